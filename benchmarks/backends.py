@@ -40,9 +40,9 @@ from tidegate.state.common.options import StateBackendOptions
 from tidegate.storage.checkpoints.metadata import NativeState
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex
+from tidegate.storage.state.backend_files import write_native
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot
 from tidegate.storage.state.state_file import write_state
-from tidegate.storage.subtasks.backend_files import write_native
 
 BATCH_ROWS = 65_536
 MAX_PARALLELISM = 128

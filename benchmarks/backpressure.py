@@ -30,9 +30,9 @@ from rich.console import Console
 from rich.table import Table
 
 import tidegate as tg
-from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointRecord, VertexStatistics
+from tidegate.actors.coordinator.checkpoint_statistics import CheckpointRecord, VertexStatistics
 from tidegate.actors.ray.ray_runtime import RayJob, RayRuntime
-from tidegate.actors.task.channels.output_gate import BufferLimits
+from tidegate.actors.task.output_gate import BufferLimits
 from tidegate.storage.clock import now_ms
 from tidegate.storage.units import parse_duration_ms
 
@@ -175,7 +175,7 @@ class _Running:
         options = tg.DataPlaneOptions(limits or BufferLimits(), source_rows_max=arguments.batch_rows)
         env = tg.StreamEnvironment(self._runtime, PARALLELISM, options=options)
         rows = env.from_source(source, name=SOURCE, uid=SOURCE)
-        slowed = rows.key_by("key")._by_key().map_batches(slow, schema=SUMS, name=SLOW, uid=SLOW)
+        slowed = rows._by_keys(("key",)).map_batches(slow, schema=SUMS, name=SLOW, uid=SLOW)
         self.table = slowed.to_table(str(folder / "table"), uid="table")
         submission = env.plan(
             name,

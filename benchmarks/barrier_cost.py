@@ -19,15 +19,15 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from tidegate.actors.graph.stream_graph import StreamNode, translate
-from tidegate.actors.task.channels.output_gate import BufferLimits
-from tidegate.actors.task.messages import events as ev
-from tidegate.actors.task.messages import instructions as do
-from tidegate.actors.task.pipeline.task_descriptor import describe_task
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as do
+from tidegate.actors.task.output_gate import BufferLimits
+from tidegate.actors.task.task_descriptor import describe_task
 from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.connectors.memory_source import MemorySource
 from tidegate.operators.operator import Emit, Operator
+from tidegate.protocol.edges import Partitioning, PartitioningKind
 from tidegate.protocol.identity import TaskId
-from tidegate.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.protocol.stream_elements import Alignment, Barrier, BarrierOptions
 from tidegate.storage.ids import AttemptNumber, CheckpointId, OperatorUid, SubtaskIndex, VertexId
 

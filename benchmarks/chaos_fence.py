@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from chaos_job import Plan
 
 from tidegate.actors.coordinator.coordinator_machine import CoordinatorMachine
-from tidegate.actors.coordinator.messages.events import TaskFailed
-from tidegate.actors.coordinator.messages.instructions import DeployAttempt, TriggerCheckpoint
-from tidegate.actors.drivers.coordinator_host import replay
+from tidegate.actors.coordinator.events import TaskFailed
+from tidegate.actors.coordinator.instructions import DeployAttempt, TriggerCheckpoint
+from tidegate.actors.drivers.coordinator_driver import replay
 from tidegate.recovery import list_checkpoints
 from tidegate.recovery.event_history import EventHistory
 from tidegate.storage.checkpoints.event_log import EventLog

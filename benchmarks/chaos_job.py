@@ -219,7 +219,7 @@ def checkpoints(plan: Plan) -> tg.CheckpointConfig:
     return tg.CheckpointConfig(
         interval=plan.interval,
         storage=f"{plan.storage}/checkpoints",
-        retained=2,
+        num_retained=2,
         tolerable_failed_checkpoints=100_000,
         heartbeat_interval="1s",
         heartbeat_timeout="15s",

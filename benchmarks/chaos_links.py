@@ -27,8 +27,8 @@ from pathlib import Path
 import ray
 from chaos_cluster import CPUS_A_NODE, RAYLET, Nodes, end_of
 
-from tidegate.actors.ray.coordinator.coordinator_actor import CoordinatorProcess
-from tidegate.actors.ray.task.worker_actor import WorkerProcess
+from tidegate.actors.ray.coordinator_actor import CoordinatorProcess
+from tidegate.actors.ray.worker_actor import WorkerProcess
 
 BRIDGE, BRIDGE_ADDRESS, PREFIX_BITS = "hosts", "10.99.0.1", 16
 HOSTS_MAX = 200

@@ -34,7 +34,7 @@ from chaos_links import Hosts
 from common import ENDED
 
 import tidegate as tg
-from tidegate.actors.ray.process.stacks import state_of
+from tidegate.actors.ray.health_endpoint import state_of
 from tidegate.actors.ray.ray_runtime import RayRuntime, SlotPlacement
 from tidegate.actors.runtimes.running_job import TaskProcessInfo
 

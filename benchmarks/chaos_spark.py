@@ -32,11 +32,10 @@ from chaos_spark_jobs import EXECUTORS, STAGING_ROWS, Feeder, Jobs, Received, se
 from common import ENDED
 
 import tidegate as tg
-from tidegate.actors.ray.process.stacks import state_of
+from tidegate.actors.ray.health_endpoint import state_of
 from tidegate.spark_bridge import SparkBridgeError
-from tidegate.spark_bridge.bounded_calls import call_bounded
 from tidegate.spark_bridge.errors import SparkTimeoutError
-from tidegate.spark_bridge.spark_watch import registered_executors
+from tidegate.spark_bridge.spark_calls import call_bounded, registered_executors
 
 EXECUTOR_NAME = "raydp-executor"
 STAGES_S = 1.0

@@ -13,16 +13,22 @@ import argparse
 import sys
 import time
 
+from tidegate.actors.coordinator import events as co
+from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.coordinator.coordinator_machine import CoordinatorMachine
-from tidegate.actors.coordinator.job.job_spec import CheckpointSettings, JobEdgeInfo, JobSpec
-from tidegate.actors.coordinator.messages import events as co
-from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.coordinator.job_spec import CheckpointSettings, JobEdgeInfo, JobSpec
 from tidegate.protocol.identity import TaskId
-from tidegate.protocol.snapshot_metrics import SnapshotMetrics
+from tidegate.protocol.task_reports import SnapshotMetrics
 from tidegate.recovery import RestartStrategy
 from tidegate.storage.checkpoints.event_log import LogEntry
-from tidegate.storage.checkpoints.metadata import OperatorInfo, SectionRef, StateHandle, StateKind, SubtaskState
-from tidegate.storage.checkpoints.metadata_file import encode_metadata
+from tidegate.storage.checkpoints.metadata import (
+    OperatorInfo,
+    SectionRef,
+    StateHandle,
+    StateKind,
+    SubtaskState,
+    encode_metadata,
+)
 from tidegate.storage.codec import encode
 from tidegate.storage.ids import AttemptNumber, Generation, JobId, OperatorUid, SubtaskIndex, VertexId
 

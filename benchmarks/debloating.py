@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 import tidegate as tg
-from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointRecord
+from tidegate.actors.coordinator.checkpoint_statistics import CheckpointRecord
 from tidegate.actors.local.local_runtime import LocalRuntime
 from tidegate.actors.ray.ray_runtime import RayRuntime
 

@@ -32,7 +32,7 @@ from rich.table import Table
 
 import tidegate as tg
 from tidegate.actors.ray.ray_runtime import RayRuntime
-from tidegate.actors.task.channels.output_gate import BufferLimits
+from tidegate.actors.task.output_gate import BufferLimits
 
 MODES = ("exactly_once", "at_least_once")
 INTERVAL = "200ms"
@@ -75,7 +75,7 @@ def one_run(mode: str, number: int, arguments: argparse.Namespace, folder: Path)
     env = tg.StreamEnvironment(runtime, PARALLELISM, options=options)
     rows = env.from_source(source, name=SOURCE, uid=SOURCE)
     slow = Slow(PARALLELISM / arguments.rows_a_second)
-    passed = rows.key_by("key")._by_key().map_batches(slow, schema=source.schema, name="slow", uid="slow")
+    passed = rows._by_keys(("key",)).map_batches(slow, schema=source.schema, name="slow", uid="slow")
     table = passed.to_table(str(folder / "rows"), uid="rows-table")
     counted = passed.key_by("key").aggregate(emit="final", name="counts", uid="counts", n=tg.count())
     counts = counted.to_table(str(folder / "counts"), uid="counts-table")

@@ -27,11 +27,10 @@ from rich.console import Console
 from rich.table import Table
 from slices import cpu_by_kind
 
-from tidegate.actors.ray.exchange.connections import Connections
-from tidegate.actors.ray.exchange.messages import Head
-from tidegate.actors.ray.exchange.peer_links import PeerLink, PeerLinks, Way
-from tidegate.actors.ray.process.orders import Peer
-from tidegate.actors.task.messages.instructions import SendFrame
+from tidegate.actors.ray.framed_connections import Connections
+from tidegate.actors.ray.peer_connections import Head, PeerConnection, PeerConnections, Way
+from tidegate.actors.ray.task_deployment import Peer
+from tidegate.actors.task.instructions import SendFrame
 from tidegate.protocol.identity import ChannelId
 from tidegate.protocol.stream_elements import Barrier, Element
 from tidegate.storage.ids import AttemptNumber, CheckpointId, SubtaskIndex
@@ -55,7 +54,7 @@ class End:
         self.all_came = threading.Condition()
         threading.Thread(target=self._mailbox, daemon=True).start()
         self.open = threading.Event()
-        self.links = PeerLinks(name, "node", MEMORY_BYTES, self)
+        self.links = PeerConnections(name, "node", MEMORY_BYTES, self)
         connections = Connections(b"secret", name, self.links.came, lambda error: None)
         self.links.use(connections)
         self.name, self.address = name, connections.listen()
@@ -88,7 +87,7 @@ class End:
         """The link is open."""
         self.open.set()
 
-    def broke(self, link: PeerLink, reason: str) -> None:
+    def broke(self, link: PeerConnection, reason: str) -> None:
         """The other actor has ended."""
 
     def peer(self) -> Peer:

@@ -35,7 +35,7 @@ from rich.table import Table
 
 import tidegate as tg
 from tidegate import recovery
-from tidegate.actors.coordinator.messages.events import TaskFinished
+from tidegate.actors.coordinator.events import TaskFinished
 from tidegate.actors.ray.ray_runtime import RayRuntime
 
 FIRST, SECOND = "first", "second"
@@ -124,7 +124,7 @@ class Show:
                 interval=self.arguments.interval,
                 storage=str(self.folder / "checkpoints"),
                 savepoints=str(self.folder / "savepoints"),
-                retained=1_000,
+                num_retained=1_000,
             ),
             restart=tg.RestartStrategy.fixed_delay(attempts=3, delay=0),
             restore=restore,

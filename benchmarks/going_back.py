@@ -32,11 +32,11 @@ from common import describe_machine
 from rich.console import Console
 from rich.table import Table
 
-from tidegate.actors.coordinator.job.job_spec import RestorePoint
+from tidegate.actors.coordinator.job_spec import RestorePoint
 from tidegate.actors.drivers.job_context import JobContext
 from tidegate.actors.drivers.task_effects import TaskEffects
-from tidegate.actors.task.messages import events as ev
-from tidegate.actors.task.pipeline.operator_chain import OperatorChain
+from tidegate.actors.task import events as ev
+from tidegate.actors.task.operator_chain import OperatorChain
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import AttemptNumber, CheckpointId
 

@@ -34,8 +34,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "suppo
 from kafka_server import KafkaServer, run_kafka
 
 from tidegate.connectors.kafka.client import client_settings
-from tidegate.connectors.kafka.kafka_source import KafkaSource
 from tidegate.connectors.kafka.records import RecordFormat
+from tidegate.connectors.kafka.source import KafkaSource
 
 TOPIC, PARTITIONS = "records", 4
 CONSUMED = 10_000

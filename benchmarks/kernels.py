@@ -32,7 +32,7 @@ import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
-from tidegate.actors.task.pipeline.partitioners import HashPartitioner
+from tidegate.actors.task.emitter import HashPartitioner
 from tidegate.operators.aggregates import aggregate as aggregates
 from tidegate.operators.aggregates.keyed_aggregate import KeyedAggregate
 from tidegate.operators.operator import OperatorContext

@@ -29,11 +29,10 @@ import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
-from tidegate.actors.task.pipeline.partitioners import CombiningPartitioner, HashPartitioner, Partitioner
+from tidegate.actors.task.emitter import CombiningPartitioner, HashPartitioner, Partitioner
 from tidegate.operators.aggregates import aggregate as tg
 from tidegate.operators.aggregates.keyed_aggregate import KeyedAggregate
-from tidegate.operators.local_aggregation.combining_rule import CombiningMode
-from tidegate.operators.local_aggregation.local_aggregation import LocalAggregation
+from tidegate.operators.local_aggregation import CombiningMode, LocalAggregation
 from tidegate.operators.operator import Operator, OperatorContext
 from tidegate.operators.windows.sliced_windows import SlicedWindows
 from tidegate.operators.windows.window_specs import Tumbling

@@ -22,9 +22,9 @@ from pathlib import Path
 import pyarrow as pa
 
 import tidegate as tg
-from tidegate.actors.coordinator.messages import events as co
+from tidegate.actors.coordinator import events as co
 from tidegate.actors.drivers.job_context import DataPlaneOptions
-from tidegate.actors.task.channels.output_gate import BufferLimits
+from tidegate.actors.task.output_gate import BufferLimits
 from tidegate.connectors.source import ReadResult, SourceReader, SourceSplit
 from tidegate.recovery import RestartStrategy
 from tidegate.testing import Faults
@@ -106,7 +106,11 @@ def main() -> int:
 
 def _setting() -> JobSetting:
     checkpoints = tg.CheckpointConfig(
-        interval=INTERVAL_MS, timeout=3_000, tolerable_failed_checkpoints=1_000_000, storage=STORAGE, retained=RETAINED
+        interval=INTERVAL_MS,
+        timeout=3_000,
+        tolerable_failed_checkpoints=1_000_000,
+        storage=STORAGE,
+        num_retained=RETAINED,
     )
     return JobSetting(
         _build,

@@ -31,12 +31,11 @@ from rich.console import Console
 from slices import ROWS_MAX, Board, SeenRows, Turn, processor_time, report, running, take_turns
 
 import tidegate as tg
-from tidegate.actors.drivers.task_host import TaskHost
-from tidegate.actors.drivers.work_times import WorkTimes
+from tidegate.actors.drivers.task_driver import TaskDriver, WorkTimes
 from tidegate.actors.ray.metrics import TaskMetrics
 from tidegate.actors.ray.ray_runtime import RayRuntime
-from tidegate.actors.ray.task.row_counts import RowCounts
-from tidegate.actors.runtimes.vertex_metrics import SubtaskMetrics
+from tidegate.actors.ray.worker_actor import ProgressReports
+from tidegate.actors.runtimes.task_metrics import SubtaskMetrics
 from tidegate.operators.user_metrics import UserMetric
 from tidegate.storage.ids import OperatorUid
 
@@ -48,7 +47,7 @@ EVENTS = 2_000
 PUBLISHED, COUNTED = 500, 200_000
 COST_MAX = 0.01
 WITHOUT, WITH = 0, 1
-MEASURED = ((TaskHost, "look"), (WorkTimes, "worked"), (RowCounts, "_measured"))
+MEASURED = ((TaskDriver, "look"), (WorkTimes, "worked"), (ProgressReports, "_measured"))
 # Processes of the job cannot import these modules.
 for module in (common, slices, sys.modules[__name__]):
     cloudpickle.register_pickle_by_value(module)

@@ -25,7 +25,7 @@ from ray import cloudpickle
 from rich.console import Console
 
 import tidegate as tg
-from tidegate.operators.local_aggregation.combining_rule import CombiningMode
+from tidegate.operators.local_aggregation import CombiningMode
 
 TIMEOUT_S = 900.0
 LOOKS_MIN = 5

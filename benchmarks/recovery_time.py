@@ -21,7 +21,7 @@ one that stops when keyed rows flow. The cases:
     local     columnar backend, one spare process, local copies, 2 GB for survivors
     warm      the same, and a spare process for each keyed task that holds its state (`standbys="warm"`): the kill waits
               until it has read the new checkpoint, a whole one where most rows have changed
-    reading   as local, but survivors read too (`undo_memory=0`)
+    reading   as local, but survivors read too (`rewind_memory=0`)
     no-spare  as local, without a spare process
     s3        one spare process, no local copies, state on a real S3 server (SeaweedFS on this machine)
     rocksdb   RocksDB's own files, one spare process, local copies
@@ -51,10 +51,10 @@ from rich.console import Console
 from rich.table import Table
 
 import tidegate as tg
-from tidegate.actors.drivers.process_settings import Standbys
-from tidegate.actors.ray.process.calls import NAMESPACE
-from tidegate.actors.ray.process.orders import Held
+from tidegate.actors.drivers.job_context import Standbys
+from tidegate.actors.ray.actor_calls import NAMESPACE
 from tidegate.actors.ray.ray_runtime import RayJob, RayRuntime
+from tidegate.actors.ray.task_deployment import ProcessStatus
 from tidegate.storage.clock import now_ms
 
 SOURCE, TOTALS = "rows", "totals"
@@ -94,7 +94,7 @@ class Case:
     copies: bool = False
     s3: bool = False
     backend: Literal["columnar", "rocksdb"] = "columnar"
-    undo_memory: int = 256 * 1024 * 1024
+    rewind_memory: int = 256 * 1024 * 1024
 
 
 CASES = {
@@ -102,9 +102,9 @@ CASES = {
     for case in (
         # Nearly every row changes between two checkpoints: with less memory survivors would read. While the next one is
         # being written they do so with any.
-        Case("local", copies=True, undo_memory=2 * 1024**3),
-        Case("warm", standbys="warm", copies=True, undo_memory=2 * 1024**3),
-        Case("reading", copies=True, undo_memory=0),
+        Case("local", copies=True, rewind_memory=2 * 1024**3),
+        Case("warm", standbys="warm", copies=True, rewind_memory=2 * 1024**3),
+        Case("reading", copies=True, rewind_memory=0),
         Case("no-spare", standbys=0, copies=True),
         Case("s3", s3=True),
         Case("rocksdb", copies=True, backend="rocksdb"),
@@ -173,7 +173,7 @@ class Measurement:
         prefix = f"{self._job.name}/standby#"
         names = [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)]
         asked = [ray.get_actor(name, NAMESPACE).held.remote() for name in names if name.startswith(prefix)]
-        answers: list[Held] = ray.get(asked)
+        answers: list[ProcessStatus] = ray.get(asked)
         held = [number or 0 for one in answers if not one.tasks for number in one.follows.values()]
         return min(held) if len(held) == PARALLELISM else 0
 
@@ -244,7 +244,7 @@ def measure(case: Case, arguments: argparse.Namespace, logs: Path, console: Cons
             timeout="10min",
             storage=f"s3://{_SEAWEED.BUCKET}/{name}" if case.s3 else str(folder / "checkpoints"),
             backend=case.backend,
-            undo_memory=case.undo_memory,
+            rewind_memory=case.rewind_memory,
             incremental=large and case.backend == "columnar",
             **copies,
         ),

@@ -46,28 +46,31 @@ from rich.console import Console
 from rich.table import Table
 
 import tidegate as tg
-from tidegate.actors.coordinator.job.job_spec import RestorePoint
+from tidegate.actors.coordinator.job_spec import RestorePoint
 from tidegate.actors.drivers.job_context import DataPlaneOptions, JobContext
-from tidegate.actors.drivers.snapshot_writer import write_snapshot
-from tidegate.actors.drivers.state_stores import StateStores
-from tidegate.actors.drivers.task_effects import TaskEffects
+from tidegate.actors.drivers.task_effects import StateStores, TaskEffects, write_snapshot
 from tidegate.actors.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorSpec, SourceSpec
-from tidegate.actors.task.incremental.lineage import Lineage
-from tidegate.actors.task.messages import events as ev
-from tidegate.actors.task.messages import instructions as do
-from tidegate.actors.task.pipeline.operator_chain import OperatorChain
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as do
+from tidegate.actors.task.incremental_base import IncrementalBase
+from tidegate.actors.task.operator_chain import OperatorChain
 from tidegate.connectors.memory_source import MemorySource
 from tidegate.operators.aggregates.keyed_aggregate import KeyedAggregate
+from tidegate.protocol.edges import Partitioning, PartitioningKind
 from tidegate.protocol.identity import TaskId
-from tidegate.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.state.common.options import StateBackendOptions
 from tidegate.state.kernels.hashing import hash_columns
 from tidegate.state.key_index.key_index import KeyIndex
-from tidegate.storage.checkpoints.metadata import METADATA_VERSION, CheckpointMetadata, SubtaskState
-from tidegate.storage.checkpoints.metadata_file import create_metadata, read_metadata
-from tidegate.storage.copies.node_folder import PrivateFolder
+from tidegate.storage.checkpoints.metadata import (
+    METADATA_VERSION,
+    CheckpointMetadata,
+    SubtaskState,
+    create_metadata,
+    read_metadata,
+)
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
+from tidegate.storage.local_copies import PrivateFolder
 from tidegate.storage.state.snapshot import Cut
 
 SUMS = 11
@@ -195,7 +198,7 @@ def build(context: JobContext, keys: int, arguments: argparse.Namespace) -> None
         checkpoint_id = CheckpointId(number)
         for batch in batches(keys, 1 if number == 1 else CHANGED_SHARE, arguments.key):
             chain.process(batch)
-        base = None if part is None else Lineage.of(CheckpointId(number - 1), part)
+        base = None if part is None else IncrementalBase.of(CheckpointId(number - 1), part)
         cut = Cut(checkpoint_id, None if base is None else base.checkpoint_id)
         persist = do.PersistSnapshot(checkpoint_id, tuple(chain.snapshot(cut)), (), (), base)
         written = write_snapshot(stores.to_write(checkpoint_id), context, TASK, persist)

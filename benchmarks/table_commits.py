@@ -30,10 +30,10 @@ from rich.table import Table
 from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.files.file_system_store import FileSystemStore
 from tidegate.storage.ids import CheckpointId, JobId
-from tidegate.storage.tables.compaction.compaction_plan import FAN_IN
-from tidegate.storage.tables.compaction.running_vacuum import LOOKS_A_HISTORY
-from tidegate.storage.tables.log.log_vacuum import Retention
-from tidegate.storage.tables.table_log import TableInfo, TableLog
+from tidegate.storage.tables.log.vacuum import Retention
+from tidegate.storage.tables.maintenance import FAN_IN, LOOKS_A_HISTORY
+from tidegate.storage.tables.table_info import TableInfo
+from tidegate.storage.tables.table_log import TableLog
 
 JOB, NEXT_JOB = JobId("commits-00000001"), JobId("commits-00000002")
 INFO = TableInfo.of(pa.schema([("key", pa.int64()), ("total", pa.float64())]), "append")

@@ -34,7 +34,7 @@ from pyspark.sql import functions as F
 from rich.console import Console
 
 import tidegate as tg
-from tidegate.spark_bridge.session.java import ensure_java
+from tidegate.spark_bridge.java import ensure_java
 
 SCHEMA = pa.schema([("part", pa.int64()), ("id", pa.int64())])
 WRITTEN = pa.schema([*SCHEMA, ("half", pa.int64())])

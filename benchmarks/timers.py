@@ -30,8 +30,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tidegate.state.columnar.columnar_backend import ColumnarBackend
+from tidegate.state.common.backend import KeyedTimers
 from tidegate.state.common.options import BackendPlace
-from tidegate.state.common.timers import KeyedTimers
 from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
 from tidegate.storage.ids import CheckpointId, OperatorUid
 from tidegate.storage.state.snapshot import Cut

@@ -10,8 +10,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from tidegate.actors.runtimes.metrics import registry as m
-from tidegate.actors.runtimes.metrics.registry import Kind, Metric
+from tidegate.actors.runtimes import metric_registry as m
+from tidegate.actors.runtimes.metric_registry import Kind, Metric
 
 COLUMNS = 24
 ROW_HEIGHT, STAT_HEIGHT, GRAPH_HEIGHT = 1, 4, 8

@@ -131,8 +131,12 @@ def _fields(kind: type) -> Iterator[tuple[str, str, str | None]]:
             doc = _string(following)
             if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name):
                 name, shown = line.target.id, ast.unparse(line.annotation)
-                if line.value is not None:
-                    shown += f" = {ast.unparse(line.value)}"
+                value = line.value
+                if isinstance(value, ast.Call) and ast.unparse(value.func) == "setting":
+                    declared = {each.arg: each.value for each in value.keywords}
+                    value, doc = declared["default"], str(ast.literal_eval(declared["doc"]))
+                if value is not None:
+                    shown += f" = {ast.unparse(value)}"
             elif isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name) and doc is not None:
                 name, shown = line.targets[0].id, ast.unparse(line.value)
             else:

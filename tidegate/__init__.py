@@ -18,17 +18,16 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from tidegate.actors.drivers.job_context import DataPlaneOptions
     from tidegate.actors.runtimes.running_job import JobProgress
+    from tidegate.api.config.checkpoint_config import CheckpointConfig
     from tidegate.api.config.config_file import load_config
-    from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
     from tidegate.api.environment import StreamEnvironment
     from tidegate.api.streams.connected_streams import ConnectedStreams
     from tidegate.api.streams.stream import KeyedStream, Stream
     from tidegate.api.streams.windowed_stream import WindowedStream
     from tidegate.api.submission.job import Job
-    from tidegate.api.submission.restore_report import RestoreReport
+    from tidegate.api.submission.restoring import RestoreReport
     from tidegate.api.tables.output_tables import CollectedRows, OutputTable, open_table
-    from tidegate.connectors.master_hooks import MasterHook
-    from tidegate.connectors.source import ReadResult, Source, SourceReader, SourceSplit
+    from tidegate.connectors.source import MasterHook, ReadResult, Source, SourceReader, SourceSplit
     from tidegate.operators.aggregates.aggregate import (
         Aggregate,
         arg_max,
@@ -82,8 +81,8 @@ if TYPE_CHECKING:
         ProcessWindowFunction,
     )
     from tidegate.operators.windows.window_specs import Count, Cumulating, Session, Sliding, Tumbling
-    from tidegate.protocol.errors import OperatorError
-    from tidegate.protocol.side_outputs import OutputTag
+    from tidegate.protocol.edges import OutputTag
+    from tidegate.protocol.failures import OperatorError
     from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
     from tidegate.recovery.restart_strategy import RestartStrategy
     from tidegate.storage.errors import (
@@ -110,7 +109,7 @@ else:
         "BroadcastContext": "operators.functions.process_functions",
         "BroadcastProcessFunction": "operators.functions.process_functions",
         "BroadcastState": "operators.state.operator_state",
-        "CheckpointConfig": "api.config.sections.checkpoint_config",
+        "CheckpointConfig": "api.config.checkpoint_config",
         "CheckpointError": "storage.errors",
         "CoProcessFunction": "operators.functions.process_functions",
         "CollectedRows": "api.tables.output_tables",
@@ -133,11 +132,11 @@ else:
         "MAX_WATERMARK_MS": "protocol.stream_elements",
         "MIN_WATERMARK_MS": "protocol.stream_elements",
         "MapState": "operators.state.keyed_state",
-        "MasterHook": "connectors.master_hooks",
-        "OperatorError": "protocol.errors",
+        "MasterHook": "connectors.source",
+        "OperatorError": "protocol.failures",
         "OperatorListState": "operators.state.operator_state",
         "OutputTable": "api.tables.output_tables",
-        "OutputTag": "protocol.side_outputs",
+        "OutputTag": "protocol.edges",
         "Pickled": "operators.state.state_types",
         "ProcessBatchContext": "operators.functions.process_functions",
         "ProcessContext": "operators.functions.process_functions",
@@ -147,7 +146,7 @@ else:
         "ReadResult": "connectors.source",
         "ReducingState": "operators.state.keyed_state",
         "RestartStrategy": "recovery.restart_strategy",
-        "RestoreReport": "api.submission.restore_report",
+        "RestoreReport": "api.submission.restoring",
         "Session": "operators.windows.window_specs",
         "Sink": "operators.sinks.sink",
         "SinkContext": "operators.sinks.sink",

@@ -22,7 +22,7 @@ from nexmark.measure import Measured, cpu_seconds
 from nexmark.query import WATERMARK_DELAY_MS, Query
 from nexmark.source import MODULES
 from nexmark.workload import KINDS, Workload
-from tidegate.spark_bridge.session.java import ensure_java
+from tidegate.spark_bridge.java import ensure_java
 
 SPARK = "Spark"
 

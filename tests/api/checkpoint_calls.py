@@ -97,7 +97,7 @@ def running(folder: Path, calls: Callable[[pa.Table, int], object], *gates: int,
     """The program over 40 rows, with a checkpoint at each gate but the last."""
     with opening(GatedSource(ROWS, gates=gates)) as source, local(1) as env:
         calling(env, source, calls, **options)
-        job = env.execute("calls", checkpoints=config(folder, retained=9), restart=NO_RESTART)
+        job = env.execute("calls", checkpoints=config(folder, num_retained=9), restart=NO_RESTART)
         try:
             yield Running(env, source, job, [checkpoint_at(source, job, gate) for gate in gates[:-1]])
         except BaseException:
@@ -138,6 +138,6 @@ def resumed(folder: Path, calls: Calls, restore: str = "latest") -> tg.Job:
     """The same program again, to its end."""
     with local(1) as env:
         calling(env, GatedSource(ROWS), calls)
-        job = env.execute("calls", checkpoints=config(folder, retained=9), restart=NO_RESTART, restore=restore)
+        job = env.execute("calls", checkpoints=config(folder, num_retained=9), restart=NO_RESTART, restore=restore)
         assert job.wait("4min") == "finished"
     return job

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tidegate.actors.drivers import coordinator_host
+from tidegate.actors.drivers import coordinator_driver
 
 if TYPE_CHECKING:
     from fake_queries import Streaming
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def logged_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A coordinator logs soon what nothing follows from: tests wait for it, and it would wait a second for others."""
-    monkeypatch.setattr(coordinator_host, "HOLD_MS", 10)
+    monkeypatch.setattr(coordinator_driver, "HOLD_MS", 10)
 
 
 @pytest.fixture

@@ -20,11 +20,10 @@ from staged_values import stage_values
 from waiting import until
 
 import tidegate as tg
-from tidegate.spark_bridge.dataframes.manifest import StagedFile
+from tidegate.spark_bridge.dataframes.parquet_source import StagedFile
 from tidegate.spark_bridge.streams import stream_feed
-from tidegate.spark_bridge.streams.batch_log import BatchLog
-from tidegate.spark_bridge.streams.log_place import log_at
-from tidegate.spark_bridge.streams.streaming_query import MicroBatch
+from tidegate.spark_bridge.streams.batch_log import BatchLog, log_at
+from tidegate.spark_bridge.streams.stream_feed import MicroBatch
 from tidegate.storage.files.store import Store
 
 SETTINGS = {"interval": "20ms"}

@@ -78,7 +78,7 @@ def test_a_key_takes_the_place_of_its_column() -> None:
     env = local()
     stream = env.from_batches(_batches()).key_by(pl.col("k") % 2)
     for aggregate in (tg.sum("k"), tg.count().where(pl.col("k") > 0)):
-        with pytest.raises(tg.ConfigurationError, match="would read the key that key_by has put in the place of"):
+        with pytest.raises(tg.ConfigurationError, match="would read the key with which key_by has replaced"):
             stream.aggregate(n=aggregate)
     expected = _FRAME.group_by(pl.col("k") % 2).agg(n=pl.len().cast(pl.Int64))
     assert same_rows(_result(stream.aggregate(n=tg.count(), emit="final"), env), expected.to_dicts(), "k")
@@ -227,11 +227,14 @@ def test_a_time_to_live_is_refused_where_keys_would_be_missed() -> None:
     changing = keyed.aggregate(n=tg.count(), emit="changes").key_by("n")
     for call, said in (
         (lambda: keyed.aggregate(n=tg.count(), ttl="1h"), "the stream has none: call assign_timestamps"),
-        (lambda: timed.aggregate(n=tg.count(), ttl="1h", emit="changes"), 'ttl= goes with emit="update"'),
-        (lambda: timed.aggregate(n=tg.count(), ttl="1h", emit="final"), 'ttl= goes with emit="update"'),
-        (lambda: changing.aggregate(n=tg.count(), ttl="1h", ttl_time="processing"), "ttl= cannot follow changes"),
+        (lambda: timed.aggregate(n=tg.count(), ttl="1h", emit="changes"), 'ttl= needs emit="update"'),
+        (lambda: timed.aggregate(n=tg.count(), ttl="1h", emit="final"), 'ttl= needs emit="update"'),
+        (
+            lambda: changing.aggregate(n=tg.count(), ttl="1h", ttl_time="processing"),
+            "ttl= is not supported behind changes",
+        ),
         (lambda: keyed.aggregate(n=tg.count(), ttl="1h", ttl_time="wall"), '"event" or "processing", not \'wall\''),
     ):
         with pytest.raises(tg.ConfigurationError, match=said):
             call()
-    assert timed.aggregate(n=tg.count(), ttl="1h")._updating is not None
+    assert timed.aggregate(n=tg.count(), ttl="1h")._changelog is not None

@@ -133,7 +133,7 @@ def test_what_cannot_have_a_result_for_each_row_is_refused() -> None:
     calls: tuple[tuple[Callable[[], Any], str], ...] = (
         (
             lambda: changes.key_by("k").aggregate(n=tg.count(), emit="each"),
-            "would change with a row that is taken back",
+            "would change earlier results",
         ),
         (lambda: updates.key_by("k").aggregate(n=tg.count(), emit="each"), "cannot follow .* which emits updates"),
         (

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import tidegate as tg
-from tidegate.api.submission.captured_objects import check_captures
+from tidegate.api.submission.program_checks import check_captures
 
 _X = pa.schema({"x": pa.int64()})
 

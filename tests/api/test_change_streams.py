@@ -223,7 +223,7 @@ def test_changes_that_may_come_twice_are_refused(tmp_path: Path, make: Steps, ma
     """At submission, with the step, who makes the changes, the setting, and what to do."""
     with local() as env:
         make(env, str(tmp_path / "t"))
-        said = rf"\(uid 'on'\) takes rows back that .*{maker}.* mode \(\S+\) is 'at_least_once'.*\"exactly_once\""
+        said = rf"\(uid 'on'\) retracts rows of .*{maker}.* mode \(\S+\) is 'at_least_once'.*\"exactly_once\""
         with pytest.raises(tg.ConfigurationError, match=said):
             finish(env, tmp_path / "checkpoints", settings={"mode": "at_least_once"})
     assert not (tmp_path / "t").exists()

@@ -203,7 +203,7 @@ REFUSED: list[tuple[Step, Step, str]] = [
     (_rules(pa.string()), _rules(pa.int64()), "string cannot become int64"),
     (_rules(pa.string()), _rules(pa.string(), pa.string()), "int64 cannot become string"),
     (_window(pa.int64()), _window(pa.string()), "int64 cannot become string"),
-    (_window(pa.int64(), _TimedWindow), _window(pa.int64()), "the function has no method on_timer any more"),
+    (_window(pa.int64(), _TimedWindow), _window(pa.int64()), "the function no longer has a method on_timer"),
 ]
 """An old program, a new one, and what the error says, whatever the user agrees to drop."""
 

@@ -86,7 +86,7 @@ class Program:
             storage=self.folder / "ckpt",
             backend=backend,
             changelog=changelog,
-            inline_bytes=0,
+            inline_threshold=0,
             **({"backend_directory": self.folder / "work"} if backend == "rocksdb" else {}),
         )
 

@@ -236,11 +236,11 @@ def test_what_cannot_be_joined_is_refused(tmp_path: Path) -> None:
         changes = bids.key_by("auction").aggregate(n=tg.count(), emit="changes")
         refused: list[tuple[Any, str]] = [
             (lambda: bids.join(auctions, on=[("auction", "id")], how="semi"), "without a window is one of"),
-            (lambda: bids.join(auctions, on="t", window=tg.Tumbling("1s"), ttl="1s"), "leave ttl= out"),
+            (lambda: bids.join(auctions, on="t", window=tg.Tumbling("1s"), ttl="1s"), "remove ttl= or window="),
             (lambda: updates.join(auctions, on=[("auction", "id")]), "emits updates"),
             (lambda: bids.join(env.from_batches(AUCTIONS), on=[("auction", "id")], ttl="1d"), "has no event time"),
             (lambda: bids.join_asof(auctions, on=[("auction", "id")], by="price"), "name it with assign_timestamps"),
-            (lambda: bids.join_asof(auctions, on=[("auction", "id")], how="full"), "inner or left"),
+            (lambda: bids.join_asof(auctions, on=[("auction", "id")], how="full"), 'must be "inner" or "left"'),
             (lambda: bids.join_latest(auctions, on=[("auction", "id")], emit="final"), '"complete" or "always"'),
             (lambda: updates.join_latest(auctions, on=[("auction", "id")]), "emits updates"),
             (lambda: auctions.join_latest(changes, on=[("id", "auction")]), "emits changes"),

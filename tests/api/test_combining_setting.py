@@ -12,7 +12,7 @@ import pytest
 
 import tidegate as tg
 from tidegate.api.config.config_file import load_config
-from tidegate.operators.aggregates.aggregate_state import COMBINED
+from tidegate.operators.combined_rows import COMBINED
 
 ROWS = pa.table({"k": [1, 2, 1, 1], "t": [1, 2, 3, 11], "x": [1, 2, 3, 4], "f": [0.5, 1.5, 2.5, 3.5]})
 Stream = tg.Stream

@@ -11,7 +11,7 @@ from local_jobs import NO_RESTART, GatedSource, config, finish, local, opening, 
 from waiting import until
 
 import tidegate as tg
-from tidegate.api.tables import compacted_tables
+from tidegate.api.tables import output_tables
 from tidegate.storage.errors import FencedError
 from tidegate.storage.ids import JobId
 
@@ -43,7 +43,7 @@ def test_readers_see_the_same_rows_in_fewer_files(tmp_path: Path) -> None:
     assert rows(table.to_arrow()) == rows(before) == rows(table.to_arrow(as_of=newest))
     assert rows(table.to_arrow(filters=[("k", "=", 1)])) == [row for row in rows(before) if row[0] == 1]
     entries = len(table.log.entries())
-    assert table.compact() == compacted_tables.TableCompaction(6, 6)
+    assert table.compact() == output_tables.TableCompaction(6, 6)
     assert len(table.log.entries()) == entries
 
 
@@ -73,24 +73,24 @@ def test_what_was_written_in_vain_is_deleted(tmp_path: Path, monkeypatch: pytest
     """By a compaction that a job has overtaken; and by the next one, where it was killed."""
     table = written(tmp_path, list(range(12)))
     there = data_files(tmp_path)
-    write = compacted_tables.rewritten
+    write = output_tables.rewritten
 
     def overtaken(*args: object, **options: object) -> object:
         files = write(*args, **options)  # type: ignore[arg-type]
         table.log.claim(JobId("b-1"), None, "append")
         return files
 
-    monkeypatch.setattr(compacted_tables, "rewritten", overtaken)
+    monkeypatch.setattr(output_tables, "rewritten", overtaken)
     with pytest.raises(FencedError, match="is owned by 'b-1'"):
         table.compact()
     assert data_files(tmp_path) == there
 
     def killed(*args: object, **options: object) -> object:
         write(*args, **options)  # type: ignore[arg-type]
-        monkeypatch.setattr(compacted_tables, "delete_unreferenced", lambda *_: 0)
+        monkeypatch.setattr(output_tables, "delete_unreferenced", lambda *_: 0)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(compacted_tables, "rewritten", killed)
+    monkeypatch.setattr(output_tables, "rewritten", killed)
     with pytest.raises(KeyboardInterrupt):
         table.compact()
     assert data_files(tmp_path) > there

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from config_keys import GIVEN, KEYS, NEEDS
 
+from tidegate.api.config.checkpoint_config import CheckpointConfig
 from tidegate.api.config.config_file import load_config
-from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
 from tidegate.storage.errors import ConfigurationError
 
 
@@ -28,9 +28,9 @@ def test_defaults() -> None:
         "aligned_timeout": 0,
         "tolerable_failed_checkpoints": 0,
         "storage_outage": 600_000,
-        "retained": 1,
+        "num_retained": 1,
         "retention": "retain_on_cancellation",
-        "inline_bytes": 20 * 1024,
+        "inline_threshold": 20 * 1024,
         "ignore_in_flight_of": None,
         "history": 10,
         "keep_events": False,
@@ -44,12 +44,12 @@ def test_defaults() -> None:
         "rocksdb_write_buffer": None,
         "rocksdb_block_size": 8 * 1024,
         "rocksdb_open_files": 512,
-        "undo_memory": 256 * 1024 * 1024,
+        "rewind_memory": 256 * 1024 * 1024,
         "backend_directory": None,
         "local_copies": False,
         "local_directory": None,
         "checkpoint_storage": "filesystem",
-        "state_size": 5 * 1024 * 1024,
+        "max_state_size": 5 * 1024 * 1024,
         "debloat": True,
         "debloat_target": 1_000,
         "failover": "region",
@@ -57,7 +57,7 @@ def test_defaults() -> None:
         "heartbeat_interval": 10_000,
         "heartbeat_timeout": 50_000,
         "call_timeout": None,
-        "adoption_timeout": 60_000,
+        "takeover_timeout": 60_000,
         "deploy_timeout": 600_000,
         "standbys": None,
         "slot_request_timeout": 300_000,
@@ -85,8 +85,8 @@ def test_the_tables_of_the_tests_know_every_setting() -> None:
 
 def test_units() -> None:
     """Durations become milliseconds and sizes bytes, from strings, timedeltas and numbers."""
-    config = CheckpointConfig(interval="1s", timeout=timedelta(minutes=2), min_pause=250, inline_bytes="64kb")
-    assert (config.interval, config.timeout, config.min_pause, config.inline_bytes) == (1_000, 120_000, 250, 65_536)
+    config = CheckpointConfig(interval="1s", timeout=timedelta(minutes=2), min_pause=250, inline_threshold="64kb")
+    assert (config.interval, config.timeout, config.min_pause, config.inline_threshold) == (1_000, 120_000, 250, 65_536)
 
 
 @pytest.mark.parametrize(("interval", "expected_ms"), [(None, None), (0, None), ("9ms", None), ("10ms", 10), (11, 11)])
@@ -118,8 +118,8 @@ def test_min_pause_may_exceed_interval() -> None:
         ("tolerable_failed_checkpoints", -1),
         ("tolerable_failed_checkpoints", "2"),
         ("tolerable_failed_checkpoints", True),
-        ("retained", 0),
-        ("retained", 1.5),
+        ("num_retained", 0),
+        ("num_retained", 1.5),
         ("retention", "retain_on_failure"),
         ("retention", False),
         ("failover", "none"),
@@ -128,7 +128,7 @@ def test_min_pause_may_exceed_interval() -> None:
         ("storage", ""),
         ("storage", 7),
         ("savepoints", ""),
-        ("inline_bytes", "20 parsecs"),
+        ("inline_threshold", "20 parsecs"),
         ("ignore_in_flight_of", 0),
         ("ignore_in_flight_of", "chk-3"),
         ("history", -1),
@@ -143,13 +143,13 @@ def test_min_pause_may_exceed_interval() -> None:
         ("rocksdb_write_buffer", 0),
         ("rocksdb_block_size", "much"),
         ("rocksdb_open_files", -1),
-        ("undo_memory", -1),
+        ("rewind_memory", -1),
         ("backend_directory", ""),
         ("local_copies", "here"),
         ("local_directory", 3),
         ("checkpoint_storage", "tape"),
-        ("state_size", 0),
-        ("state_size", "65mb"),
+        ("max_state_size", 0),
+        ("max_state_size", "65mb"),
         ("debloat", "off"),
         ("debloat_target", "9ms"),
         ("debloat_target", 0),
@@ -179,8 +179,8 @@ def test_wrong_value_is_refused_by_every_name(name: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "advice"),
     [
-        ("backend", "FORST", "'FORST' is not available; .*'columnar'.*'rocksdb'"),
-        ("backend", "abacus", "none of 'columnar', 'hashmap', 'rocksdb'"),
+        ("backend", "FORST", "'FORST' is none of .*; there is no ForSt backend; write 'columnar'.*'rocksdb'"),
+        ("backend", "abacus", "none of 'columnar', 'rocksdb', 'hashmap'"),
         ("compression", "snappy", "none of 'none', 'lz4', 'zstd'"),
         ("checkpoint_storage", "tape", "none of 'filesystem', 'jobmanager'"),
         ("retention", "maybe", "'retain_on_cancellation', 'delete_on_cancellation', 'no_externalized_checkpoints'"),
@@ -232,7 +232,7 @@ CONTRADICTIONS = [
     ({"unaligned": True, "aligned_timeout": "10s", "timeout": "10s"}, ("aligned_timeout", "timeout")),
     ({"backend_directory": "/mnt/disk"}, ("backend_directory", "backend")),
     ({"local_directory": "/mnt/disk"}, ("local_directory", "local_copies")),
-    ({"state_size": "1mb"}, ("state_size", "checkpoint_storage")),
+    ({"max_state_size": "1mb"}, ("max_state_size", "checkpoint_storage")),
     ({"debloat": False, "debloat_target": "200ms"}, ("debloat_target", "debloat")),
     (
         {"slot_request_timeout": "1min", "deploy_timeout": "1min"},
@@ -241,7 +241,7 @@ CONTRADICTIONS = [
     ({"heartbeat_interval": "50s"}, ("heartbeat_interval", "heartbeat_timeout")),
     ({"standbys": "warm"}, ("standbys", "incremental")),
     ({"standbys": "warm", "incremental": True, "changelog": True}, ("standbys", "changelog")),
-    ({"standbys": "warm", "incremental": True, "undo_memory": 0}, ("standbys", "undo_memory")),
+    ({"standbys": "warm", "incremental": True, "rewind_memory": 0}, ("standbys", "rewind_memory")),
 ]
 
 
@@ -268,13 +268,13 @@ def test_contradiction_is_refused_by_both_names(settings: dict[str, object], pai
         {"max_concurrent": 1, "min_pause": "1s"},
         {"aligned_timeout": 0},
         {"interval": "1min", "timeout": "1s"},
-        {"state_size": "5mb"},
+        {"max_state_size": "5mb"},
         {"deploy_timeout": "1min"},
         {"slot_request_timeout": "1min", "deploy_timeout": "2min"},
         {"debloat": False},
         {"debloat": True, "debloat_target": "10ms"},
         {"standbys": "warm", "incremental": True},
-        {"standbys": "warm", "backend": "rocksdb", "undo_memory": 0},
+        {"standbys": "warm", "backend": "rocksdb", "rewind_memory": 0},
     ],
 )
 def test_what_is_no_contradiction_is_accepted(settings: dict[str, object]) -> None:

@@ -9,13 +9,10 @@ import pytest
 import yaml
 from config_keys import KEYS
 
-from tidegate.api.config.config_file import load_config
+from tidegate.api.config.checkpoint_config import CheckpointConfig
+from tidegate.api.config.config_file import KNOWN_KEYS, VARIABLES, load_config
 from tidegate.api.config.restrictions import FIXED, REFUSED
-from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
-from tidegate.api.config.sections.setting_names import setting_keys
-from tidegate.api.config.settings_page import meanings, render
-from tidegate.api.config.settings_table import SECTIONS, Row, rows
-from tidegate.api.config.sources import KNOWN_KEYS, VARIABLES
+from tidegate.api.config.settings_table import Row, render, rows
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 DOCUMENT = (DOCS / "configuration.md").read_text()
@@ -32,13 +29,12 @@ def test_the_page_has_every_key_and_why_others_are_refused() -> None:
     page = render()
     for key in (*KNOWN_KEYS, *FIXED, *REFUSED):
         assert f"`{key}`" in page
-    for kind, _ in SECTIONS.values():
-        assert meanings(kind).keys() == kind.model_fields.keys()
+    assert all(row.doc for row in rows())
 
 
 def test_the_settings_of_checkpoints_have_the_keys_of_flink() -> None:
     """Older first, in the order of the model."""
-    assert {name: setting_keys(name) for name in CheckpointConfig.model_fields} == KEYS
+    assert {name: each.keys for name, each in CheckpointConfig.settings().items()} == KEYS
 
 
 def test_no_two_settings_have_one_key_or_one_variable() -> None:
@@ -80,12 +76,12 @@ def test_documented_retention_and_contradictions() -> None:
         {"aligned_timeout", "timeout"},
         {"backend_directory", "backend"},
         {"local_directory", "local_copies"},
-        {"state_size", "checkpoint_storage"},
+        {"max_state_size", "checkpoint_storage"},
         {"debloat_target", "debloat"},
         {"heartbeat_interval", "heartbeat_timeout"},
         {"standbys", "incremental"},
         {"standbys", "changelog"},
-        {"standbys", "undo_memory"},
+        {"standbys", "rewind_memory"},
         {"slot_request_timeout", "deploy_timeout"},
         {"frame_bytes_min", "frame_bytes_max"},
     ] == pairs

@@ -12,8 +12,8 @@ from config_keys import KEYS
 from local_jobs import local
 
 import tidegate as tg
-from tidegate.actors.coordinator.job.job_spec import CheckpointSettings, JobSpec, Retention
-from tidegate.actors.drivers.process_settings import ProcessSettings
+from tidegate.actors.coordinator.job_spec import CheckpointSettings, JobSpec, Retention
+from tidegate.actors.drivers.job_context import ProcessSettings
 from tidegate.actors.local.local_runtime import LocalRuntime
 from tidegate.actors.runtimes.running_job import Submission
 from tidegate.api.config.config_file import load_config
@@ -44,7 +44,7 @@ def test_defaults_of_the_settings_and_of_the_coordinator_agree(tmp_path: Path) -
         ({"timeout": "2min"}, {"timeout_ms": 120_000}),
         ({"min_pause": "3s"}, {"min_pause_ms": 3_000}),
         ({"tolerable_failed_checkpoints": 4}, {"tolerable_failures": 4}),
-        ({"retained": 5}, {"retained": 5}),
+        ({"num_retained": 5}, {"retained": 5}),
         ({"mode": "at_least_once"}, {"exactly_once": False}),
         ({"unaligned": True}, {"unaligned": True, "aligned_timeout_ms": 0}),
         ({"unaligned": True, "aligned_timeout": "6s"}, {"unaligned": True, "aligned_timeout_ms": 6_000}),
@@ -70,7 +70,7 @@ def test_the_storage_outage_reaches_the_coordinator(tmp_path: Path) -> None:
 
 def test_inline_bytes_reach_the_tasks(tmp_path: Path) -> None:
     """How much state is inlined is decided by the tasks, which write it."""
-    checkpoints = tg.CheckpointConfig(storage=str(tmp_path / "checkpoints"), inline_bytes="1kb")
+    checkpoints = tg.CheckpointConfig(storage=str(tmp_path / "checkpoints"), inline_threshold="1kb")
     assert planned(local(), checkpoints).context.options.inline_bytes_max == 1_024
 
 
@@ -91,7 +91,7 @@ def test_processes_beside_the_tasks_reach_the_runtime(tmp_path: Path) -> None:
 def test_a_wrong_number_of_spare_processes_is_refused_before_ray_is_started() -> None:
     """Whatever the file says."""
     for make in (tg.StreamEnvironment.raydp, tg.StreamEnvironment.ray):
-        with pytest.raises(tg.ConfigurationError, match="standbys: 'few' is no number of spare processes"):
+        with pytest.raises(tg.ConfigurationError, match="standbys: 'few' is not a number of spare processes"):
             make(standbys=cast(Any, "few"), config={KEYS["standbys"][0]: 2})
 
 

@@ -73,7 +73,7 @@ def test_a_name_that_is_no_name_fails_the_job_with_a_reason(tmp_path: Path) -> N
 
     with local(parallelism=1) as env:
         env.from_batches(pa.table({"k": [1]})).map_batches(Misnamed(), schema=KEYS, name="score").collect()
-        with pytest.raises(tg.JobFailedError, match="'rows seen' of operator 'score': a name is made of letters"):
+        with pytest.raises(tg.JobFailedError, match="'rows seen' of operator 'score': a name consists of letters"):
             finish(env, tmp_path)
 
 

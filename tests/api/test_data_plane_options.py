@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import tidegate as tg
-from tidegate.actors.task.channels.output_gate import BufferLimits
+from tidegate.actors.task.output_gate import BufferLimits
 from tidegate.state.common.options import StateBackendOptions
 from tidegate.storage.rocksdb.tuning import DatabaseTuning
 
@@ -72,9 +72,9 @@ ALLOWED: dict[type, dict[str, tuple[str, tuple[object, ...]]]] = {
 
 IGNORED_BY_JOBS: dict[str, tuple[tg.DataPlaneOptions, str]] = {
     "exactly_once": (tg.DataPlaneOptions(exactly_once=False), "mode"),
-    "inline_bytes_max": (tg.DataPlaneOptions(inline_bytes_max=0), "inline_bytes"),
+    "inline_bytes_max": (tg.DataPlaneOptions(inline_bytes_max=0), "inline_threshold"),
     "local_copies": (tg.DataPlaneOptions(local_copies="/copies"), "local_copies"),
-    "state_bytes_max": (tg.DataPlaneOptions(state_bytes_max=1), "state_size"),
+    "state_bytes_max": (tg.DataPlaneOptions(state_bytes_max=1), "max_state_size"),
     "paused_ms_max": (tg.DataPlaneOptions(paused_ms_max=1), "timeout"),
     "debloat_target_ms": (tg.DataPlaneOptions(BufferLimits(debloat_target_ms=5)), "debloat_target"),
     "kind": (tg.DataPlaneOptions(backend=StateBackendOptions("rocksdb")), "backend"),
@@ -85,7 +85,7 @@ IGNORED_BY_JOBS: dict[str, tuple[tg.DataPlaneOptions, str]] = {
     "memory_bytes": (tg.DataPlaneOptions(backend=StateBackendOptions(memory_bytes=1)), "backend_memory"),
     "cache_bytes": (tg.DataPlaneOptions(backend=StateBackendOptions(cache_bytes=1)), "backend_cache"),
     "database": (tg.DataPlaneOptions(backend=StateBackendOptions(database=DatabaseTuning(3))), "rocksdb_threads"),
-    "undo_bytes": (tg.DataPlaneOptions(backend=StateBackendOptions(undo_bytes=0)), "undo_memory"),
+    "undo_bytes": (tg.DataPlaneOptions(backend=StateBackendOptions(undo_bytes=0)), "rewind_memory"),
 }
 
 

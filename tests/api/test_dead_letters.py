@@ -46,10 +46,10 @@ def test_bad_rows_are_left_out_counted_and_logged(
     assert sorted(rows.to_arrow()["id"].to_pylist()) == ids(12)
     (counted,) = [metric for found in metrics.values() for metric in found if metric.uid == "in"]
     assert (counted.name, counted.value) == ("numRecordsInErrors", 24)
-    lines = [record.getMessage() for record in caplog.records if "is left out" in record.getMessage()]
+    lines = [record.getMessage() for record in caplog.records if "is skipped" in record.getMessage()]
     assert len(lines) == 20
-    assert f"line 1 of {tmp_path}/in/00.json (byte 0) is left out" in lines[0]
-    assert f"line 3 of {tmp_path}/in/01.json (byte 24) is left out" in "\n".join(lines)
+    assert f"line 1 of {tmp_path}/in/00.json (byte 0) is skipped" in lines[0]
+    assert f"line 3 of {tmp_path}/in/01.json (byte 24) is skipped" in "\n".join(lines)
 
 
 @pytest.mark.parametrize("discover", [None, "10ms"])
@@ -82,7 +82,7 @@ def test_who_has_dead_letters(tmp_path: Path) -> None:
     write(tmp_path / "in", 1)
     with local(1) as env:
         skipping = env.from_files(f"{tmp_path}/in/*.json", schema=SCHEMA, bad_rows="skip")
-        with pytest.raises(tg.ConfigurationError, match=r'keeps no dead letters; give it bad_rows="side"'):
+        with pytest.raises(tg.ConfigurationError, match=r'keeps no bad rows; give it bad_rows="side"'):
             skipping.bad_rows()
         keeping = env.from_files(f"{tmp_path}/in/*.json", schema=SCHEMA, bad_rows="side")
         with pytest.raises(tg.ConfigurationError, match="has several sources"):

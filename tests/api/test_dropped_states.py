@@ -16,10 +16,10 @@ import tidegate as tg
 from tidegate.actors.local.local_runtime import LocalRuntime
 from tidegate.actors.restore.restore_task import subtasks_of
 from tidegate.storage.checkpoints.layout import parse_pointer
-from tidegate.storage.checkpoints.metadata_file import read_pointed
+from tidegate.storage.checkpoints.metadata import read_pointed
 from tidegate.storage.files.file_system_store import FileSystemStore
 from tidegate.storage.ids import OperatorUid
-from tidegate.storage.subtasks.stored_columns import stored_columns
+from tidegate.storage.state.subtask_state import stored_columns
 
 ROWS, GATE, FAILS_AT, SECOND_GATE = 60, 37, 42, 50
 INT = pa.int64()
@@ -205,7 +205,7 @@ def _names(path: str) -> set[str]:
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "columnar": {"backend": "columnar"},
-    "layers": {"backend": "columnar", "incremental": True, "inline_bytes": 0},
+    "layers": {"backend": "columnar", "incremental": True, "inline_threshold": 0},
     "rocksdb": {"backend": "rocksdb"},
     "changelog": {"backend": "rocksdb", "changelog": True},
 }

@@ -149,7 +149,7 @@ def test_what_a_function_returns_of_a_row_is_tried_too(tmp_path: Path) -> None:
         finish(env, tmp_path / "c")
     assert good.to_arrow().to_pylist() == [{"total": sum(int(row["text"] or 0) for row in GOOD)}]
     assert sorted(bad.to_arrow()["x"].to_pylist()) == [row["x"] for row in BAD]
-    assert all("Odd.accumulate: total is no array of int64" in text for text in bad.to_arrow()["error"].to_pylist())
+    assert all("Odd.accumulate: total is not an array of int64" in text for text in bad.to_arrow()["error"].to_pylist())
 
 
 def test_errors_to_without_a_function_is_refused() -> None:

@@ -149,7 +149,7 @@ def test_what_cannot_be_set_aside_is_refused_with_the_program() -> None:
     with pytest.raises(tg.ConfigurationError, match="two side outputs are called 'late'"):
         windows.apply(odd_sums, schema=COUNTED, errors_to="late")
     named = rows(env, [1]).rename({"k": "error"}).key_by("error").window(tg.Tumbling(10))
-    with pytest.raises(tg.ConfigurationError, match="there is a column 'error' already"):
+    with pytest.raises(tg.ConfigurationError, match="already has a column 'error'"):
         named.process(Numbered(), schema=NUMBERED, errors_to="bad")
 
 

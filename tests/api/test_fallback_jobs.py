@@ -73,7 +73,9 @@ def fallen_back(
         job = env.execute(
             "job",
             # Whoever goes back from memory reads no file, and finds no damage.
-            checkpoints=config(folder / "checkpoints", inline_bytes=0, undo_memory=0, **{"retained": of} | settings),
+            checkpoints=config(
+                folder / "checkpoints", inline_threshold=0, rewind_memory=0, **{"num_retained": of} | settings
+            ),
             restart=tg.RestartStrategy.fixed_delay(1, "1ms"),
             hooks=hooks,
         )

@@ -12,8 +12,8 @@ from local_jobs import NO_RESTART, config, local
 from waiting import until
 
 import tidegate as tg
-from tidegate.connectors.files.file_source import FileForm, FolderSource
 from tidegate.connectors.files.patterns import FilePattern
+from tidegate.connectors.files.source import FileForm, FolderSource
 from tidegate.storage.files.file_system import FileInfo
 from tidegate.testing import Faults, simulate
 
@@ -96,7 +96,7 @@ def test_a_damaged_file_ends_the_job_with_its_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"splits": 3}, "leave splits out"),
+        ({"splits": 3}, "remove splits"),
         ({"discover": "10s", "splits": 0}, "both must be positive"),
         ({"discover": 0}, "both must be positive"),
         ({"bad_rows": "ignore"}, "one of 'fail', 'skip', 'side'"),

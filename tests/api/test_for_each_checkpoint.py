@@ -12,9 +12,9 @@ from local_jobs import NO_RESTART, GatedSource, await_events, config, finish, lo
 from waiting import until
 
 import tidegate as tg
-from tidegate.actors.drivers import held_sources
+from tidegate.actors.drivers import source_reads
 from tidegate.api import checkpoint_calls
-from tidegate.api.accompanied_job import AccompaniedJob
+from tidegate.api.job_with_services import JobWithServices
 
 
 @pytest.fixture(autouse=True)
@@ -144,16 +144,16 @@ class WatchedReads(GatedSource):
 
 def test_a_slow_function_holds_the_sources_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While too much waits they read nothing, though checkpoints go on; then they read on, to the end."""
-    monkeypatch.setattr(held_sources, "LOOK_MS", 0)
-    monkeypatch.setattr(held_sources, "HELD_S", 0.001)
+    monkeypatch.setattr(source_reads, "LOOK_MS", 0)
+    monkeypatch.setattr(source_reads, "HELD_S", 0.001)
     answers: list[bool] = []
-    ask = held_sources.HeldSources.wait
+    ask = source_reads.HeldSources.wait
 
-    def watched(sources: held_sources.HeldSources) -> bool:
+    def watched(sources: source_reads.HeldSources) -> bool:
         answers.append(ask(sources))
         return answers[-1]
 
-    monkeypatch.setattr(held_sources.HeldSources, "wait", watched)
+    monkeypatch.setattr(source_reads.HeldSources, "wait", watched)
     calls = HeldCalls()
     with opening(WatchedReads(tmp_path, 60, gates=[10, 20, 30, 40])) as source, local(1) as env:
         calling(env, source, calls, max_behind=2)
@@ -222,9 +222,9 @@ def test_another_handle_cancels_the_calls_too(tmp_path: Path, fails: bool) -> No
     with running(tmp_path, calls, 10, 20, 30) as now:
         calls.await_call()
         now.env.attach("calls").cancel()
-        assert isinstance(now.job._running, AccompaniedJob)
-        (companion,) = now.job._running._companions
-        until("the end to be noticed", lambda: companion.stopping)
+        assert isinstance(now.job._running, JobWithServices)
+        (service,) = now.job._running._companions
+        until("the end to be noticed", lambda: service.stopping)
         calls.go.set()
         assert now.job.wait("4min") == "cancelled"
     assert calls.rows == ([] if fails else list(range(10)))
@@ -266,7 +266,7 @@ def test_jobs_that_are_over_are_forgotten(tmp_path: Path) -> None:
         for run in range(3):
             calling(env, GatedSource(10), Calls())
             finish(env, tmp_path / str(run))
-        assert len(env._accompanied) == 1
+        assert len(env._jobs_with_services) == 1
 
 
 def lone(df: pa.Table) -> None:

@@ -26,7 +26,7 @@ import tidegate as tg
 from tidegate import recovery
 from tidegate.actors.local.local_runtime import LocalRuntime
 from tidegate.actors.runtimes.running_job import SnapshotRequest
-from tidegate.api.accompanied_job import AccompaniedJob
+from tidegate.api.job_with_services import JobWithServices
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.errors import StorageError
 from tidegate.storage.tables.handed_rows import HandedRows
@@ -186,16 +186,16 @@ def test_the_call_that_runs_when_its_job_is_cancelled_is_made_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next job is restored at once, and makes its calls when that one is noted."""
-    first, second, wait = HeldCalls(), Calls(), AccompaniedJob.wait
+    first, second, wait = HeldCalls(), Calls(), JobWithServices.wait
 
-    def go_and_wait(self: AccompaniedJob, timeout_s: float | None) -> object:
+    def go_and_wait(self: JobWithServices, timeout_s: float | None) -> object:
         first.go.set()
         return wait(self, timeout_s)
 
     with running(tmp_path, first, 10, 20, 30) as now:
         first.await_call()
         now.job.cancel()
-        monkeypatch.setattr(AccompaniedJob, "wait", go_and_wait)
+        monkeypatch.setattr(JobWithServices, "wait", go_and_wait)
         calling(now.env, GatedSource(40), second)
         job = now.env.execute("calls", checkpoints=config(tmp_path), restart=NO_RESTART, restore="latest")
         assert job.wait("4min") == "finished"

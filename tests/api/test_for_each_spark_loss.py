@@ -12,7 +12,7 @@ from fake_spark import fake_context
 from tidegate import spark_bridge
 from tidegate.api.checkpoint_calls import calling_with_spark
 from tidegate.spark_bridge import SparkLostError
-from tidegate.spark_bridge.spark_watch import EXECUTOR_TIMEOUT
+from tidegate.spark_bridge.spark_calls import EXECUTOR_TIMEOUT
 
 FOR_EVER = threading.Event()
 """Nobody sets it."""

@@ -239,7 +239,7 @@ def test_old_checkpoints_and_rubbish_are_deleted(tmp_path: Path) -> None:
             .aggregate(n=tg.count())
             .to_table(str(tmp_path / "out"), mode="upsert", keys=["k", "x"])
         )
-        job = finish(env, tmp_path / "checkpoints", settings={"interval": "10ms", "inline_bytes": 0})
+        job = finish(env, tmp_path / "checkpoints", settings={"interval": "10ms", "inline_threshold": 0})
 
     (newest,) = job.checkpoints()
     folders = sorted(p.name for p in (tmp_path / "checkpoints" / job.job_id).iterdir())

@@ -52,7 +52,7 @@ def test_a_broken_wire_costs_time_and_nothing_else(s3_server: S3Server, monkeypa
         forget_clients()
         storage, table = f"s3://{BUCKET}/broken/checkpoints", f"s3://{BUCKET}/broken/table"
         checkpoints = tg.CheckpointConfig(
-            interval="50ms", storage=storage, inline_bytes=100, tolerable_failed_checkpoints=100
+            interval="50ms", storage=storage, inline_threshold=100, tolerable_failed_checkpoints=100
         )
         with tg.StreamEnvironment.local(parallelism=2, options=tg.DataPlaneOptions(source_rows_max=500)) as env:
             rows = env.from_batches(ROWS).map_batches(held, schema=ROWS.schema)

@@ -19,7 +19,7 @@ def test_a_job_keeps_everything_on_s3(s3_server: S3Server, monkeypatch: pytest.M
     monkeypatch.setenv("AWS_ENDPOINT_URL", str(s3_server.options["endpoint_url"]))
     forget_clients()
     storage, table = f"s3://{BUCKET}/job/checkpoints", f"s3://{BUCKET}/job/table"
-    checkpoints = tg.CheckpointConfig(interval="50ms", storage=storage, inline_bytes=100)
+    checkpoints = tg.CheckpointConfig(interval="50ms", storage=storage, inline_threshold=100)
     with tg.StreamEnvironment.local(parallelism=2, options=tg.DataPlaneOptions(source_rows_max=500)) as env:
         totals = env.from_batches(ROWS).key_by("k").aggregate(n=tg.count(), total=tg.sum("v"), emit="final")
         out = totals.to_table(table)

@@ -16,7 +16,7 @@ from local_jobs import NO_RESTART, config, local
 from waiting import until
 
 import tidegate as tg
-from tidegate.actors.task.pipeline import source_cursor
+from tidegate.actors.task import source_cursor
 from tidegate.storage.schemas.row_schemas import SchemaLike
 
 QUICK = {"fetch.wait.max.ms": 10, "fetch.queue.backoff.ms": 10}
@@ -257,14 +257,14 @@ def test_columns_as_python_types(kafka: Broker, tmp_path: Path, value: SchemaLik
     ("settings", "named"),
     [
         ({"topics": "bids"}, "give a list"),
-        ({"start": "first"}, "it is 'earliest' or 'latest'"),
+        ({"start": "first"}, "give 'earliest', 'latest', a time"),
         ({"value": "json"}, "give a schema, for JSON objects"),
         ({"value": None}, "give a schema, for JSON objects"),
         ({"value": int}, "takes a pa.schema, a dict of types"),
         ({"value": {}}, "the schema has no columns"),
-        ({"value": {"n": complex}}, "'n': complex is no type of a column"),
-        ({"end": "latest", "discover": "1min"}, "leave end= or discover= out"),
-        ({"properties": {"enable.auto.commit": True}}, r"'enable\.auto\.commit' is the source's own"),
+        ({"value": {"n": complex}}, "'n': complex is not a type of a column"),
+        ({"end": "latest", "discover": "1min"}, "remove end= or discover="),
+        ({"properties": {"enable.auto.commit": True}}, r"'enable\.auto\.commit' is set by the source"),
         ({"bad_rows": "ignore"}, "one of 'fail', 'skip', 'side'"),
         ({"end": "earliest"}, "'latest' or None"),
         ({"value": pa.schema([("u", pa.month_day_nano_interval())])}, "which is not read from JSON"),

@@ -13,7 +13,7 @@ from waiting import until
 
 import tidegate as tg
 from tidegate import recovery
-from tidegate.actors.drivers import log_writer
+from tidegate.actors.drivers import event_log_writer
 from tidegate.cli.main import app
 from tidegate.storage.checkpoints.event_log import EventLog
 from tidegate.storage.files.file_system_store import open_store
@@ -25,7 +25,7 @@ CHECKPOINTS = 8
 @pytest.mark.parametrize("keeps", [True, False])
 def test_a_long_history_is_whole_if_it_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keeps: bool) -> None:
     """From the submission to the end, for programs and in the shell; else it begins behind what was cut."""
-    monkeypatch.setattr(log_writer, "ENTRIES_A_SNAPSHOT", 4)
+    monkeypatch.setattr(event_log_writer, "ENTRIES_A_SNAPSHOT", 4)
     with opening(GatedSource(40, gates=[20])) as source, local(1) as env:
         env.from_source(source).collect()
         job = env.execute("clicks", checkpoints=config(tmp_path, keep_events=keeps), restart=NO_RESTART)

@@ -14,7 +14,7 @@ from local_jobs import NO_RESTART, config
 import tidegate as tg
 from tidegate.actors.drivers.log_lines import LogSettings
 
-TASKS = "tidegate.actors.drivers.task_host"
+TASKS = "tidegate.actors.drivers.task_driver"
 
 
 def run(folder: Path, settings: dict[str, object], **arguments: str) -> None:
@@ -105,7 +105,7 @@ def test_nothing_is_set_up_where_nothing_is_said() -> None:
         ({"log.level": "loud"}, "'loud' is none of DEBUG, INFO"),
         ({"log.levels": {"tidegate": "loud"}}, "'loud' is none of DEBUG"),
         ({"log.levels": {"tidegate": None}}, "has a logger without a level"),
-        ({"log.levels": "INFO"}, "no mapping"),
+        ({"log.levels": "INFO"}, "not a mapping"),
         ({"log.format": "xml"}, "none of 'text', 'json'"),
     ],
 )

@@ -15,7 +15,8 @@ from tidegate.storage.errors import ConfigurationError, JobFailedError, JobTimeo
 from tidegate.storage.files.file_system_store import FileSystemStore
 from tidegate.storage.ids import CheckpointId, JobId, OperatorUid
 from tidegate.storage.tables.table_files import write_data_file
-from tidegate.storage.tables.table_log import TableInfo, TableLog
+from tidegate.storage.tables.table_info import TableInfo
+from tidegate.storage.tables.table_log import TableLog
 
 ROWS = pa.table({"k": ["a", "b", None], "n": [1, 20, 300]})
 GRID = """\

@@ -116,7 +116,7 @@ def test_a_database_that_never_answers_fails_the_task(monkeypatch: pytest.Monkey
 
     function = opened(looking_up(read, stale_ms=0))
     asked.wait()
-    with pytest.raises(tg.ConfigurationError, match=r"max_stale=.* has not come back .* give the connection"):
+    with pytest.raises(tg.ConfigurationError, match=r"max_stale=.* has not returned .* set a timeout"):
         seats(function)
     over.set()
     function.close()

@@ -9,8 +9,7 @@ import pytest
 from local_jobs import GatedSource, await_events, config, local, opening
 
 import tidegate as tg
-from tidegate.storage.checkpoints.metadata import OpenCommits, TableHead
-from tidegate.storage.checkpoints.metadata_file import decode_metadata, encode_metadata
+from tidegate.storage.checkpoints.metadata import OpenCommits, TableHead, decode_metadata, encode_metadata
 from tidegate.storage.ids import CheckpointId
 
 ROWS = 40
@@ -42,7 +41,7 @@ def stopped(folder: Path, retained: int) -> str:
     """A job that has committed checkpoint 1, and stops with savepoint 2 while that commit is outstanding."""
     with opening(GatedSource(ROWS, gates=[10, 20])) as source, local(1) as env:
         table = env.from_source(source, uid="rows").to_table(str(folder / "out"), uid="out")
-        settings = config(folder / "c").model_copy(update={"retained": retained})
+        settings = config(folder / "c").model_copy(update={"num_retained": retained})
         job = env.execute("job", checkpoints=settings)
         source.await_gate(10)
         job.trigger_checkpoint("4min")

@@ -10,10 +10,10 @@ import pytest
 from local_jobs import NO_RESTART, GatedSource, config, local, opening
 
 import tidegate as tg
-from tidegate.actors.coordinator import chronicle
+from tidegate.actors.coordinator import job_history
 from tidegate.actors.local.local_job import LocalJob
 from tidegate.storage.checkpoints.metadata import DataFile
-from tidegate.storage.tables.log import log_tail
+from tidegate.storage.tables.log import tail
 
 
 def objects() -> Counter[type]:
@@ -26,8 +26,8 @@ def objects() -> Counter[type]:
 @pytest.mark.slow
 def test_a_coordinator_does_not_grow_with_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of checkpoints that are over it keeps what its limits say: not one object for each."""
-    monkeypatch.setattr(log_tail, "PARTS_WEIGHT_MAX", 50)
-    monkeypatch.setattr(chronicle, "LINES_MAX", 20)
+    monkeypatch.setattr(tail, "PARTS_WEIGHT_MAX", 50)
+    monkeypatch.setattr(job_history, "LINES_MAX", 20)
     source = GatedSource(40, gates=(20,))
     with local() as env, opening(source):
         stream = env.from_source(source)

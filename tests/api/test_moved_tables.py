@@ -12,7 +12,8 @@ from waiting import until
 
 import tidegate as tg
 from tidegate.storage.files.file_system_store import FileSystemStore
-from tidegate.storage.tables.table_log import TableEntryKind, TableLog
+from tidegate.storage.tables.log.entries import TableEntryKind
+from tidegate.storage.tables.table_log import TableLog
 
 ROWS, GATES = 40, [10, 20]
 GONE = "the table at "

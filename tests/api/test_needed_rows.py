@@ -23,7 +23,7 @@ def positions(job: tg.Job, savepoints: Path | None = None, uid: OperatorUid = UI
 def execute(env: tg.StreamEnvironment, source: GatedSource, folder: Path) -> tg.Job:
     """A job that takes a checkpoint when it is told to."""
     env.from_source(source, uid=UID).to_table(str(folder / "out"), uid="table")
-    return env.execute("job", checkpoints=config(folder / "checkpoints", retained=2), restart=NO_RESTART)
+    return env.execute("job", checkpoints=config(folder / "checkpoints", num_retained=2), restart=NO_RESTART)
 
 
 def test_positions_of_checkpoints_and_savepoints_are_found(tmp_path: Path) -> None:

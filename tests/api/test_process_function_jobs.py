@@ -14,7 +14,7 @@ from local_jobs import GatedSource, config, finish, local, opening, rows
 
 import tidegate as tg
 from tidegate.actors.graph.stream_graph import translate
-from tidegate.protocol.partitioning import PartitioningKind
+from tidegate.protocol.edges import PartitioningKind
 
 SESSION = pa.schema({"k": pa.int64(), "first": pa.int64(), "last": pa.int64(), "n": pa.int64()})
 GAP_MS = 100
@@ -307,7 +307,7 @@ def test_what_cannot_work_is_refused_at_once() -> None:
         stream = env.from_batches(table)
         with pytest.raises(tg.ConfigurationError, match="timestamp='when': there is no such column"):
             env.from_batches(table, timestamp="when")
-        with pytest.raises(tg.ConfigurationError, match="type string is no event time"):
+        with pytest.raises(tg.ConfigurationError, match="type string cannot be event time"):
             stream.assign_timestamps("s")
         with pytest.raises(tg.ConfigurationError, match="max_out_of_orderness: cannot read 'soon'"):
             stream.assign_timestamps("t", "soon")

@@ -14,11 +14,20 @@ from rich.console import Console
 from waiting import until
 
 import tidegate as tg
-from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
+from tidegate.actors.coordinator.coordinator_state import CoordinatorState
 from tidegate.actors.runtimes.running_job import JobProgress, progress_of
-from tidegate.api.progress import display
-from tidegate.api.progress.display import Bars, Follower, Lines, progress_kind, stop_progress
-from tidegate.api.progress.meter import BoundedInput, ProgressMeter, Reading, bounded_input
+from tidegate.api import job_progress
+from tidegate.api.job_progress import (
+    Bars,
+    BoundedInput,
+    Follower,
+    Lines,
+    ProgressMeter,
+    Reading,
+    bounded_input,
+    progress_kind,
+    stop_progress,
+)
 
 INPUT = BoundedInput(frozenset({"in"}), 1_000, 4, frozenset({"in"}))
 
@@ -167,7 +176,7 @@ class Seen:
 
 def test_a_job_is_followed_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also a restored one, which has its rows from before the checkpoint."""
-    monkeypatch.setattr(display, "POLL_S", 0.001)
+    monkeypatch.setattr(job_progress, "POLL_S", 0.001)
     with opening(GatedSource(30, 30, gates=[10])) as source, local(2) as env:
         env.from_source(source, uid="in").to_table(str(tmp_path / "out"), uid="out")
         job = env.execute("job", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART)
@@ -190,7 +199,7 @@ def test_a_job_is_followed_to_its_end(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_job_of_which_nobody_knows_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cluster may be gone: the display ends, and says nothing."""
-    monkeypatch.setattr(display, "POLL_S", 0.001)
+    monkeypatch.setattr(job_progress, "POLL_S", 0.001)
 
     class Gone:
         def progress(self) -> None:
@@ -205,8 +214,8 @@ def test_a_job_of_which_nobody_knows_is_not_followed(monkeypatch: pytest.MonkeyP
 def test_nothing_is_asked_once_the_environment_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its Ray may be shut down, and a question would start another one. A job that is followed is asked until then."""
     shown = Seen()
-    monkeypatch.setattr(display, "POLL_S", 0.001)
-    monkeypatch.setattr(display, "Lines", lambda *_: shown)
+    monkeypatch.setattr(job_progress, "POLL_S", 0.001)
+    monkeypatch.setattr(job_progress, "Lines", lambda *_: shown)
     with opening(GatedSource(30, gates=[10])) as source, local() as env:
         env.from_source(source, uid="in").to_table(str(tmp_path / "out"))
         env.execute("job", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART, progress="lines")

@@ -90,7 +90,7 @@ def test_another_rate_is_refused_when_a_job_is_restored(tmp_path: Path) -> None:
         path = job.stop(savepoint=str(tmp_path / "savepoint"))
         assert job.wait("4min") == "suspended"
         env.from_rate(2_000, uid="rate").collect()
-        with pytest.raises(tg.ConfigurationError, match=r"source 'rate' cannot go on .*'rows_per_second' is not what"):
+        with pytest.raises(tg.ConfigurationError, match=r"source 'rate' cannot go on .*'rows_per_second' has changed"):
             env.execute("job", checkpoints=config(tmp_path / "c"), restore=path)
 
 

@@ -30,10 +30,10 @@ Key = tuple[dt.date, str | None]
 Row = dict[str, Any]
 
 KINDS: dict[str, dict[str, Any]] = {
-    "columnar": {"inline_bytes": 0},
+    "columnar": {"inline_threshold": 0},
     "columnar, inlined": {},
-    "columnar, layers": {"inline_bytes": 0, "incremental": True},
-    "columnar, changelog": {"inline_bytes": 0, "changelog": True},
+    "columnar, layers": {"inline_threshold": 0, "incremental": True},
+    "columnar, changelog": {"inline_threshold": 0, "changelog": True},
     "rocksdb": {"backend": "rocksdb"},
     "rocksdb, changelog": {"backend": "rocksdb", "changelog": True},
 }
@@ -121,7 +121,7 @@ def read(path: str, uid: str, state: str) -> dict[Key, Any]:
 def running(folder: Path, kind: str) -> Iterator[tuple[tg.Job, GatedSource]]:
     """The program of these tests, with gates after the first and the second part of its rows."""
     more = {"backend_directory": folder / "work"} if kind.startswith("rocksdb") else {}
-    config = tg.CheckpointConfig(storage=folder / "ckpt", retained=3, **KINDS[kind], **more)
+    config = tg.CheckpointConfig(storage=folder / "ckpt", num_retained=3, **KINDS[kind], **more)
     options = tg.DataPlaneOptions(source_rows_max=50, backend=StateBackendOptions(segment_bytes=2_000))
     source = GatedSource(SECOND + 1, gates=(FIRST, SECOND))
     with opening(source), tg.StreamEnvironment.local(2, options=options) as env:
@@ -305,7 +305,7 @@ def test_random_keys_are_read_as_a_dictionary_has_them(
     with opening(source), local(2) as env:
         rows = env.from_source(source, uid="source").map_batches(keyed, schema=schema, uid="keys").key_by("key")
         rows.aggregate(n=tg.count(), uid="totals").collect()
-        config = tg.CheckpointConfig(storage=folder / "ckpt", retained=3, **KINDS[kind], **more)
+        config = tg.CheckpointConfig(storage=folder / "ckpt", num_retained=3, **KINDS[kind], **more)
         job = env.execute("job", checkpoints=config, restart=NO_RESTART)
         for gate in gates:
             source.await_gate(gate)

@@ -17,10 +17,8 @@ from local_jobs import NO_RESTART, GatedSource, config, local, opening
 import tidegate as tg
 from tidegate import recovery
 from tidegate.cli.main import app
-from tidegate.spark_bridge.dataframes.manifest import write_manifest
-from tidegate.spark_bridge.dataframes.parquet_source import ParquetSource
-from tidegate.spark_bridge.dataframes.parquet_writer import FileLimits, write_files
-from tidegate.storage.checkpoints.metadata_file import decode_metadata, encode_metadata
+from tidegate.spark_bridge.dataframes.parquet_source import FileLimits, ParquetSource, write_files, write_manifest
+from tidegate.storage.checkpoints.metadata import decode_metadata, encode_metadata
 from tidegate.storage.errors import AlreadyExistsError, CorruptionError, NotFoundError
 from tidegate.storage.files.file_system_store import open_store
 
@@ -72,7 +70,7 @@ def savepoint(tmp_path: Path) -> str:
     """Of a job that was stopped with it: a checkpoint was taken before, and some rows were collected with each."""
     with opening(GatedSource(ROWS, gates=[10, GATE])) as source, local(2) as env:
         pipeline(env, source, tmp_path)
-        job = env.execute("moved", checkpoints=config(tmp_path / "ckpt", retained=2, inline_bytes=0))
+        job = env.execute("moved", checkpoints=config(tmp_path / "ckpt", num_retained=2, inline_threshold=0))
         source.await_gate(10)
         job.trigger_checkpoint("4min")
         source.open_gate(10)

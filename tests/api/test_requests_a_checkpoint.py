@@ -12,7 +12,7 @@ import pytest
 from local_jobs import NO_RESTART, GatedSource, config, opening
 
 import tidegate as tg
-from tidegate.actors.drivers import log_writer
+from tidegate.actors.drivers import event_log_writer
 from tidegate.actors.local.local_runtime import LocalRuntime
 from tidegate.storage.files.file_system_store import FileSystemStore
 from tidegate.storage.files.store import Buffer
@@ -82,14 +82,14 @@ def _about(path: str) -> str:
 def test_a_checkpoint_asks_little_beside_its_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of six tasks, with sinks that commit: entries of the log, metadata, and the deletion of the one before."""
     # As often as in a long run, but for the last digit: the cost of cutting the log is in the sum.
-    monkeypatch.setattr(log_writer, "ENTRIES_A_SNAPSHOT", 40)
+    monkeypatch.setattr(event_log_writer, "ENTRIES_A_SNAPSHOT", 40)
     gates = list(range(10, 10 * (CHECKPOINTS + 3), 10))
     _Counting.asked = Counter()
     with opening(GatedSource(*[gates[-1] + 10] * 3, gates=gates)) as source:
         env = tg.StreamEnvironment(LocalRuntime(_Counting), 3, options=tg.DataPlaneOptions(source_rows_max=10))
         counts = env.from_source(source, uid="source").key_by("k").aggregate(n=tg.count(), uid="counts")
         counts.to_table(str(tmp_path / "out"), mode="upsert", keys=["k"], uid="out")
-        job = env.execute("job", checkpoints=config(tmp_path / "checkpoints", inline_bytes=0), restart=NO_RESTART)
+        job = env.execute("job", checkpoints=config(tmp_path / "checkpoints", inline_threshold=0), restart=NO_RESTART)
         for number, gate in enumerate(gates):
             source.await_gate(gate)
             if number == 2:

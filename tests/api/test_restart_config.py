@@ -11,7 +11,7 @@ from local_jobs import config
 
 import tidegate as tg
 from tidegate.api.config.config_file import load_config
-from tidegate.api.config.sections.restart_config import KIND_OF, RESTART_KEYS
+from tidegate.api.config.restart_config import KIND_OF, RESTART_KEYS
 from tidegate.recovery.restart_strategy import default_strategy
 from tidegate.storage.errors import ConfigurationError
 

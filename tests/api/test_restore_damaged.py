@@ -65,7 +65,7 @@ def cut(path: Path) -> None:
 
 def test_damaged_checkpoints_are_named_and_nothing_is_doubled(tmp_path: Path) -> None:
     """Each with its reason; afresh only with "latest_or_fresh", which is how the rows come twice."""
-    first, second = begun(tmp_path, checkpoints=2, retained=2)
+    first, second = begun(tmp_path, checkpoints=2, num_retained=2)
     cut(first / "_metadata")
     cut(second / "_metadata")
 
@@ -82,7 +82,7 @@ def test_damaged_checkpoints_are_named_and_nothing_is_doubled(tmp_path: Path) ->
 
 def test_damaged_state_is_damage(tmp_path: Path) -> None:
     """The metadata is whole, and a file that it refers to is not."""
-    (path,) = begun(tmp_path, inline_bytes=0)
+    (path,) = begun(tmp_path, inline_threshold=0)
     victim = next(p for p in sorted(path.iterdir()) if p.name != "_metadata")
     cut(victim)
 
@@ -138,7 +138,7 @@ def test_a_job_that_never_completed_a_checkpoint_starts_afresh(tmp_path: Path) -
 
 def test_a_damaged_one_before_the_restored_one_does_not_matter_when_it_is_committed(tmp_path: Path) -> None:
     """Its rows are in the table, and its state is not needed."""
-    first, second = begun(tmp_path, checkpoints=2, retained=2)
+    first, second = begun(tmp_path, checkpoints=2, num_retained=2)
     cut(first / "_metadata")
 
     assert again(tmp_path, str(second)) == list(range(ROWS))

@@ -16,7 +16,7 @@ from local_jobs import NO_RESTART, GatedSource, await_events, config, finish, lo
 import tidegate as tg
 from tidegate import recovery
 from tidegate.recovery.savepoints import write_savepoint
-from tidegate.storage.checkpoints.metadata_file import create_metadata
+from tidegate.storage.checkpoints.metadata import create_metadata
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.tables.table_files import read_table
 
@@ -106,7 +106,7 @@ def test_rows_after_the_savepoint_are_made_again(tmp_path: Path) -> None:
 def test_files_that_were_not_committed_belong_to_the_savepoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another job took the table before they were committed: whoever restores the savepoint shows them nevertheless."""
     # As when the job sleeps for longer than its lease.
-    monkeypatch.setattr("tidegate.api.tables.table_owners.is_alive", lambda *_: False)
+    monkeypatch.setattr("tidegate.api.tables.output_tables.is_alive", lambda *_: False)
 
     def append(env: tg.StreamEnvironment, source: GatedSource) -> None:
         env.from_source(source, uid="source").to_table(str(tmp_path / "out"), uid="out", if_exists="append")

@@ -104,7 +104,7 @@ def test_a_cancelled_job_goes_on_from_its_newest_checkpoint(tmp_path: Path, para
 
 def test_a_job_goes_on_from_the_checkpoint_that_is_named(tmp_path: Path) -> None:
     """By path, under another name, and from an older checkpoint: what came after it is hidden and made again."""
-    _, (first, _) = interrupted(tmp_path, checkpoints=2, retained=2)
+    _, (first, _) = interrupted(tmp_path, checkpoints=2, num_retained=2)
 
     resume(tmp_path, first, name="another name")
 
@@ -141,7 +141,7 @@ def test_latest_of_a_job_that_never_ran_starts_afresh(tmp_path: Path) -> None:
 
 def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """With two retained the job goes on from the one before, says so, and its tables are right all the same."""
-    _, (first, second) = interrupted(tmp_path, checkpoints=2, retained=2, inline_bytes=0)
+    _, (first, second) = interrupted(tmp_path, checkpoints=2, num_retained=2, inline_threshold=0)
     victim = next(p for p in sorted(Path(second).iterdir()) if p.name.startswith("final"))
     data = bytearray(victim.read_bytes())
     data[len(data) // 2] ^= 1
@@ -219,7 +219,7 @@ def test_a_job_keeps_the_number_of_key_groups_for_life(tmp_path: Path, set_again
 @pytest.mark.parametrize("number", [0, -1])
 def test_a_parallelism_that_cannot_be_is_refused(number: int) -> None:
     """Where it is given or set. What was set before stays."""
-    text = f"^parallelism={number}: at least 1 is needed"
+    text = f"^parallelism={number}: give a whole number of at least 1"
     with pytest.raises(tg.ConfigurationError, match=text):
         tg.StreamEnvironment.local(number)
     with tg.StreamEnvironment.local(2) as env:

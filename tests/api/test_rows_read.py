@@ -14,7 +14,7 @@ import pytest
 import tidegate as tg
 from tidegate import recovery
 from tidegate.api.streams.stream import Stream
-from tidegate.connectors.files.file_source import FilesSource
+from tidegate.connectors.files.source import FilesSource
 
 DATA = pa.table({"a": range(1_000), "b": range(1_000)})
 Build = Callable[[Stream], object]

@@ -164,7 +164,7 @@ class Run:
         if phase.local_copies:
             given |= {"local_copies": True, "local_directory": self._folder / "copies"}
         if not phase.inline:
-            given["inline_bytes"] = 0
+            given["inline_threshold"] = 0
         given |= {"unaligned": phase.unaligned, "compression": phase.compression}
         return config(self._folder / "checkpoints", **given)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +14,10 @@ from local_jobs import NO_RESTART, GatedSource, config, local, opening
 
 import tidegate as tg
 from tidegate import recovery
-from tidegate.cli.json_text import to_json
+from tidegate.cli.checkpoints_command import report_object
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, SavepointFormat, SubtaskState
+from tidegate.storage.state.handover import Spool, SpooledTables
 from tidegate.storage.state.snapshot import StateTable
-from tidegate.storage.state.spool import Spool, SpooledTables
 
 BACKENDS: dict[str, dict[str, Any]] = {
     "columnar": {},
@@ -78,7 +79,7 @@ def savepoint_of(folder: Path, name: str, savepoint_format: str = "canonical", t
     """A savepoint of a job with that backend that has read up to the gate, and has taken checkpoints before."""
     with opening(GatedSource(ROWS, gates=[20, GATE])) as source, local() as env:
         pipeline(env, source, folder / name)
-        checkpoints = settings(name, folder / name, inline_bytes=0)
+        checkpoints = settings(name, folder / name, inline_threshold=0)
         job = env.execute("formats", checkpoints=checkpoints, restart=NO_RESTART)
         source.await_gate(20)
         for _ in range(taken):
@@ -149,7 +150,7 @@ def test_a_native_savepoint_is_what_the_backend_writes_and_any_backend_takes_it(
         assert_as_backend_writes(name, subtask)
     assert metadata_of(path).savepoint_format is SavepointFormat.NATIVE
     assert recovery.verify(path).ok
-    assert '"savepoint_format": "native"' in to_json(recovery.inspect(path))
+    assert '"savepoint_format": "native"' in json.dumps(report_object(recovery.inspect(path)))
 
     (tmp_path / name / "ckpt").rename(tmp_path / "away")
 
@@ -164,7 +165,7 @@ def test_rocksdb_is_restored_from_what_waits_on_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, savepoint_format: str
 ) -> None:
     """Where nothing may be in memory: layers, files of another parallelism, sorted rows; all of it is taken in."""
-    monkeypatch.setattr("tidegate.storage.state.spool.MEMORY_BYTES", 0)
+    monkeypatch.setattr("tidegate.storage.state.handover.MEMORY_BYTES", 0)
     kept: list[list[StateTable | SpooledTables]] = []
     keep = Spool.keep
     monkeypatch.setattr(Spool, "keep", lambda *of: kept.append(found := keep(*of)) or found)
@@ -189,7 +190,7 @@ def test_checkpoints_after_a_canonical_savepoint_lack_nothing(tmp_path: Path, na
     """The savepoint is the only checkpoint that is retained, and has no layers: what is written next is whole."""
     with opening(GatedSource(ROWS, gates=[20, 40, GATE])) as source, local() as env:
         pipeline(env, source, tmp_path / "first")
-        job = env.execute("formats", checkpoints=settings(name, tmp_path, inline_bytes=0), restart=NO_RESTART)
+        job = env.execute("formats", checkpoints=settings(name, tmp_path, inline_threshold=0), restart=NO_RESTART)
         source.await_gate(20)
         job.trigger_checkpoint()
         source.open_gate(20)

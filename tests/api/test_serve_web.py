@@ -19,7 +19,7 @@ from waiting import until
 
 import tidegate as tg
 from tidegate.web import server
-from tidegate.web.seen_job import seen
+from tidegate.web.jobs import seen
 
 TOKEN = "a-token-of-the-tests"
 ASKED_MAX = 30

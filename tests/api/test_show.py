@@ -10,7 +10,7 @@ import pytest
 from local_jobs import config, local
 
 import tidegate as tg
-from tidegate.api.submission.local_folders import default_storage
+from tidegate.api.submission.temporary_jobs import default_storage
 from tidegate.storage.errors import ConfigurationError, JobFailedError
 
 ROWS = pa.table({"k": ["a", "b", "a"], "n": [1, 20, 300]})

@@ -125,7 +125,7 @@ def test_what_no_step_emits_is_refused_with_the_program() -> None:
         parted.filter(pl.col("k") > 1).side_output(ODD)
     with pytest.raises(tg.ConfigurationError, match="several streams are united here"):
         parted.union(numbers(env)).side_output("odd")
-    with pytest.raises(tg.ConfigurationError, match="errors_to is for functions"):
+    with pytest.raises(tg.ConfigurationError, match="errors_to= is for functions"):
         numbers(env).filter(pl.col("k") > 1, errors_to="bad")
     two = numbers(env).connect(numbers(env)).key_by("k", "k")
     with pytest.raises(tg.ConfigurationError, match="give a name for each"):

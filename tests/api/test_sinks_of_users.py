@@ -12,7 +12,7 @@ from sink_contract import FolderSink, SqliteSink, check_sink
 from waiting import until
 
 import tidegate as tg
-from tidegate.actors.drivers import own_sinks
+from tidegate.actors.drivers import user_sinks
 
 ROWS = pa.table({"k": [x % 5 for x in range(300)], "x": list(range(300))})
 
@@ -139,7 +139,7 @@ def test_a_commit_that_does_not_come_back_fails_its_job(tmp_path: Path, monkeypa
 
     So does a submission that commits what the job before has left. Once the sink answers again, a restored job commits.
     """
-    monkeypatch.setattr(own_sinks, "CALL_LIMIT_MIN_MS", 0)
+    monkeypatch.setattr(user_sinks, "CALL_LIMIT_MIN_MS", 0)
     source, sink = GatedSource(100, 80, gates=(50,)), _Hangs(tmp_path / "out")
     checkpoints = config(tmp_path / "checkpoints", retention="retain_on_cancellation", storage_outage="200ms")
     hangs = r"sink 'to_sink' \(uid 'sink'\) was asked to commit \d committables.*it has not come back within 0.2 s"
@@ -196,7 +196,7 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
             rows.to_sink(SqliteSink)  # type: ignore[arg-type]
         with pytest.raises(tg.ConfigurationError, match=r"derived from tg\.Sink"):
             rows.to_sink(print)  # type: ignore[arg-type]
-        with pytest.raises(tg.ConfigurationError, match="flush_bytes must be positive"):
+        with pytest.raises(tg.ConfigurationError, match="flush_bytes must be greater than 0"):
             rows.to_sink(SqliteSink(tmp_path / "out"), flush_bytes=0)
         with pytest.raises(tg.ConfigurationError, match="no column 'z'"):
             rows.to_sink(SqliteSink(tmp_path / "out"), keys=["z"])

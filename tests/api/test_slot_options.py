@@ -14,7 +14,7 @@ from local_jobs import NO_RESTART, GatedSource, config, finish, local, numbers, 
 import tidegate as tg
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.graph.resources import Resources
-from tidegate.api.ray_slots import check_slots
+from tidegate.api.environment import check_slots
 
 GPU = Resources(1.0, 1.0)
 

@@ -11,8 +11,7 @@ import pytest
 from local_jobs import GatedSource, config, opening
 
 import tidegate as tg
-from tidegate.storage.copies.local_copies import copies_below, job_folder
-from tidegate.storage.copies.node_folder import PrivateFolder
+from tidegate.storage.local_copies import PrivateFolder, copies_below, job_folder
 
 pytestmark = pytest.mark.slow
 
@@ -84,7 +83,7 @@ def test_local_copies_are_those_of_the_newest_checkpoint(tmp_path: Path) -> None
         env.from_source(source).key_by("k").aggregate(n=tg.count(), emit="final").collect()
         copies = tmp_path / "copies"
         job = env.execute(
-            "copied", checkpoints=config(tmp_path, local_copies=True, local_directory=copies, inline_bytes=0)
+            "copied", checkpoints=config(tmp_path, local_copies=True, local_directory=copies, inline_threshold=0)
         )
         source.await_gate(1_000)
         for _ in range(2):
@@ -105,7 +104,7 @@ def test_a_local_folder_that_cannot_be_used_costs_one_warning_a_task(
     settings = tg.CheckpointConfig(
         interval="10ms",
         storage=tmp_path / "ckpt",
-        inline_bytes=0,
+        inline_threshold=0,
         local_copies=True,
         local_directory=tmp_path / "in-the-way",
     )

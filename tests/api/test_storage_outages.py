@@ -15,8 +15,8 @@ from local_jobs import NO_RESTART, WAIT_S, GatedSource, config, opening
 from waiting import until
 
 import tidegate as tg
-from tidegate.actors.coordinator.state import coordinator_context
-from tidegate.actors.drivers import log_writer, task_host
+from tidegate.actors.coordinator import coordinator_context
+from tidegate.actors.drivers import event_log_writer, task_driver
 from tidegate.actors.local.local_runtime import LocalRuntime
 from tidegate.storage.errors import StorageError
 from tidegate.storage.files import retrying_store as retrying
@@ -29,7 +29,7 @@ ROWS = 60
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Outages of tests are short, and so are the pauses between two attempts."""
-    for module in (log_writer, task_host, coordinator_context):
+    for module in (event_log_writer, task_driver, coordinator_context):
         monkeypatch.setattr(module, "pause_ms", lambda first_ms, failures: 1)
     monkeypatch.setattr(retrying, "TRIES_MAX", 1)  # Short ones are survived before anybody else hears of them.
 
@@ -80,7 +80,7 @@ def started(source: GatedSource, folder: Path, storage: Storage, **settings: obj
     env = tg.StreamEnvironment(LocalRuntime(storage.open), 1, options=tg.DataPlaneOptions(source_rows_max=10))
     counts = env.from_source(source, uid="source").key_by("k").aggregate(n=tg.count(), emit="final", uid="counts")
     table = counts.to_table(str(folder / "out"), uid="out")
-    settings = {"inline_bytes": 0, **settings}
+    settings = {"inline_threshold": 0, **settings}
     return env.execute("job", checkpoints=config(folder / "checkpoints", **settings), restart=NO_RESTART), table
 
 
@@ -220,7 +220,7 @@ def test_storage_that_does_not_come_back_fails_the_job(tmp_path: Path, caplog: p
 
 def test_a_folder_that_is_deleted_under_a_job_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody has taken over: the log is gone."""
-    monkeypatch.setattr(log_writer, "LOOK_MS", 0)
+    monkeypatch.setattr(event_log_writer, "LOOK_MS", 0)
     with opening(GatedSource(ROWS, gates=[30])) as source:
         job, _ = started(source, tmp_path, Storage())
         source.await_gate(30)

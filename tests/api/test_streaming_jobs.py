@@ -13,7 +13,7 @@ from local_jobs import WAIT_S, config, local, thought_dead
 from waiting import until
 
 import tidegate as tg
-from tidegate.api.accompanied_job import AccompaniedJob
+from tidegate.api.job_with_services import JobWithServices
 from tidegate.spark_bridge.streams.stream_feed import StreamFeed
 from tidegate.storage.errors import ConfigurationError, JobFailedError
 from tidegate.storage.files.file_system_store import open_store
@@ -139,7 +139,7 @@ def test_a_query_that_somebody_stops_ends_its_job(streaming: Streaming) -> None:
         job = streaming.execute(env)
         streaming.until_all_are_there()
         streaming.stream.active[0].stop()
-        with pytest.raises(JobFailedError, match="somebody has stopped it"):
+        with pytest.raises(JobFailedError, match="it was stopped from outside"):
             job.wait("4min")
 
 
@@ -179,7 +179,7 @@ def test_a_query_ends_with_a_job_that_fails(streaming: Streaming) -> None:
 def test_a_job_is_restored_while_it_is_being_cancelled(streaming: Streaming, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody has waited for its end: the next job does, whose query begins when the first has ended."""
     reached, go = threading.Event(), threading.Event()
-    wait = AccompaniedJob.wait
+    wait = JobWithServices.wait
 
     def hold(row: dict[str, int]) -> dict[str, int]:
         if row["x"] == 13:
@@ -187,7 +187,7 @@ def test_a_job_is_restored_while_it_is_being_cancelled(streaming: Streaming, mon
             assert go.wait(WAIT_S)
         return row
 
-    def go_and_wait(self: AccompaniedJob, timeout_s: float | None) -> object:
+    def go_and_wait(self: JobWithServices, timeout_s: float | None) -> object:
         go.set()
         return wait(self, timeout_s)
 
@@ -198,7 +198,7 @@ def test_a_job_is_restored_while_it_is_being_cancelled(streaming: Streaming, mon
         streaming.stream.put([13])
         until("the row", reached.is_set)
         job.cancel()
-        monkeypatch.setattr(AccompaniedJob, "wait", go_and_wait)
+        monkeypatch.setattr(JobWithServices, "wait", go_and_wait)
         streaming.execute(env, restore="latest")
         streaming.until_all_are_there()
     assert streaming.stream.most_active == 1
@@ -322,7 +322,7 @@ def test_settings_of_streams_are_refused_for_bounded_ones(streaming: Streaming, 
     streaming.stream.isStreaming = False
     with (
         local() as env,
-        pytest.raises(ConfigurationError, match=f"this one is bounded: leave {next(iter(setting))} out"),
+        pytest.raises(ConfigurationError, match=f"this one is bounded: remove {next(iter(setting))}"),
     ):
         env.from_dataframe(streaming.stream, **setting)  # type: ignore[arg-type]
 

@@ -13,10 +13,10 @@ from local_jobs import GatedSource, config, local, opening
 from waiting import until
 
 import tidegate as tg
-from tidegate.actors.coordinator.messages.events import TaskReady
-from tidegate.protocol.state_origin import StateOrigin
+from tidegate.actors.coordinator.events import TaskReady
+from tidegate.protocol.task_reports import StateOrigin
 from tidegate.state.kernels.hashing import hash_columns
-from tidegate.storage.subtasks import subtask_state
+from tidegate.storage.state import subtask_state
 
 ROWS, GATE, LAST_GATE, KEYS = 2_000, 1_000, 1_500, 5
 _failures: list[int] = []
@@ -132,7 +132,9 @@ def test_survivors_read_no_keyed_state(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    "settings", [{"undo_memory": 0}, {"undo_memory": 100}, {"changelog": True}], ids=["none", "too little", "changelog"]
+    "settings",
+    [{"rewind_memory": 0}, {"rewind_memory": 100}, {"changelog": True}],
+    ids=["none", "too little", "changelog"],
 )
 def test_what_is_not_kept_is_read(tmp_path: Path, settings: dict[str, Any]) -> None:
     """Without the memory for it, survivors restore like the task that has failed: from a local copy if there is one.
@@ -141,7 +143,7 @@ def test_what_is_not_kept_is_read(tmp_path: Path, settings: dict[str, Any]) -> N
     fails. So there are two checkpoints before it: what came after each was too much, and after the third it keeps none.
     """
     _failures[:] = [_rows_of_each_subtask(GATE + 300)[0]]
-    copies = {"local_copies": True, "local_directory": tmp_path / "copies", "inline_bytes": 0}
+    copies = {"local_copies": True, "local_directory": tmp_path / "copies", "inline_threshold": 0}
 
     ready, totals, running = _run(
         tmp_path / "checkpoints", GATE - 400, GATE - 200, incremental=True, **copies, **settings

@@ -24,7 +24,7 @@ def test_a_job_deletes_what_its_table_does_not_show_any_more(tmp_path: Path, his
     source, table = GatedSource(rows, gates=gates), str(tmp_path / "table")
     with local(1) as env, opening(source):
         env.from_source(source, uid="source").to_table(table, history=history, uid="table")
-        job = env.execute("history", checkpoints=config(tmp_path / "c", retained=2), restart=NO_RESTART)
+        job = env.execute("history", checkpoints=config(tmp_path / "c", num_retained=2), restart=NO_RESTART)
         source.await_gate(4)
         savepoint = job.savepoint(tmp_path / "s")
         for gate in gates:

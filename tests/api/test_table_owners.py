@@ -14,7 +14,8 @@ from tidegate.storage.errors import StorageError
 from tidegate.storage.files.file_system_store import FileSystemStore
 from tidegate.storage.ids import JobId
 from tidegate.storage.tables.table_files import read_table
-from tidegate.storage.tables.table_log import IfExists, TableLog
+from tidegate.storage.tables.table_info import IfExists
+from tidegate.storage.tables.table_log import TableLog
 
 ROWS = 40
 
@@ -127,7 +128,7 @@ def test_an_owner_that_may_live_is_not_evicted(tmp_path: Path, monkeypatch: pyte
     def away(*_: object) -> bool:
         raise StorageError("no answer")
 
-    monkeypatch.setattr("tidegate.api.tables.table_owners.is_alive", away)
+    monkeypatch.setattr("tidegate.api.tables.output_tables.is_alive", away)
     with pytest.raises(
         StorageError, match=r"nobody can tell whether job test-job-.*cannot be read: no answer\. See that"
     ):
@@ -141,7 +142,7 @@ def test_rows_of_another_job_stay_when_one_is_restored(tmp_path: Path) -> None:
     def append(env: tg.StreamEnvironment, source: GatedSource) -> None:
         env.from_source(source, uid="source").to_table(str(tmp_path / "out"), uid="out", if_exists="append")
 
-    settings = config(tmp_path / "checkpoints", retained=3, retention="retain_on_cancellation")
+    settings = config(tmp_path / "checkpoints", num_retained=3, retention="retain_on_cancellation")
     with opening(GatedSource(ROWS, gates=[10, 20])) as source, local(1) as env:
         append(env, source)
         first = env.execute("job", checkpoints=settings, restart=NO_RESTART)
@@ -170,7 +171,7 @@ def test_a_restored_final_checkpoint_shows_what_it_covers(tmp_path: Path) -> Non
 
     def start(env: tg.StreamEnvironment, source: GatedSource, restore: str | None = None) -> tg.Job:
         env.from_source(source, uid="source").to_table(str(tmp_path / "out"), uid="out")
-        settings = config(tmp_path / "checkpoints", retained=3, retention="retain_on_cancellation")
+        settings = config(tmp_path / "checkpoints", num_retained=3, retention="retain_on_cancellation")
         return env.execute("job", checkpoints=settings, restart=NO_RESTART, restore=restore)
 
     with opening(GatedSource(20, gates=[10])) as source, local(1) as env:

@@ -32,8 +32,9 @@ from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.errors import StorageError
 from tidegate.storage.files.file_system_store import FileSystemStore
 from tidegate.storage.ids import CheckpointId, JobId
+from tidegate.storage.tables.log.entries import TableEntryKind
 from tidegate.storage.tables.table_files import read_table
-from tidegate.storage.tables.table_log import TableEntryKind, TableLog
+from tidegate.storage.tables.table_log import TableLog
 
 ROWS = 40
 
@@ -79,7 +80,7 @@ def append_from_elsewhere(folder: Path, table: str = "out") -> None:
 @pytest.fixture
 def taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that lives is taken for dead, as one that sleeps for longer than its lease."""
-    monkeypatch.setattr("tidegate.api.tables.table_owners.is_alive", lambda *_: False)
+    monkeypatch.setattr("tidegate.api.tables.output_tables.is_alive", lambda *_: False)
 
 
 @pytest.mark.usefixtures("taken_for_dead")

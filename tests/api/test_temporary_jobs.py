@@ -17,7 +17,7 @@ from waiting import until
 
 import tidegate as tg
 from tidegate.api.submission import temporary_jobs
-from tidegate.api.submission.local_folders import default_storage
+from tidegate.api.submission.temporary_jobs import default_storage
 from tidegate.storage.files.file_system_store import open_store
 
 KILLED = """
@@ -62,7 +62,7 @@ ENDS = """
 import os, sys, tempfile
 import pyarrow as pa
 import tidegate as tg
-from tidegate.api.submission.local_folders import default_storage
+from tidegate.api.submission.temporary_jobs import default_storage
 tempfile.tempdir = sys.argv[1]
 held = []
 for name in ("open", "closed"):

@@ -79,7 +79,7 @@ def test_a_windowed_top_is_the_same_under_faults() -> None:
 REFUSED: list[tuple[Callable[[tg.Stream], Any], str]] = [
     (lambda s: s.window(tg.Session(5)).top_n(1, by="x"), "takes tg.Tumbling"),
     (lambda s: s.window(tg.Count(5)).top_n(1, by="x"), "takes tg.Tumbling"),
-    (lambda s: s.window(tg.Tumbling(5)).allowed_lateness(5).top_n(1, by="x"), "leave allowed_lateness out"),
+    (lambda s: s.window(tg.Tumbling(5)).allowed_lateness(5).top_n(1, by="x"), "remove allowed_lateness"),
     (lambda s: s.window(tg.Tumbling(5)).top_n(1, by="k"), "cannot be ordered"),
     (lambda s: s.key_by("k").top_n(1, by="x", emit="final"), "is for results of a window"),
     (lambda s: s.key_by("k").top_n(1, by="x", emit="late"), "emit must be"),  # type: ignore[arg-type]
@@ -92,7 +92,7 @@ REFUSED: list[tuple[Callable[[tg.Stream], Any], str]] = [
         lambda s: (
             s.window(tg.Tumbling(5)).aggregate(n=tg.count()).key_by("window_end").top_n(1, "n", emit="final", ttl=5)
         ),
-        "leave ttl= out",
+        "remove ttl=",
     ),
     (
         lambda s: (

@@ -82,7 +82,7 @@ def running(
         table = rows.to_table(str(folder / "out"), uid="out")
         counts = rows.key_by("k").aggregate(n=tg.count(), emit="final", uid="counts")
         counts.to_table(str(folder / "counts"), uid="counts-out")
-        checkpoints = config(folder / "checkpoints", **{"inline_bytes": 0, "interval": "10ms", **settings})
+        checkpoints = config(folder / "checkpoints", **{"inline_threshold": 0, "interval": "10ms", **settings})
         job = env.execute("job", checkpoints=checkpoints, restart=NO_RESTART, restore=restore)
         if restore is None:
             source.await_gate(GATES[0])
@@ -210,7 +210,7 @@ def test_a_savepoint_that_is_refused_by_its_storage_holds_nothing_up(tmp_path: P
 
 def test_a_savepoint_holds_what_was_committed_before_its_barrier(tmp_path: Path) -> None:
     """What checkpoints commit while it is copied is not in its metadata, and a job restored from it is exact."""
-    with running(tmp_path, retained=100) as (job, table, source, storage):
+    with running(tmp_path, num_retained=100) as (job, table, source, storage):
         pass_gates(source, table, GATES[:1])
         late = asked(lambda: job.savepoint(str(tmp_path / "silent"), timeout=f"{WAIT_S}s"))
         until("a copy that hangs", lambda: storage.hanging)

@@ -45,7 +45,7 @@ SLIPS: dict[str, tuple[Callable[[Any, Stream], object], str]] = {
     ),
     "event time of a wrong type": (
         lambda env, s: s.assign_timestamps(pl.col("k") + "!"),
-        "of type string is no",
+        "of type string cannot be event time",
     ),
     "event time without a column": (
         lambda env, s: s.assign_timestamps(pl.col("zz") * 2),
@@ -98,8 +98,14 @@ SLIPS: dict[str, tuple[Callable[[Any, Stream], object], str]] = {
     "no function of rows": (lambda env, s: s.map(None), "map takes a function of a row, a dict, not None"),
     "no function of many rows": (lambda env, s: s.flat_map(3), "flat_map takes a function of a row"),
     "no function of batches": (lambda env, s: s.map_batches(3), "map_batches takes a function of a batch"),
-    "a parallelism in words": (lambda env, s: s.map(dict, parallelism="2"), "parallelism='2': at least 1 is needed"),
-    "a parallelism of part": (lambda env, s: s.map(dict, parallelism=2.5), "parallelism=2.5: at least 1 is needed"),
+    "a parallelism in words": (
+        lambda env, s: s.map(dict, parallelism="2"),
+        "parallelism='2': give a whole number of at least 1",
+    ),
+    "a parallelism of part": (
+        lambda env, s: s.map(dict, parallelism=2.5),
+        "parallelism=2.5: give a whole number of at least 1",
+    ),
     "a union with nothing": (lambda env, s: s.union(None), "union takes another stream, not NoneType"),
     "a union with keys": (lambda env, s: s.union(s.key_by("k")), "not KeyedStream; a stream is .* before key_by"),
     "a connection with nothing": (lambda env, s: s.connect(None), "connect takes another stream"),
@@ -108,7 +114,7 @@ SLIPS: dict[str, tuple[Callable[[Any, Stream], object], str]] = {
     "a join without its column": (lambda env, s: s.join(s, on=[("k", "zz")]), "the right stream has no column 'zz'"),
     "a join with no suffix": (
         lambda env, s: s.join(s, on="k", window=tg.Tumbling(1), suffix=None),
-        "suffix=None: give what stands behind",
+        "suffix=None: pass the text to append",
     ),
     "three bounds": (lambda env, s: s.interval_join(s, on="k", between=(1, 2, 3)), "the first and the last moment"),
     "one bound": (lambda env, s: s.interval_join(s, on="k", between="5min"), "the first and the last moment"),
@@ -119,7 +125,7 @@ SLIPS: dict[str, tuple[Callable[[Any, Stream], object], str]] = {
     "versions by a number": (lambda env, s: s.join_asof(s, on="k", by=3), "by= takes the name of a column"),
     "no rows of a table": (
         lambda env, s: s.lookup_join(pa.table({"k": ["a"]}), on="k", max_rows=0),
-        "max_rows=0: give 1 or more",
+        "max_rows=0: it must be at least 1",
     ),
     "a rank that is no name": (
         lambda env, s: s.key_by("k").top_n(3, by="x", rank=3),
@@ -132,7 +138,7 @@ SLIPS: dict[str, tuple[Callable[[Any, Stream], object], str]] = {
     "rows in words": (lambda env, s: env.from_rate(1, rows="x"), "give whole numbers"),
     "an environment of a stream": (
         lambda env, s: tg.StreamEnvironment.local(s),
-        "at least 1 is needed, a whole number",
+        "give a whole number of at least 1",
     ),
     "checkpoints in words": (lambda env, s: env.execute("x", checkpoints="1s"), r"give tg\.CheckpointConfig\(interval"),
     "restarts in words": (lambda env, s: env.execute("x", restart="never"), r"give tg\.RestartStrategy\.fixed_delay"),

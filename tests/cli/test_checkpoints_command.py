@@ -9,7 +9,7 @@ from checkpoints_on_disk import complete, flip_bit
 from command_line import CommandRunner
 from typer.testing import Result
 
-from tidegate.actors.coordinator.messages.events import CoordinatorStarted
+from tidegate.actors.coordinator.events import CoordinatorStarted
 from tidegate.cli.main import app
 from tidegate.storage.checkpoints.event_log import EventLog, LogEntry
 from tidegate.storage.checkpoints.metadata import SplitPool, StoredSplit
@@ -34,7 +34,7 @@ def _run(*arguments: str) -> Result:
     return CommandRunner().invoke(app, list(arguments))
 
 
-def test_lists_checkpoints(store: FileSystemStore) -> None:
+def test_checkpoints_list_prints_a_table(store: FileSystemStore) -> None:
     """Each checkpoint's path, time and condition; damaged ones are told from readable ones."""
     flip_bit(store, f"{_JOB}/chk-2/_metadata", 50)
 
@@ -60,7 +60,7 @@ def test_a_path_is_never_cut(tmp_path: Path) -> None:
     assert f"{deep.url}/{_JOB}/chk-1" in line
 
 
-def test_lists_nothing(store: FileSystemStore) -> None:
+def test_checkpoints_list_prints_that_there_are_none(store: FileSystemStore) -> None:
     """An empty list is a sentence, not an error."""
     result = _run("checkpoints", "list", store.url, "--job", "other")
 
@@ -68,7 +68,7 @@ def test_lists_nothing(store: FileSystemStore) -> None:
     assert f"No completed checkpoint under {store.url} of job other" in result.output
 
 
-def test_shows_a_checkpoint(store: FileSystemStore) -> None:
+def test_checkpoints_show_prints_operators_and_states(store: FileSystemStore) -> None:
     """Its operators and where each state is, with rows and bytes."""
     result = _run("checkpoints", "show", f"{store.url}/{_JOB}/chk-1")
 
@@ -111,7 +111,7 @@ def _cells(table: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.split("│")[1:-1]] for line in table.splitlines()]
 
 
-def test_verifies_by_exit_code(store: FileSystemStore) -> None:
+def test_checkpoints_verify_reports_by_exit_code(store: FileSystemStore) -> None:
     """0 and a count for a whole checkpoint; 1 and each problem for a damaged one."""
     path = f"{store.url}/{_JOB}/chk-1"
     whole = _run("checkpoints", "verify", path)
@@ -133,7 +133,7 @@ def test_verifies_by_exit_code(store: FileSystemStore) -> None:
         (("events", "ftp://x"), 2, "'ftp'"),
     ],
 )
-def test_errors_are_sentences(arguments: tuple[str, ...], exit_code: int, named: str) -> None:
+def test_errors_of_commands_are_one_sentence(arguments: tuple[str, ...], exit_code: int, named: str) -> None:
     """What the user did wrong, without a traceback, and an exit code."""
     result = _run(*arguments)
 

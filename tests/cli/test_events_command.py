@@ -11,7 +11,7 @@ from command_line import CommandRunner
 from failed_once import job_that_failed_once
 from typer.testing import Result
 
-from tidegate.actors.coordinator.messages.events import StorageCameBack, TimerFired
+from tidegate.actors.coordinator.events import StorageCameBack, TimerFired
 from tidegate.cli import event_printing
 from tidegate.cli.main import app
 from tidegate.storage.checkpoints.event_log import EventLog, LogEntry
@@ -61,8 +61,8 @@ def test_the_end_of_a_task_is_explained_by_its_last_checkpoint(job_folder: Path)
     listing = events(job_folder.parent, "--job", "watched").output
     result = events(job_folder, "--why", number_of(listing, "TaskFinished"))
     lines = result.output.splitlines()
-    assert re.search(r"checkpoint \d+ was complete$", lines[-2])
-    assert lines[-1].endswith("was over")
+    assert re.search(r"checkpoint \d+ was completed$", lines[-2])
+    assert lines[-1].endswith("finished")
     assert "does not tell" not in result.output
 
 

@@ -14,8 +14,8 @@ from coordinators import SINK, SPEC, Coordinator
 from failed_once import job_that_failed_once
 from typer.testing import Result
 
-from tidegate.actors.coordinator.messages import events as ev
-from tidegate.actors.drivers.log_writer import StoredFold
+from tidegate.actors.coordinator import events as ev
+from tidegate.actors.drivers.event_log_writer import StoredFold
 from tidegate.cli.main import app
 from tidegate.recovery.state_processor.timeline import read_timeline
 from tidegate.storage.checkpoints.event_log import EventLog, LogEntry
@@ -160,9 +160,9 @@ def test_a_log_that_was_cut_begins_with_its_snapshot(store: FileSystemStore) -> 
     told = texts(result)
     assert "older events were folded into a snapshot, and cut" in result.output
     assert told == [
-        "A user asked for a checkpoint (request r3)",
+        "A user requested a checkpoint (request r3)",
         "Completed checkpoint 3 (20 B, 0 ms)",
-        "A user asked for a checkpoint (request r4)",
+        "A user requested a checkpoint (request r4)",
     ]
     assert encode(read_timeline(job.log, SPEC.job_id).state) == encode(job.state), "nothing was taken in twice"
     assert "checkpoint 4 is 0 ms old and waits for 1 tasks" in result.output

@@ -17,7 +17,7 @@ from typer.testing import Result
 from waiting import until
 
 import tidegate as tg
-from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
+from tidegate.actors.coordinator.coordinator_state import CoordinatorState
 from tidegate.actors.runtimes.running_job import (
     JobCard,
     JobOverview,
@@ -26,12 +26,12 @@ from tidegate.actors.runtimes.running_job import (
     not_taken,
     progress_of,
 )
-from tidegate.actors.runtimes.vertex_metrics import VertexMetrics
+from tidegate.actors.runtimes.task_metrics import VertexMetrics
 from tidegate.cli import jobs_command as jobs_cli
-from tidegate.cli.checkpoint_printing import time_text
-from tidegate.cli.job_printing import job_lines, jobs_as_json, status_lines, task_lines, tasks_of
+from tidegate.cli.jobs_command import job_lines, jobs_as_json, status_lines, task_lines, tasks_of
 from tidegate.cli.main import app
-from tidegate.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.cli.terminal import time_text
+from tidegate.protocol.failures import CheckpointFailureReason
 from tidegate.protocol.identity import TaskId
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.ids import JobId, SubtaskIndex, VertexId
@@ -214,12 +214,12 @@ def test_a_checkpoint_waits_until_the_job_runs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It says so once; what is left of the time is for the checkpoint."""
-    monkeypatch.setattr(jobs_cli, "LOOK_S", 0.0)
+    monkeypatch.setattr(jobs_cli, "POLL_S", 0.0)
     restarting = OnRay("restarting", "deploying", "running")
     assert 0 < jobs_cli._once_it_runs(cast(tg.Job, restarting), "savepoint", "1h") <= 3_600_000
     assert capsys.readouterr().err == "main is restarting; the savepoint is taken when it runs\n"
     jobs_cli._once_it_runs(cast(tg.Job, OnRay("failed")), "savepoint", "1h")
-    with pytest.raises(tg.JobTimeoutError, match="is still restarting after 0ms: no savepoint was asked for"):
+    with pytest.raises(tg.JobTimeoutError, match="is still restarting after 0ms; no savepoint was triggered"):
         jobs_cli._once_it_runs(cast(tg.Job, OnRay("restarting")), "savepoint", "0ms")
 
 

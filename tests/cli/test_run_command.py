@@ -112,17 +112,17 @@ def test_a_function_may_make_its_own_environment(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "complaint"),
     [
-        (["program_to_run"], 2, "write MODULE:FUNC or FILE.py:FUNC"),
+        (["program_to_run"], 2, "does not name a function: write MODULE:FUNC or FILE.py:FUNC"),
         (["no_program:streams"], 2, "there is no module 'no_program'"),
-        (["no_program.py:streams"], 2, "no_program.py is not there"),
+        (["no_program.py:streams"], 2, "no_program.py does not exist"),
         (["program_to_run:no"], 2, "has no function 'no'"),
         (["program_to_run:two"], 2, "two takes 2 arguments"),
-        (["program_to_run:nothing"], 2, "nothing has made no stream"),
-        (["program_to_run:forgets"], 2, "forgets has made streams after its last execute"),
+        (["program_to_run:nothing"], 2, "nothing made no stream"),
+        (["program_to_run:forgets"], 2, "forgets made streams after its last execute"),
         (["program_to_run:streams", "--config", "none.yaml"], 2, "none.yaml: No such file"),
         (["program_to_run:streams", "--set", "heartbeat.interval=1x"], 2, "--set heartbeat.interval: .*'x'"),
         (["program_to_run:streams", "--set", "x=1"], 2, "unknown setting 'x'"),
-        (["program_to_run:gives_up"], 1, "somebody has cancelled given up"),
+        (["program_to_run:gives_up"], 1, "given up: cancelled from outside"),
         (["program_to_run:fails"], 1, "job 'fails' failed: .*missing"),
     ],
 )
@@ -231,7 +231,7 @@ def test_a_runtime_environment_is_that_of_ray(tmp_path: Path) -> None:
     [
         ("none.yaml", "--runtime-env none.yaml: cannot be read: .*No such file"),
         ("{1: ", "neither JSON nor YAML"),
-        ("list.yaml", "list.yaml: holds no mapping such as"),
+        ("list.yaml", "list.yaml: is not a mapping such as"),
         ('{"env_vars": {}}', "--runtime-env is for Ray, and execution.target is local"),
     ],
 )

@@ -35,7 +35,7 @@ def _run(*arguments: str) -> Result:
     return CommandRunner().invoke(app, ["checkpoints", "sweep", *arguments])
 
 
-def test_lists_and_deletes_nothing(store: FileSystemStore) -> None:
+def test_sweep_lists_orphans_without_deleting(store: FileSystemStore) -> None:
     """Each orphan with its size, the sum, and what to do."""
     result = _run(store.url)
 
@@ -45,14 +45,14 @@ def test_lists_and_deletes_nothing(store: FileSystemStore) -> None:
     assert store.exists(_ORPHAN)
 
 
-def test_deletes_when_told_to(store: FileSystemStore) -> None:
+def test_sweep_deletes_with_the_option(store: FileSystemStore) -> None:
     """Only what it had listed; then there is nothing more."""
     result = _run(store.url, "--job", "demo", "--delete")
 
     assert (result.exit_code, "1 files, 1,234 bytes, were deleted" in result.output) == (0, True)
     assert not store.exists(_ORPHAN)
     assert store.exists(f"{_JOB}/chk-1/counts-0")
-    assert "Nothing is left behind" in _run(store.url).output
+    assert "No orphaned file" in _run(store.url).output
 
 
 def test_leaves_a_job_that_may_run(store: FileSystemStore) -> None:
@@ -68,9 +68,9 @@ def test_leaves_a_job_that_may_run(store: FileSystemStore) -> None:
     assert not store.exists(_ORPHAN)
 
 
-def test_another_job_is_not_looked_at(store: FileSystemStore) -> None:
+def test_sweep_of_one_job_ignores_others(store: FileSystemStore) -> None:
     """--job is a name or an id, as in the other commands."""
-    assert "Nothing is left behind" in _run(store.url, "--job", "other").output
+    assert "No orphaned file" in _run(store.url, "--job", "other").output
     assert "1 files" in _run(store.url, "--job", _JOB).output
 
 

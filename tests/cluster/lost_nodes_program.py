@@ -22,7 +22,7 @@ from story import tell
 from waiting import until
 
 import tidegate as tg
-from tidegate.actors.ray.driver.ray_job import RayJob
+from tidegate.actors.ray.ray_job import RayJob
 from tidegate.connectors.memory_source import MemorySource
 from tidegate.storage.errors import JobFailedError
 

@@ -14,24 +14,24 @@ import waiting
 from ray import cloudpickle
 from watched_jobs import watch_jobs
 
-from tidegate.actors.coordinator.job.job_spec import ADOPTION_TIMEOUT_MS, CheckpointSettings, JobSpec
-from tidegate.actors.drivers.heartbeat_settings import HeartbeatSettings
-from tidegate.actors.drivers.job_context import DataPlaneOptions, JobContext
+from tidegate.actors.coordinator.job_spec import ADOPTION_TIMEOUT_MS, CheckpointSettings, JobSpec
+from tidegate.actors.drivers.job_context import DataPlaneOptions, HeartbeatSettings, JobContext
 from tidegate.actors.graph.stream_graph import StreamNode, translate
 from tidegate.actors.runtimes.running_job import JobProgress, Submission
-from tidegate.actors.task.pipeline.split_positions import SplitPosition
+from tidegate.actors.task.split_positions import SplitPosition
 from tidegate.connectors.memory_source import MemorySource
 from tidegate.connectors.source import ReadResult, Source, SourceReader, SourceSplit
 from tidegate.operators.aggregates import aggregate as aggregates
 from tidegate.operators.aggregates.keyed_aggregate import KeyedAggregate
 from tidegate.operators.functions.batch_functions import MapBatches
 from tidegate.operators.sinks.table_sink import TableSink
-from tidegate.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.protocol.edges import Partitioning, PartitioningKind
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import JobId, OperatorUid
 from tidegate.storage.tables.table_files import read_table
-from tidegate.storage.tables.table_log import TableInfo, TableLog
+from tidegate.storage.tables.table_info import TableInfo
+from tidegate.storage.tables.table_log import TableLog
 
 ROWS, KEYS = 20_000, 101
 ROWS_A_BATCH = 100

@@ -16,9 +16,8 @@ import ray
 import waiting
 from ray_jobs import expected_table, shown_table, until
 
-from tidegate.actors.ray.driver.detached import leave_nothing
-from tidegate.actors.ray.driver.listing import jobs_on_ray
-from tidegate.actors.ray.ray_runtime import RayRuntime
+from tidegate.actors.ray.detached import leave_nothing
+from tidegate.actors.ray.ray_runtime import RayRuntime, jobs_on_ray
 from tidegate.actors.runtimes.running_job import JobOverview, SnapshotRequest
 from tidegate.spark_bridge import RayDPSession
 from tidegate.storage.checkpoints.metadata import SnapshotKind

@@ -18,10 +18,10 @@ from source_contract import check_source
 
 import tidegate as tg
 from tidegate.connectors.files.open_file import UnreadableFileError
-from tidegate.connectors.files.parquet_rows import ParquetRows, parquet_schema
+from tidegate.connectors.formats.parquet import ParquetRows, parquet_schema
 from tidegate.spark_bridge import DataFrameSource, ParquetSource, RayDPSession
-from tidegate.spark_bridge.dataframes.in_place import files_in_place
-from tidegate.spark_bridge.dataframes.in_place.files_in_place import FilesInPlace, placed_files
+from tidegate.spark_bridge.dataframes import files_in_place
+from tidegate.spark_bridge.dataframes.files_in_place import FilesInPlace, placed_files
 from tidegate.storage.files.file_system_store import open_store
 
 ROWS = 200
@@ -163,7 +163,7 @@ def test_a_restored_job_reads_what_the_first_one_had_found(raydp_session: RayDPS
     with pytest.raises(UnreadableFileError, match=rf"{changed} was changed.*stage=True"):
         again.reader().read(again.splits()[0], 0, 10)
     (files / changed).unlink()
-    with pytest.raises(UnreadableFileError, match=rf"{changed} is gone.*stage=True"):
+    with pytest.raises(UnreadableFileError, match=rf"{changed} was deleted before.*stage=True"):
         again.reader().read(again.splits()[0], 0, 10)
 
 

@@ -13,7 +13,7 @@ import waiting
 from ray_jobs import Gated, until
 
 import tidegate as tg
-from tidegate.actors.coordinator.messages.events import TaskFinished
+from tidegate.actors.coordinator.events import TaskFinished
 from tidegate.actors.ray.ray_runtime import RayRuntime, SlotPlacement
 from tidegate.connectors.memory_source import MemorySource
 from tidegate.spark_bridge import RayDPSession

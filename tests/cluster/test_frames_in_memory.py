@@ -69,7 +69,7 @@ class DiesOnce(tg.BatchFunction):
 
 
 @dataclass(frozen=True)
-class HeldBack:
+class DeferredInputs:
     """A source that does not come to its end before both ends have been killed, and share memory again."""
 
     source: MemorySource
@@ -124,7 +124,7 @@ def test_rows_are_exact_through_the_loss_of_either_end(raydp_session: RayDPSessi
     options = tg.DataPlaneOptions(source_rows_max=ROWS_A_BATCH, sockets=True)
     with tg.StreamEnvironment(runtime, parallelism=2, options=options) as env:
         table = (
-            env.from_source(HeldBack(MemorySource(rows, 4), flags))
+            env.from_source(DeferredInputs(MemorySource(rows, 4), flags))
             .map_batches(DiesOnce(flags, "sender"), schema=one, uid="sender")
             .rebalance()
             .map_batches(DiesOnce(flags, "receiver"), schema=both, uid="receiver")

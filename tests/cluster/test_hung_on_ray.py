@@ -10,8 +10,8 @@ from pathlib import Path
 import pyarrow as pa
 from ray_jobs import keyed_job, until
 
-from tidegate.actors.drivers.heartbeat_settings import HeartbeatSettings
-from tidegate.actors.ray.process.stacks import state_of
+from tidegate.actors.drivers.job_context import HeartbeatSettings
+from tidegate.actors.ray.health_endpoint import state_of
 from tidegate.actors.ray.ray_runtime import RayRuntime, SlotPlacement
 from tidegate.actors.runtimes.running_job import JobProgress
 from tidegate.recovery.restart_strategy import RestartStrategy

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from story import Story
 
-from tidegate.actors.ray.process.death_words import NODE_CHARACTERS
+from tidegate.actors.ray.exit_probe import NODE_CHARACTERS
 
 
 @pytest.fixture(scope="module")

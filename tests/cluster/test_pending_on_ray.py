@@ -11,7 +11,7 @@ import ray
 from waiting import until
 
 import tidegate as tg
-from tidegate.actors.ray.slots.pending_demand import look_at_demand
+from tidegate.actors.ray.resource_waits import look_at_demand
 from tidegate.storage.errors import JobFailedError
 
 CPUS = 4_321

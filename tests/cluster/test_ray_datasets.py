@@ -20,9 +20,9 @@ from source_contract import check_source
 from waiting import until
 
 import tidegate as tg
+from tidegate.connectors import ray_data as table_dataset
 from tidegate.connectors.memory_source import MemorySource
-from tidegate.connectors.ray_data import table_dataset
-from tidegate.connectors.ray_data.dataset_source import RayDataError, RayDatasetSource
+from tidegate.connectors.ray_data import RayDataError, RayDatasetSource
 from tidegate.connectors.source import is_unbounded
 from tidegate.spark_bridge import ParquetSource
 from tidegate.storage.errors import AlreadyExistsError, NotFoundError

@@ -14,15 +14,15 @@ import ray
 from ray.exceptions import RayActorError
 from ray_jobs import ROWS, keyed_job, until
 
-from tidegate.actors.coordinator.messages.events import MetadataWritten, TaskReady
-from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
-from tidegate.actors.ray.fleet.fleet import worker_actor
-from tidegate.actors.ray.process.calls import NAMESPACE
-from tidegate.actors.ray.process.orders import Held
+from tidegate.actors.coordinator.coordinator_state import CoordinatorState
+from tidegate.actors.coordinator.events import MetadataWritten, TaskReady
+from tidegate.actors.ray.actor_calls import NAMESPACE
 from tidegate.actors.ray.ray_runtime import RayJob, RayRuntime, SlotPlacement
+from tidegate.actors.ray.task_deployment import ProcessStatus
+from tidegate.actors.ray.worker_pool import worker_actor
 from tidegate.actors.runtimes.running_job import JobProgress, SnapshotRequest, progress_of
 from tidegate.protocol.identity import TaskId
-from tidegate.protocol.state_origin import StateOrigin
+from tidegate.protocol.task_reports import StateOrigin
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.spark_bridge import RayDPSession
 from tidegate.state.common.options import StateBackendOptions
@@ -123,7 +123,7 @@ def followers(job: str, task: TaskId) -> list[str]:
     """Spare processes of a job that hold the state of a task, at its first checkpoint."""
     names = [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)]
     spare = [name for name in names if name.startswith(f"{job}/standby#")]
-    held: list[Held] = ray.get([ray.get_actor(name, NAMESPACE).held.remote() for name in spare])
+    held: list[ProcessStatus] = ray.get([ray.get_actor(name, NAMESPACE).held.remote() for name in spare])
     return [name for name, one in zip(spare, held, strict=True) if one.follows == {task: 1}]
 
 

@@ -13,7 +13,7 @@ import rude
 from ray import cloudpickle
 from ray_jobs import ROWS, keyed_job
 
-from tidegate.actors.coordinator.messages.events import TaskFailed
+from tidegate.actors.coordinator.events import TaskFailed
 from tidegate.actors.ray.ray_runtime import RayRuntime
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.checkpoints.event_log import EventLog

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from story import Story
 
-from tidegate.actors.ray.driver.driver_signals import EXIT_CODE
+from tidegate.actors.ray.connection import EXIT_CODE
 
 
 @pytest.mark.slow

@@ -15,17 +15,17 @@ from pyspark.sql import types as T
 from source_contract import check_source
 
 import tidegate as tg
-from tidegate.connectors.files.delta_source import DeltaSource
-from tidegate.connectors.files.file_source import source_of_files
+from tidegate.connectors.delta_source import DeltaSource
+from tidegate.connectors.files.source import source_of_files
 from tidegate.spark_bridge import RayDPSession, table_to_dataframe
 from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import ConfigurationError, TableError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import CheckpointId, JobId
-from tidegate.storage.tables.hidden_columns import VERSION_COLUMN
 from tidegate.storage.tables.partitions import folder_name
 from tidegate.storage.tables.table_files import read_table, write_data_file
-from tidegate.storage.tables.table_log import TableInfo, TableLog
+from tidegate.storage.tables.table_info import VERSION_COLUMN, TableInfo
+from tidegate.storage.tables.table_log import TableLog
 
 JOB = JobId("job-00000001")
 SCHEMA = pa.schema(

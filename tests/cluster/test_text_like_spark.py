@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tidegate.connectors.files.file_source import source_of_files
+from tidegate.connectors.files.source import source_of_files
 
 pytestmark = pytest.mark.slow
 

@@ -142,7 +142,7 @@ def test_old_dates_are_read_as_they_are(raydp_session: RayDPSession, tmp_path: P
 
 def test_a_session_is_active_where_a_function_is_called(raydp_session: RayDPSession) -> None:
     """So its settings hold in expressions that the function of `for_each_checkpoint` makes, as in `foreachBatch`."""
-    from tidegate.spark_bridge.spark_actions import run_spark_action
+    from tidegate.spark_bridge.spark_calls import run_spark_action
 
     spark = raydp_session.spark.newSession()
     spark.conf.set("spark.sql.ansi.enabled", "true")

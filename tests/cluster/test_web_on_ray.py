@@ -15,8 +15,8 @@ import ray
 import waiting
 from ray_jobs import keyed_job
 
+from tidegate.actors.ray.actor_calls import NAMESPACE
 from tidegate.actors.ray.memory_store import open_store_on_ray
-from tidegate.actors.ray.process.calls import NAMESPACE
 from tidegate.actors.ray.ray_runtime import RayRuntime, SlotPlacement
 from tidegate.spark_bridge import RayDPSession
 from tidegate.web.actor import NAME, serve_on_ray

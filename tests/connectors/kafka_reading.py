@@ -8,7 +8,7 @@ from dataclasses import replace
 import pyarrow as pa
 from waiting import until
 
-from tidegate.connectors.kafka.kafka_source import KafkaSource
+from tidegate.connectors.kafka.source import KafkaSource
 from tidegate.connectors.source import ReadResult, SourceReader, SourceSplit
 
 QUICK = (("fetch.wait.max.ms", 10), ("fetch.queue.backoff.ms", 10), ("fetch.error.backoff.ms", 10))

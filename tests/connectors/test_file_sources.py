@@ -18,9 +18,9 @@ import pytest
 from source_contract import check_source
 
 from tidegate.connectors.bad_rows import BadRows
-from tidegate.connectors.files.file_source import FileForm, FolderSource, source_of_files
 from tidegate.connectors.files.open_file import UnreadableFileError
 from tidegate.connectors.files.patterns import FilePattern
+from tidegate.connectors.files.source import FileForm, FolderSource, source_of_files
 from tidegate.connectors.source import ReadResult, Source, SourceReader, SourceSplit
 from tidegate.storage.codec import decode
 from tidegate.storage.errors import ConfigurationError, StorageError
@@ -117,7 +117,7 @@ def test_a_store_in_memory_is_a_folder_too() -> None:
         ("d=1/**", ["e.csv", "f/g.csv"]),
     ],
 )
-def test_what_a_pattern_means(tmp_path: Path, pattern: str, names: list[str]) -> None:
+def test_file_patterns_match_like_a_shell(tmp_path: Path, pattern: str, names: list[str]) -> None:
     """Hidden files never count, nor what is below a hidden folder."""
     everything = [
         "a.csv",
@@ -151,7 +151,7 @@ def test_names_with_the_characters_of_patterns(tmp_path: Path, name: str) -> Non
 
 def test_brackets_that_are_no_choice_are_refused(tmp_path: Path) -> None:
     """Instead of an error of the regular expression."""
-    with pytest.raises(ConfigurationError, match="the brackets are no choice of characters"):
+    with pytest.raises(ConfigurationError, match="the brackets are not a set of characters"):
         FilePattern.of(f"{tmp_path}/[z-a].csv")
 
 
@@ -309,7 +309,7 @@ def test_a_file_that_changes_while_it_is_read_is_an_error_that_says_what_to_do(t
             file.write(b"more")
         if restored:
             reading.restore()
-        with pytest.raises(UnreadableFileError, match=r"a\.parquet was changed since the job has found it.*rename"):
+        with pytest.raises(UnreadableFileError, match=r"a\.parquet was changed after the job found it.*rename"):
             reading.more()
 
 
@@ -340,7 +340,7 @@ def test_a_file_that_goes_before_it_is_read_is_left_out_and_later_it_is_an_error
     assert [*reading.once(4), *reading.once(3)] == [13, 30, 31, 32]
     (tmp_path / "3.parquet").unlink()
     reading.restore()
-    with pytest.raises(UnreadableFileError, match=r"3\.parquet is gone"):
+    with pytest.raises(UnreadableFileError, match=r"3\.parquet was deleted before"):
         reading.more()
 
 
@@ -356,9 +356,9 @@ def test_only_wanted_columns_come_with_the_types_of_the_schema(tmp_path: Path) -
     ("pattern", "more", "named"),
     [
         ("*.parquet", {}, "no file matches;"),
-        ("*.parquet", {"folder": lambda *_: None}, "no file matches yet, so give the schema"),
-        ("*.dat", {"schema": SCHEMA, "folder": lambda *_: None}, "the name does not tell the format"),
-        ("*", {"kind": "avro"}, "format='avro' is none of"),
+        ("*.parquet", {"folder": lambda *_: None}, "no file matches yet; give schema="),
+        ("*.dat", {"schema": SCHEMA, "folder": lambda *_: None}, "the format is not clear from the name"),
+        ("*", {"kind": "avro"}, "format='avro' is not supported"),
         ("*.csv", {"schema": SCHEMA, "columns": ["z"], "folder": lambda *_: None}, r"columns=\['z'\]; choose among"),
     ],
 )

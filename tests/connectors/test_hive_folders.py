@@ -13,9 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from source_contract import check_source
 
-from tidegate.connectors.files.file_source import FileForm, FilesSource, FolderSource, source_of_files
-from tidegate.connectors.files.hive_folders import folder_values
-from tidegate.connectors.files.patterns import FilePattern
+from tidegate.connectors.files.patterns import FilePattern, folder_values
+from tidegate.connectors.files.source import FileForm, FilesSource, FolderSource, source_of_files
 from tidegate.storage.errors import ConfigurationError
 
 BY = pa.schema([("day", pa.date32()), ("shop", pa.string()), ("hour", pa.int32())])
@@ -69,7 +68,7 @@ def test_a_file_elsewhere_is_refused(tmp_path: Path) -> None:
     """When the job is submitted, with its name; so is a value of another type."""
     with pytest.raises(ConfigurationError, match=r"^a/x\.csv is in no folder day=\.\.\."):
         folder_values("a/x.csv", BY)
-    with pytest.raises(ConfigurationError, match=r"day=tomorrow is no date32"):
+    with pytest.raises(ConfigurationError, match=r"day=tomorrow is not of type date32"):
         folder_values("day=tomorrow/shop=a/hour=1/x.csv", BY)
     pq.write_table(ROWS, tmp_path / "a.parquet")
     source = source_of_files(f"{tmp_path}/*.parquet", partitions=BY)
@@ -81,9 +80,9 @@ def test_a_file_elsewhere_is_refused(tmp_path: Path) -> None:
     ("folder", "kind", "reason"),
     [
         ("k=%FF", pa.string(), "k=%FF is not UTF-8"),
-        ("k=1e400", pa.float64(), "k=1e400 is no double"),
-        ("k=0x10", pa.int64(), "k=0x10 is no int64"),
-        ("k=" + "9" * 39, pa.decimal128(38, 0), r"is no decimal128\(38, 0\)"),
+        ("k=1e400", pa.float64(), "k=1e400 is not of type double"),
+        ("k=0x10", pa.int64(), "k=0x10 is not of type int64"),
+        ("k=" + "9" * 39, pa.decimal128(38, 0), r"is not of type decimal128\(38, 0\)"),
         ("k=1/k=2", pa.int64(), r"is in two folders k=\.\.\."),
     ],
 )

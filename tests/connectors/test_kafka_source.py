@@ -14,11 +14,10 @@ from source_contract import check_source
 from waiting import until
 
 from tidegate.connectors.bad_rows import BadRows
-from tidegate.connectors.kafka import kafka_reader
+from tidegate.connectors.kafka import source as kafka_source
 from tidegate.connectors.kafka.client import Start, first_offset
-from tidegate.connectors.kafka.kafka_source import KafkaSource
-from tidegate.connectors.kafka.positions import PartitionAt, split_of
 from tidegate.connectors.kafka.records import LETTERS, RecordFormat
+from tidegate.connectors.kafka.source import KafkaSource, PartitionAt, split_of
 from tidegate.connectors.source import ReadResult, SourceSplit
 from tidegate.storage.codec import decode
 from tidegate.storage.errors import ConfigurationError
@@ -81,8 +80,8 @@ def test_a_position_from_before_is_read_again(kafka: Broker) -> None:
 @pytest.mark.slow
 def test_what_a_reader_holds_is_bounded(kafka: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     """However little of it is read at a time; all comes in the end."""
-    monkeypatch.setattr(kafka_reader, "BUFFERED_BYTES_MAX", 4 * 400)
-    monkeypatch.setattr(kafka_reader, "CONSUMED_MAX", 3)
+    monkeypatch.setattr(kafka_source, "BUFFERED_BYTES_MAX", 4 * 400)
+    monkeypatch.setattr(kafka_source, "CONSUMED_MAX", 3)
     for partition in (0, 1):
         kafka.add("bounded", partition, *objects(*range(30)))
     found = source(kafka, "bounded")
@@ -188,7 +187,7 @@ class Times:
 def test_a_start_is_an_offset(start: Start, offset: int) -> None:
     """The first record at a time or later; the end, if there is none."""
     assert first_offset(Times(), "t", 0, start) == offset  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="no offset for partition 3 of 't'"):
+    with pytest.raises(ConfigurationError, match="the offset for partition 3 of 't' is missing"):
         first_offset(Times(), "t", 3, {"t": {0: 2}})  # type: ignore[arg-type]
 
 
@@ -225,7 +224,7 @@ def test_metadata_beside_values(kafka: Broker) -> None:
     ]
     rows = read_to_the_end(replace(source(kafka, "metadata", bounded=True), form=RecordFormat("bytes", None, names)))
     assert [(row["offset"], row["headers"], row["tombstone"]) for row in rows] == [(0, [], False), (1, [], True)]
-    with pytest.raises(ConfigurationError, match="there is no 'size'"):
+    with pytest.raises(ConfigurationError, match="unknown column 'size'"):
         RecordFormat("bytes", None, ("size",))
 
 
@@ -298,7 +297,7 @@ def test_records_that_cannot_be_read_are_dead_letters(
         "a string has a line break or another control character; JSON writes it as an escape",
     ]
     assert all(reasons)
-    assert f"offset 1 of partition 0 of '{topic}' is left out" in caplog.text
+    assert f"offset 1 of partition 0 of '{topic}' is skipped" in caplog.text
     assert found.bad_rows_schema == (LETTERS if policy == "side" else None)
 
 
@@ -330,7 +329,7 @@ def test_keys_and_values_that_are_no_text_are_dead_letters(kafka: Broker) -> Non
 
 def test_a_topic_or_brokers_that_are_not_there(kafka: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Are found out at submission."""
-    with pytest.raises(ConfigurationError, match="there is no topic 'nowhere'"):
+    with pytest.raises(ConfigurationError, match="topic 'nowhere' does not exist"):
         source(kafka, "nowhere").splits()
     monkeypatch.setattr("tidegate.connectors.kafka.client.TIMEOUT_S", 0.01)
     with pytest.raises(ConfigurationError, match=r"brokers at 127\.0\.0\.1:1 do not answer"):

@@ -11,10 +11,9 @@ from kafka_reading import QUICK, SCHEMA, Reading, objects, partitions_of
 from kafka_server import KafkaServer
 from waiting import LIMIT_S, until
 
-from tidegate.connectors.kafka import kafka_reader
-from tidegate.connectors.kafka.kafka_source import KafkaSource
-from tidegate.connectors.kafka.positions import FINDERS, split_of
+from tidegate.connectors.kafka import source as kafka_source
 from tidegate.connectors.kafka.records import RecordFormat
+from tidegate.connectors.kafka.source import FINDERS, KafkaSource, split_of
 from tidegate.connectors.source import SourceReader, SourceSplit
 from tidegate.storage.codec import decode
 from tidegate.storage.errors import ConfigurationError
@@ -109,10 +108,10 @@ def test_a_deleted_topic_is_reported_and_then_an_error(
         return "topic 'deleted' was deleted" in caplog.text
 
     until("the warning", reported, lambda: caplog.text)
-    monkeypatch.setattr(kafka_reader, "GONE_MS", 0)
+    monkeypatch.setattr(kafka_source, "GONE_MS", 0)
     with pytest.raises(ConfigurationError, match="its records that were not read are lost"):
         reading.once()
-    with pytest.raises(ConfigurationError, match="there is no topic 'deleted'"):
+    with pytest.raises(ConfigurationError, match="topic 'deleted' no longer exists"):
         found.check_unread([reading.split])
     reading.reader.close()
     assert caplog.text.count("was deleted") == 1
@@ -222,7 +221,7 @@ def test_one_large_partition_neither_fills_the_memory_nor_holds_up_others(
 ) -> None:
     """What a reader keeps is limited in bytes; all records come in the end, in order."""
     limit_bytes = 1024 * 1024
-    monkeypatch.setattr(kafka_reader, "BUFFERED_BYTES_MAX", limit_bytes)
+    monkeypatch.setattr(kafka_source, "BUFFERED_BYTES_MAX", limit_bytes)
     kafka_server.create("large", 2)
     record_bytes = 50_000
     kafka_server.add("large", 0, *[b"%06d" % number + bytes(record_bytes) for number in range(200)])
@@ -261,7 +260,7 @@ def test_brokers_that_are_away_are_reported_once(caplog: pytest.LogCaptureFixtur
     """Not with a line for each try of the client."""
     with caplog.at_level(logging.INFO):
         now_ms = 0
-        contact = kafka_reader.BrokerContact("h:1", lambda: now_ms)
+        contact = kafka_source.BrokerContact("h:1", lambda: now_ms)
         for _ in range(100):
             contact.log(logging.ERROR, "%s [%s] %s", "FAIL", "consumer-1", "Connection refused")
             contact.log(logging.ERROR, "%s [%s] %s", "ERROR", "consumer-1", "Connection refused")

@@ -56,7 +56,7 @@ def test_no_row_of_another_file_comes(request: pytest.FixtureRequest, kind: str,
         os.utime(f"{store.url}/{PATH}", ns=(later * 10**6, later * 10**6))
     assert store.info(PATH).size_bytes == taken.size_bytes
     for read in (lambda: file.read(rows_before, 10), lambda: opened(store, taken)):
-        with pytest.raises(UnreadableFileError, match=r"a\.parquet was changed since the job has found it.*rename"):
+        with pytest.raises(UnreadableFileError, match=r"a\.parquet was changed after the job found it.*rename"):
             read()
 
 
@@ -93,7 +93,7 @@ def test_a_file_that_goes_while_it_is_read_is_an_error_at_once(store: FileSystem
     file = opened(store, FileAt.of(store.info(PATH)))
     assert file.read(0, 10) is not None
     store.delete(PATH)
-    with pytest.raises(UnreadableFileError, match=r"a\.parquet is gone.*Correct it.*bad_rows"):
+    with pytest.raises(UnreadableFileError, match=r"a\.parquet was deleted before.*Correct it.*bad_rows"):
         file.read(3, 10)
 
 

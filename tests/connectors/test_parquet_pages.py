@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tidegate.connectors.files.parquet_pages import PageSizes, measure_pages
+from tidegate.connectors.formats.parquet_pages import PageSizes, measure_pages
 from tidegate.storage.errors import ConfigurationError
 
 LONGEST = 2_005

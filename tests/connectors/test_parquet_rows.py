@@ -15,11 +15,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.connectors.files.file_source import source_of_files
 from tidegate.connectors.files.open_file import UnreadableFileError
-from tidegate.connectors.files.parquet_pieces import LIMIT_BYTES, PIECE_BYTES, PieceSizes, leaves_of
-from tidegate.connectors.files.parquet_rows import ParquetRows, parquet_schema, whole_parquet
-from tidegate.connectors.understood_filters import rows_kept
+from tidegate.connectors.files.source import source_of_files
+from tidegate.connectors.formats.parquet import (
+    LIMIT_BYTES,
+    PIECE_BYTES,
+    ParquetRows,
+    PieceSizes,
+    leaves_of,
+    parquet_schema,
+    whole_parquet,
+)
+from tidegate.connectors.pushed_filters import rows_kept
 from tidegate.storage.errors import ConfigurationError
 
 
@@ -278,7 +285,7 @@ def test_a_large_page_of_few_bytes_is_refused(tmp_path: Path) -> None:
     pq.write_table(table, path := tmp_path / "a.parquet", **options)
     rows = ParquetRows(path, "a.parquet", table.schema, limit_bytes=2**25)
     with pytest.raises(
-        ConfigurationError, match=r"in column 's'\. Write .* smaller pages .*only from_files .*max_row_size="
+        ConfigurationError, match=r"in column 's'\. Write .* smaller pages .*use from_files.*max_row_size="
     ):
         rows.read(0, 10)
     assert rows_of(path, table.schema) == table

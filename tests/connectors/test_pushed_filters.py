@@ -17,14 +17,13 @@ from hypothesis import strategies as st
 
 from tidegate.actors.graph.job_graph import SourceSpec
 from tidegate.actors.graph.source_checks import checked_read
-from tidegate.connectors import understood_filters
-from tidegate.connectors.files import row_statistics
-from tidegate.connectors.files.file_source import source_of_files
-from tidegate.connectors.files.row_groups import RowGroups
+from tidegate.connectors import pushed_filters
+from tidegate.connectors.files.source import source_of_files
+from tidegate.connectors.formats import parquet_statistics
+from tidegate.connectors.formats.parquet import RowGroups
 from tidegate.connectors.memory_source import MemorySource
-from tidegate.connectors.pushed_filters import ColumnTest, either, rows_renamed
+from tidegate.connectors.pushed_filters import ColumnTest, either, rows_kept, rows_renamed
 from tidegate.connectors.source import FilterableSource, ReadResult, Source
-from tidegate.connectors.understood_filters import rows_kept
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import OperatorUid
 
@@ -144,7 +143,7 @@ def test_results_and_positions_are_those_without_it(
     pq.write_table(table, path, **options)
     source = source_of_files(str(path), schema=table.schema)
     assert isinstance(source, FilterableSource)
-    tests = understood_filters.tests_of(condition)
+    tests = pushed_filters.tests_of(condition)
     pushed = source.filtered(None if tests is None else (tests,))
     for offset in range(0, table.num_rows + 1, 3):
         found, end, _ = read(pushed, condition, offset, rows_max)
@@ -163,7 +162,7 @@ def groups_left(table: pa.Table, condition: pl.Expr, path: Path, **options: obje
 
 def groups_of(path: Path, condition: pl.Expr, schema: pa.Schema) -> list[int]:
     """Likewise of a file that is there."""
-    tests = understood_filters.tests_of(condition)
+    tests = pushed_filters.tests_of(condition)
     assert tests is not None, "the filter is not understood"
     groups = RowGroups(pq.ParquetFile(path), schema, (tests,))
     return [row for row in groups.starts[:-1] if groups.next_row(row) == row]
@@ -212,7 +211,7 @@ def test_row_groups_without_rows_that_count_are_left_out(path: Path, condition: 
 )
 def test_what_is_not_understood_counts_for_nothing(condition: pl.Expr) -> None:
     """Also not in part: what is not understood may fail for a row."""
-    assert understood_filters.tests_of(condition) is None
+    assert pushed_filters.tests_of(condition) is None
 
 
 def test_nulls_pass_no_comparison(path: Path) -> None:
@@ -269,12 +268,12 @@ def test_a_list_of_another_type_says_nothing(path: Path) -> None:
 def test_a_bound_that_is_no_value_is_not_known() -> None:
     """Text that was cut within a character, and times in another form than the column's."""
     text = SimpleNamespace(has_min_max=True, min_raw=b"a", max_raw="aé".encode()[:-1])
-    assert row_statistics._extremes(text, pa.string(), "BYTE_ARRAY") == ("a", None)
+    assert parquet_statistics._extremes(text, pa.string(), "BYTE_ARRAY") == ("a", None)
     unit = SimpleNamespace(to_json=lambda: '{"Type": "Timestamp", "timeUnit": "milliseconds"}')
     time = SimpleNamespace(has_min_max=True, min_raw=1, max_raw=2, logical_type=unit)
-    assert row_statistics._extremes(time, pa.timestamp("ms"), "INT64") == (1, 2)
-    assert row_statistics._extremes(time, pa.timestamp("us"), "INT64") == (None, None)
-    assert row_statistics._extremes(time, pa.timestamp("ms"), "INT96") == (None, None)
+    assert parquet_statistics._extremes(time, pa.timestamp("ms"), "INT64") == (1, 2)
+    assert parquet_statistics._extremes(time, pa.timestamp("us"), "INT64") == (None, None)
+    assert parquet_statistics._extremes(time, pa.timestamp("ms"), "INT96") == (None, None)
 
 
 def test_times_with_a_zone_are_compared_as_moments(path: Path) -> None:
@@ -284,7 +283,7 @@ def test_times_with_a_zone_are_compared_as_moments(path: Path) -> None:
     assert groups_left(table, pl.col("at") >= noon + dt.timedelta(microseconds=1), path) == []
     assert groups_left(table, pl.col("at") >= noon, path) == [0]
     assert groups_left(table, pl.col("at").is_in([noon]), path) == [0]
-    assert understood_filters.tests_of(pl.col("at") >= pl.lit(noon).dt.convert_time_zone("UTC")) is None
+    assert pushed_filters.tests_of(pl.col("at") >= pl.lit(noon).dt.convert_time_zone("UTC")) is None
     far = pa.table({"at": pa.array([10**15] * 10, pa.timestamp("ms"))})
     assert groups_left(far, pl.col("at") < dt.datetime(2013, 1, 1), path) == []
 

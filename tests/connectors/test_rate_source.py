@@ -110,5 +110,5 @@ def test_another_rate_or_length_cannot_be_restored() -> None:
     before = RateSource(10, 100, 2, Clock()).splits()
     RateSource(10.0, 100, 2, Clock(START_MS * 2)).check_restored(before)
     for other in (RateSource(11, 100, 2), RateSource(10, 99, 2), RateSource(10, 100, 1)):
-        with pytest.raises(ConfigurationError, match="is not what it was"):
+        with pytest.raises(ConfigurationError, match="has changed"):
             other.check_restored(before)

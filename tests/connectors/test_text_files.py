@@ -22,8 +22,8 @@ from source_contract import check_source
 
 from tidegate.connectors.bad_rows import BadRows
 from tidegate.connectors.files import text_rows
-from tidegate.connectors.files.file_source import source_of_files
 from tidegate.connectors.files.open_file import UnreadableFileError
+from tidegate.connectors.files.source import source_of_files
 from tidegate.connectors.source import Source
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.user_values import unmarked
@@ -94,7 +94,7 @@ def test_line_breaks_in_quoted_values(
     assert check_source(source(tmp_path, XS)) == expected
 
 
-def test_what_is_null(tmp_path: Path) -> None:
+def test_empty_values_of_csv_are_null(tmp_path: Path) -> None:
     """A value that is not there; `NA` is the code of Namibia, and a quoted empty value is an empty string."""
     schema = pa.schema([("country", pa.string()), ("name", pa.string()), ("x", pa.float64())])
     data = b'country,name,x\nNA,"",1.5\nnull,,NaN\nn/a,"NULL",""\n'
@@ -106,7 +106,7 @@ def test_what_is_null(tmp_path: Path) -> None:
     assert repr([list(row.values()) for row in rows]) == "[[None, '-', nan], ['n/a', None, inf], [None, 'x', -inf]]"
 
 
-def test_values_of_every_type(tmp_path: Path) -> None:
+def test_json_values_of_every_type(tmp_path: Path) -> None:
     """Blanks around what is no string do not count."""
     schema = pa.schema(
         [
@@ -185,7 +185,7 @@ def test_names_and_positions_of_columns(tmp_path: Path) -> None:
         read(tmp_path, b"x,s,x\n1,a,2\n", XS)
 
 
-def test_types_without_a_schema(tmp_path: Path) -> None:
+def test_csv_without_a_schema_infers_types(tmp_path: Path) -> None:
     """The first of integer, boolean, date, time, timestamp, float and string that takes all values."""
     data = b"a,b,c,d,e,f,g\n1,true,2020-01-01,2020-01-01 01:00:00,1.5,NA,\n,false,,2020-01-01,2,1,\n"
     schema = read_schema(tmp_path, data)
@@ -276,7 +276,7 @@ def test_options_of_spark(
         ({"timestampFormat": "yyyy"}, "csv has no option 'timestampFormat'"),
     ],
 )
-def test_options_that_cannot_be(tmp_path: Path, options: Mapping[str, object], named: str) -> None:
+def test_text_options_refuse_wrong_values(tmp_path: Path, options: Mapping[str, object], named: str) -> None:
     """When the stream is made, with what they may be."""
     with pytest.raises(ConfigurationError, match=re.escape(named) if "|" in named else named):
         read(tmp_path, b"x,s\n", XS, options=options)
@@ -338,7 +338,7 @@ def test_lines_of_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [row["value"] for row in rows] == ["to be", "", "or nöt", "to be", "one"]
 
 
-def test_several_paths(tmp_path: Path) -> None:
+def test_a_list_of_paths_is_one_source(tmp_path: Path) -> None:
     """A list of files and patterns of one storage, each file once; hidden folders may be named."""
     for folder in ("x", "y/_z"):
         (tmp_path / folder).mkdir(parents=True)

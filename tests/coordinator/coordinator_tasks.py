@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from coordinators import SINK, SOURCE, TASKS, files, part
 from shared_files import SharedFiles, layer
 
-from tidegate.actors.coordinator.messages import events as ev
-from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.actors.coordinator import events as ev
+from tidegate.actors.coordinator import instructions as do
+from tidegate.protocol.failures import CheckpointFailureReason
 from tidegate.protocol.identity import TaskId
 from tidegate.storage.checkpoints.metadata import SnapshotKind, StateHandle
 from tidegate.storage.ids import AttemptNumber, CheckpointId

@@ -13,11 +13,11 @@ from coordinator_tasks import Step, Tasks, file_name
 from coordinators import SPEC, TASKS
 from shared_files import LAYOUT, SharedFiles
 
+from tidegate.actors.coordinator import events as ev
+from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.coordinator.coordinator_machine import CoordinatorMachine
-from tidegate.actors.coordinator.job.job_spec import CheckpointSettings, JobSpec
-from tidegate.actors.coordinator.messages import events as ev
-from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.coordinator.state.coordinator_state import JobStatus
+from tidegate.actors.coordinator.job_spec import CheckpointSettings, JobSpec
+from tidegate.actors.coordinator.phases import JobStatus
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, SnapshotKind
 from tidegate.storage.codec import encode

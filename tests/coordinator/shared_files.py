@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from coordinators import SPEC
 
-from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.coordinator import instructions as do
 from tidegate.protocol.identity import TaskId
 from tidegate.storage.checkpoints.layout import CheckpointLayout
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, StateHandle

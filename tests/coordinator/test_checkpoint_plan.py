@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 from coordinators import SINK, SOURCE, SPEC, TASKS, Coordinator, only, spec
 
-from tidegate.actors.coordinator.job.job_spec import JobEdgeInfo, JobSpec
-from tidegate.actors.coordinator.messages import events as ev
-from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.coordinator.requests.checkpoint_plan import CheckpointPlan, NoPlan, make_plan
-from tidegate.actors.coordinator.requests.request_decider import RETRIES_MAX
-from tidegate.actors.coordinator.state.coordinator_state import JobStatus
+from tidegate.actors.coordinator import events as ev
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.coordinator.checkpoint_requests import RETRIES_MAX
+from tidegate.actors.coordinator.checkpoints.checkpoint_coordinator import CheckpointPlan, NoPlan, make_plan
+from tidegate.actors.coordinator.job_spec import JobEdgeInfo, JobSpec
+from tidegate.actors.coordinator.phases import JobStatus
 from tidegate.actors.runtimes.running_job import Answer, answers_of
-from tidegate.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.protocol.failures import CheckpointFailureReason
 from tidegate.protocol.identity import TaskId
 from tidegate.storage.checkpoints.metadata import SnapshotKind, SubtaskState
 from tidegate.storage.ids import AttemptNumber, CheckpointId, SubtaskIndex, VertexId

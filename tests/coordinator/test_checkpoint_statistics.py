@@ -11,10 +11,10 @@ from coordinators import (
     spec,
 )
 
-from tidegate.actors.coordinator.job.job_spec import RestorePoint
-from tidegate.actors.coordinator.messages import events as ev
-from tidegate.protocol.failure_reasons import CheckpointFailureReason as Reason
-from tidegate.protocol.snapshot_metrics import SnapshotMetrics
+from tidegate.actors.coordinator import events as ev
+from tidegate.actors.coordinator.job_spec import RestorePoint
+from tidegate.protocol.failures import CheckpointFailureReason as Reason
+from tidegate.protocol.task_reports import SnapshotMetrics
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
 
 ELSEWHERE = RestorePoint("memory://old", JobId("job-00000000"), CheckpointId(7), final=False)

@@ -10,10 +10,10 @@ from any_permit import ANY_PERMIT
 from coordinators import SPEC, Coordinator, files, only, spec
 from link import node
 
-from tidegate.actors.coordinator.messages import events as ev
-from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.coordinator.requests.request_decider import COMMITS_WAITING_MAX
-from tidegate.actors.coordinator.state.coordinator_state import JobStatus
+from tidegate.actors.coordinator import events as ev
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.coordinator.checkpoint_requests import COMMITS_WAITING_MAX
+from tidegate.actors.coordinator.phases import JobStatus
 from tidegate.actors.drivers.coordinator_effects import CoordinatorEffects
 from tidegate.actors.drivers.job_context import JobContext
 from tidegate.actors.graph.stream_graph import translate
@@ -21,7 +21,9 @@ from tidegate.storage.checkpoints.metadata import OpenCommits, TableHead
 from tidegate.storage.errors import StorageError
 from tidegate.storage.files.file_system_store import FileSystemStore
 from tidegate.storage.ids import CheckpointId, JobId
-from tidegate.storage.tables.table_log import LOG_FOLDER, TableInfo, TableLog
+from tidegate.storage.tables.log.tail import LOG_FOLDER
+from tidegate.storage.tables.table_info import TableInfo
+from tidegate.storage.tables.table_log import TableLog
 
 _numbers = count()
 

@@ -10,12 +10,12 @@ from coordinators import SINK, SOURCE, SPEC, TASKS, Coordinator, discarding, fil
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.actors.coordinator.job.outages import pause_ms
-from tidegate.actors.coordinator.messages import events as ev
-from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.coordinator.requests.request_decider import REQUESTS_MAX
-from tidegate.actors.coordinator.state.coordinator_state import JobStatus
-from tidegate.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.actors.coordinator import events as ev
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.coordinator.checkpoint_requests import REQUESTS_MAX
+from tidegate.actors.coordinator.job_spec import pause_ms
+from tidegate.actors.coordinator.phases import JobStatus
+from tidegate.protocol.failures import CheckpointFailureReason
 from tidegate.protocol.identity import TaskId
 from tidegate.storage.ids import CheckpointId, SubtaskIndex, VertexId
 

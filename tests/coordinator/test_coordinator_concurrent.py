@@ -18,11 +18,11 @@ from coordinators import (
     spec,
 )
 
-from tidegate.actors.coordinator.job.job_spec import JobSpec, Retention
-from tidegate.actors.coordinator.messages import events as ev
-from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.coordinator.state.coordinator_state import JobStatus
-from tidegate.protocol.failure_reasons import CheckpointFailureReason as Reason
+from tidegate.actors.coordinator import events as ev
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.coordinator.job_spec import JobSpec, Retention
+from tidegate.actors.coordinator.phases import JobStatus
+from tidegate.protocol.failures import CheckpointFailureReason as Reason
 from tidegate.protocol.identity import TaskId
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.checkpoints.metadata import OperatorInfo, SectionRef, StateHandle, StateKind, SubtaskState

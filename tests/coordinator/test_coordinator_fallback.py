@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from coordinators import SPEC, Coordinator, files, kinds, only, spec
 
+from tidegate.actors.coordinator import events as ev
+from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.coordinator.coordinator_machine import CoordinatorMachine
-from tidegate.actors.coordinator.job.job_spec import RestorePoint, Retention
-from tidegate.actors.coordinator.messages import events as ev
-from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.coordinator.state.coordinator_state import JobStatus
+from tidegate.actors.coordinator.job_spec import RestorePoint, Retention
+from tidegate.actors.coordinator.phases import JobStatus
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.codec import decode, encode
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId

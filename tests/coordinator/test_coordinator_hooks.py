@@ -12,10 +12,9 @@ from coordinators import (
     spec,
 )
 
-from tidegate.actors.coordinator.job.job_spec import RestorePoint
-from tidegate.actors.coordinator.job.outages import pause_ms
-from tidegate.actors.coordinator.messages import events as ev
-from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.coordinator import events as ev
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.coordinator.job_spec import RestorePoint, pause_ms
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
 

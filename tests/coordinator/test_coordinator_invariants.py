@@ -8,19 +8,23 @@ import pytest
 from coordinators import PATH, SINK, SOURCE, SPEC, TARGET, files, part
 
 from tidegate.actors.coordinator import invariants
-from tidegate.actors.coordinator.job.phases import JobStatus, PendingPhase
-from tidegate.actors.coordinator.requests.checkpoint_properties import CHECKPOINT, CheckpointProperties
-from tidegate.actors.coordinator.requests.request_decider import REQUESTS_MAX, CheckpointRequest
-from tidegate.actors.coordinator.state.coordinator_state import (
+from tidegate.actors.coordinator.checkpoint_requests import (
+    CHECKPOINT,
+    REQUESTS_MAX,
+    CheckpointProperties,
+    CheckpointRequest,
+)
+from tidegate.actors.coordinator.coordinator_state import (
     CheckpointDiscard,
     CompletedCheckpoint,
     CoordinatorState,
     DamagedCheckpoint,
     PendingCheckpoint,
     SavepointDiscard,
+    SharedStateRegistry,
     SinkCommit,
 )
-from tidegate.actors.coordinator.state.shared_state_registry import SharedStateRegistry
+from tidegate.actors.coordinator.phases import JobStatus, PendingPhase
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.checkpoints.metadata import METADATA_VERSION, CheckpointMetadata, SnapshotKind, StateHandle
 from tidegate.storage.errors import InvariantError

@@ -6,10 +6,10 @@ import pytest
 from any_permit import ANY_PERMIT
 from coordinators import SINK, SOURCE, SPEC, TASKS, Coordinator, discarding, files, kinds, only, spec
 
-from tidegate.actors.coordinator.job.job_spec import ENDING_TIMEOUT_MS, RestorePoint
-from tidegate.actors.coordinator.messages import events as ev
-from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.coordinator.state.coordinator_state import JobStatus
+from tidegate.actors.coordinator import events as ev
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.coordinator.job_spec import ENDING_TIMEOUT_MS, RestorePoint
+from tidegate.actors.coordinator.phases import JobStatus
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation, JobId

@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 
 import tidegate
-from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.coordinator import instructions as do
 from tidegate.storage.checkpoints.permits import (
     _DECIDED,
     CommitPermit,
@@ -40,7 +40,7 @@ CALLS = {
     "DiscardFiles": "do.DiscardFiles(ONE, ()",
     "write_savepoint": "savepoints.write_savepoint(opened, 'root', 'target', metadata",
     "discard_savepoint": "savepoints.discard_savepoint(opened, 'target', JobId('job')",
-    "sweep_checkpoints": "end_of_job.sweep_checkpoints(store, layout",
+    "sweep_checkpoints": "deletion.sweep_checkpoints(store, layout",
     "_delete": "deletion._delete(store, pointer, metadata",
     "_delete_savepoint": "deletion._delete_savepoint(store, pointer, metadata",
     "_delete_orphans": "sweeper._delete_orphans(store, orphans=()",
@@ -53,10 +53,10 @@ CALLS = {
 HEAD = """
 from typing import Any
 from tidegate.storage.checkpoints import permits
-from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.drivers import coordinator_effects as effects
 from tidegate.recovery import savepoints
-from tidegate.recovery.cleanup import deletion, end_of_job, sweeper
+from tidegate.recovery import deletion, sweeper
 from tidegate.storage.ids import CheckpointId, JobId
 ONE = CheckpointId(1)
 def act(metadata: Any, opened: Any, store: Any, layout: Any, pointer: Any, here: Any, export: permits.ExportPermit,
@@ -81,14 +81,14 @@ def errors_of_mypy(folder: Path, lines: list[str]) -> list[str]:
     snippet = folder / "snippet.py"
     snippet.write_text(HEAD + "".join(f"    {line}\n" for line in lines))
     files = (
-        "tidegate/actors/coordinator/messages/instructions.py", "tidegate/actors/drivers/coordinator_effects.py",
-        "tidegate/recovery/cleanup/deletion.py", "tidegate/recovery/cleanup/end_of_job.py",
-        "tidegate/recovery/cleanup/sweeper.py",
+        "tidegate/actors/coordinator/instructions.py", "tidegate/actors/drivers/coordinator_effects.py",
+        "tidegate/recovery/deletion.py", "tidegate/recovery/deletion.py",
+        "tidegate/recovery/sweeper.py",
         "tidegate/recovery/savepoints.py", "tidegate/storage/checkpoints/permits.py", "tidegate/storage/ids.py",
     )  # fmt: skip
     options = "--config-file=", "--follow-imports=skip", "--no-site-packages", "--cache-dir=/dev/null"
     result = subprocess.run(
-        [sys.executable, "-m", "mypy", *options, str(snippet), *(f"tidegate/{file}" for file in files)],
+        [sys.executable, "-m", "mypy", *options, str(snippet), *files],
         cwd=PACKAGE.parent,
         capture_output=True,
         text=True,
@@ -147,8 +147,8 @@ def test_a_permit_is_not_forged(cls: type[Any], forge: Callable[[Any], object], 
 def test_the_invariants_alone_decide() -> None:
     """What makes permits is named in the module that defines it, and in the one that looks first."""
     named = {path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py") if "_DECIDED" in path.read_text()}
-    decide = {"tidegate/actors/coordinator/invariants.py", "tidegate/recovery/cleanup/decisions.py"}
-    assert named == {*decide, "tidegate/storage/checkpoints/permits.py"}
+    decide = {"actors/coordinator/invariants.py", "recovery/deletion_permits.py"}
+    assert named == {*decide, "storage/checkpoints/permits.py"}
 
 
 def test_the_permit_of_another_checkpoint_makes_no_instruction() -> None:

@@ -8,14 +8,14 @@ import pytest
 from any_permit import ANY_PERMIT
 from coordinators import PATH, SINK, SPEC, TARGET, Coordinator, files, kinds, only, spec
 
-from tidegate.actors.coordinator.checkpoints import discards
-from tidegate.actors.coordinator.checkpoints.discards import SAVEPOINT_OUTAGE_MS
-from tidegate.actors.coordinator.job.outages import pause_ms
-from tidegate.actors.coordinator.messages import events as ev
-from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.coordinator.state.coordinator_state import JobStatus
+from tidegate.actors.coordinator import events as ev
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.coordinator.checkpoints import checkpoint_cleaner
+from tidegate.actors.coordinator.checkpoints.checkpoint_cleaner import SAVEPOINT_OUTAGE_MS
+from tidegate.actors.coordinator.job_spec import pause_ms
+from tidegate.actors.coordinator.phases import JobStatus
 from tidegate.actors.runtimes.running_job import Answer, answers_of
-from tidegate.protocol.failure_reasons import CheckpointFailureReason as Reason
+from tidegate.protocol.failures import CheckpointFailureReason as Reason
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.ids import CheckpointId
@@ -175,7 +175,7 @@ def test_the_deletion_of_a_savepoint_is_repeated_for_a_bounded_time() -> None:
 
 def test_deletions_of_checkpoints_that_are_repeated_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """One more than that is left to the sweep, and nothing waits for it."""
-    monkeypatch.setattr(discards, "DISCARDS_MAX", 2)
+    monkeypatch.setattr(checkpoint_cleaner, "DISCARDS_MAX", 2)
     coordinator = Coordinator(spec(retained=1)).run()
     for n in (1, 2, 3, 4):
         coordinator.complete()
@@ -190,7 +190,7 @@ def test_deletions_of_checkpoints_that_are_repeated_are_bounded(monkeypatch: pyt
 
 def test_deletions_of_savepoints_that_are_repeated_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """One more than that is left to the user, and nothing waits for it."""
-    monkeypatch.setattr(discards, "DISCARDS_MAX", 2)
+    monkeypatch.setattr(checkpoint_cleaner, "DISCARDS_MAX", 2)
     coordinator = Coordinator(spec(tolerable_failures=9)).run()
     for n in (1, 2, 3):
         coordinator.start_savepoint(request=f"s{n}")

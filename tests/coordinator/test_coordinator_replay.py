@@ -10,13 +10,13 @@ from coordinator_world import ADOPTED, BUSY, CONCURRENT, JOB, CoordinatorWorld, 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.coordinator.coordinator_machine import CoordinatorMachine
-from tidegate.actors.coordinator.job.job_spec import JobSpec
-from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.coordinator.messages.events import CoordinatorEvent
-from tidegate.actors.coordinator.messages.instructions import CoordinatorInstruction
-from tidegate.actors.task.messages.events import CallsAnswered, TaskEvent, TaskRestored
-from tidegate.actors.task.messages.instructions import (
+from tidegate.actors.coordinator.events import CoordinatorEvent
+from tidegate.actors.coordinator.instructions import CoordinatorInstruction
+from tidegate.actors.coordinator.job_spec import JobSpec
+from tidegate.actors.task.events import CallsAnswered, TaskEvent, TaskRestored
+from tidegate.actors.task.instructions import (
     MakeCalls,
     PersistChannelState,
     PersistSegment,

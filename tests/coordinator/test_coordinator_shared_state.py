@@ -9,11 +9,11 @@ from any_permit import ANY_PERMIT
 from coordinators import SINK, SOURCE, SPEC, Coordinator, handle, only, part, spec
 from shared_files import LAYOUT, layer
 
+from tidegate.actors.coordinator import events as ev
+from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.coordinator.coordinator_machine import CoordinatorMachine
-from tidegate.actors.coordinator.job.job_spec import Retention
-from tidegate.actors.coordinator.messages import events as ev
-from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.protocol.snapshot_metrics import SnapshotMetrics
+from tidegate.actors.coordinator.job_spec import Retention
+from tidegate.protocol.task_reports import SnapshotMetrics
 from tidegate.storage.checkpoints.metadata import NativeFile, NativeState, SavepointFormat, SnapshotKind, StateHandle
 from tidegate.storage.codec import decode, encode
 from tidegate.storage.ids import CheckpointId

@@ -9,14 +9,13 @@ import pytest
 from any_permit import ANY_PERMIT
 from coordinators import PATH, SINK, SOURCE, SPEC, TARGET, Coordinator, files, kinds, only, part, spec
 
-from tidegate.actors.coordinator.checkpoints.discards import SAVEPOINT_OUTAGE_MS
+from tidegate.actors.coordinator import events as ev
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.coordinator.checkpoints.checkpoint_cleaner import SAVEPOINT_OUTAGE_MS
 from tidegate.actors.coordinator.invariants import COPIES_MAX
-from tidegate.actors.coordinator.job.job_spec import COPIES_TIMEOUT_MS, JobSpec
-from tidegate.actors.coordinator.job.phases import PendingPhase
-from tidegate.actors.coordinator.messages import events as ev
-from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.coordinator.state.coordinator_state import JobStatus
-from tidegate.protocol.failure_reasons import CheckpointFailureReason as Reason
+from tidegate.actors.coordinator.job_spec import COPIES_TIMEOUT_MS, JobSpec
+from tidegate.actors.coordinator.phases import JobStatus, PendingPhase
+from tidegate.protocol.failures import CheckpointFailureReason as Reason
 from tidegate.protocol.stream_elements import Alignment, BarrierOptions
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.checkpoints.metadata import SnapshotKind, TableHead

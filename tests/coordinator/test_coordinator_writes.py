@@ -5,7 +5,7 @@ from __future__ import annotations
 from any_permit import ANY_PERMIT
 from coordinators import SPEC, Coordinator, files, kinds, only, spec
 
-from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.coordinator import instructions as do
 from tidegate.storage.ids import CheckpointId
 
 TOLERANT = spec(tolerable_failures=5)

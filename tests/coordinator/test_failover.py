@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 from coordinators import SPEC, Coordinator, kinds, only
 
+from tidegate.actors.coordinator import events as ev
+from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.coordinator import invariants
 from tidegate.actors.coordinator.coordinator_machine import CoordinatorMachine
-from tidegate.actors.coordinator.job.job_spec import FailoverStrategy, JobEdgeInfo, JobSpec, RestorePoint
-from tidegate.actors.coordinator.messages import events as ev
-from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState, JobStatus
+from tidegate.actors.coordinator.coordinator_state import CoordinatorState
+from tidegate.actors.coordinator.job_spec import FailoverStrategy, JobEdgeInfo, JobSpec, RestorePoint
+from tidegate.actors.coordinator.phases import JobStatus
 from tidegate.protocol.identity import TaskId
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.checkpoints.metadata import (

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from coordinators import Coordinator
 
-from tidegate.actors.coordinator.job.phases import (
+from tidegate.actors.coordinator.__main__ import render
+from tidegate.actors.coordinator.phases import (
     JOB_TRANSITIONS,
     PENDING_TRANSITIONS,
     JobInput,
@@ -17,7 +18,6 @@ from tidegate.actors.coordinator.job.phases import (
     next_phase,
     next_status,
 )
-from tidegate.actors.coordinator.job.states_page import render
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import CheckpointId
 

@@ -9,12 +9,12 @@ from coordinators import Coordinator, only, spec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.actors.coordinator.job.job_spec import CheckpointSettings
-from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.coordinator.requests.checkpoint_properties import CHECKPOINT, CheckpointProperties
-from tidegate.actors.coordinator.requests.request_decider import (
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.coordinator.checkpoint_requests import (
+    CHECKPOINT,
     COMMITS_WAITING_MAX,
     REQUESTS_MAX,
+    CheckpointProperties,
     CheckpointRequest,
     Demand,
     Pause,
@@ -22,7 +22,8 @@ from tidegate.actors.coordinator.requests.request_decider import (
     decide,
     enqueue,
 )
-from tidegate.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.actors.coordinator.job_spec import CheckpointSettings
+from tidegate.protocol.failures import CheckpointFailureReason
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 
 SETTINGS = CheckpointSettings(interval_ms=1_000, min_pause_ms=500, max_concurrent=2)

@@ -9,13 +9,14 @@ from unittest.mock import patch
 import pytest
 from coordinators import SPEC, Coordinator, only
 
-from tidegate.actors.coordinator import split_enumerator, split_invariants
+from tidegate.actors.coordinator import events as ev
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.coordinator import invariants, source_coordinator
 from tidegate.actors.coordinator.coordinator_machine import CoordinatorMachine
-from tidegate.actors.coordinator.job.job_spec import AssignedSource, FailoverStrategy, JobSpec
-from tidegate.actors.coordinator.messages import events as ev
-from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState, JobStatus
-from tidegate.actors.coordinator.state.untaken_splits import UntakenSplits
+from tidegate.actors.coordinator.coordinator_state import CoordinatorState
+from tidegate.actors.coordinator.job_spec import AssignedSource, FailoverStrategy, JobSpec
+from tidegate.actors.coordinator.phases import JobStatus
+from tidegate.actors.coordinator.source_coordinator import UntakenSplits
 from tidegate.connectors.source import SOURCE_STATE
 from tidegate.protocol.identity import TaskId
 from tidegate.recovery.restart_strategy import RestartStrategy
@@ -138,7 +139,7 @@ def test_an_answer_does_not_look_at_all_splits() -> None:
             made.append(self)
             super().__init__(*arguments)
 
-    with patch.object(split_enumerator, "UntakenSplits", Counted):
+    with patch.object(source_coordinator, "UntakenSplits", Counted):
         source = Source(job(1_000))
         for task in (A, B) * 20:
             assert source.asks(task)
@@ -150,7 +151,7 @@ def test_an_answer_does_not_look_at_all_splits() -> None:
 
 def test_an_answer_has_a_limit() -> None:
     """However many splits there are."""
-    with patch.object(split_enumerator, "SPLITS_AN_ANSWER_MAX", 3):
+    with patch.object(source_coordinator, "SPLITS_AN_ANSWER_MAX", 3):
         assert len(Source(job(100)).asks(A)) == 3
 
 
@@ -279,7 +280,7 @@ def test_questions_of_tasks_that_were_stopped_count_for_nothing() -> None:
 @pytest.mark.parametrize(("splits", "taken", "holds"), [((1, 2), (3,), True), ((1, 2), (2,), False), ((), (1,), True)])
 def test_is_untaken(splits: tuple[int, ...], taken: tuple[int, ...], holds: bool) -> None:
     """At the boundary: a single split that somebody has."""
-    assert split_invariants.is_untaken(splits, taken) is holds
+    assert invariants.is_untaken(splits, taken) is holds
 
 
 @pytest.mark.parametrize(
@@ -287,13 +288,13 @@ def test_is_untaken(splits: tuple[int, ...], taken: tuple[int, ...], holds: bool
 )
 def test_may_tell_end(left: tuple[int, ...], others: bool, holds: bool) -> None:
     """Only the last one that asks needs an empty pool."""
-    assert split_invariants.may_tell_end(left, others) is holds
+    assert invariants.may_tell_end(left, others) is holds
 
 
 @pytest.mark.parametrize(("first", "given", "holds"), [(0, 0, True), (1, 2, True), (2, 2, True), (3, 2, False)])
 def test_is_answerable(first: int, given: int, holds: bool) -> None:
     """Up to what was given."""
-    assert split_invariants.is_answerable(first, given) is holds
+    assert invariants.is_answerable(first, given) is holds
 
 
 @pytest.mark.parametrize(
@@ -302,4 +303,4 @@ def test_is_answerable(first: int, given: int, holds: bool) -> None:
 )
 def test_is_prefix(rows: int, restored: int, given: int, holds: bool) -> None:
     """From what was restored to all that was given."""
-    assert split_invariants.is_prefix(rows, restored, given) is holds
+    assert invariants.is_prefix(rows, restored, given) is holds

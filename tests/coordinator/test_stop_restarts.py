@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 from coordinators import PATH, SOURCE, Coordinator, only, spec
 
-from tidegate.actors.coordinator.messages import events as ev
-from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.coordinator.requests.request_decider import RETRIES_MAX
-from tidegate.actors.coordinator.state.coordinator_state import JobStatus
-from tidegate.protocol.failure_reasons import CheckpointFailureReason as Reason
+from tidegate.actors.coordinator import events as ev
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.coordinator.checkpoint_requests import RETRIES_MAX
+from tidegate.actors.coordinator.coordinator_state import JobStatus
+from tidegate.protocol.failures import CheckpointFailureReason as Reason
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.ids import AttemptNumber

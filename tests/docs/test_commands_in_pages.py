@@ -11,7 +11,7 @@ import pytest
 import typer
 import yaml
 
-from tidegate.actors.runtimes.metrics import registry
+from tidegate.actors.runtimes import metric_registry as registry
 from tidegate.cli.main import app
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,10 +14,10 @@ from side_by_side import lines
 
 import tidegate as tg
 from tidegate import recovery
+from tidegate.api.config.config_file import KNOWN_KEYS
 from tidegate.api.config.restrictions import FIXED, REFUSED
 from tidegate.api.config.settings_table import rows
-from tidegate.api.config.sources import KNOWN_KEYS
-from tidegate.api.tables.table_options import HISTORY_DEFAULT
+from tidegate.api.tables.output_tables import HISTORY_DEFAULT
 from tidegate.operators.aggregates.aggregate import Aggregate
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.units import parse_duration_ms, parse_size_bytes

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tidegate.actors.coordinator.messages import events as ev
-from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.task.messages import events as task_ev
+from tidegate.actors.coordinator import events as ev
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.task import events as task_ev
 from tidegate.protocol.identity import TaskId
 from tidegate.storage.errors import FencedError
 

@@ -8,9 +8,9 @@ from coordinator_ports import Port
 from coordinators import SPEC, TASKS
 from link import node
 
-from tidegate.actors.coordinator.messages import events as ev
+from tidegate.actors.coordinator import events as ev
+from tidegate.actors.drivers.coordinator_driver import CoordinatorDriver, replay
 from tidegate.actors.drivers.coordinator_effects import CoordinatorEffects
-from tidegate.actors.drivers.coordinator_host import CoordinatorHost, replay
 from tidegate.actors.drivers.job_context import JobContext
 from tidegate.actors.graph.stream_graph import translate
 from tidegate.storage.checkpoints.event_log import EventLog
@@ -30,12 +30,12 @@ class Run:
         self.log = EventLog(open_store(self.root), SPEC.job_id)
         self.take_over()
 
-    def take_over(self) -> tuple[CoordinatorHost, Port]:
+    def take_over(self) -> tuple[CoordinatorDriver, Port]:
         """A new coordinator, which has replayed the log and logged that it exists."""
         self.port = Port()
         machine, position = replay(self.log)
         effects = CoordinatorEffects(self.context, open_store, self.port.now_ms)
-        self.host = CoordinatorHost(machine, position, self.log, effects, self.port, f"incarnation {next(_numbers)}")
+        self.host = CoordinatorDriver(machine, position, self.log, effects, self.port, f"incarnation {next(_numbers)}")
         self.host.start()
         return self.host, self.port
 

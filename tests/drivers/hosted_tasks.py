@@ -8,14 +8,14 @@ from itertools import count
 
 from link import describe
 
-from tidegate.actors.coordinator.messages import events as co
+from tidegate.actors.coordinator import events as co
 from tidegate.actors.drivers.job_context import DataPlaneOptions, JobContext
 from tidegate.actors.drivers.ports import TryAgain
+from tidegate.actors.drivers.task_driver import TaskDriver
 from tidegate.actors.drivers.task_effects import TaskEffects
-from tidegate.actors.drivers.task_host import TaskHost
 from tidegate.actors.graph.job_graph import JobGraph
-from tidegate.actors.task.messages import events as ev
-from tidegate.actors.task.messages import instructions as do
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as do
 from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.storage.errors import StorageError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
@@ -86,13 +86,13 @@ def effects_of(
     return TaskEffects(context, describe(graph, vertex), opened, lambda: 7), open_store(root)
 
 
-def host_of(graph: JobGraph, vertex: VertexId) -> tuple[TaskHost, Port]:
+def host_of(graph: JobGraph, vertex: VertexId) -> tuple[TaskDriver, Port]:
     """A host with a machine that was not told anything."""
     port = Port()
-    return TaskHost(TaskMachine(describe(graph, vertex)), effects_of(graph, vertex)[0], port), port
+    return TaskDriver(TaskMachine(describe(graph, vertex)), effects_of(graph, vertex)[0], port), port
 
 
-def drain(host: TaskHost, port: Port) -> None:
+def drain(host: TaskDriver, port: Port) -> None:
     """Do all I/O that was asked for, and give the machine turns, until nothing is left."""
     while port.io or host.machine.runnable:
         while host.turn():

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from tidegate.actors.drivers.async_calls import AsyncCalls
-from tidegate.actors.task.messages.instructions import MakeCalls
+from tidegate.actors.task.instructions import MakeCalls
 from tidegate.operators.functions.async_map import AsyncFunction, Call
 from tidegate.storage.ids import OperatorUid
 

@@ -6,15 +6,16 @@ import pytest
 from coordinator_runs import Run, running
 from coordinators import SINK, SOURCE, SPEC, TASKS, part
 
+from tidegate.actors.coordinator import events as ev
+from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.coordinator.coordinator_machine import CoordinatorMachine
-from tidegate.actors.coordinator.messages import events as ev
-from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.coordinator.state.coordinator_state import GIVEN_UP_MAX, JobStatus
-from tidegate.actors.drivers import coordinator_host, log_writer
-from tidegate.actors.drivers.coordinator_host import replay
-from tidegate.actors.task.messages import events as task_ev
+from tidegate.actors.coordinator.coordinator_state import GIVEN_UP_MAX
+from tidegate.actors.coordinator.phases import JobStatus
+from tidegate.actors.drivers import coordinator_driver, event_log_writer
+from tidegate.actors.drivers.coordinator_driver import replay
+from tidegate.actors.task import events as task_ev
 from tidegate.storage.checkpoints.event_log import EventLog
-from tidegate.storage.checkpoints.metadata_file import read_metadata
+from tidegate.storage.checkpoints.metadata import read_metadata
 from tidegate.storage.errors import LogDeletedError, StorageError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation
@@ -146,7 +147,7 @@ def test_what_people_read_is_logged_soon() -> None:
     run = running()
     run.host.handle(ev.TaskReachedEndOfData(0, AttemptNumber(0), SOURCE))
     run.host.handle(ev.TaskReachedEndOfData(0, AttemptNumber(0), SINK))
-    assert [delay_ms for delay_ms, _ in run.port.later] == [coordinator_host.HOLD_MS]
+    assert [delay_ms for delay_ms, _ in run.port.later] == [coordinator_driver.HOLD_MS]
     run.port.wait()
     run.port.settle()
     assert run.events()[-1] == ["TaskReachedEndOfData", "TaskReachedEndOfData"]
@@ -154,7 +155,7 @@ def test_what_people_read_is_logged_soon() -> None:
 
 def test_what_is_held_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """So many events make an entry, whatever they are; and so many names of files."""
-    monkeypatch.setattr(coordinator_host, "EVENTS_AN_ENTRY_MAX", 3)
+    monkeypatch.setattr(coordinator_driver, "EVENTS_AN_ENTRY_MAX", 3)
     run = running()
     run.host.handle(ev.TimerFired(0, "periodic:0"))
     run.port.settle()
@@ -163,7 +164,7 @@ def test_what_is_held_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         run.host.handle(ev.CheckpointAcknowledged(0, AttemptNumber(0), SOURCE, CheckpointId(1), part(1, SOURCE)))
         run.port.settle()
     assert [len(events) for events in run.events()[entries:]] == [3, 3]
-    monkeypatch.setattr(coordinator_host, "NAMES_AN_ENTRY_MAX", 1)
+    monkeypatch.setattr(coordinator_driver, "NAMES_AN_ENTRY_MAX", 1)
     run.host.handle(ev.CheckpointAcknowledged(0, AttemptNumber(0), SOURCE, CheckpointId(1), part(1, SOURCE)))
     assert len(run.port.appends) == 1
 
@@ -240,7 +241,7 @@ def test_instructions_reach_the_tasks() -> None:
 
 def test_the_fold_is_stored_and_the_log_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every so many entries the state is stored; replay starts there and gives the same machine."""
-    monkeypatch.setattr(log_writer, "ENTRIES_A_SNAPSHOT", 5)
+    monkeypatch.setattr(event_log_writer, "ENTRIES_A_SNAPSHOT", 5)
     run = Run()
     run.submit()
     for n in range(20):
@@ -259,7 +260,7 @@ def test_the_fold_is_stored_and_the_log_cut(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_fold_is_stored_however_often_coordinators_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Entries are counted from the newest fold, whoever has stored it; the one before that stays, and what follows."""
-    monkeypatch.setattr(log_writer, "ENTRIES_A_SNAPSHOT", 5)
+    monkeypatch.setattr(event_log_writer, "ENTRIES_A_SNAPSHOT", 5)
     run = Run()
     run.submit()
     for n in range(20):
@@ -280,7 +281,7 @@ def test_the_fold_is_stored_however_often_coordinators_are_lost(monkeypatch: pyt
 
 def test_a_log_of_large_entries_is_cut_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
     """Inlined state makes entries large, and the log may lie in memory: what stays is bounded in bytes too."""
-    monkeypatch.setattr(log_writer, "BYTES_A_SNAPSHOT", 20_000)
+    monkeypatch.setattr(event_log_writer, "BYTES_A_SNAPSHOT", 20_000)
     run = Run()
     run.submit()
     store = open_store(run.root)
@@ -296,7 +297,7 @@ def test_a_log_of_large_entries_is_cut_sooner(monkeypatch: pytest.MonkeyPatch) -
 
 def test_an_unstored_fold_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Storing it is an economy: when it fails, replay is longer, and the coordinator goes on."""
-    monkeypatch.setattr(log_writer, "ENTRIES_A_SNAPSHOT", 2)
+    monkeypatch.setattr(event_log_writer, "ENTRIES_A_SNAPSHOT", 2)
     run = Run()
     run.port.append_next()
     run.host.handle(ev.JobSubmitted(0, SPEC))
@@ -311,7 +312,7 @@ def test_an_unstored_fold_does_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_nothing_is_cut_behind_a_fold_that_was_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one before it stays, and every entry since: the newest may be found damaged."""
-    monkeypatch.setattr(log_writer, "ENTRIES_A_SNAPSHOT", 5)
+    monkeypatch.setattr(event_log_writer, "ENTRIES_A_SNAPSHOT", 5)
     run = Run()
     run.submit()
     failed = False

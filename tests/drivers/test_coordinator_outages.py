@@ -9,11 +9,11 @@ import pytest
 from coordinator_runs import Run, running
 from coordinators import SINK, SOURCE, SPEC, part
 
-from tidegate.actors.coordinator.job.outages import FIRST_PAUSE_MS
-from tidegate.actors.coordinator.messages import events as ev
-from tidegate.actors.coordinator.state.coordinator_state import JobStatus
-from tidegate.actors.drivers.coordinator_host import replay
-from tidegate.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.actors.coordinator import events as ev
+from tidegate.actors.coordinator.job_spec import FIRST_PAUSE_MS
+from tidegate.actors.coordinator.phases import JobStatus
+from tidegate.actors.drivers.coordinator_driver import replay
+from tidegate.protocol.failures import CheckpointFailureReason
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.errors import StorageError
 from tidegate.storage.ids import AttemptNumber, CheckpointId

@@ -8,9 +8,9 @@ from typing import get_args
 import pytest
 from coordinators import SOURCE, SPEC
 
-from tidegate.actors.coordinator.messages import events as ev
-from tidegate.actors.drivers.event_border import fit_for_the_log
-from tidegate.protocol.failure_reasons import TEXT_BYTES_MAX, CheckpointFailureReason
+from tidegate.actors.coordinator import events as ev
+from tidegate.actors.drivers.coordinator_driver import sanitize_event
+from tidegate.protocol.failures import TEXT_BYTES_MAX, CheckpointFailureReason
 from tidegate.storage.checkpoints.metadata import StateHandle, SubtaskState
 from tidegate.storage.codec import decode, encode
 from tidegate.storage.errors import CodecError
@@ -37,7 +37,7 @@ def test_every_free_text_is_bounded_and_escaped(kind: type) -> None:
         "reason": CheckpointFailureReason.DECLINED if kind is ev.CheckpointDeclined else RUDE,
     }
     event = kind(**{field.name: values[field.name] for field in fields(kind) if field.name in values})
-    encoded = encode(fit_for_the_log(event, str))
+    encoded = encode(sanitize_event(event, str))
     assert len(encoded) < TEXT_BYTES_MAX + 300
     assert type(decode(encoded)) is kind
 
@@ -45,7 +45,7 @@ def test_every_free_text_is_bounded_and_escaped(kind: type) -> None:
 def test_an_acknowledgement_that_cannot_be_written_down_fails_its_task() -> None:
     """With the cause, by the rules of any failure."""
     state = SubtaskState(SOURCE.vertex, SOURCE.subtask, StateHandle("a\udcff", None, 1, "sum", ()))
-    event = fit_for_the_log(ev.CheckpointAcknowledged(3, FIRST, SOURCE, ONE, state), str)
+    event = sanitize_event(ev.CheckpointAcknowledged(3, FIRST, SOURCE, ONE, state), str)
     assert isinstance(event, ev.TaskFailed)
     assert (event.at_ms, event.attempt, event.task) == (3, FIRST, SOURCE)
     assert "CheckpointAcknowledged cannot be written to the event log: CodecError" in event.reason
@@ -53,7 +53,7 @@ def test_an_acknowledgement_that_cannot_be_written_down_fails_its_task() -> None
 
 def test_what_hooks_keep_under_a_name_that_cannot_be_written_down_fails_the_checkpoint() -> None:
     """As when the hook had raised."""
-    event = fit_for_the_log(ev.HooksTriggered(3, ONE, (("a\udcff", b""),)), str)
+    event = sanitize_event(ev.HooksTriggered(3, ONE, (("a\udcff", b""),)), str)
     assert isinstance(event, ev.HookFailed)
     assert event.checkpoint_id == ONE
 
@@ -61,10 +61,10 @@ def test_what_hooks_keep_under_a_name_that_cannot_be_written_down_fails_the_chec
 def test_what_nothing_can_take_the_place_of_is_an_error() -> None:
     """The host says so to whoever asked, or stops with that cause."""
     with pytest.raises(CodecError):
-        fit_for_the_log(ev.CheckpointRequested(0, "request", target="memory://\udcff"), str)
+        sanitize_event(ev.CheckpointRequested(0, "request", target="memory://\udcff"), str)
 
 
 def test_whatever_can_be_written_down_stays_as_it_is() -> None:
     """Nearly always."""
     for event in (ev.JobSubmitted(0, SPEC), ev.TaskFailed(0, FIRST, SOURCE, "no"), ev.CancelRequested(0)):
-        assert fit_for_the_log(event, str) == event
+        assert sanitize_event(event, str) == event

@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from tidegate.actors.drivers.freed_memory import keep_freed_memory
+from tidegate.actors.drivers.worker import keep_freed_memory
 
 _ROUNDS = """
 import resource
 import numpy as np
-from tidegate.actors.drivers.freed_memory import keep_freed_memory
+from tidegate.actors.drivers.worker import keep_freed_memory
 
 assert keep_freed_memory()
 for began in (False, True):

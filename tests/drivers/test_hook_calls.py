@@ -12,7 +12,7 @@ import pytest
 from waiting import until
 
 import tidegate as tg
-from tidegate.actors.drivers.hook_calls import HookCalls, HookError
+from tidegate.actors.drivers.coordinator_effects import HookCalls, HookError
 from tidegate.storage.ids import CheckpointId
 
 WAIT_S = 240

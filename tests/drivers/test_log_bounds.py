@@ -9,16 +9,15 @@ from coordinator_ports import Port
 from coordinators import SINK, SOURCE, SPEC, TASKS, files, part
 from link import node
 
-from tidegate.actors.coordinator.messages import events as ev
-from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.coordinator import events as ev
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.drivers.coordinator_driver import CoordinatorDriver, replay
 from tidegate.actors.drivers.coordinator_effects import CoordinatorEffects
-from tidegate.actors.drivers.coordinator_host import CoordinatorHost, replay
 from tidegate.actors.drivers.job_context import JobContext
 from tidegate.actors.graph.stream_graph import translate
-from tidegate.actors.task.messages import events as task_ev
+from tidegate.actors.task import events as task_ev
 from tidegate.storage.checkpoints.event_log import EventLog
-from tidegate.storage.checkpoints.metadata import StateHandle
-from tidegate.storage.checkpoints.metadata_file import read_metadata
+from tidegate.storage.checkpoints.metadata import StateHandle, read_metadata
 from tidegate.storage.errors import NotFoundError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.files.store import Buffer, Store
@@ -71,13 +70,13 @@ class DictStore:
         raise AssertionError("the log is deleted entry by entry")
 
 
-def started(store: Store) -> tuple[CoordinatorHost, Port, EventLog]:
+def started(store: Store) -> tuple[CoordinatorDriver, Port, EventLog]:
     """A job that runs, with its log on a store."""
     log, port = EventLog(store, SPEC.job_id), Port()
     machine, position = replay(log)
     root = "memory://log-bounds"
     context = JobContext(SPEC.job_id, SPEC.job_name, root, translate([node("source")]), {})
-    host = CoordinatorHost(machine, position, log, CoordinatorEffects(context, open_store, port.now_ms), port, "one")
+    host = CoordinatorDriver(machine, position, log, CoordinatorEffects(context, open_store, port.now_ms), port, "one")
     host.start()
     host.handle(ev.JobSubmitted(0, replace(SPEC, root=root)))
     port.settle()
@@ -87,7 +86,7 @@ def started(store: Store) -> tuple[CoordinatorHost, Port, EventLog]:
     return host, port, log
 
 
-def checkpoint(host: CoordinatorHost, port: Port, number: int) -> None:
+def checkpoint(host: CoordinatorDriver, port: Port, number: int) -> None:
     """One checkpoint, from its tick to the deletion of the one before; what storage does is only said."""
     n, at_ms = CheckpointId(number), number * 1_000
     host.handle(ev.TimerFired(at_ms, "periodic:0"))

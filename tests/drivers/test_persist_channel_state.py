@@ -9,12 +9,12 @@ import pyarrow as pa
 import pytest
 from restored_graphs import BY_KEY, JOB, REBALANCE, checkpoint_of, complete, graph_of
 
-from tidegate.actors.coordinator.job.job_spec import RestorePoint
+from tidegate.actors.coordinator.job_spec import RestorePoint
 from tidegate.actors.drivers.job_context import DataPlaneOptions, JobContext
 from tidegate.actors.drivers.task_effects import TaskEffects
 from tidegate.actors.graph.job_graph import JobGraph
-from tidegate.actors.task.messages import events as ev
-from tidegate.actors.task.messages import instructions as do
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as do
 from tidegate.protocol.identity import ChannelId, TaskId
 from tidegate.storage.errors import StorageError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store

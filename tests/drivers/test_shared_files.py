@@ -11,18 +11,24 @@ import pytest
 from any_permit import ANY_PERMIT
 from restored_graphs import BY_KEY, JOB, checkpoint_of, complete, graph_of
 
-from tidegate.actors.coordinator.messages import events as co
-from tidegate.actors.coordinator.messages import instructions as coordinator_do
+from tidegate.actors.coordinator import events as co
+from tidegate.actors.coordinator import instructions as coordinator_do
 from tidegate.actors.drivers.coordinator_effects import CoordinatorEffects
 from tidegate.actors.drivers.job_context import DataPlaneOptions, JobContext
 from tidegate.actors.drivers.task_effects import TaskEffects
-from tidegate.actors.task.incremental.lineage import LAYERS_MAX, Lineage
-from tidegate.actors.task.messages import events as ev
-from tidegate.actors.task.messages import instructions as do
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as do
+from tidegate.actors.task.incremental_base import LAYERS_MAX, IncrementalBase
 from tidegate.protocol.identity import TaskId
 from tidegate.storage.checkpoints.layout import CheckpointLayout
-from tidegate.storage.checkpoints.metadata import CheckpointMetadata, NativeFile, NativeState, StateHandle, StateKind
-from tidegate.storage.checkpoints.metadata_file import create_metadata
+from tidegate.storage.checkpoints.metadata import (
+    CheckpointMetadata,
+    NativeFile,
+    NativeState,
+    StateHandle,
+    StateKind,
+    create_metadata,
+)
 from tidegate.storage.checkpoints.permits import _DECIDED, EndPermit
 from tidegate.storage.errors import AlreadyExistsError, StorageError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
@@ -74,7 +80,7 @@ def frozen(value: int) -> FrozenTable:
     return FrozenTable("total", StateKind.UNION, lambda: pa.record_batch({"total": [value]}))
 
 
-def snapshot(number: CheckpointId, base: Lineage | None = None) -> do.PersistSnapshot:
+def snapshot(number: CheckpointId, base: IncrementalBase | None = None) -> do.PersistSnapshot:
     """One state in the file of the checkpoint, and one in a layer."""
     return do.PersistSnapshot(number, (OperatorSnapshot(UID, (frozen(1),), (frozen(2),)),), (), (), base)
 
@@ -133,7 +139,7 @@ class HalfFull(FileSystemStore):
 
 def test_what_cannot_be_written_whole_leaves_nothing_behind(store: FileSystemStore) -> None:
     """The file that was written before the layer failed is deleted; what it is built on is not touched."""
-    base = Lineage(FIVE, (StateHandle(f"{JOB}/shared/chk-5/count-1", None, 1, "sum", ()),))
+    base = IncrementalBase(FIVE, (StateHandle(f"{JOB}/shared/chk-5/count-1", None, 1, "sum", ()),))
     put(store, f"{JOB}/shared/chk-5/count-1")
 
     event = task_effects(store.url, opened=HalfFull).persist(snapshot(SIX, base), 0)
@@ -170,7 +176,7 @@ def test_a_task_may_build_on_what_it_is_restored_from(store: FileSystemStore) ->
     metadata = with_layer(store)
     restored = task_effects(store.url).restore(complete(store, metadata))
 
-    assert restored.lineage == Lineage.of(FIVE, metadata.subtasks[2])
+    assert restored.lineage == IncrementalBase.of(FIVE, metadata.subtasks[2])
     assert restored.lineage is not None
     assert restored.lineage.layers
 

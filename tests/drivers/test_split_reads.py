@@ -11,10 +11,10 @@ from batches import batch
 from hosted_tasks import JOB, effects_of
 from link import SCHEMA, SOURCE, work_graph
 
-from tidegate.actors.drivers import split_reads
-from tidegate.actors.drivers.held_sources import HeldSources
+from tidegate.actors.drivers import source_reads
+from tidegate.actors.drivers.source_reads import HeldSources
 from tidegate.actors.drivers.task_effects import TaskEffects
-from tidegate.actors.task.messages import instructions as do
+from tidegate.actors.task import instructions as do
 from tidegate.connectors.source import ReadResult, SourceSplit
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.tables.handed_rows import hold_path
@@ -139,7 +139,7 @@ def test_a_job_that_is_held_back_asks_no_source() -> None:
 @pytest.fixture
 def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reads that wait for rows try again at once."""
-    monkeypatch.setattr(split_reads, "PAUSE_MAX_MS", 0)
+    monkeypatch.setattr(source_reads, "PAUSE_MAX_MS", 0)
 
 
 def patient(
@@ -176,7 +176,7 @@ def test_a_patient_read_goes_on_until_there_are_rows(monkeypatch: pytest.MonkeyP
 
 def test_a_patient_read_comes_back_when_the_task_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pause that it is in ends, however long it would be: so files are closed, and a process has its threads."""
-    monkeypatch.setattr(split_reads, "PAUSE_MAX_MS", LONG_MS)
+    monkeypatch.setattr(source_reads, "PAUSE_MAX_MS", LONG_MS)
     effects, source, log, read = patient(monkeypatch, rows_after=LONG_MS)
     source.during = effects.hurry
     effects.read_source(read)

@@ -7,14 +7,14 @@ from pathlib import Path
 from restored_graphs import BY_KEY, JOB, graph_of
 
 from tidegate.actors.drivers.job_context import JobContext
-from tidegate.actors.drivers.state_stores import StateStores
-from tidegate.actors.task.incremental.changelog import ChangeLog
+from tidegate.actors.drivers.task_effects import StateStores
+from tidegate.actors.task.incremental_base import ChangeLog
 from tidegate.protocol.identity import TaskId
 from tidegate.storage.checkpoints.layout import CheckpointLayout
 from tidegate.storage.checkpoints.metadata import StateHandle
-from tidegate.storage.copies.node_folder import PrivateFolder
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, SubtaskIndex, VertexId
+from tidegate.storage.local_copies import PrivateFolder
 
 COUNT = TaskId(VertexId("count"), SubtaskIndex(1))
 GRAPH = graph_of({"source": 1, "count": 2}, ("source", "count", BY_KEY))

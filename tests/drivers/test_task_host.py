@@ -12,13 +12,13 @@ from batches import batch
 from hosted_tasks import JOB, Port, drain, effects_of, host_of
 from link import SOURCE, WORK, FrozenSum, Summing, describe, work_graph
 
-from tidegate.actors.coordinator.job.job_spec import RestorePoint
+from tidegate.actors.coordinator.job_spec import RestorePoint
 from tidegate.actors.drivers.job_context import JobContext
 from tidegate.actors.drivers.ports import TryAgain
+from tidegate.actors.drivers.task_driver import TaskDriver
 from tidegate.actors.drivers.task_effects import TaskEffects
-from tidegate.actors.drivers.task_host import TaskHost
-from tidegate.actors.task.messages import events as ev
-from tidegate.actors.task.messages import instructions as do
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as do
 from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.protocol.stream_elements import Watermark
 from tidegate.storage.errors import CorruptionError, StorageError
@@ -171,7 +171,7 @@ class Away(TaskEffects):
             raise self.error
 
 
-def restoring(times: int, error: StorageError) -> tuple[TaskHost, Port]:
+def restoring(times: int, error: StorageError) -> tuple[TaskDriver, Port]:
     """A task that is being restored while storage is away."""
     graph = work_graph()
     context = JobContext(JOB, "job", "memory://away", graph, {})
@@ -179,7 +179,7 @@ def restoring(times: int, error: StorageError) -> tuple[TaskHost, Port]:
     effects = Away(context, descriptor, open_store, lambda: 7)
     effects.times, effects.error = times, error
     port = Port()
-    host = TaskHost(TaskMachine(descriptor), effects, port)
+    host = TaskDriver(TaskMachine(descriptor), effects, port)
     host.restore(None)
     return host, port
 

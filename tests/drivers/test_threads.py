@@ -10,18 +10,18 @@ from concurrent.futures import Future
 import pytest
 
 from tidegate.actors.drivers import threads
-from tidegate.actors.drivers.threads import EXIT_FORKED, WorkerPool, lacks_threads
+from tidegate.actors.drivers.threads import EXIT_FORKED, ThreadPool, lacks_threads
 
 WAIT_S = 240
 
 
 @pytest.fixture
-def made() -> Iterator[Callable[..., WorkerPool]]:
+def made() -> Iterator[Callable[..., ThreadPool]]:
     """Makes pools that are closed in any case; a thread that dies fails the test, unless it is expected."""
-    pools: list[WorkerPool] = []
+    pools: list[ThreadPool] = []
 
-    def make(number: int = 1, died: Callable[[BaseException], object] = pytest.fail) -> WorkerPool:
-        pools.append(WorkerPool(number, "test", died))
+    def make(number: int = 1, died: Callable[[BaseException], object] = pytest.fail) -> ThreadPool:
+        pools.append(ThreadPool(number, "test", died))
         return pools[-1]
 
     yield make
@@ -30,7 +30,7 @@ def made() -> Iterator[Callable[..., WorkerPool]]:
         assert pool.join(WAIT_S)
 
 
-def result_of(pool: WorkerPool, work: Callable[[], object]) -> Future[object]:
+def result_of(pool: ThreadPool, work: Callable[[], object]) -> Future[object]:
     """What `done` gets to see."""
     outcome: Future[Future[object]] = Future()
     pool.submit(work, outcome.set_result)
@@ -43,14 +43,14 @@ def raise_(error: BaseException) -> None:
 
 
 @pytest.mark.parametrize("kind", [ValueError, SystemExit, KeyboardInterrupt, GeneratorExit, BaseException])
-def test_whatever_work_raises_is_its_result(made: Callable[..., WorkerPool], kind: type[BaseException]) -> None:
+def test_whatever_work_raises_is_its_result(made: Callable[..., ThreadPool], kind: type[BaseException]) -> None:
     """The thread goes on with the next piece."""
     pool = made()
     assert isinstance(result_of(pool, lambda: raise_(kind("no"))).exception(), kind)
     assert result_of(pool, lambda: 7).result() == 7
 
 
-def test_a_thread_that_dies_is_told(made: Callable[..., WorkerPool]) -> None:
+def test_a_thread_that_dies_is_told(made: Callable[..., ThreadPool]) -> None:
     """What comes after the work is code of ours: when that raises, whoever waits for it would wait for ever."""
     told: Future[BaseException] = Future()
     pool = made(1, told.set_result)
@@ -58,7 +58,7 @@ def test_a_thread_that_dies_is_told(made: Callable[..., WorkerPool]) -> None:
     assert isinstance(told.result(WAIT_S), MemoryError)
 
 
-def test_closing_drops_what_waits_and_waits_for_nobody(made: Callable[..., WorkerPool]) -> None:
+def test_closing_drops_what_waits_and_waits_for_nobody(made: Callable[..., ThreadPool]) -> None:
     """`then` comes once, after the work that was under way, on the thread that did it."""
     pool, begun, go = made(), threading.Event(), threading.Event()
     ended: list[str] = []
@@ -82,21 +82,21 @@ def test_closing_drops_what_waits_and_waits_for_nobody(made: Callable[..., Worke
     assert ended == ["work", "then"]
 
 
-def test_closing_an_idle_pool_is_followed_up_too(made: Callable[..., WorkerPool]) -> None:
+def test_closing_an_idle_pool_is_followed_up_too(made: Callable[..., ThreadPool]) -> None:
     """By the last thread that leaves."""
     over = threading.Event()
     made(3).close(over.set)
     assert over.wait(WAIT_S)
 
 
-def test_threads_keep_no_process_alive(made: Callable[..., WorkerPool]) -> None:
+def test_threads_keep_no_process_alive(made: Callable[..., ThreadPool]) -> None:
     """Python waits at its end for all threads but daemons, and for all of its own pools."""
     made(2)
     assert all(t.daemon for t in threading.enumerate() if t.name.startswith("test-"))
 
 
 def test_a_queue_that_gets_too_long_is_an_error(
-    made: Callable[..., WorkerPool], monkeypatch: pytest.MonkeyPatch
+    made: Callable[..., ThreadPool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rather than memory that fills up."""
     monkeypatch.setattr(threads, "WAITING_MAX", 2)
@@ -122,7 +122,7 @@ def test_a_pool_that_cannot_start_its_threads_says_so_at_once(monkeypatch: pytes
 
     monkeypatch.setattr(threading.Thread, "start", limited)
     with pytest.raises(RuntimeError) as raised:
-        WorkerPool(3, "test", pytest.fail)
+        ThreadPool(3, "test", pytest.fail)
     assert lacks_threads(raised.value)
     for thread in started:
         thread.join(WAIT_S)
@@ -143,7 +143,7 @@ def test_that_no_thread_can_be_started_is_seen_through_other_errors() -> None:
 
 @pytest.mark.parametrize("comes_back", [lambda: None, lambda: raise_(SystemExit(0)), lambda: raise_(ValueError("no"))])
 def test_a_process_that_user_code_forks_does_not_go_on_as_a_task(
-    made: Callable[..., WorkerPool], comes_back: Callable[[], None]
+    made: Callable[..., ThreadPool], comes_back: Callable[[], None]
 ) -> None:
     """It would do all over again what its parent does."""
 

@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 
-from tidegate.actors.coordinator.messages.events import CoordinatorEvent
-from tidegate.actors.drivers.transport import Transport
-from tidegate.actors.drivers.worker import IoPool, Subtask, Worker, io_pool
+from tidegate.actors.coordinator.events import CoordinatorEvent
+from tidegate.actors.drivers.worker import IoPool, Subtask, Transport, Worker, io_pool
 from tidegate.actors.graph.job_graph import JobEdge, JobGraph, JobVertex
-from tidegate.actors.task.messages import events as ev
-from tidegate.actors.task.messages import instructions as do
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as do
+from tidegate.protocol.edges import Partitioning, PartitioningKind
 from tidegate.protocol.identity import ChannelId, TaskId
-from tidegate.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.storage.ids import AttemptNumber, SubtaskIndex, VertexId
 

@@ -11,8 +11,7 @@ from link import BY_X, node
 from tidegate.actors.graph.resources import Resources
 from tidegate.actors.graph.stream_graph import StreamNode, translate
 from tidegate.operators.operator import Operator
-from tidegate.protocol.partitioning import PartitioningKind
-from tidegate.protocol.side_outputs import OutputTag
+from tidegate.protocol.edges import OutputTag, PartitioningKind
 from tidegate.storage.errors import ConfigurationError
 
 GPU = Resources.of("step", num_gpus=1)

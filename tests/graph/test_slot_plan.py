@@ -15,11 +15,10 @@ from ray_fakes import SINK, SOURCE, source_to_sink
 from tidegate.actors.graph.job_graph import JobEdge, JobGraph, JobVertex
 from tidegate.actors.graph.resources import Resources
 from tidegate.actors.graph.slot_plan import Placement, WorkerId, slot_order, slot_plan, strategy_of
-from tidegate.actors.ray.fleet_options import FleetOptions, SlotPlacement
-from tidegate.actors.ray.slots.job_slots import JobSlots, Slot
-from tidegate.actors.ray.slots.own_slots import common_slots
+from tidegate.actors.ray.placement import JobSlots, PoolOptions, Slot, SlotPlacement
+from tidegate.actors.ray.reservation import common_slots
+from tidegate.protocol.edges import Partitioning, PartitioningKind
 from tidegate.protocol.identity import TaskId
-from tidegate.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import JobId, SubtaskIndex, VertexId
@@ -191,7 +190,7 @@ def group(name: str) -> PlacementGroup:
 
 def job_slots(placement: SlotPlacement | None, resources: Resources | None = GPU) -> JobSlots:
     """Those of a source, and a sink with resources, each of which has a process of its own."""
-    options = FleetOptions("job", "namespace", placement, 1, 0, open_store, own_slots=group("own"))
+    options = PoolOptions("job", "namespace", placement, 1, 0, open_store, own_slots=group("own"))
     return JobSlots(source_to_sink(resources=resources)[1], options)
 
 
@@ -203,7 +202,7 @@ def slot_of(slots: JobSlots, task: TaskId) -> Slot:
 def test_slots_of_groups_lie_behind_each_other_in_the_reservation() -> None:
     """From the first slot of the job on."""
     placement = SlotPlacement(group("common"), (4, 5, 6, 7, 8, 9))
-    options = FleetOptions("job", "namespace", placement, 1, 0, open_store, own_slots=group("own"))
+    options = PoolOptions("job", "namespace", placement, 1, 0, open_store, own_slots=group("own"))
     slots = JobSlots(two_groups(slot_sharing=True), options)
     workers = [WorkerId(f"group {name}", at) for name, width in slots.plan.groups.items() for at in range(width)]
     assert [slots.of(worker).bundle for worker in workers] == [5, 6, 7, 8, 9]

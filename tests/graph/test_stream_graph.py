@@ -12,8 +12,8 @@ from link import BY_X, node
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.graph.stream_graph import StreamNode, default_max_parallelism, translate
 from tidegate.operators.operator import Operator
+from tidegate.protocol.edges import Partitioning, PartitioningKind
 from tidegate.protocol.identity import ChannelId
-from tidegate.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
 from tidegate.storage.state.key_groups import MAX_PARALLELISM_LIMIT

@@ -9,16 +9,14 @@ import pyarrow as pa
 import pytest
 from link import BY_X, SCHEMA, node
 
-from tidegate.actors.graph.filtered_sources import needed_rows
-from tidegate.actors.graph.needed_columns import needed_columns
+from tidegate.actors.graph.graph_analysis import needed_columns, needed_rows
 from tidegate.actors.graph.stream_graph import StreamNode, translate
-from tidegate.actors.task.channels.output_gate import BufferLimits
-from tidegate.actors.task.pipeline.task_descriptor import describe_task
+from tidegate.actors.task.output_gate import BufferLimits
+from tidegate.actors.task.task_descriptor import describe_task
 from tidegate.operators.functions.expressions import FilterExpr
 from tidegate.operators.operator import Operator
+from tidegate.protocol.edges import OutputTag, PartitioningKind, SideOutput, check_tags
 from tidegate.protocol.identity import TaskId
-from tidegate.protocol.partitioning import PartitioningKind
-from tidegate.protocol.side_outputs import OutputTag, SideOutput, check_tags
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import AttemptNumber, OperatorUid, SubtaskIndex, VertexId
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tidegate.actors.graph.job_graph import JobGraph, JobVertex
-from tidegate.actors.graph.vertex_labels import NAME_CHARACTERS_MAX, task_names, vertex_labels
+from tidegate.actors.graph.job_graph import NAME_CHARACTERS_MAX, JobGraph, JobVertex, task_names, vertex_labels
 from tidegate.storage.ids import VertexId
 
 

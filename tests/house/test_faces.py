@@ -79,7 +79,7 @@ def test_help_of_the_command_loads_no_data_libraries() -> None:
 @pytest.mark.slow
 def test_a_process_of_a_job_loads_no_library_that_the_job_may_not_need() -> None:
     """Starting one is most of what a job's start costs, and of its recovery where no spare process waits."""
-    _, libraries = ours_and_libraries(loaded_by("import tidegate.actors.ray.task.worker_actor"))
+    _, libraries = ours_and_libraries(loaded_by("import tidegate.actors.ray.worker_actor"))
     assert libraries & {"polars", "pandas", "pyspark", "raydp", "rocksdict", "s3fs", "pydantic"} == set()
 
 

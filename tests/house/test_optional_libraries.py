@@ -26,8 +26,8 @@ OPTIONAL = {name for names in EXTRAS.values() for name in names} | {
     "py4j",
 }
 LATE = re.compile(
-    r"actors/ray/|connectors/ray_data/|spark_bridge/|state/rocksdb/|storage/rocksdb/|storage/files/s3_\w+\.py$"
-    r"|sql/|api/user_functions\.py$|web/(actor|app|ray_jobs|server)\.py$|web/security/|web/rest/|web/page/"
+    r"actors/ray/|connectors/ray_data\.py$|spark_bridge/|state/rocksdb/|storage/rocksdb/|storage/files/s3_\w+\.py$"
+    r"|sql/|api/user_functions\.py$|web/(actor|rest|security|server)\.py$|web/page/"
 )
 """Modules that only those load who have asked for the library. Nothing else may import one when it is loaded."""
 

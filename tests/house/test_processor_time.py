@@ -35,19 +35,30 @@ SPEND = "import time; until = time.process_time() + 0.2\\nwhile time.process_tim
 def made():
     exec(SPEND)
 
+@pytest.fixture(scope="session")
+def shared():
+    exec(SPEND)
+    yield
+    subprocess.run([sys.executable, "-c", SPEND], check=True)
+
 def test_with_a_fixture(made): pass
 def test_with_a_child(): subprocess.run([sys.executable, "-c", SPEND], check=True)
+def test_of_a_session(shared): pass
 def test_that_waits(): threading.Event().wait(0.3)
 @pytest.mark.slow
 def test_that_is_marked(made): pass
 def test_of_another_kind(made): pass
+def test_that_ends_the_session(): pass
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [(), ("-n", "1")], ids=["one process", "workers"])
 def test_what_is_over_the_limit_is_named(tmp_path: Path, words: tuple[str, ...]) -> None:
-    """With its fixtures and the programs that it runs; not what only waits, is marked, or is of no quick kind."""
+    """With its fixtures and the programs that it runs; not what only waits, is marked, or is of no quick kind.
+
+    The time of a session's fixture counts for no test, neither for the first nor for the last one.
+    """
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_module.py").write_text(MODULE)
     run = subprocess.run(

@@ -56,7 +56,7 @@ def test_folders_of_tests_are_rooms() -> None:
 
 
 def test_a_test_that_is_called_like_a_module_lies_where_it_does() -> None:
-    """`tests/task/test_input_gate.py` tests `tidegate/actors/task/channels/input_gate.py`, and nothing else is so
+    """`tests/task/test_input_gate.py` tests `tidegate/actors/task/input_gate.py`, and nothing else is so
     called.
     """
     rooms: dict[str, set[str]] = {}

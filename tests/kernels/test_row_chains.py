@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.state.kernels.row_chains import END, collect, link, prune_and_count
+from tidegate.state.columnar.row_table import END, collect, link, prune_and_count
 
 _SLOTS, _KEYS = 40, 5
 _STEPS = st.lists(

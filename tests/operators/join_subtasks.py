@@ -11,7 +11,7 @@ import pyarrow as pa
 from frozen_tables import tables_of
 from operator_harness import context, cut, kept_in
 
-from tidegate.actors.task.pipeline.partitioners import HashPartitioner
+from tidegate.actors.task.emitter import HashPartitioner
 from tidegate.operators.joins.join_operator import JoinOperator
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import CheckpointId

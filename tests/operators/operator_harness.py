@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from frozen_tables import tables_of
 
-from tidegate.actors.task.pipeline.partitioners import HashPartitioner
+from tidegate.actors.task.emitter import HashPartitioner
 from tidegate.operators.operator import Operator, OperatorContext
 from tidegate.state.common.options import StateBackendOptions
 from tidegate.state.kernels.hashing import hash_columns

@@ -10,7 +10,7 @@ import pyarrow as pa
 from frozen_tables import tables_of
 from operator_harness import context, cut, kept_in
 
-from tidegate.actors.task.pipeline.partitioners import HashPartitioner
+from tidegate.actors.task.emitter import HashPartitioner
 from tidegate.operators.operator import Operator
 from tidegate.state.common.options import StateBackendOptions
 from tidegate.storage.checkpoints.metadata import StateKind

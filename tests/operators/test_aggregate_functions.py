@@ -17,7 +17,7 @@ from tidegate.operators.aggregates.aggregate_function import BatchAggregateFunct
 from tidegate.operators.aggregates.changing_aggregate import ChangingAggregate
 from tidegate.operators.aggregates.keyed_aggregate import KeyedAggregate
 from tidegate.operators.changes import CHANGE
-from tidegate.protocol.errors import OperatorError
+from tidegate.protocol.failures import OperatorError
 from tidegate.storage.errors import ConfigurationError, IncompatibleStateError
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.snapshot import Cut
@@ -71,9 +71,9 @@ def test_rows_are_added_to_the_groups_of_their_keys() -> None:
         (Total(lambda totals: totals), r"Total.accumulate returned ndarray; it returns the new state"),
         (Total(lambda totals: {"sum": totals}), r"returned the columns \['sum'\]; the state has \['total'\]"),
         (Total(lambda totals: {"total": totals[:1]}), r"accumulate: total has 1 values; there are 2 groups"),
-        (Total(lambda totals: {"total": ["x", "y"]}), r"Total.accumulate: total is no array of int64"),
+        (Total(lambda totals: {"total": ["x", "y"]}), r"Total.accumulate: total is not an array of int64"),
         (Total(shown=[1]), r"Total.result has 1 values; there are 2 groups"),
-        (Total(shown=[1.5, 2.5]), r"Total.result is no array of int64"),
+        (Total(shown=[1.5, 2.5]), r"Total.result is not an array of int64"),
     ],
 )
 def test_what_a_function_returns_is_checked(function: BatchAggregateFunction, said: str) -> None:
@@ -88,7 +88,7 @@ def test_what_a_function_returns_is_checked(function: BatchAggregateFunction, sa
         ({"state": {"total": pa.int64()}}, "state must be a schema"),
         ({"output": "int64"}, "output must be the type of the results"),
         ({"initial": {"sum": 0}}, r"initial names \['sum'\], and state has \['total'\]"),
-        ({"initial": {"total": "none"}}, "initial total='none' is no int64"),
+        ({"initial": {"total": "none"}}, "initial total='none' is not of type int64"),
         ({"state": pa.schema({"total": pa.int64(), "seen": pa.int8()})}, "none may be called 'seen'"),
     ],
 )
@@ -120,8 +120,8 @@ def test_state_of_another_function_is_refused() -> None:
 def test_rows_are_taken_back_where_a_function_can() -> None:
     """And refused, with what is missing, where it cannot."""
     with pytest.raises(ConfigurationError, match=r"udaf\(Total, 'i'\) cannot follow changes.*a method retract"):
-        ChangingAggregate(("k",), {"a": tg.udaf(Total(), "i")}, takes_back=True)
-    operator = opened(ChangingAggregate(("k",), {"a": tg.udaf(Product(), "i")}, takes_back=True))
+        ChangingAggregate(("k",), {"a": tg.udaf(Total(), "i")}, retracts=True)
+    operator = opened(ChangingAggregate(("k",), {"a": tg.udaf(Product(), "i")}, retracts=True))
     rows = [(1, 2, "+I"), (1, 0, "+I"), (1, 5, "+I"), (1, 0, "-U"), (1, 3, "+U")]
     columns = dict(zip(("k", "i", CHANGE), map(list, zip(*rows, strict=True)), strict=True))
     out = run(operator, [pa.record_batch(columns)], finish=False)

@@ -16,13 +16,13 @@ from operator_harness import context, run
 from tidegate.operators.aggregates import aggregate as tg
 from tidegate.operators.aggregates.aggregate import Aggregate
 from tidegate.operators.aggregates.keyed_aggregate import KeyedAggregate
-from tidegate.protocol.errors import OperatorError
+from tidegate.protocol.failures import OperatorError
 from tidegate.state.common.options import StateBackendOptions
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import CheckpointId
+from tidegate.storage.state.backend_files import fetch_native, write_native
 from tidegate.storage.state.snapshot import Cut, StateTable
-from tidegate.storage.subtasks.backend_files import fetch_native, write_native
 
 _COLUMNAR = StateBackendOptions()
 _INCREMENTAL = StateBackendOptions(incremental=True)

@@ -22,7 +22,7 @@ from tidegate.operators.aggregates import aggregate as tg
 from tidegate.operators.aggregates.aggregate import Aggregate
 from tidegate.operators.aggregates.aggregate_state import AggregateKind
 from tidegate.operators.aggregates.keyed_aggregate import KeyedAggregate
-from tidegate.protocol.errors import OperatorError
+from tidegate.protocol.failures import OperatorError
 from tidegate.state.common.options import StateBackendOptions
 from tidegate.storage.errors import ConfigurationError, IncompatibleStateError
 from tidegate.storage.ids import CheckpointId
@@ -163,9 +163,9 @@ def test_arguments_that_contradict_each_other_are_refused() -> None:
     """When the aggregate is made."""
     with pytest.raises(ConfigurationError, match="needs a column to compare"):
         Aggregate(AggregateKind.ARG_MIN, "x")
-    with pytest.raises(ConfigurationError, match="chooses no row"):
+    with pytest.raises(ConfigurationError, match="does not choose a row"):
         Aggregate(AggregateKind.SUM, "x", by="y")
-    with pytest.raises(ConfigurationError, match="has a condition already"):
+    with pytest.raises(ConfigurationError, match="already has a condition"):
         tg.count().where("a").where("b")
     with pytest.raises(ConfigurationError, match="sum takes the name of a column or a polars expression, not int"):
         tg.sum(5)  # type: ignore[arg-type]

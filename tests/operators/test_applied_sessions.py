@@ -12,9 +12,9 @@ from test_changing_sessions import STEPS, Model, held
 from window_harness import Backend, Windows, applied_operator, dropped, follow, rows_batch
 
 import tidegate as tg
-from tidegate.operators.windows import timed_windows
+from tidegate.operators.windows import row_windows
 from tidegate.operators.windows.process_windows import FunctionCalls
-from tidegate.operators.windows.window_buffer import WindowBuffer
+from tidegate.operators.windows.row_windows import WindowBuffer
 from tidegate.operators.windows.window_calls import WindowCall, WindowCalls
 from tidegate.operators.windows.window_specs import Session
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
@@ -86,8 +86,8 @@ def test_changes_come_to_what_a_plain_program_has(
         assert held(windows.rows) == model.told()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(timed_windows, "STEP_ROWS", 2)
-        patch.setattr(timed_windows, "SCANNED_ROWS", 1)
+        patch.setattr(row_windows, "STEP_ROWS", 2)
+        patch.setattr(row_windows, "DROPPED_ROWS", 1)
         windows, _ = follow(windows, model, steps, after=same, batch_rows=batch_rows)
     assert windows.stored_rows() == 0, "state is left when time is over"
     windows.close()
@@ -106,8 +106,8 @@ def test_rows_between_two_steps_are_neither_lost_nor_doubled(
         _LONG_AGO,
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(timed_windows, "STEP_ROWS", 1)
-        patch.setattr(timed_windows, "SCANNED_ROWS", 1)
+        patch.setattr(row_windows, "STEP_ROWS", 1)
+        patch.setattr(row_windows, "DROPPED_ROWS", 1)
         for kind, what in steps:
             if kind == "rows":
                 windows.process(rows_batch(what))
@@ -220,7 +220,7 @@ def test_sessions_that_came_out_once_go_on_with_a_lateness(backend: Backend) -> 
     windows.process(rows_batch([(1, 5, 4)]))
     windows.watermark(20)
     assert kinds(windows) == [("+I", 0, 15, "1 4")]
-    with pytest.raises(ConfigurationError, match="leave allowed_lateness in"):
+    with pytest.raises(ConfigurationError, match="keep allowed_lateness"):
         sessions(10, 0, restored=windows.stored())
     windows.close()
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from test_sliced_windows import windows_of
 from window_harness import Backend, Windows, applied_operator, follow, rows_batch
 
-from tidegate.operators.windows import timed_windows
-from tidegate.operators.windows.window_buffer import WindowBuffer
+from tidegate.operators.windows import row_windows
+from tidegate.operators.windows.row_windows import WindowBuffer
 from tidegate.operators.windows.window_calls import WindowCalls, WindowResult, derived_schema
 from tidegate.operators.windows.window_specs import Clock, Count, Cumulating, Session, Sliding, Tumbling
-from tidegate.protocol.errors import OperatorError
+from tidegate.protocol.failures import OperatorError
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.state.snapshot import StateTable
@@ -141,7 +141,7 @@ def test_each_window_is_given_once_with_all_its_rows(spec: Spec, keyed: bool, st
     """In the order in which they came, also when a checkpoint comes between two steps."""
     model, windows = Model(spec, keyed), applied(spec, keys=("k",) if keyed else ())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(timed_windows, "STEP_ROWS", 2)
+        patch.setattr(row_windows, "STEP_ROWS", 2)
         windows, late = follow(windows, model, steps)
     assert late == model.late
     assert {(*row[:-1], tuple(sorted(row[-1]))): 1 for row in out(windows)} == {
@@ -206,7 +206,7 @@ def test_what_is_looked_at_grows_with_what_is_due(spec: Spec, monkeypatch: pytes
         looked += len(found[0])
         return found
 
-    monkeypatch.setattr(timed_windows, "STEP_ROWS", 4)
+    monkeypatch.setattr(row_windows, "STEP_ROWS", 4)
     monkeypatch.setattr(WindowBuffer, "scanned", counting)
     windows = applied(spec)
     windows.process(rows_batch([(1, number // 4 * 10, number) for number in range(1000)]))
@@ -243,7 +243,7 @@ WRONG: dict[str, tuple[Callable[[pa.Table], Any], str]] = {
     "a number": (lambda rows: 7, "returned int"),
     "numbers": (lambda rows: [7], "a row must be a dict, not int"),
     "a column of the key": (lambda rows: {"k": 1}, r"\['k'\], which the result has already"),
-    "a column of the window": (lambda rows: {"window_end": 1}, "leave them out"),
+    "a column of the window": (lambda rows: {"window_end": 1}, "remove them"),
 }
 
 

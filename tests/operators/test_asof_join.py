@@ -97,5 +97,5 @@ def test_versions_that_have_ended_are_removed(backend: str, monkeypatch: pytest.
 
 def test_it_is_inner_or_left() -> None:
     """Other kinds are refused."""
-    with pytest.raises(ConfigurationError, match="inner or left"):
+    with pytest.raises(ConfigurationError, match='must be "inner" or "left"'):
         AsOfJoin(SIDES, (LEFT, RIGHT), "full")

@@ -12,7 +12,7 @@ from operator_harness import context, opened, run
 
 import tidegate as tg
 from tidegate.operators.functions.batch_functions import MapWithLife, batch_operator
-from tidegate.protocol.errors import OperatorError
+from tidegate.protocol.failures import OperatorError
 
 _BATCH = pa.record_batch({"x": [1, 2, 3]})
 
@@ -95,7 +95,7 @@ def test_a_class_is_refused_and_so_is_what_cannot_be_copied() -> None:
     """When the stream is made, with what to do."""
     with tg.StreamEnvironment.local() as env:
         stream = env.from_batches(pa.table({"x": [1]}))
-        with pytest.raises(tg.ConfigurationError, match=r"score: Scaled is a class; give an object of it, Scaled"):
+        with pytest.raises(tg.ConfigurationError, match=r"score: Scaled is a class; pass an object of it, Scaled"):
             stream.map_batches(Scaled, name="score")  # type: ignore[arg-type]
         with pytest.raises(tg.ConfigurationError, match="Locked cannot be copied"):
             stream.map_batches(Locked())

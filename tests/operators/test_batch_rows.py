@@ -10,7 +10,7 @@ from link import BY_X, WORK, Subject, Summing, describe, node, work_graph
 
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.graph.stream_graph import translate
-from tidegate.actors.task.messages import events as ev
+from tidegate.actors.task import events as ev
 from tidegate.operators.batch_rows import BatchRows
 from tidegate.operators.functions.batch_functions import FlatMap
 from tidegate.storage.ids import VertexId

@@ -20,7 +20,7 @@ from tidegate.operators.functions.process_functions import (
 )
 from tidegate.operators.functions.process_operator import BroadcastProcessOperator
 from tidegate.operators.state.keyed_state import ListState, MapState, ValueState
-from tidegate.protocol.errors import OperatorError
+from tidegate.protocol.failures import OperatorError
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.state.common.options import StateBackendOptions
 from tidegate.storage.checkpoints.metadata import StateKind
@@ -280,7 +280,7 @@ def test_only_the_broadcast_side_goes_through_all_keys(method: str) -> None:
 def test_a_state_that_is_only_declared_cannot_be_gone_through() -> None:
     """It must be what `context.state` returned."""
     declared = ValueState("count", pa.int64())
-    with pytest.raises(OperatorError, match="state 'count' is only declared"):
+    with pytest.raises(OperatorError, match="state 'count' is declared but not bound"):
         run(Does("process_broadcast", lambda f, c: c.apply_to_keyed_state(declared, lambda key, state: None)))  # type: ignore[attr-defined]
 
 

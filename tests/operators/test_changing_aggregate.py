@@ -19,7 +19,7 @@ from tidegate.operators.aggregates import aggregate as tg
 from tidegate.operators.aggregates.changing_aggregate import ChangingAggregate
 from tidegate.operators.aggregates.multisets import kept_values
 from tidegate.operators.changes import CHANGE
-from tidegate.protocol.errors import OperatorError
+from tidegate.protocol.failures import OperatorError
 from tidegate.storage.errors import ConfigurationError
 
 _ROWS = pa.schema([("k", pa.string()), ("v", pa.int64()), ("d", pa.decimal128(5, 1)), ("c", pa.bool_())])
@@ -84,7 +84,7 @@ def test_results_are_those_of_the_rows_that_are_there(steps: list[Any]) -> None:
     there: Counter[tuple[Any, ...]] = Counter()
     view, what = ChangeView(), kept_values(_AGGREGATES, _SCHEMA)
     with tempfile.TemporaryDirectory() as directory:
-        running = Running(lambda: ChangingAggregate(("k",), what, takes_back=True), directory)
+        running = Running(lambda: ChangingAggregate(("k",), what, retracts=True), directory)
         for step in steps:
             if isinstance(step, tuple):
                 running.restart(*step)
@@ -114,7 +114,7 @@ def _batch(*rows: tuple[str, int, str]) -> pa.RecordBatch:
 
 
 def _totals(emit: Any = "changes") -> ChangingAggregate:
-    return ChangingAggregate(("k",), {"n": tg.count(), "t": tg.sum("v")}, emit, takes_back=True)
+    return ChangingAggregate(("k",), {"n": tg.count(), "t": tg.sum("v")}, emit, retracts=True)
 
 
 def test_a_key_that_is_taken_back_does_not_hide_the_others() -> None:
@@ -177,7 +177,7 @@ def test_the_least_integer_is_taken_back(kind: str, data_type: pa.DataType) -> N
     """Its negative is none, but what is left is one: beside other rows, nulls, and rows that do not count."""
     least = -(2**63)
     rows = pa.schema({"k": pa.int64(), "v": data_type, "c": pa.bool_(), CHANGE: pa.string()})
-    operator = opened(ChangingAggregate(("k",), {"x": getattr(tg, kind)("v").where("c")}, takes_back=True))
+    operator = opened(ChangingAggregate(("k",), {"x": getattr(tg, kind)("v").where("c")}, retracts=True))
 
     def result(*changes: tuple[int | None, bool, str]) -> int:
         values = pa.array([value for value, _, _ in changes], pa.int64()).view(data_type)
@@ -200,7 +200,7 @@ def test_final_results_are_those_of_what_is_left() -> None:
 
 @pytest.mark.parametrize(
     ("row", "reason"),
-    [(("a", 1, "-D"), "taken back that had not come"), (("a", 1, "?"), r"has .'\?'. in the column 'row_kind'")],
+    [(("a", 1, "-D"), "retracted that never came"), (("a", 1, "?"), r"has .'\?'. in the column 'row_kind'")],
 )
 def test_changes_that_contradict_themselves_are_an_error(row: tuple[str, int, str], reason: str) -> None:
     """A retraction of nothing, and a kind that there is not."""
@@ -215,7 +215,7 @@ def test_changes_that_contradict_themselves_are_an_error(row: tuple[str, int, st
 def test_what_cannot_be_taken_back_is_refused(aggregate: tg.Aggregate, advice: str) -> None:
     """With what to do instead."""
     with pytest.raises(ConfigurationError, match=f"cannot follow changes.*{advice}"):
-        ChangingAggregate(("k",), {"x": aggregate}, takes_back=True)
+        ChangingAggregate(("k",), {"x": aggregate}, retracts=True)
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_values_are_kept_of_any_type(kind: str, data_type: pa.DataType) -> None:
     values = pa.array(given[str(data_type)], data_type)
     schema = pa.schema({"k": pa.int64(), "v": data_type, CHANGE: pa.string()})
     what = kept_values({"a": getattr(tg, kind)("v")}, schema)
-    operator = opened(ChangingAggregate(("k",), what, takes_back=True))
+    operator = opened(ChangingAggregate(("k",), what, retracts=True))
 
     def result(rows: list[tuple[int, str]]) -> Any:
         columns = [pa.array([1] * len(rows)), values.take(pa.array([row for row, _ in rows]))]
@@ -259,9 +259,9 @@ def test_values_are_kept_of_any_type(kind: str, data_type: pa.DataType) -> None:
 def test_a_value_that_never_came_is_an_error() -> None:
     """Also where its key has other rows."""
     what = kept_values({"a": tg.min("v")}, _SCHEMA)
-    operator = opened(ChangingAggregate(("k",), what, takes_back=True))
+    operator = opened(ChangingAggregate(("k",), what, retracts=True))
     run(operator, [_batch(("a", 1, "+I"), ("a", 2, "+I"))], finish=False)
-    with pytest.raises(OperatorError, match="a value was taken back that had not come"):
+    with pytest.raises(OperatorError, match="a value was retracted that never came"):
         run(operator, [_batch(("a", 3, "-D"))])
     with pytest.raises(ConfigurationError, match="the types of columns must be known"):
         kept_values({"a": tg.min("v")}, None)

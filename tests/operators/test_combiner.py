@@ -15,16 +15,15 @@ from window_harness import Windows, rows_batch
 
 from tidegate.operators.aggregates import aggregate as tg
 from tidegate.operators.aggregates.aggregate import Aggregate
-from tidegate.operators.aggregates.aggregate_state import COMBINED, is_combined
 from tidegate.operators.aggregates.changing_aggregate import ChangingAggregate
 from tidegate.operators.aggregates.keyed_aggregate import KeyedAggregate
-from tidegate.operators.local_aggregation.combiner import Combiner
-from tidegate.operators.local_aggregation.combining_rule import LOOKED_AT, PAUSE_MIN, ROWS_MIN
-from tidegate.operators.local_aggregation.local_aggregation import LocalAggregation
+from tidegate.operators.combined_rows import COMBINED, is_combined
+from tidegate.operators.combiner import Combiner
+from tidegate.operators.local_aggregation import LOOKED_AT, PAUSE_MIN, ROWS_MIN, LocalAggregation
 from tidegate.operators.watermarks.late_rows import LATE_RECORDS
 from tidegate.operators.windows.sliced_windows import SlicedWindows
 from tidegate.operators.windows.window_specs import Cumulating, Sliding, Tumbling
-from tidegate.protocol.errors import OperatorError
+from tidegate.protocol.failures import OperatorError
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 
 _OF_FLOATS = ("mean_f",)

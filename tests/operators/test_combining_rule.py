@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.operators.local_aggregation.combining_rule import (
+from tidegate.operators.local_aggregation import (
     LOOKED_AT,
     OFF_AT,
     ON_AT,

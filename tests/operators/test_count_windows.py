@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from window_harness import VALUES, Backend, Windows, applied_operator, rows_batch, told_of
 
 from tidegate.operators.aggregates import aggregate as tg
-from tidegate.operators.windows import due_keys, sliding_counts, timed_windows
+from tidegate.operators.windows import count_windows, row_windows, sliding_counts
 from tidegate.operators.windows.count_windows import CountWindows
 from tidegate.operators.windows.sliding_counts import SlidingCountWindows
 from tidegate.operators.windows.window_calls import WindowCalls
@@ -114,7 +114,7 @@ def test_sliding_windows_are_those_of_a_plain_program(
     rows: list[Row] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sliding_counts, "PANES_MAX", 5)
-        patch.setattr(timed_windows, "STEP_ROWS", 5)
+        patch.setattr(row_windows, "STEP_ROWS", 5)
         for step in steps:
             if isinstance(step, list):
                 windows.process(rows_batch(step))
@@ -246,7 +246,7 @@ def test_windows_with_a_timeout_are_those_of_a_plain_program(
 @pytest.mark.parametrize("function", [False, True])
 def test_windows_that_become_full_leave_no_timeouts_behind(function: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many come within a time-out; the windows that are open then come out all the same."""
-    monkeypatch.setattr(due_keys, "_SPARE", 8)
+    monkeypatch.setattr(count_windows, "_SPARE", 8)
     spec = Count(2, timeout=TIMEOUT_MS)
 
     def made() -> Any:

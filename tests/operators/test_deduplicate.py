@@ -13,7 +13,7 @@ from operator_harness import context, opened, run
 from ranking_harness import Running, stored_by
 
 from tidegate.operators.ranking.deduplicate import Deduplicate, Keep
-from tidegate.protocol.errors import OperatorError
+from tidegate.protocol.failures import OperatorError
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError

@@ -12,7 +12,7 @@ from test_sliced_windows import windows_of
 from window_harness import Backend, Windows, rows_batch
 
 from tidegate.operators.aggregates import aggregate as tg
-from tidegate.operators.windows import early_results, sliced_windows
+from tidegate.operators.windows import sliced_windows
 from tidegate.operators.windows.sliced_windows import SlicedWindows
 from tidegate.operators.windows.window_specs import Cumulating, Sliding, Tumbling
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
@@ -152,7 +152,7 @@ def test_what_has_changed_comes_out_as_event_time_goes_on(
 
 def test_so_many_changes_do_not_wait_for_event_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is remembered stays bounded while the watermark stands still. A watermark between two steps is no harm."""
-    monkeypatch.setattr(early_results, "CHANGED_MAX", 3)
+    monkeypatch.setattr(sliced_windows, "CHANGED_MAX", 3)
     windows = Windows(
         lambda: SlicedWindows(("k",), Tumbling(10), AGGREGATES, "t", emit_every_ms=EVERY_MS, emit_by_event=True)
     )
@@ -219,7 +219,7 @@ def test_an_emission_that_is_cut_short_loses_nothing() -> None:
 @pytest.mark.parametrize("keys", [("k",), ()])
 def test_so_many_changes_come_out_at_once(keys: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """A key counts once for each slice. Only what has changed comes out, and what is remembered starts anew."""
-    monkeypatch.setattr(early_results, "CHANGED_MAX", 3)
+    monkeypatch.setattr(sliced_windows, "CHANGED_MAX", 3)
     windows = Windows(lambda: SlicedWindows(keys, Tumbling(10), AGGREGATES, "t", emit_every_ms=EVERY_MS), keys)
     operator = windows.operators[0]
     windows.process(rows_batch([(9, 93, 9)]))

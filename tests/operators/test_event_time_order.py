@@ -15,7 +15,7 @@ from operator_harness import context
 from tidegate.operators.functions import event_time_order
 from tidegate.operators.functions.event_time_order import EventTimeOrder
 from tidegate.operators.joins.join_operator import JoinOperator
-from tidegate.protocol.errors import ChangedTypeError, OperatorError
+from tidegate.protocol.failures import ChangedTypeError, OperatorError
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError
 
@@ -135,7 +135,7 @@ def test_keys_leave_as_they_came() -> None:
 
 def test_what_cannot_be_sorted_is_refused() -> None:
     """A row without a time, a batch of other types, and a column that is no time."""
-    with pytest.raises(ConfigurationError, match="no event time"):
+    with pytest.raises(ConfigurationError, match="cannot be event time"):
         EventTimeOrder(("k",), "k", pa.schema({"k": pa.string()}))
     operator = EventTimeOrder(("k",), "t", ROWS)
     operator.open(context(0, 1, 16), ())

@@ -16,7 +16,7 @@ from ranking_harness import Running
 from tidegate.operators.aggregates import aggregate as tg
 from tidegate.operators.aggregates import expiring_aggregate
 from tidegate.operators.aggregates.expiring_aggregate import ExpiringAggregate
-from tidegate.protocol.errors import OperatorError
+from tidegate.protocol.failures import OperatorError
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError
 

@@ -14,7 +14,7 @@ from operator_harness import opened, run
 
 from tidegate.operators.functions.expressions import FilterExpr, Select, WithColumns
 from tidegate.operators.operator import Operator
-from tidegate.protocol.errors import OperatorError
+from tidegate.protocol.failures import OperatorError
 from tidegate.storage.errors import ConfigurationError
 
 _BATCH = pa.record_batch(
@@ -112,9 +112,15 @@ def test_wrong_expressions_are_blamed(operator: Operator, said: str) -> None:
 @pytest.mark.parametrize(
     ("column", "shown"),
     [
-        (pa.array([2**62], pa.int64()).view(pa.timestamp("ms")), "<timestamp[ms]: 4611686018427387904, of which"),
-        (pa.array([2**31 - 1], pa.int32()).view(pa.date32()), "<date32[day]: 2147483647, of which"),
-        (pa.array([b"\xff"]).view(pa.string()), "<string: no value, of which"),
+        (
+            pa.array([2**62], pa.int64()).view(pa.timestamp("ms")),
+            "<timestamp[ms]: 4611686018427387904, which Python cannot represent",
+        ),
+        (
+            pa.array([2**31 - 1], pa.int32()).view(pa.date32()),
+            "<date32[day]: 2147483647, which Python cannot represent",
+        ),
+        (pa.array([b"\xff"]).view(pa.string()), "<string: no value, which Python cannot represent"),
         (pa.array([[2**62]], pa.list_(pa.int64())).cast(pa.list_(pa.timestamp("us"))), "<list<item: timestamp[us]>: "),
     ],
 )

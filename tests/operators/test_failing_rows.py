@@ -13,7 +13,7 @@ from operator_harness import context
 from tidegate.operators.batch_rows import OUTPUT_ROWS_MAX
 from tidegate.operators.functions.failing_rows import GuardedFilter, GuardedFlatMap, GuardedMap, error_tag
 from tidegate.operators.operator import Operator
-from tidegate.protocol.side_outputs import OutputTag
+from tidegate.protocol.edges import OutputTag
 from tidegate.storage.errors import ConfigurationError
 
 SCHEMA = pa.schema([("x", pa.int32()), ("s", pa.dictionary(pa.int8(), pa.string()))])
@@ -99,7 +99,7 @@ def test_the_columns_of_failing_rows_must_be_known() -> None:
     """And there must be room for the error; a tag with other columns is refused."""
     with pytest.raises(ConfigurationError, match="known only when the job runs"):
         error_tag("bad", None, "map")
-    with pytest.raises(ConfigurationError, match="there is a column 'error' already"):
+    with pytest.raises(ConfigurationError, match="already has a column 'error'"):
         error_tag("bad", TAG.schema, "map")
     with pytest.raises(ConfigurationError, match="give its name alone"):
         error_tag(OutputTag("bad", SCHEMA), SCHEMA, "map")

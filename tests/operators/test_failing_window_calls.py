@@ -12,10 +12,10 @@ from window_harness import Backend, Windows, applied_operator, rows_batch
 import tidegate as tg
 from tidegate.operators.functions.failing_rows import error_tag
 from tidegate.operators.windows.process_windows import FunctionCalls
-from tidegate.operators.windows.window_buffer import WindowBuffer
+from tidegate.operators.windows.row_windows import WindowBuffer
 from tidegate.operators.windows.window_calls import WindowCalls
 from tidegate.operators.windows.window_specs import EventTimeWindow, Session, Tumbling
-from tidegate.protocol.errors import OperatorError
+from tidegate.protocol.failures import OperatorError
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.storage.errors import StorageError
 

@@ -19,13 +19,13 @@ from test_changing_sessions import EmitMode, Model, held
 from test_session_windows import AGGREGATES
 from window_harness import Backend, Windows, applied_operator, dropped, follow, rows_batch
 
-from tidegate.operators.windows import session_windows, timed_windows
+from tidegate.operators.windows import row_windows, session_windows
+from tidegate.operators.windows.row_windows import WindowBuffer
 from tidegate.operators.windows.session_windows import SessionWindows
-from tidegate.operators.windows.window_buffer import WindowBuffer
 from tidegate.operators.windows.window_calls import WindowCall, WindowCalls
-from tidegate.operators.windows.window_rows import WINDOW_START
+from tidegate.operators.windows.window_columns import WINDOW_START
 from tidegate.operators.windows.window_specs import Session
-from tidegate.protocol.errors import OperatorError
+from tidegate.protocol.failures import OperatorError
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError
 
@@ -111,8 +111,8 @@ def test_sessions_are_those_of_a_plain_program(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(session_windows, "OUTPUT_ROWS_MAX", 2)
-        patch.setattr(timed_windows, "STEP_ROWS", 2)
-        patch.setattr(timed_windows, "SCANNED_ROWS", 1)
+        patch.setattr(row_windows, "STEP_ROWS", 2)
+        patch.setattr(row_windows, "DROPPED_ROWS", 1)
         size = None if every_batch else batch_rows
         windows, late = follow(windows, model, steps, after=same, batch_rows=size)
     assert late == model.late
@@ -132,8 +132,8 @@ def test_rows_between_two_steps_are_neither_lost_nor_doubled(
     """
     model, windows, reached = OwnGaps(0, lateness_ms, False, True), applied(lateness_ms, fn=ordered), -(10**9)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(timed_windows, "STEP_ROWS", 1)
-        patch.setattr(timed_windows, "SCANNED_ROWS", 1)
+        patch.setattr(row_windows, "STEP_ROWS", 1)
+        patch.setattr(row_windows, "DROPPED_ROWS", 1)
         rows: Counter[tuple[int, int]] = Counter()
         for kind, what in steps:
             if kind == "rows":
@@ -214,10 +214,10 @@ def test_a_row_without_a_gap_is_refused_with_its_values(function: bool, gap: pa.
     def made() -> Any:
         if not function:
             return SessionWindows(keys, spec, {"n": AGGREGATES["n"]}, "t")
-        from tidegate.operators.windows.applied_sessions import AppliedSessions
+        from tidegate.operators.windows.function_windows import FunctionSessions
 
         calls = WindowCalls(lambda rows: {"n": rows.num_rows}, keys, pa.schema({"n": pa.int64()}), pa.int64())
-        return AppliedSessions(keys, spec, "t", batch.schema, calls)
+        return FunctionSessions(keys, spec, "t", batch.schema, calls)
 
     windows = Windows(made)
     with pytest.raises(OperatorError, match=words):
@@ -251,7 +251,7 @@ def test_bounds_of_seconds_are_milliseconds() -> None:
 def test_a_gap_beyond_the_last_moment_is_refused() -> None:
     """Bounds of nanoseconds end in the year 2262."""
     windows = sessions(0)
-    with pytest.raises(OperatorError, match="bounds of windows are timestamp"):
+    with pytest.raises(OperatorError, match="bounds of windows have the type of event time, timestamp"):
         windows.process(rows_batch([(1, 0, 2**49)], pa.timestamp("ns")))
     windows.close()
 

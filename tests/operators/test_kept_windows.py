@@ -16,12 +16,12 @@ from test_sliced_windows import windows_of
 from window_harness import Backend, Windows, applied_operator, dropped, follow, rows_batch
 
 import tidegate as tg
-from tidegate.operators.windows import timed_windows
-from tidegate.operators.windows.fired_groups import FIRED_STATE
+from tidegate.operators.windows import row_windows
 from tidegate.operators.windows.process_windows import FunctionCalls
-from tidegate.operators.windows.window_buffer import KEPT_STATE, ROWS_STATE, WindowBuffer
+from tidegate.operators.windows.row_windows import KEPT_STATE, ROWS_STATE, WindowBuffer
+from tidegate.operators.windows.window_operator import FIRED_STATE
 from tidegate.operators.windows.window_specs import Clock, Count, Cumulating, Session, Sliding, Tumbling
-from tidegate.protocol.errors import OperatorError
+from tidegate.protocol.failures import OperatorError
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
@@ -201,8 +201,8 @@ def test_state_and_timers_of_windows_are_those_of_the_model(
     """Of each key in the same order, with any watermarks and steps, at any parallelism, also after restores."""
     model, windows = Model(spec, lateness_ms, keyed), watched(spec, lateness_ms, ("k",) if keyed else ())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(timed_windows, "STEP_ROWS", 2)
-        patch.setattr(timed_windows, "SCANNED_ROWS", 3)
+        patch.setattr(row_windows, "STEP_ROWS", 2)
+        patch.setattr(row_windows, "DROPPED_ROWS", 3)
         windows, late = follow(windows, model, steps, before=partial(pace, timers_max=timers_max))
     assert late == model.late
     assert by_key(windows, keyed) == model.told
@@ -225,7 +225,7 @@ def test_the_last_result_of_a_window_has_all_its_rows(spec: Spec, steps: list[tu
     windows = applied_late(spec, 10**6)
     rows: dict[tuple[int, int, int], list[int]] = defaultdict(list)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(timed_windows, "STEP_ROWS", 2)
+        patch.setattr(row_windows, "STEP_ROWS", 2)
         for batch, moment_ms, first_steps, moves in steps:
             windows.watermark(moment_ms, first_steps or None)
             if moves:
@@ -322,7 +322,7 @@ class Misusing(tg.ProcessWindowFunction):
 @pytest.mark.parametrize(
     ("where", "words"),
     [
-        ("ttl", "leave ttl= out"),
+        ("ttl", "remove ttl="),
         ("open", "kept per key"),
         ("timers", r"on_timer\(self, timestamp, context\), which the function does not have"),
         ("rows", r"returned 2 rows for a window; with allowed_lateness .* Misusing\.process in the window \[0, 10\)"),
@@ -371,5 +371,5 @@ def test_windows_that_are_given_once_have_neither(spec: Any) -> None:
 def test_no_row_is_late_for_the_clock(spec: Any) -> None:
     """A lateness is refused."""
     calls = FunctionCalls(Misusing("rows"), ("k",), OUTPUT, pa.int64(), True)
-    with pytest.raises(ConfigurationError, match="no row is late for processing time"):
+    with pytest.raises(ConfigurationError, match="allowed_lateness does not apply to processing time"):
         applied_operator(spec, calls, time=Clock(), lateness_ms=5)

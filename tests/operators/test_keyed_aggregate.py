@@ -19,7 +19,7 @@ from tidegate.operators.aggregates import aggregate as tg
 from tidegate.operators.aggregates.aggregate import Aggregate
 from tidegate.operators.aggregates.aggregate_state import AggregateKind
 from tidegate.operators.aggregates.keyed_aggregate import KeyedAggregate
-from tidegate.protocol.errors import OperatorError
+from tidegate.protocol.failures import OperatorError
 from tidegate.state.kernels.hashing import hash_columns
 from tidegate.storage.errors import ConfigurationError, CorruptionError, IncompatibleStateError
 from tidegate.storage.state.snapshot import StateTable

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.actors.graph.job_graph import OperatorSpec
-from tidegate.actors.task.pipeline.operator_chain import OperatorChain
+from tidegate.actors.task.operator_chain import OperatorChain
 from tidegate.operators.aggregates.aggregate import count, sum
 from tidegate.operators.operator import Operator
 from tidegate.operators.watermarks.watermark_generator import WatermarkGenerator
 from tidegate.operators.windows.session_windows import SessionWindows
 from tidegate.operators.windows.sliced_windows import SlicedWindows
 from tidegate.operators.windows.window_specs import Cumulating, Session, Sliding, Tumbling
-from tidegate.protocol.side_outputs import SideOutput
+from tidegate.protocol.edges import SideOutput
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
 from tidegate.testing.pipelines.window_models import Row, Timed, judged, late_in_split, read_in_order

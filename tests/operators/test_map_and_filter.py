@@ -13,7 +13,7 @@ from operator_harness import context, opened, run
 
 from tidegate.operators.functions import batch_functions as stateless
 from tidegate.operators.functions.batch_functions import Explode, FilterRows, FlatMap, Map, MapBatches
-from tidegate.protocol.errors import OperatorError
+from tidegate.protocol.failures import OperatorError
 
 _BATCH = pa.record_batch({"x": [1, 2, 3], "s": ["a", None, "c"]})
 

@@ -17,14 +17,13 @@ from tidegate.operators.state.keyed_state import ListState, MapState, ValueState
 from tidegate.operators.state.operator_state import BroadcastState, OperatorListState
 from tidegate.operators.state.state_types import Pickled
 from tidegate.operators.state.ttl import StateTtl
-from tidegate.protocol.errors import OperatorError
+from tidegate.protocol.failures import OperatorError
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import CheckpointId, OperatorUid
 from tidegate.storage.state.snapshot import Cut, FrozenState, StateTable
-from tidegate.storage.state.state_file import read_state, write_state
-from tidegate.storage.state.verification import verify_state
+from tidegate.storage.state.state_file import read_state, verify_state, write_state
 
 NUMBERS = pa.schema([("numbers", pa.int64())])
 POINT = pa.struct({"x": pa.int64()})
@@ -264,18 +263,18 @@ def test_values_of_another_type_are_refused(wrong: object) -> None:
 @pytest.mark.parametrize(
     ("opens", "message"),
     [
-        (lambda c: (bind_list(c), bind_union(c)), "two states are named 'numbers'"),
+        (lambda c: (bind_list(c), bind_union(c)), "two states of the operator are named 'numbers'"),
         (
             lambda c: (bind_list(c), c.state(ValueState("numbers", pa.int64()))),
-            "two states are named 'numbers'",
+            "two states of the operator are named 'numbers'",
         ),
         (
             lambda c: (c.state(ValueState("numbers", pa.int64())), bind_list(c)),
-            "two states are named 'numbers'",
+            "two states of the operator are named 'numbers'",
         ),
         (
             lambda c: c.list_state(ListState("_tidegate_timers", pa.int64())),
-            "'_tidegate_timers': names that begin with '_tidegate_' are tidegate's own",
+            "'_tidegate_timers': names that begin with '_tidegate_' are reserved",
         ),
         (lambda c: c.list_state(ListState("x", int, ttl=StateTtl("1h"))), "only keyed state has a time to live"),
         (lambda c: c.list_state(ValueState("x", pa.int64())), r"list_state takes a tg\.ListState"),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tidegate.operators.output_schema import PinnedSchema
 from tidegate.operators.row_values import owned_row, owned_value
-from tidegate.storage.schemas.owned_arrays import memory_of, owned_array, owned_batch
+from tidegate.storage.schemas.batches import memory_of, owned_array, owned_batch
 
 _VALUES = st.recursive(
     st.one_of(st.none(), st.integers(), st.text(), st.binary().map(bytearray), st.integers(0, 9).map(np.int64)),

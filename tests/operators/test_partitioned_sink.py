@@ -12,10 +12,9 @@ from operator_harness import opened, run
 
 from tidegate.operators.sinks.sink import StagedRows
 from tidegate.operators.sinks.table_sink import PARTITIONS_MAX, PartitionedTableSink, TableSink, table_sink
-from tidegate.protocol.errors import OperatorError
-from tidegate.storage.tables.hidden_columns import VERSION_COLUMN
+from tidegate.protocol.failures import OperatorError
 from tidegate.storage.tables.partitions import HIVE_NULL, folder_name
-from tidegate.storage.tables.table_info import TableInfo
+from tidegate.storage.tables.table_info import VERSION_COLUMN, TableInfo
 
 _TEXTS = st.none() | st.sampled_from(["", "AA", "a/b", "..", "é", HIVE_NULL])
 _SCHEMA = pa.schema([("s", pa.string()), ("n", pa.int32()), ("row", pa.int64())])

@@ -16,7 +16,7 @@ from tidegate.operators.state.keyed_state import ListState, ValueState
 from tidegate.operators.state.state_types import Pickled
 from tidegate.operators.state.timers import TimeDomain
 from tidegate.operators.state.ttl import StateTtl
-from tidegate.protocol.errors import OperatorError
+from tidegate.protocol.failures import OperatorError
 from tidegate.storage.errors import ConfigurationError
 
 _RECORD = pa.struct({"n": pa.int64(), "last": pa.int64()})
@@ -191,7 +191,7 @@ def test_without_keys_there_are_batches_alone() -> None:
 
 
 _WRONG: dict[str, tuple[Any, Any, str]] = {
-    "one key": (int, lambda f, b, c: f.value.value(), r"use get_many, put_many, clear_many .* context\.choose_key"),
+    "one key": (int, lambda f, b, c: f.value.value(), r"Use get_many, put_many, clear_many .* context\.choose_key"),
     "current key": (int, lambda f, b, c: c.current_key, r"process_batch works on many"),
     "a text": (int, lambda f, b, c: f.value.put_many(["a", "b"]), r"state 'value' keeps int64"),
     "a fraction": (int, lambda f, b, c: f.value.put_many(np.array([0.5, 1.0])), r"state 'value' keeps int64"),

@@ -20,8 +20,8 @@ from tidegate.storage.checkpoints.metadata import NativeState
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import CheckpointId
+from tidegate.storage.state.backend_files import fetch_native, write_native
 from tidegate.storage.state.snapshot import Cut
-from tidegate.storage.subtasks.backend_files import fetch_native, write_native
 
 
 class Keeps(ProcessFunction):

@@ -14,7 +14,7 @@ from process_harness import Driven, Row
 from tidegate.operators.functions.process_functions import CoProcessFunction, ProcessContext, ProcessFunction, Rows
 from tidegate.operators.functions.process_operator import ProcessOperator
 from tidegate.operators.state.keyed_state import ListState, ValueState
-from tidegate.protocol.errors import OperatorError
+from tidegate.protocol.failures import OperatorError
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError
 
@@ -195,7 +195,7 @@ def fussy(row: Row, context: ProcessContext) -> Rows:
         (Calls(process=lambda row, context: {"a": 1}), "returned one row; return an iterable of rows"),
         (Calls(process=lambda row, context: ["a"]), "a row must be a dict, not str"),
         (Calls(process=lambda row, context: [{"n": 1}, {"n": "x"}]), "no common type.*first of the rows"),
-        (Calls(process=lambda row, context: register(context, 1.5)), "moment in whole milliseconds"),
+        (Calls(process=lambda row, context: register(context, 1.5)), "integer in milliseconds since 1970"),
         (Calls(finish=lambda context: [context.current_key]), "the current key is kept per key.*not in open or"),
     ],
 )
@@ -227,14 +227,14 @@ def test_state_is_bound_in_open_and_once() -> None:
     with pytest.raises(OperatorError, match="bound too late"):
         late.rows({"k": 1})
     for names, text in (
-        (["n", "n"], "two states are named 'n'"),
-        (["_tidegate_timers"], "tidegate's own"),
+        (["n", "n"], "two states of the operator are named 'n'"),
+        (["_tidegate_timers"], "are reserved"),
         (["k"], "key column"),
     ):
         function = Calls(open=lambda context, names=names: [context.state(ValueState(m, pa.int8())) for m in names])
         with pytest.raises(ConfigurationError, match=text):
             Driven(function)
-    with pytest.raises(OperatorError, match="is only declared"):
+    with pytest.raises(OperatorError, match="is declared but not bound"):
         Driven(Calls(process=lambda row, context: [{"n": n.value()}])).rows({"k": 1})
 
 

@@ -20,7 +20,7 @@ from tidegate.operators.functions.process_functions import ProcessContext, Proce
 from tidegate.operators.functions.process_operator import ProcessOperator
 from tidegate.operators.state.keyed_state import ListState, MapState, ValueState
 from tidegate.operators.state.timers import TimeDomain
-from tidegate.protocol.errors import OperatorError
+from tidegate.protocol.failures import OperatorError
 from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.state.snapshot import StateTable
 

@@ -10,8 +10,8 @@ from window_harness import Backend, Windows, applied_operator, rows_batch
 
 import tidegate as tg
 from tidegate.operators.windows.process_windows import FunctionCalls
-from tidegate.operators.windows.window_buffer import ROWS_STATE, WindowBuffer
-from tidegate.protocol.errors import OperatorError
+from tidegate.operators.windows.row_windows import ROWS_STATE, WindowBuffer
+from tidegate.protocol.failures import OperatorError
 from tidegate.storage.errors import ConfigurationError
 
 SCHEMA = rows_batch([(1, 1, 1)]).schema
@@ -204,7 +204,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="'total' that the function does not bind"):
         Windows(makes[0], restored=stored)
     with pytest.raises(
-        ConfigurationError, match="state '_tidegate_window_rows': names that begin with '_tidegate_' are tidegate's own"
+        ConfigurationError, match="state '_tidegate_window_rows': names that begin with '_tidegate_' are reserved"
     ):
         Windows(makes[1])
     late = Windows(makes[2])

@@ -14,7 +14,7 @@ from join_subtasks import JoinSubtasks
 
 from tidegate.operators.joins.join_operator import JoinHow, JoinSides
 from tidegate.operators.joins.regular_join import RegularJoin
-from tidegate.protocol.errors import OperatorError
+from tidegate.protocol.failures import OperatorError
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError
 
@@ -132,7 +132,7 @@ def test_a_row_that_never_came_cannot_be_taken_back() -> None:
             (("k",), ("id",)),
         )
         if error:
-            with pytest.raises(OperatorError, match="taken back that had not come"):
+            with pytest.raises(OperatorError, match="retracted that never came"):
                 job.process(0, _batch(changes, (1, "x", 0, "-D")))
         else:
             assert job.process(0, _batch(changes, (1, "x", 0, "-D"))) == []

@@ -12,7 +12,7 @@ from frozen_tables import tables_of
 from operator_harness import CUT, context
 
 from tidegate.actors.graph.job_graph import OperatorSpec
-from tidegate.actors.task.pipeline.operator_chain import OperatorChain
+from tidegate.actors.task.operator_chain import OperatorChain
 from tidegate.operators.aggregates import aggregate as aggregates
 from tidegate.operators.aggregates import keyed_aggregate
 from tidegate.operators.aggregates.keyed_aggregate import KeyedAggregate
@@ -20,12 +20,12 @@ from tidegate.operators.functions.process_functions import ProcessContext, Proce
 from tidegate.operators.functions.process_operator import ProcessOperator
 from tidegate.operators.operator import Operator
 from tidegate.operators.state.keyed_state import ListState, ValueState
-from tidegate.state.columnar import frozen_slots
+from tidegate.state.columnar import paged_state
 from tidegate.state.columnar.columnar_backend import ColumnarBackend
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
 from tidegate.storage.state import handover
-from tidegate.storage.state.handover import Handover, keys_at_most, put_together, taken
+from tidegate.storage.state.handover import Handover, keys_at_most, merge_small_tables, taken
 from tidegate.storage.state.snapshot import StateTable
 
 _KEYS = 2_000
@@ -66,8 +66,8 @@ def test_tables_are_let_go_of_as_they_are_taken_in(
     make: Callable[[], Operator], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While one table of keyed state is taken in, those before it are gone, although the task holds the event."""
-    monkeypatch.setattr(frozen_slots, "CHUNK_ROWS_MIN", 100)
-    monkeypatch.setattr(frozen_slots, "CHUNK_BYTES_MIN", 0)
+    monkeypatch.setattr(paged_state, "CHUNK_ROWS_MIN", 100)
+    monkeypatch.setattr(paged_state, "CHUNK_BYTES_MIN", 0)
     monkeypatch.setattr(keyed_aggregate, "_RESTORED_ROWS", 1)
     tables = _stored(make)
     assert len(tables) > 10
@@ -112,7 +112,7 @@ def test_chunks_are_taken_in_together_up_to_a_bound() -> None:
     """Neighbours that are alike become one table; nothing is lost, and no order changes."""
     tables = [table("a", 0, 1, 2), table("a", 0, 3), table("a", 0, 4, 5, 6, 7), table("a", 1, 1), table("b", 1, 9)]
 
-    found = [(t.state, t.layer, t.rows.column("k").to_pylist()) for t in put_together(iter(tables), 3)]
+    found = [(t.state, t.layer, t.rows.column("k").to_pylist()) for t in merge_small_tables(iter(tables), 3)]
 
     assert found == [("a", 0, [1, 2, 3]), ("a", 0, [4, 5, 6, 7]), ("a", 1, [1]), ("b", 1, [9])]
     assert keys_at_most(tables) == 7
@@ -123,6 +123,6 @@ def test_chunks_of_large_rows_are_taken_in_by_their_bytes(monkeypatch: pytest.Mo
     monkeypatch.setattr(handover, "TOGETHER_BYTES_MAX", 3 * 8)
     tables = [table("a", 0, *numbers) for numbers in ((1,), (2, 3), (4,), (5, 6, 7, 8), (9,), (10, 11), (12,))]
 
-    found = [t.rows.column("k").to_pylist() for t in put_together(iter(tables), 1_000)]
+    found = [t.rows.column("k").to_pylist() for t in merge_small_tables(iter(tables), 1_000)]
 
     assert found == [[1, 2, 3], [4], [5, 6, 7, 8], [9, 10, 11], [12]]

@@ -23,7 +23,7 @@ from tidegate.operators.aggregates.aggregate_function import BatchAggregateFunct
 from tidegate.operators.aggregates.aggregate_state import combined_rows
 from tidegate.operators.aggregates.expiring_aggregate import ExpiringAggregate
 from tidegate.operators.aggregates.keyed_aggregate import KeyedAggregate
-from tidegate.protocol.errors import OperatorError
+from tidegate.protocol.failures import OperatorError
 
 Row = dict[str, Any]
 _RESTARTS = st.tuples(st.integers(1, 3), st.sampled_from(["columnar", "incremental", "rocksdb", "crowded"]))

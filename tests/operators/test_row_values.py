@@ -20,7 +20,7 @@ from tidegate.operators.functions.process_functions import ProcessContext, Proce
 from tidegate.operators.row_values import InexactValueError, exact_array
 from tidegate.operators.state.keyed_state import ValueState
 from tidegate.operators.state.state_types import StateType
-from tidegate.protocol.errors import OperatorError
+from tidegate.protocol.failures import OperatorError
 
 _NAIVE = dt.datetime(2020, 1, 2, 3, 4, 5, 678901)
 _AWARE = _NAIVE.replace(tzinfo=dt.UTC)

@@ -18,7 +18,7 @@ from window_harness import Windows, applied_operator, dropped, rows_batch
 
 from tidegate.operators.aggregates import aggregate as tg
 from tidegate.operators.operator import Operator
-from tidegate.operators.windows import session_windows, timed_windows
+from tidegate.operators.windows import row_windows, session_windows
 from tidegate.operators.windows.session_windows import SessionWindows
 from tidegate.operators.windows.window_calls import WindowCalls
 from tidegate.operators.windows.window_specs import Cumulating, EventTimeWindow, Session, Sliding, Tumbling
@@ -94,8 +94,8 @@ def test_they_find_what_they_find_after_the_last_step(kind: str, steps: list[tup
     whole, cut = (Windows(lambda: make(spec, lateness_ms)) for _ in range(2))
     late, reached = 0, -(10**9)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(timed_windows, "STEP_ROWS", 1)
-        patch.setattr(timed_windows, "SCANNED_ROWS", 1)
+        patch.setattr(row_windows, "STEP_ROWS", 1)
+        patch.setattr(row_windows, "DROPPED_ROWS", 1)
         patch.setattr(session_windows, "OUTPUT_ROWS_MAX", 1)
         for rows, moment_ms, first_steps, parallelism in steps:
             reached = max(reached, moment_ms)
@@ -120,7 +120,7 @@ def test_no_row_joins_a_session_that_is_over(
     make: Callable[..., Operator], lateness_ms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three sessions are over at once, and a checkpoint comes when one of them has come out."""
-    monkeypatch.setattr(timed_windows, "STEP_ROWS", 1)
+    monkeypatch.setattr(row_windows, "STEP_ROWS", 1)
     monkeypatch.setattr(session_windows, "OUTPUT_ROWS_MAX", 1)
     windows = Windows(lambda: make(SESSION, lateness_ms))
     windows.process(rows_batch([(key, 0, key) for key in (1, 2, 3)]))

@@ -23,8 +23,8 @@ from tidegate.operators.functions.process_functions import (
 from tidegate.operators.state.keyed_state import ListState, MapState, ReducingState, ValueState
 from tidegate.operators.state.state_types import Pickled
 from tidegate.operators.state.ttl import StateTtl
-from tidegate.protocol.errors import OperatorError
-from tidegate.protocol.side_outputs import OutputTag
+from tidegate.protocol.edges import OutputTag
+from tidegate.protocol.failures import OperatorError
 from tidegate.storage.errors import ConfigurationError, StorageError
 
 IN = pa.schema([("k", pa.string()), ("ops", pa.list_(pa.int64())), ("fails", pa.bool_())])

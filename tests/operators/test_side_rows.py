@@ -13,8 +13,8 @@ from operator_harness import context
 from tidegate.operators.batch_rows import OUTPUT_ROWS_MAX
 from tidegate.operators.functions.process_functions import ProcessContext, ProcessFunction
 from tidegate.operators.functions.process_operator import ProcessOperator
-from tidegate.protocol.errors import OperatorError
-from tidegate.protocol.side_outputs import OutputTag
+from tidegate.protocol.edges import OutputTag
+from tidegate.protocol.failures import OperatorError
 from tidegate.storage.errors import ConfigurationError
 
 SCHEMA = pa.schema([("x", pa.int32())])

@@ -113,7 +113,7 @@ def test_few_values_are_counted_exactly() -> None:
             "they have no hash",
         ),
         (
-            lambda: ChangingAggregate(("k",), {"a": approx_count_distinct("x")}, takes_back=True),
+            lambda: ChangingAggregate(("k",), {"a": approx_count_distinct("x")}, retracts=True),
             r"udaf\(approx_count_distinct, 'x'\) cannot follow changes",
         ),
     ],

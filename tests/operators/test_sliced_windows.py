@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from window_harness import VALUES, Backend, Windows, dropped, follow, rows_batch, told_of
 
 from tidegate.operators.aggregates import aggregate as tg
-from tidegate.operators.windows import bundled_windows, sliced_windows
+from tidegate.operators.windows import node_reader, sliced_windows
 from tidegate.operators.windows.sliced_windows import SlicedWindows
 from tidegate.operators.windows.window_specs import Cumulating, Sliding, Tumbling
-from tidegate.protocol.errors import OperatorError
+from tidegate.protocol.failures import OperatorError
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError, IncompatibleStateError
 
@@ -117,7 +117,7 @@ def played(
         if bundle_pairs is None:
             patch.setattr(sliced_windows, "_STEP_ROWS", 1)
         else:
-            patch.setattr(bundled_windows, "_PAIRS_MAX", bundle_pairs)
+            patch.setattr(node_reader, "_PAIRS_MAX", bundle_pairs)
             patch.setattr(sliced_windows, "_LARGE_WINDOWS", 1)
         windows, late = follow(windows, model, steps)
     emitted = Counter(tuple(row.values()) for row in windows.rows)
@@ -182,8 +182,8 @@ def test_many_windows_that_fire_together_are_those_of_a_plain_program(
 
 def test_a_bundle_of_large_values_is_given_up_before_all_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is read for nothing takes no more memory than the bundle may; results are those of windows alone."""
-    monkeypatch.setattr(bundled_windows, "OUTPUT_ROWS_MAX", 1)
-    monkeypatch.setattr(bundled_windows, "_BYTES_MAX", 100)
+    monkeypatch.setattr(node_reader, "OUTPUT_ROWS_MAX", 1)
+    monkeypatch.setattr(node_reader, "_BYTES_MAX", 100)
     aggregates = {"all": tg.collect_list("x", limit=99)}
     windows = Windows(lambda: SlicedWindows(("k",), Sliding(20, 10), aggregates, "t"), ("k",))
     windows.process(rows_batch([(key, time_ms, time_ms) for key in range(10) for time_ms in range(40)]))
@@ -210,19 +210,19 @@ def test_a_bundle_of_large_values_is_given_up_before_all_are_read(monkeypatch: p
 def test_windows_fire_together_again_after_large_ones(spec: Spec, monkeypatch: pytest.MonkeyPatch) -> None:
     """A window with too many rows for a bundle makes the next few fire alone, and no others."""
     monkeypatch.setattr(sliced_windows, "_LARGE_WINDOWS", 4)
-    monkeypatch.setattr(bundled_windows, "_ROWS_MAX", 0)
+    monkeypatch.setattr(node_reader, "_ROWS_MAX", 0)
     windows = Windows(lambda: SlicedWindows(("k",), spec, AGGREGATES, "t"), ("k",))
     windows.process(rows_batch([(1, time_ms, 1) for time_ms in range(100)]))
     windows.watermark(50)
-    monkeypatch.setattr(bundled_windows, "_ROWS_MAX", 1_000)
+    monkeypatch.setattr(node_reader, "_ROWS_MAX", 1_000)
     bundles = []
-    read = bundled_windows.BundledWindows.read
+    read = node_reader.BundleReader.read
 
     def counted(self: Any, bundle: Any, groups: Any) -> Any:
         bundles.append(len(bundle.parts))
         return read(self, bundle, groups)
 
-    monkeypatch.setattr(bundled_windows.BundledWindows, "read", counted)
+    monkeypatch.setattr(node_reader.BundleReader, "read", counted)
     windows.watermark(MAX_WATERMARK_MS)
     windows.close()
     assert max(bundles, default=0) > 10
@@ -326,7 +326,7 @@ REFUSED: list[tuple[Mapping[str, Any], str]] = [
     ({"emit": "sometimes"}, "emit must be"),
     ({"keys": ("window_start",)}, "different names"),
     ({"aggregates": {"k": tg.count()}}, "different names"),
-    ({"spec": Cumulating(1, 2), "allowed_lateness_ms": 1}, "no allowed lateness"),
+    ({"spec": Cumulating(1, 2), "allowed_lateness_ms": 1}, "allowed_lateness is not supported"),
 ]
 
 

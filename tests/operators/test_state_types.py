@@ -193,8 +193,8 @@ class Point(NamedTuple):
 @pytest.mark.parametrize(
     ("declared", "text"),
     [
-        (list, r"say of what: list\[int\]"),
-        (dict, r"say of what: dict\[str, float\]"),
+        (list, r"add the type of its elements, for example list\[int\]"),
+        (dict, r"add the types of its keys and values, for example dict\[str, float\]"),
         (decimal.Decimal, r"use pa\.decimal128"),
         (tuple[int, str], "use a dataclass"),
         (int | str, "needs an Arrow type such as"),
@@ -288,7 +288,7 @@ def test_bytes_are_not_taken_for_pickles(was: Any, now: Any) -> None:
     keyed.key("a")
     state.update(b"x" if was in (Pickled, bytes) else [b"x"])
 
-    with pytest.raises(ConfigurationError, match=r"state 'v': what the checkpoint has in .* pickled"):
+    with pytest.raises(ConfigurationError, match=r"state 'v': .* pickled in the checkpoint"):
         again.load(stored(keyed.freeze()))
 
 

@@ -11,11 +11,11 @@ from operator_harness import CUT, opened, run
 
 from tidegate.operators.operator import Operator
 from tidegate.operators.sinks.table_sink import TableSink
-from tidegate.protocol.errors import OperatorError
+from tidegate.protocol.failures import OperatorError
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.state.snapshot import StateTable
-from tidegate.storage.tables.hidden_columns import VERSION_COLUMN
+from tidegate.storage.tables.table_info import VERSION_COLUMN
 
 
 def _sink(sink: TableSink, restored: list[StateTable] | None = None) -> TableSink:

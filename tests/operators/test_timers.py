@@ -15,9 +15,9 @@ from tidegate.operators.functions.process_functions import ProcessContext, Proce
 from tidegate.operators.state import timers as timers_module
 from tidegate.operators.state.keys import KeyCodec, sort_key
 from tidegate.operators.state.timers import TimeDomain, TimerStep
-from tidegate.protocol.errors import OperatorError
+from tidegate.protocol.failures import OperatorError
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
-from tidegate.state.common.timers import DueTimers
+from tidegate.state.common.backend import DueTimers
 from tidegate.state.kernels.hashing import hash_columns
 
 

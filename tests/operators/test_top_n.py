@@ -129,8 +129,8 @@ def test_idle_keys_are_forgotten_in_silence(backend: str, tmp_path: Any) -> None
         ({"keys": ()}, "at least one key"),
         ({"n": 0}, "between 1 and"),
         ({"by": ()}, "at least one column"),
-        ({"descending": (True, False)}, "for all"),
-        ({"nulls_last": (True, False)}, "for each column whether nulls are behind"),
+        ({"descending": (True, False)}, "one boolean, or one for each column"),
+        ({"nulls_last": (True, False)}, "or one for each column of by="),
         ({"changes": False}, "needs rank="),
     ],
 )

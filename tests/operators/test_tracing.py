@@ -17,7 +17,7 @@ from tidegate.operators.functions.batch_functions import FilterRows, Map
 from tidegate.operators.functions.trace import trace_filter, trace_map
 from tidegate.operators.functions.traceable_code import UntraceableError
 from tidegate.operators.operator import Operator
-from tidegate.protocol.errors import OperatorError
+from tidegate.protocol.failures import OperatorError
 
 _SCHEMA = pa.schema(
     [
@@ -175,14 +175,14 @@ def _catches(row: dict[str, Any]) -> dict[str, Any]:
         (lambda row: {"x": row["s"].upper()}, "upper"),
         (lambda row: {"x": [row["i"]]}, "BUILD_LIST"),
         (lambda row: {"x": row["nothing"]}, "KeyError"),
-        (lambda row: {"x": row["i"] + row["s"]}, "no number"),
+        (lambda row: {"x": row["i"] + row["s"]}, "value that is not a number"),
         (lambda row: {"x": row["f"] % 2}, "remainder of a float"),
         (lambda row: {"x": row["i"] if row["b"] else row["f"]}, "same columns and types"),
         (lambda row: {"x": None}, "NoneType"),
         (lambda row: {row["s"]: 1}, "unhashable"),
         (lambda row: {"x": len(row["s"])}, "'len'"),
         (lambda row: row["i"], "a dict"),
-        (print, "no plain function"),
+        (print, "not a plain function"),
     ],
 )
 def test_what_could_differ_is_not_traced(function: Any, reason: str) -> None:

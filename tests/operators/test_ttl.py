@@ -340,7 +340,7 @@ def test_a_state_cannot_lose_its_time_to_live(declared: Callable[[StateTtl | Non
     state.update(one) if isinstance(state, ValueState) else state.put("e", one)
     tables = stored(keyed.freeze())
 
-    with pytest.raises(ConfigurationError, match=r"'v' of operator 'op-uid' was written with a time to live.*ttl="):
+    with pytest.raises(ConfigurationError, match=r"state 'v' was written with a time to live.*ttl="):
         again.load(tables)
     kept = longer.bind(declared(StateTtl("1h")))
     longer.load(tables)

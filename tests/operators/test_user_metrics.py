@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tidegate.actors.runtimes.metrics.task_values import user_values
+from tidegate.actors.runtimes.task_metrics import user_values
 from tidegate.operators.user_metrics import HISTOGRAM_VALUES_MAX, METRICS_MAX, QUANTILES, UserMetric, UserMetrics
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import OperatorUid
@@ -80,7 +80,7 @@ def test_what_prometheus_sees_of_each_kind() -> None:
 @pytest.mark.parametrize("name", ["", "per cent", "1st", "a-b", "é", "x" * 81, "ray_\n", None, 3])
 def test_names_that_prometheus_would_refuse_are_refused(name: object) -> None:
     """At once, with the operator: Ray would drop them without a word to the user."""
-    with pytest.raises(ConfigurationError, match=r"operator 'score': a name is made of letters"):
+    with pytest.raises(ConfigurationError, match=r"operator 'score': a name consists of letters"):
         UserMetrics("score").counter(name)  # type: ignore[arg-type]
 
 
@@ -88,7 +88,7 @@ def test_a_name_has_one_kind() -> None:
     """Two meanings under one name would be one series."""
     metrics = UserMetrics("score")
     metrics.counter("late")
-    with pytest.raises(ConfigurationError, match="'late' of operator 'score' is a counter already, and no gauge"):
+    with pytest.raises(ConfigurationError, match="'late' of operator 'score' is already a counter, not a gauge"):
         metrics.gauge("late")
 
 
@@ -97,7 +97,7 @@ def test_there_are_only_so_many() -> None:
     metrics = UserMetrics("score")
     for number in range(METRICS_MAX):
         metrics.counter(f"n{number}")
-    with pytest.raises(ConfigurationError, match=f"may have {METRICS_MAX} metrics"):
+    with pytest.raises(ConfigurationError, match=f"already has {METRICS_MAX} metrics"):
         metrics.histogram("one_more")
     metrics.counter("n0").inc()
     assert len(metrics.read(UID)) == METRICS_MAX
@@ -109,5 +109,5 @@ def test_only_numbers_are_taken(value: object) -> None:
     metrics = UserMetrics("score")
     count = metrics.counter("a")
     for give in (count.inc, count.dec, metrics.gauge("b").set, metrics.histogram("c").update):
-        with pytest.raises(ConfigurationError, match=r"'[abc]' of operator 'score' was given .*, which is no number"):
+        with pytest.raises(ConfigurationError, match=r"'[abc]' of operator 'score' was given .*, which is not"):
             give(value)  # type: ignore[arg-type]

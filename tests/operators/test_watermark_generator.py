@@ -18,7 +18,7 @@ from tidegate.operators.watermarks.watermark_generator import (
     check_timestamp_column,
     event_times_ms,
 )
-from tidegate.protocol.errors import OperatorError
+from tidegate.protocol.failures import OperatorError
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError
 
@@ -103,7 +103,7 @@ def test_what_is_no_event_time_is_refused() -> None:
     """When the columns are known, at planning; else with the batch."""
     with pytest.raises(ConfigurationError, match=r"no such column; there are \['a'\]"):
         check_timestamp_column(pa.schema({"a": pa.int64()}), "t")
-    with pytest.raises(ConfigurationError, match="type string is no event time"):
+    with pytest.raises(ConfigurationError, match="type string cannot be event time"):
         check_timestamp_column(pa.schema({"t": pa.string()}), "t")
     with pytest.raises(ConfigurationError, match=r"punctuated_by='p': there is no such column; there are \['t'\]"):
         check_event_time(pa.schema({"t": pa.int64()}), "t", "p")
@@ -113,7 +113,7 @@ def test_what_is_no_event_time_is_refused() -> None:
         WatermarkGenerator("t", -1)
     generator = WatermarkGenerator("t")
     opened(generator)
-    with pytest.raises(OperatorError, match="type double is no event time"):
+    with pytest.raises(OperatorError, match="type double cannot be event time"):
         generator.process(pa.record_batch({"t": [1.5]}), lambda batch: None)
 
 
@@ -172,5 +172,5 @@ def test_when_all_are_idle_everything_that_was_seen_counts() -> None:
 
 def test_an_idleness_needs_a_source_with_splits() -> None:
     """Elsewhere nobody knows which of them have no rows, and nothing is passed over in silence."""
-    with pytest.raises(ConfigurationError, match="apart from its source"):
+    with pytest.raises(ConfigurationError, match="in another task than its source"):
         opened(WatermarkGenerator("t", 0, 1_000))

@@ -15,11 +15,10 @@ from test_sliced_windows import windows_of
 from window_harness import Backend, Windows, dropped
 
 from tidegate.operators.ranking.top_n import Ranking
-from tidegate.operators.windows import local_top, window_top
-from tidegate.operators.windows.local_top import LocalTop
+from tidegate.operators.windows import window_operator, window_top
 from tidegate.operators.windows.window_specs import Cumulating, Sliding, Tumbling
-from tidegate.operators.windows.window_top import WindowTop
-from tidegate.protocol.errors import OperatorError
+from tidegate.operators.windows.window_top import LocalTop, WindowTop
+from tidegate.protocol.failures import OperatorError
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError
 
@@ -94,7 +93,7 @@ MOVE = st.tuples(
 def test_it_gives_what_a_plain_program_gives(spec: Spec, keyed: bool, n: int, ties: bool, steps: list[Any]) -> None:
     """Each row once: at other parallelisms, on other backends, in several batches, between two steps, and late."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(window_top, "FIRED_ROWS", 1)
+        patched.setattr(window_operator, "FIRED_ROWS", 1)
         tops = Tops(spec, keyed, n, ties)
         for step in steps:
             match step:
@@ -137,9 +136,9 @@ def test_little_is_sent_and_kept() -> None:
     assert tops.windows.stored_rows() == 2
     tops.windows.close()
     many = Tops(Tumbling(1_000), True, 1, False)
-    for _ in range(1 + local_top._PASSED_BATCHES):
+    for _ in range(1 + window_top._PASSED_BATCHES):
         many.process([(i // 2, i % 2, i) for i in range(400)] + [(1_000 + i, 0, 0) for i in range(800)])
-    assert many.sent == 1_000 + local_top._PASSED_BATCHES * 1_200
+    assert many.sent == 1_000 + window_top._PASSED_BATCHES * 1_200
     many.windows.close()
 
 

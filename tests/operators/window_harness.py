@@ -14,12 +14,12 @@ from frozen_tables import tables_of
 from hypothesis import strategies as st
 from operator_harness import context, kept_in
 
-from tidegate.actors.task.pipeline.partitioners import HashPartitioner
+from tidegate.actors.task.emitter import HashPartitioner
 from tidegate.operators.operator import Operator
-from tidegate.operators.windows.applied_counts import AppliedCounts, AppliedSlidingCounts
-from tidegate.operators.windows.applied_sessions import AppliedSessions
-from tidegate.operators.windows.applied_windows import AppliedWindows
-from tidegate.operators.windows.window_buffer import WindowBuffer
+from tidegate.operators.windows.count_windows import FunctionCounts
+from tidegate.operators.windows.function_windows import FunctionSessions, FunctionWindows
+from tidegate.operators.windows.row_windows import WindowBuffer
+from tidegate.operators.windows.sliding_counts import FunctionSlidingCounts
 from tidegate.operators.windows.window_calls import WindowCalls
 from tidegate.operators.windows.window_specs import (
     Clock,
@@ -226,11 +226,11 @@ def applied_operator(
     """The operator of windows with functions, for rows as of `rows_batch`."""
     schema = rows_batch([(1, 1, 1)]).schema
     if isinstance(spec, Count):
-        return (AppliedCounts if spec.slide is None else AppliedSlidingCounts)(keys, spec, schema, calls)
+        return (FunctionCounts if spec.slide is None else FunctionSlidingCounts)(keys, spec, schema, calls)
     if isinstance(spec, Session):
-        return AppliedSessions(keys, spec, time, schema, calls, lateness_ms)
+        return FunctionSessions(keys, spec, time, schema, calls, lateness_ms)
     assert isinstance(spec, Tumbling | Sliding | Cumulating)
-    return AppliedWindows(keys, spec, time, schema, calls, lateness_ms)
+    return FunctionWindows(keys, spec, time, schema, calls, lateness_ms)
 
 
 VALUES = st.integers(-9, 9) | st.integers(-9, 9) | st.none()

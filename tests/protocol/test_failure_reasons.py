@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidegate.protocol.failure_reasons import TEXT_BYTES_MAX, bounded_text, error_text
+from tidegate.protocol.failures import TEXT_BYTES_MAX, bounded_text, error_text
 from tidegate.storage.codec import decode, encode
 from tidegate.storage.user_values import repr_text
 

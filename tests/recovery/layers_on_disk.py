@@ -11,8 +11,14 @@ from checkpoints_on_disk import MAX_PARALLELISM, UID, complete
 from frozen_tables import FrozenKeyedTable
 
 from tidegate.storage.checkpoints.layout import CheckpointLayout
-from tidegate.storage.checkpoints.metadata import CheckpointMetadata, NativeFile, NativeState, StateHandle, SubtaskState
-from tidegate.storage.checkpoints.metadata_file import create_metadata
+from tidegate.storage.checkpoints.metadata import (
+    CheckpointMetadata,
+    NativeFile,
+    NativeState,
+    StateHandle,
+    SubtaskState,
+    create_metadata,
+)
 from tidegate.storage.files.envelope import checksum_of
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import CheckpointId, JobId, OperatorUid

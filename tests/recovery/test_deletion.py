@@ -20,8 +20,7 @@ from tidegate.cli.main import app
 from tidegate.recovery.savepoints import write_savepoint
 from tidegate.storage.checkpoints.layout import CheckpointLayout
 from tidegate.storage.checkpoints.lease import Lease, write_lease
-from tidegate.storage.checkpoints.metadata import StateHandle, SubtaskState
-from tidegate.storage.checkpoints.metadata_file import create_metadata
+from tidegate.storage.checkpoints.metadata import StateHandle, SubtaskState, create_metadata
 from tidegate.storage.errors import AlreadyExistsError, ConfigurationError, NotFoundError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import CheckpointId, JobId
@@ -181,7 +180,7 @@ def test_what_is_half_deleted_is_not_there(store: FileSystemStore) -> None:
     with pytest.raises(DiedError):
         recovery.delete(path, open_store=_dies_after_its_mark)
     assert path not in {at.path for at in recovery.list_checkpoints(store.url)}
-    assert "deleted, and not to the end" in recovery.verify(path).problems[0]
+    assert "the deletion of this checkpoint was interrupted" in recovery.verify(path).problems[0]
     with pytest.raises(NotFoundError, match="delete it again"):
         recovery.inspect(path)
     with pytest.raises(AlreadyExistsError):

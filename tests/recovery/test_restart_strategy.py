@@ -11,8 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidegate.recovery import RestartStrategy
-from tidegate.recovery.failure_history import FailureHistory
-from tidegate.recovery.restart_strategy import ExponentialDelay, FailureRate, FixedDelay, default_strategy
+from tidegate.recovery.restart_strategy import (
+    ExponentialDelay,
+    FailureHistory,
+    FailureRate,
+    FixedDelay,
+    default_strategy,
+)
 from tidegate.storage.codec import decode, encode
 from tidegate.storage.errors import ConfigurationError
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tidegate as tg
-from tidegate.recovery.contents.row_comparison import KeyChanges, compare_rows
+from tidegate.recovery.differences import KeyChanges, compare_rows
 
 NUMBERS = st.none() | st.integers(0, 3)
 TYPES: dict[pa.DataType, st.SearchStrategy[Any]] = {

@@ -16,12 +16,11 @@ from tidegate import recovery
 from tidegate.cli.main import app
 from tidegate.recovery.savepoints import write_savepoint
 from tidegate.storage.checkpoints.layout import CheckpointLayout
-from tidegate.storage.checkpoints.metadata import CheckpointMetadata
-from tidegate.storage.checkpoints.metadata_file import create_metadata
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata, create_metadata
 from tidegate.storage.errors import NotFoundError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import JobId, SubtaskIndex
-from tidegate.storage.subtasks.in_flight import ChannelEnd, InFlightRows, write_in_flight
+from tidegate.storage.state.in_flight import ChannelEnd, InFlightRows, write_in_flight
 
 JOB = "demo-1a2b3c4d"
 

@@ -13,7 +13,7 @@ import pytest
 from any_permit import ANY_PERMIT, any_permit
 
 from tidegate.recovery.checkpoints import verify
-from tidegate.recovery.cleanup.deletion import delete
+from tidegate.recovery.deletion import delete
 from tidegate.recovery.savepoints import clear_folder, discard_savepoint, write_savepoint
 from tidegate.recovery.state_processor.relocation import relocate
 from tidegate.storage.checkpoints.layout import METADATA_NAME, CheckpointLayout
@@ -24,15 +24,16 @@ from tidegate.storage.checkpoints.metadata import (
     SnapshotKind,
     StateKind,
     SubtaskState,
+    create_metadata,
+    encode_metadata,
+    read_metadata,
 )
-from tidegate.storage.checkpoints.metadata_file import create_metadata, encode_metadata, read_metadata
 from tidegate.storage.errors import AlreadyExistsError, CorruptionError, NotFoundError, StorageError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
+from tidegate.storage.state.in_flight import ChannelEnd, InFlightRows, read_in_flight, write_in_flight
 from tidegate.storage.state.snapshot import FrozenTable
-from tidegate.storage.state.state_file import read_state, write_state
-from tidegate.storage.state.verification import verify_state
-from tidegate.storage.subtasks.in_flight import ChannelEnd, InFlightRows, read_in_flight, write_in_flight
+from tidegate.storage.state.state_file import read_state, verify_state, write_state
 
 JOB, SEVEN = JobId("demo-1a2b3c4d"), CheckpointId(7)
 LAYOUT = CheckpointLayout(JOB)

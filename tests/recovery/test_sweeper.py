@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 from dying_store import DiedError, deaths
 
-from tidegate.recovery.cleanup.decisions import GRACE_MS_DEFAULT, may_run
-from tidegate.recovery.cleanup.sweeper import find_orphans, sweep
+from tidegate.recovery.deletion_permits import GRACE_MS_DEFAULT, may_run
+from tidegate.recovery.sweeper import find_orphans, sweep
 from tidegate.storage.checkpoints.event_log import EventLog, LogEntry
 from tidegate.storage.checkpoints.layout import CheckpointLayout, savepoint_name
 from tidegate.storage.checkpoints.metadata import (
@@ -25,13 +25,16 @@ from tidegate.storage.checkpoints.metadata import (
     NativeState,
     StateHandle,
     SubtaskState,
+    create_metadata,
+    encode_metadata,
+    read_metadata,
 )
-from tidegate.storage.checkpoints.metadata_file import create_metadata, encode_metadata, read_metadata
 from tidegate.storage.errors import AlreadyExistsError, ConfigurationError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.files.store import Buffer
 from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation, JobId, OperatorUid, SubtaskIndex, VertexId
-from tidegate.storage.tables.table_log import TableInfo, TableLog
+from tidegate.storage.tables.table_info import TableInfo
+from tidegate.storage.tables.table_log import TableLog
 
 JOB = JobId("job-12345678")
 OTHER = JobId("job-9abcdef0")

@@ -9,17 +9,15 @@ import pytest
 from any_permit import ANY_PERMIT, any_permit
 from checkpoints_on_disk import complete
 
-from tidegate.api.submission.starting_checkpoint import check_not_given_up
+from tidegate.api.submission.restoring import check_not_given_up
 from tidegate.recovery.checkpoints import list_checkpoints, verify
-from tidegate.recovery.cleanup.deletion import delete
+from tidegate.recovery.deletion import delete
 from tidegate.recovery.savepoints import void_savepoint, write_savepoint
 from tidegate.storage.checkpoints.layout import METADATA_NAME
-from tidegate.storage.checkpoints.metadata import CheckpointMetadata
-from tidegate.storage.checkpoints.metadata_file import encode_metadata, read_metadata
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata, encode_metadata, read_metadata
 from tidegate.storage.errors import ConfigurationError, FencedError, SavepointStoppedError, StorageError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
-from tidegate.storage.files.store import Buffer
-from tidegate.storage.files.wrapped_store import WrappedStore
+from tidegate.storage.files.store import Buffer, WrappedStore
 from tidegate.storage.ids import CheckpointId, JobId
 
 JOB, SEVEN = JobId("demo-1a2b3c4d"), CheckpointId(7)

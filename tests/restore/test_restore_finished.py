@@ -11,7 +11,7 @@ import pytest
 from restored_graphs import BY_KEY, FORWARD, REBALANCE, Edge, check_fits, checkpoint_of, complete, graph_of
 
 from tidegate.actors.restore.restore_task import RestoredTask, restore_task
-from tidegate.actors.task.pipeline.split_positions import FrozenPositions, SplitPosition, positions_from_tables
+from tidegate.actors.task.split_positions import FrozenPositions, SplitPosition, positions_from_tables
 from tidegate.connectors.source import SourceSplit
 from tidegate.protocol.identity import TaskId
 from tidegate.storage.checkpoints.metadata import StateHandle, StateKind

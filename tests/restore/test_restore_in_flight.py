@@ -25,8 +25,8 @@ from restored_graphs import (
 
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.restore.restore_task import restore_task
+from tidegate.protocol.edges import Partitioning
 from tidegate.protocol.identity import ChannelId, TaskId
-from tidegate.protocol.partitioning import Partitioning
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata
 from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store

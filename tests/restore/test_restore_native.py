@@ -11,8 +11,7 @@ from restored_graphs import BY_KEY, MAX_PARALLELISM, checkpoint_of, complete, gr
 
 from tidegate.actors.restore.restore_task import restore_task
 from tidegate.protocol.identity import TaskId
-from tidegate.state.common.backend import KeyedBackend
-from tidegate.state.common.cells import CellSpec, ValueCells
+from tidegate.state.common.backend import CellSpec, KeyedBackend, ValueCells
 from tidegate.state.common.options import BackendPlace, StateBackendOptions
 from tidegate.state.factory import open_backend
 from tidegate.state.kernels.hashing import hash_columns
@@ -20,9 +19,9 @@ from tidegate.storage.checkpoints.metadata import CheckpointMetadata
 from tidegate.storage.errors import CorruptionError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex, VertexId
+from tidegate.storage.state.backend_files import write_native
 from tidegate.storage.state.key_groups import key_group_range
 from tidegate.storage.state.snapshot import Cut, StateTable
-from tidegate.storage.subtasks.backend_files import write_native
 
 UID = OperatorUid("count")
 EDGE = ("source", "count", BY_KEY)

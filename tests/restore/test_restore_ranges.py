@@ -14,19 +14,18 @@ from small_tables import rewrite_in_small_tables
 
 from tidegate.actors.restore.restore_task import restore_task
 from tidegate.protocol.identity import TaskId
-from tidegate.state.columnar import frozen_slots
-from tidegate.state.common.backend import KeyedBackend
-from tidegate.state.common.cells import CellSpec, ValueCells
+from tidegate.state.columnar import paged_state
+from tidegate.state.common.backend import CellSpec, KeyedBackend, ValueCells
 from tidegate.state.common.options import BackendPlace, StateBackendOptions
 from tidegate.state.factory import open_backend
 from tidegate.state.kernels.hashing import hash_columns
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, SubtaskState
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex, VertexId
+from tidegate.storage.state.backend_files import DESCRIPTION_NAME, fetch_native, write_native
 from tidegate.storage.state.key_groups import key_group_range
 from tidegate.storage.state.snapshot import Cut, StateTable
 from tidegate.storage.state.state_file import write_state
-from tidegate.storage.subtasks.backend_files import DESCRIPTION_NAME, fetch_native, write_native
 
 UID = OperatorUid("count")
 EDGE = ("source", "count", BY_KEY)
@@ -156,7 +155,7 @@ def test_a_rescaled_task_reads_about_its_part(monkeypatch: pytest.MonkeyPatch, t
     What lies at an edge, a chunk or a table, is read by two. With chunks of 8,192 rows that is up to a fifth of this
     small state; those of half a megabyte would be most of it.
     """
-    monkeypatch.setattr(frozen_slots, "CHUNK_BYTES_MIN", 1)
+    monkeypatch.setattr(paged_state, "CHUNK_BYTES_MIN", 1)
     store = open_store(str(tmp_path / "store"))
     metadata = checkpoint(make, store, tmp_path)
     point = complete(store, metadata)

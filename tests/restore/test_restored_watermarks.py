@@ -23,8 +23,8 @@ from restored_graphs import (
 
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.restore.restore_task import restore_task
+from tidegate.protocol.edges import Partitioning
 from tidegate.protocol.identity import ChannelId
-from tidegate.protocol.partitioning import Partitioning
 from tidegate.protocol.stream_elements import MIN_WATERMARK_MS, Watermark
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 

@@ -15,22 +15,21 @@ from hypothesis import strategies as st
 from restored_graphs import BY_KEY, checkpoint_of, complete, graph_of
 
 import tidegate as tg
-from tidegate.actors.coordinator.job.job_spec import RestorePoint
+from tidegate.actors.coordinator.job_spec import RestorePoint
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.restore import state_follower
 from tidegate.actors.restore.restore_task import restore_task
 from tidegate.actors.restore.state_follower import StateFollower, can_follow
-from tidegate.actors.task.incremental.lineage import canonical
-from tidegate.actors.task.pipeline.operator_chain import OperatorChain
+from tidegate.actors.task.incremental_base import canonical
+from tidegate.actors.task.operator_chain import OperatorChain
 from tidegate.operators.aggregates.keyed_aggregate import KeyedAggregate
 from tidegate.operators.functions.process_operator import ProcessOperator
 from tidegate.operators.operator import OperatorFactory
 from tidegate.protocol.identity import TaskId
-from tidegate.protocol.state_origin import StateOrigin
+from tidegate.protocol.task_reports import StateOrigin
 from tidegate.state.common.backend import KeyedBackend
 from tidegate.state.common.options import StateBackendOptions
-from tidegate.storage.checkpoints.metadata import StateHandle
-from tidegate.storage.checkpoints.metadata_file import read_metadata
+from tidegate.storage.checkpoints.metadata import StateHandle, read_metadata
 from tidegate.storage.errors import CorruptionError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex, VertexId

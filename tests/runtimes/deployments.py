@@ -11,19 +11,15 @@ from typing import cast
 from ray.exceptions import ActorUnavailableError
 from ray_fakes import SINK, SOURCE, LaterMailbox, Method, source_to_sink
 
-from tidegate.actors.coordinator.messages import events as co
-from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.ray.coordinator.attempt_supervisor import AttemptSupervisor
-from tidegate.actors.ray.fleet.fleet import Fleet
-from tidegate.actors.ray.fleet.member import Member
-from tidegate.actors.ray.fleet_options import FleetOptions, SlotPlacement
-from tidegate.actors.ray.process.mailbox import Mailbox
-from tidegate.actors.ray.process.outbox import Ended
-from tidegate.actors.ray.process.outcome import Outcome
-from tidegate.actors.ray.process.process_info import ProcessInfo
-from tidegate.actors.ray.slots.job_slots import JobSlots
-from tidegate.actors.ray.slots.slots_elsewhere import NOWHERE, Nodes
-from tidegate.actors.task.messages import events as ev
+from tidegate.actors.coordinator import events as co
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.ray.actor_calls import Ended, Outcome
+from tidegate.actors.ray.attempt_supervisor import AttemptSupervisor
+from tidegate.actors.ray.health_endpoint import ProcessInfo
+from tidegate.actors.ray.mailbox import Mailbox
+from tidegate.actors.ray.placement import NOWHERE, JobSlots, Nodes, PoolOptions, SlotPlacement
+from tidegate.actors.ray.worker_pool import WorkerHandle, WorkerPool
+from tidegate.actors.task import events as ev
 from tidegate.protocol.identity import TaskId
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import AttemptNumber, CheckpointId
@@ -49,7 +45,7 @@ class Staff:
     """
 
     def __init__(self, placement: SlotPlacement | None = None, slot_sharing: bool = False) -> None:
-        self.options = FleetOptions("job", "namespace", placement, 0, 1, open_store)
+        self.options = PoolOptions("job", "namespace", placement, 0, 1, open_store)
         self.spare = 0
         self.closed = False
         self.avoided: Container[str] = ()
@@ -58,11 +54,13 @@ class Staff:
         _, self.graph = source_to_sink(slot_sharing=slot_sharing)
         self.slots = JobSlots(self.graph, self.options)
         workers, names = self.slots.plan.workers, self.slots.plan.names
-        members = {worker: Member(names[worker], Handle(), None, Future(), ProcessInfo(1, "node")) for worker in names}
+        members = {
+            worker: WorkerHandle(names[worker], Handle(), None, Future(), ProcessInfo(1, "node")) for worker in names
+        }
         self._members = {task: members[workers[task]] for task in (SOURCE, SINK)}
         self.handles: dict[TaskId, Handle] = {task: member.handle for task, member in self._members.items()}
-        self.died: Callable[[Member, BaseException | None], object] = lambda *_: None
-        self.identified: Callable[[Member], object] = lambda _: None
+        self.died: Callable[[WorkerHandle, BaseException | None], object] = lambda *_: None
+        self.identified: Callable[[WorkerHandle], object] = lambda _: None
 
     def shown_as(self, task: TaskId) -> str:
         """What people call its worker."""
@@ -70,7 +68,7 @@ class Staff:
 
     def staff(
         self, tasks: Collection[TaskId] = (SOURCE, SINK), avoided: Container[str] = (), nodes: Nodes = NOWHERE
-    ) -> dict[TaskId, Member]:
+    ) -> dict[TaskId, WorkerHandle]:
         self.avoided, self.nodes = avoided, nodes
         return {task: member for task, member in self._members.items() if task in tasks}
 
@@ -82,11 +80,11 @@ class Staff:
         """Whether some are to be replaced."""
         return self.options.placement is not None and any(self._members[task].dead for task in tasks)
 
-    def is_kept(self, member: Member) -> bool:
+    def is_kept(self, member: WorkerHandle) -> bool:
         """All are."""
         return True
 
-    def kill(self, member: Member) -> None:
+    def kill(self, member: WorkerHandle) -> None:
         """Nobody is."""
 
     def close(self) -> list[Future[None]]:
@@ -106,7 +104,7 @@ class Deployed:
         self.told: list[co.CoordinatorEvent] = []
         self.watched_again: list[TaskId] = []
         """Tasks whose process has answered after its connection broke: the fleet watches its life again."""
-        self.deployment = AttemptSupervisor(cast(Fleet, self.staff), self.told.append, cast(Mailbox, self.mailbox))
+        self.deployment = AttemptSupervisor(cast(WorkerPool, self.staff), self.told.append, cast(Mailbox, self.mailbox))
         self.deployment.deploy(do.DeployAttempt(FIRST, None))
 
     def lose(self, task: TaskId, error: BaseException) -> None:
@@ -118,7 +116,7 @@ class Deployed:
         if not broke:
             self._ended(member, error)
 
-    def _ended(self, member: Member, error: BaseException) -> None:
+    def _ended(self, member: WorkerHandle, error: BaseException) -> None:
         member.dead = True
         self.staff.died(member, error)
 
@@ -138,7 +136,7 @@ class Deployed:
         self.mailbox.pass_time()
 
 
-def started(deployed: Deployed) -> list[Member]:
+def started(deployed: Deployed) -> list[WorkerHandle]:
     """All processes of it have started."""
     members = [deployed.staff.staff()[task] for task in (SOURCE, SINK)]
     for member in members:

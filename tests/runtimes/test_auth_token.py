@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.actors.ray.driver import auth_token
-from tidegate.actors.ray.driver.auth_token import close_token_file, make_token_file, switch_on_token
+from tidegate.actors.ray import authentication as auth_token
+from tidegate.actors.ray.authentication import close_token_file, make_token_file, switch_on_token
 from tidegate.storage.errors import ConfigurationError
 
 

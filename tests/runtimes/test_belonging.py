@@ -19,14 +19,13 @@ from ray_fakes import (
     task_processes,
 )
 
-from tidegate.actors.ray.coordinator.attempt_supervisor import AttemptSupervisor
-from tidegate.actors.ray.fleet.fleet import Fleet
-from tidegate.actors.ray.fleet.member import Member
-from tidegate.actors.ray.fleet_options import FleetOptions
-from tidegate.actors.ray.process import belonging
-from tidegate.actors.ray.process.belonging import Belonging, Denials, Known, Step
-from tidegate.actors.ray.process.orders import Order
-from tidegate.actors.ray.process.process_info import ProcessInfo
+from tidegate.actors.ray import coordinator_liveness as belonging
+from tidegate.actors.ray.attempt_supervisor import AttemptSupervisor
+from tidegate.actors.ray.coordinator_liveness import DenialCounter, Membership, MembershipCheck, Step
+from tidegate.actors.ray.health_endpoint import ProcessInfo
+from tidegate.actors.ray.placement import PoolOptions
+from tidegate.actors.ray.task_deployment import TaskDeployment
+from tidegate.actors.ray.worker_pool import WorkerHandle, WorkerPool
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import AttemptNumber, Generation
 
@@ -34,25 +33,25 @@ ONE, TWO = Generation(1), Generation(2)
 SPARE = "spare"
 
 
-def heard(denials: Denials, *answers: bool | None, generation: Generation = TWO) -> list[Step]:
+def heard(denials: DenialCounter, *answers: bool | None, generation: Generation = TWO) -> list[Step]:
     """What follows from each of these answers."""
-    return [denials.heard(Known(generation, answer), newest=2) for answer in answers]
+    return [denials.heard(Membership(generation, answer), newest=2) for answer in answers]
 
 
 def test_a_process_that_is_known_asks_again_later() -> None:
     """For as long as it lives."""
-    assert heard(Denials(), True, True, True) == [Step.LATER] * 3
+    assert heard(DenialCounter(), True, True, True) == [Step.LATER] * 3
 
 
 def test_a_process_leaves_when_it_was_denied_twice_in_a_row() -> None:
     """Once could be a mistake: it may just be put to work."""
-    assert heard(Denials(), False, False) == [Step.SOON, Step.LEAVE]
-    assert heard(Denials(), False, True, False) == [Step.SOON, Step.LATER, Step.SOON]
+    assert heard(DenialCounter(), False, False) == [Step.SOON, Step.LEAVE]
+    assert heard(DenialCounter(), False, True, False) == [Step.SOON, Step.LATER, Step.SOON]
 
 
 def test_who_cannot_tell_is_asked_again() -> None:
     """A coordinator that takes over does not know its processes yet; and one that was replaced knows other ones."""
-    denials = Denials()
+    denials = DenialCounter()
     assert heard(denials, False, None, False, None) == [Step.SOON] * 4
     assert heard(denials, False, False, False, generation=ONE) == [Step.SOON] * 3
     assert denials.heard(None, newest=2) is Step.SOON
@@ -71,9 +70,16 @@ def test_a_late_process_ends_in_bounded_time(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(belonging.threading, "Timer", Timer)
     asks, left = Method(), []
-    Belonging(asks.remote, lambda: TWO, lambda: left.append("left")).hold()
+    MembershipCheck(asks.remote, lambda: TWO, lambda: left.append("left")).hold()
     away = ActorUnavailableError("it is restarted", None)
-    for answer in (away, Known(TWO, None), Known(TWO, True), Known(ONE, False), Known(TWO, False), Known(TWO, False)):
+    for answer in (
+        away,
+        Membership(TWO, None),
+        Membership(TWO, True),
+        Membership(ONE, False),
+        Membership(TWO, False),
+        Membership(TWO, False),
+    ):
         assert not left
         call = asks.calls.get_nowait()[0]
         call.set_exception(answer) if isinstance(answer, Exception) else call.set_result(answer)
@@ -84,16 +90,16 @@ def test_a_late_process_ends_in_bounded_time(monkeypatch: pytest.MonkeyPatch) ->
     assert [delay_s for delay_s, _ in timers] == [soon, soon, later, soon, soon]
 
 
-def member(name: str, actor_id: str | None, **known: bool) -> Member:
+def member(name: str, actor_id: str | None, **known: bool) -> WorkerHandle:
     """A process; one without an id has not said yet which it is."""
     info = None if actor_id is None else ProcessInfo(1, "node", actor_id=actor_id)
-    return Member(name, None, None, Future(), info, **known)
+    return WorkerHandle(name, None, None, Future(), info, **known)
 
 
-def fleet() -> Fleet:
+def fleet() -> WorkerPool:
     """A task, a spare process that has just been started, and one that was given up."""
-    options = FleetOptions("job", "namespace", None, 0, 0, open_store)
-    some = Fleet(source_to_sink()[1], None, None, options, lambda action: action())
+    options = PoolOptions("job", "namespace", None, 0, 0, open_store)
+    some = WorkerPool(source_to_sink()[1], None, None, options, lambda action: action())
     some.members = {SOURCE_WORKER: member("source", "a"), SINK_WORKER: member("sink", "b", given_up=True)}
     some._standbys = [member(SPARE, None), member("gone", "c", dead=True)]
     return some
@@ -119,20 +125,20 @@ def test_only_who_is_in_charge_can_tell() -> None:
     """Who is taking over may not have found all processes yet, or find another one in charge."""
     deployment = AttemptSupervisor(fleet(), lambda event: None, LaterMailbox())  # type: ignore[arg-type]
     deployment.generation = TWO
-    assert deployment.knows("source", "a", in_charge=False) == Known(TWO, None)
-    assert deployment.knows("source", "a", in_charge=True) == Known(TWO, True)
-    assert deployment.knows("unheard of", "e", in_charge=True) == Known(TWO, False)
+    assert deployment.knows("source", "a", in_charge=False) == Membership(TWO, None)
+    assert deployment.knows("source", "a", in_charge=True) == Membership(TWO, True)
+    assert deployment.knows("unheard of", "e", in_charge=True) == Membership(TWO, False)
 
 
 def test_a_process_asks_when_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """With its name and id; and it remembers which coordinator was the newest that it has obeyed."""
     newest: list[Callable[[], int]] = []
-    hold = Belonging.hold
-    monkeypatch.setattr(Belonging, "hold", lambda self: newest.append(self._newest) or hold(self))
+    hold = MembershipCheck.hold
+    monkeypatch.setattr(MembershipCheck, "hold", lambda self: newest.append(self._newest) or hold(self))
     with task_processes(monkeypatch) as make:
         process: Process = make(SINK)
         assert process.coordinator.knows.calls.get_nowait()[1] == ("", process.actor.info().actor_id)
-        order = Order((SINK,), AttemptNumber(1), None, {SOURCE: process.as_peer}, TWO)
+        order = TaskDeployment((SINK,), AttemptNumber(1), None, {SOURCE: process.as_peer}, TWO)
         process.actor.deploy(order)
         process.settle()
         assert [ask() for ask in newest] == [TWO]

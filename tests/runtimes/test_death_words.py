@@ -7,8 +7,8 @@ from concurrent.futures import Future
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError
 
-from tidegate.actors.ray.fleet.member import Member, reason_of
-from tidegate.actors.ray.process.death_words import death_of, memory_death, went_with_its_node
+from tidegate.actors.ray.exit_probe import death_of, memory_death, went_with_its_node
+from tidegate.actors.ray.worker_pool import WorkerHandle, reason_of
 
 HEAD = "The actor died unexpectedly before finishing this task.\n\tclass_name: A\n\tactor_id: 3f37\n\tpid: 31865\n"
 
@@ -101,5 +101,5 @@ def test_less_text_of_the_monitor_is_told_as_far_as_it_goes() -> None:
 
 def test_a_process_that_the_monitor_killed_is_told_with_it() -> None:
     """Not only that it got SIGKILL."""
-    member = Member("f05/rows (1/1)#0", None, None, Future())
+    member = WorkerHandle("f05/rows (1/1)#0", None, None, Future())
     assert reason_of(member, died(KILLED)).startswith("killed by Ray's memory monitor, because node 1cc52148")

@@ -6,16 +6,16 @@ import pytest
 from deployments import FIRST, SECOND, Deployed, failed_tasks, started
 from ray_fakes import SINK, SOURCE
 
-from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.ray.fleet.member import Member
-from tidegate.actors.ray.process.orders import Order, Peer
-from tidegate.actors.ray.process.process_info import ProcessInfo
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.ray.health_endpoint import ProcessInfo
+from tidegate.actors.ray.task_deployment import Peer, TaskDeployment
+from tidegate.actors.ray.worker_pool import WorkerHandle
 from tidegate.protocol.identity import TaskId
 
 TASKS = (SOURCE, SINK)
 
 
-def orders(deployed: Deployed, task: TaskId) -> list[Order]:
+def orders(deployed: Deployed, task: TaskId) -> list[TaskDeployment]:
     """The orders that the process of a task has got since somebody has looked."""
     calls = deployed.staff.handles[task].deploy.calls
     return [calls.get_nowait()[1][0] for _ in range(calls.qsize())]
@@ -33,7 +33,7 @@ def deployed() -> Deployed:
     return made
 
 
-def identify(deployed: Deployed, task: TaskId) -> Member:
+def identify(deployed: Deployed, task: TaskId) -> WorkerHandle:
     """The process of a task has started."""
     member = deployed.staff.staff()[task]
     member.info = ProcessInfo(1, "node", actor_id=f"process of {task}", address=b"\0" + str(task).encode())
@@ -98,7 +98,7 @@ def test_a_process_that_dies_before_it_has_its_order_fails_its_tasks(deployed: D
 
 def test_who_identifies_itself_is_connected_first() -> None:
     """So its first order goes over the connection as well."""
-    joined: list[Member] = []
+    joined: list[WorkerHandle] = []
     deployed = Deployed()
     deployed.deployment._join = joined.append
     assert [identify(deployed, task) for task in TASKS] == joined

@@ -10,9 +10,9 @@ import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 import tidegate as tg
-from tidegate.actors.ray.driver import detached, ray_job
-from tidegate.actors.ray.driver.detached import check_detachable
-from tidegate.actors.ray.driver.ray_job import RayJob
+from tidegate.actors.ray import detached, ray_job
+from tidegate.actors.ray.detached import check_detachable
+from tidegate.actors.ray.ray_job import RayJob
 from tidegate.actors.runtimes.running_job import JobCard
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import JobId

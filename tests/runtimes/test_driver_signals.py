@@ -11,7 +11,7 @@ from types import FrameType
 
 import pytest
 
-from tidegate.actors.ray.driver.driver_signals import EXIT_CODE, clean_end_at_sigterm
+from tidegate.actors.ray.connection import EXIT_CODE, clean_end_at_sigterm
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ def test_where_there_is_none_the_program_exits(handler: signal.Handlers) -> None
 
 _PROGRAM = """
 import atexit, os, signal, sys
-from tidegate.actors.ray.driver.driver_signals import clean_end_at_sigterm
+from tidegate.actors.ray.connection import clean_end_at_sigterm
 atexit.register(print, "an exit function")
 with clean_end_at_sigterm():
     pass

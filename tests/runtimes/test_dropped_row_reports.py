@@ -12,7 +12,7 @@ import pytest
 import tidegate as tg
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.runtimes.dropped_row_reports import EVERY_MS, DroppedRowReports
-from tidegate.actors.runtimes.vertex_metrics import SubtaskMetrics, VertexMetrics
+from tidegate.actors.runtimes.task_metrics import SubtaskMetrics, VertexMetrics
 from tidegate.operators.user_metrics import UserMetric
 from tidegate.storage.ids import OperatorUid
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from ray.exceptions import ActorDiedError
 
-from tidegate.actors.ray.fleet.member import Member, reason_of
-from tidegate.actors.ray.process import exit_reasons
-from tidegate.actors.ray.process.exit_reasons import Witness, end_text, last_lines
-from tidegate.actors.ray.process.process_info import ProcessInfo
+from tidegate.actors.ray import exit_probe as exit_reasons
+from tidegate.actors.ray.exit_probe import ExitProbe, end_text, last_lines
+from tidegate.actors.ray.health_endpoint import ProcessInfo
+from tidegate.actors.ray.worker_pool import WorkerHandle, reason_of
 
 SEGFAULT = """\
 :job_id:01000000
@@ -35,7 +35,7 @@ Extension modules: msgpack._cmsgpack, google._upb._message (total: 2)
 """
 
 
-class Known(Witness):
+class Known(ExitProbe):
     """Has seen the end."""
 
     def __init__(self, text: str | None) -> None:
@@ -45,9 +45,11 @@ class Known(Witness):
         return self.text
 
 
-def member(log: Path, witness: Witness | None) -> Member:
+def member(log: Path, witness: ExitProbe | None) -> WorkerHandle:
     """A process that has ended."""
-    return Member("job/map (1/2)#0", None, None, Future(), ProcessInfo(7, "node", str(log)), dead=True, witness=witness)
+    return WorkerHandle(
+        "job/map (1/2)#0", None, None, Future(), ProcessInfo(7, "node", str(log)), dead=True, witness=witness
+    )
 
 
 def died() -> ActorDiedError:
@@ -76,7 +78,7 @@ def test_a_witness_knows_how_a_process_has_ended(ends: Callable[[], None], text:
     if child == 0:
         os.read(go, 1)
         ends()
-    witness = Witness(child)
+    witness = ExitProbe(child)
     os.write(let_go, b"x")
     os.waitpid(child, 0)
     release = tuple(int(part) for part in os.uname().release.split(".")[:2])
@@ -94,7 +96,7 @@ def test_a_process_that_is_gone_has_no_witness() -> None:
     if child == 0:
         os._exit(0)
     os.waitpid(child, 0)
-    assert Witness(child).end(0) is None
+    assert ExitProbe(child).end(0) is None
 
 
 def test_signals_have_names() -> None:

@@ -14,14 +14,12 @@ from ray.util.placement_group import PlacementGroup
 from ray_fakes import SINK, SINK_WORKER, SOURCE, SOURCE_WORKER, Method, source_to_sink
 
 import tidegate as tg
-from tidegate.actors.drivers.process_settings import Standbys
+from tidegate.actors.drivers.job_context import Standbys
 from tidegate.actors.graph.resources import Resources
-from tidegate.actors.ray.fleet.fleet import Fleet
-from tidegate.actors.ray.fleet.member import Member, places_of
-from tidegate.actors.ray.fleet_options import FleetOptions, SlotPlacement
-from tidegate.actors.ray.process.process_info import ProcessInfo
+from tidegate.actors.ray.health_endpoint import ProcessInfo
+from tidegate.actors.ray.placement import PoolOptions, Slot, SlotPlacement
 from tidegate.actors.ray.ray_runtime import RayRuntime
-from tidegate.actors.ray.slots.job_slots import Slot
+from tidegate.actors.ray.worker_pool import WorkerHandle, WorkerPool, places_of
 from tidegate.protocol.identity import TaskId
 from tidegate.storage.files.file_system_store import open_store
 
@@ -38,27 +36,27 @@ class Handle:
         self.follow = Method()
 
 
-def process(name: str, node: str | None, bundle: int | None = 0) -> Member:
+def process(name: str, node: str | None, bundle: int | None = 0) -> WorkerHandle:
     """One that has started on a node, or has not started."""
-    return Member(name, Handle(), bundle, Future(), None if node is None else ProcessInfo(1, node))
+    return WorkerHandle(name, Handle(), bundle, Future(), None if node is None else ProcessInfo(1, node))
 
 
-class SomeFleet(Fleet):
+class SomeFleet(WorkerPool):
     """A fleet whose new processes are only noted, with their slots."""
 
     made: list[Slot]
 
     def _create(
         self, name: str, slot: Slot, shown_as: str, spare: bool = False, avoided: Collection[str] = ()
-    ) -> Member:
+    ) -> WorkerHandle:
         self.made.append(slot)
-        return Member(f"{name}#new", Handle(), slot.bundle, Future())
+        return WorkerHandle(f"{name}#new", Handle(), slot.bundle, Future())
 
 
 def fleet(placement: SlotPlacement | None = PLACEMENT) -> SomeFleet:
     """A source in the common slots, a sink with a GPU on another node, and a spare process on a third one."""
     graph = source_to_sink(resources=Resources(1.0, 1.0))[1]
-    options = FleetOptions("job", "namespace", placement, 0, 1, open_store, own_slots=cast(PlacementGroup, "own"))
+    options = PoolOptions("job", "namespace", placement, 0, 1, open_store, own_slots=cast(PlacementGroup, "own"))
     found = SomeFleet(graph, None, None, options, lambda action: action())
     found.made = []
     found.members = {SOURCE_WORKER: process("source", "north"), SINK_WORKER: process("sink", "south", None)}

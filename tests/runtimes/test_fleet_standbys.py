@@ -15,16 +15,14 @@ from ray.util.placement_group import PlacementGroup
 from ray_fakes import SINK, SINK_WORKER, SOURCE, SOURCE_WORKER, Method, source_to_sink
 
 import tidegate as tg
-from tidegate.actors.coordinator.job.job_spec import RestorePoint
-from tidegate.actors.drivers.process_settings import Standbys
-from tidegate.actors.ray.fleet.fleet import Fleet
-from tidegate.actors.ray.fleet.inheritance import Found
-from tidegate.actors.ray.fleet.member import Member
-from tidegate.actors.ray.fleet_options import FleetOptions, SlotPlacement
-from tidegate.actors.ray.process.orders import Held
-from tidegate.actors.ray.process.process_info import ProcessInfo
+from tidegate.actors.coordinator.job_spec import RestorePoint
+from tidegate.actors.drivers.job_context import Standbys
+from tidegate.actors.ray.discovery import FoundProcess
+from tidegate.actors.ray.health_endpoint import ProcessInfo
+from tidegate.actors.ray.placement import PoolOptions, Slot, SlotPlacement
 from tidegate.actors.ray.ray_runtime import RayRuntime
-from tidegate.actors.ray.slots.job_slots import Slot
+from tidegate.actors.ray.task_deployment import ProcessStatus
+from tidegate.actors.ray.worker_pool import WorkerHandle, WorkerPool
 from tidegate.protocol.identity import TaskId
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
@@ -45,23 +43,23 @@ class Handle:
         return [(task, restore.checkpoint_id) for task, restore in calls]
 
 
-class SomeFleet(Fleet):
+class SomeFleet(WorkerPool):
     """A fleet whose new processes start when the test says so."""
 
     def _create(
         self, name: str, slot: Slot, shown_as: str, spare: bool = False, avoided: Collection[str] = ()
-    ) -> Member:
-        return Member(name, Handle(), slot.bundle, Future())
+    ) -> WorkerHandle:
+        return WorkerHandle(name, Handle(), slot.bundle, Future())
 
 
-def process(name: str, bundle: int, node: str | None) -> Member:
+def process(name: str, bundle: int, node: str | None) -> WorkerHandle:
     """One that has started on a node, or has not started."""
-    return Member(name, Handle(), bundle, Future(), None if node is None else ProcessInfo(1, node))
+    return WorkerHandle(name, Handle(), bundle, Future(), None if node is None else ProcessInfo(1, node))
 
 
 def shared_fleet(standbys: int, *followed: TaskId) -> SomeFleet:
     """A source and a sink in one process in bundle 0."""
-    options = FleetOptions("job", "namespace", PLACEMENT, 2, standbys, open_store, followed=frozenset(followed))
+    options = PoolOptions("job", "namespace", PLACEMENT, 2, standbys, open_store, followed=frozenset(followed))
     found = SomeFleet(source_to_sink(slot_sharing=True)[1], None, None, options, lambda action: action())
     found.members = {found.worker_of(SINK): process("slot 1 of 1", 0, "north")}
     return found
@@ -69,13 +67,13 @@ def shared_fleet(standbys: int, *followed: TaskId) -> SomeFleet:
 
 def fleet(standbys: int, *followed: TaskId) -> SomeFleet:
     """A source in bundle 0 and a sink in bundle 1, on two nodes, in slots 2 and 3 of a reservation."""
-    options = FleetOptions("job", "namespace", PLACEMENT, 2, standbys, open_store, followed=frozenset(followed))
+    options = PoolOptions("job", "namespace", PLACEMENT, 2, standbys, open_store, followed=frozenset(followed))
     found = SomeFleet(source_to_sink()[1], None, None, options, lambda action: action())
     found.members = {SOURCE_WORKER: process("source", 0, "north"), SINK_WORKER: process("sink", 1, "south")}
     return found
 
 
-def start(some: SomeFleet, member: Member, node: str) -> None:
+def start(some: SomeFleet, member: WorkerHandle, node: str) -> None:
     """A process of a fleet has started on a node."""
     started: Future[ProcessInfo] = Future()
     started.set_result(ProcessInfo(1, node))
@@ -118,9 +116,9 @@ def test_a_spare_process_whose_connection_broke_is_asked_before_it_is_replaced()
     some.broke = lambda member, error, dead, again: (
         isinstance(error, ActorUnavailableError) and not broke.append((dead, again))
     )
-    held = Held(JobId("job-12345678"), ProcessInfo(1, "north"), bundle=1)
+    held = ProcessStatus(JobId("job-12345678"), ProcessInfo(1, "north"), bundle=1)
     spare = Handle()
-    some.inherit({}, [Found("spare", spare, held)])
+    some.inherit({}, [FoundProcess("spare", spare, held)])
     (member,) = some._standbys
     spare.live.calls.get_nowait()[0].set_exception(ActorUnavailableError("cut", None))
     assert (some._standbys, member.dead) == ([member], False)
@@ -163,9 +161,11 @@ def test_a_process_that_has_started_takes_over_before_one_that_is_near(
 def test_a_coordinator_inherits_where_processes_are() -> None:
     """A task may run in a bundle that is not that of its slot, and so may a spare process."""
     some, info = fleet(standbys=0), ProcessInfo(1, "north")
-    spare = Held(JobId("job-12345678"), info, bundle=1)
+    spare = ProcessStatus(JobId("job-12345678"), info, bundle=1)
     held = replace(spare, tasks={SOURCE: AttemptNumber(0)})
-    members = some.inherit({SOURCE_WORKER: Found("task", Handle(), held)}, [Found("spare", Handle(), spare)])
+    members = some.inherit(
+        {SOURCE_WORKER: FoundProcess("task", Handle(), held)}, [FoundProcess("spare", Handle(), spare)]
+    )
     assert (members[SOURCE].bundle, some._standbys[0].bundle) == (1, 1)
 
 
@@ -260,10 +260,10 @@ def test_a_standby_follows_all_keyed_subtasks_of_a_worker() -> None:
 def test_a_coordinator_inherits_a_process_for_all_its_subtasks() -> None:
     """And a standby that has followed several of a worker follows that worker."""
     some, info = shared_fleet(0, SINK, SOURCE), ProcessInfo(1, "north")
-    spare = Held(JobId("job-12345678"), info, follows={SINK: CheckpointId(1), SOURCE: None})
-    busy = Held(JobId("job-12345678"), info, dict.fromkeys((SOURCE, SINK), AttemptNumber(3)))
+    spare = ProcessStatus(JobId("job-12345678"), info, follows={SINK: CheckpointId(1), SOURCE: None})
+    busy = ProcessStatus(JobId("job-12345678"), info, dict.fromkeys((SOURCE, SINK), AttemptNumber(3)))
     worker = some.worker_of(SINK)
-    members = some.inherit({worker: Found("busy", Handle(), busy)}, [Found("spare", Handle(), spare)])
+    members = some.inherit({worker: FoundProcess("busy", Handle(), busy)}, [FoundProcess("spare", Handle(), spare)])
     assert members == dict.fromkeys((SOURCE, SINK), some.members[worker])
     assert (members[SINK].name, some._standbys[0].follows) == ("busy", worker)
 
@@ -271,9 +271,11 @@ def test_a_coordinator_inherits_a_process_for_all_its_subtasks() -> None:
 def test_a_coordinator_inherits_who_follows_whom() -> None:
     """A process that was put to work follows nobody, whatever it did before."""
     some, info = fleet(0, SINK), ProcessInfo(1, "north")
-    spare = Held(JobId("job-12345678"), info, follows={SINK: CheckpointId(1)})
+    spare = ProcessStatus(JobId("job-12345678"), info, follows={SINK: CheckpointId(1)})
     busy = replace(spare, tasks={SOURCE: AttemptNumber(0)})
-    members = some.inherit({SOURCE_WORKER: Found("busy", Handle(), busy)}, [Found("spare", Handle(), spare)])
+    members = some.inherit(
+        {SOURCE_WORKER: FoundProcess("busy", Handle(), busy)}, [FoundProcess("spare", Handle(), spare)]
+    )
     assert (some._standbys[0].follows, members[SOURCE].follows) == (SINK_WORKER, None)
 
 

@@ -13,16 +13,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.actors.ray.exchange.extents import ALIGNMENT, Extents
-from tidegate.actors.ray.exchange.frames import FrameReader, FrameWriter, OneSchema, Place
-from tidegate.actors.ray.exchange.messages import (
+from tidegate.actors.ray.peer_connections import (
     FramePacker,
     Head,
     pack_credit,
     unpack_credit,
     unpack_frame,
 )
-from tidegate.actors.ray.exchange.shared_segment import FRAMES_MAX, ForeignSegment, OwnSegment
+from tidegate.actors.ray.shared_memory import (
+    ALIGNMENT,
+    FRAMES_MAX,
+    EdgeSchema,
+    ForeignSegment,
+    FrameReader,
+    FrameWriter,
+    OwnSegment,
+    Place,
+    SharedMemoryAllocator,
+)
 from tidegate.protocol.stream_elements import Barrier, Element, EndOfPartition, Watermark
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import CheckpointId
@@ -170,7 +178,7 @@ def test_large_rows_over_the_socket_are_not_copied_again() -> None:
 @given(st.lists(st.one_of(st.integers(1, 3_000), st.integers(-20, -1)), max_size=60))
 def test_parts_of_memory_never_overlap(steps: list[int]) -> None:
     """Whatever is taken and given back: positive numbers take so many bytes, negative ones give a part back."""
-    extents = Extents(16 * 1024)
+    extents = SharedMemoryAllocator(16 * 1024)
     taken: dict[int, tuple[int, int]] = {}
     for number, step in enumerate(steps):
         if step > 0:
@@ -227,7 +235,7 @@ def shared() -> tuple[FrameWriter, FrameReader]:
 
 def write(writer: FrameWriter, rows: pa.RecordBatch) -> Place | None:
     """Write a frame of one batch."""
-    schema = OneSchema()
+    schema = EdgeSchema()
     assert schema.is_that_of([rows])
     return writer.write([rows], schema)
 

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray_fakes import FIRST, ROWS, SINK, task_processes
 
-from tidegate.actors.coordinator.messages.events import TaskReachedEndOfData
-from tidegate.actors.ray.task import frame_order
-from tidegate.actors.ray.task.frame_order import GAP_MS_MAX, FrameOrder, OrderedFrames
-from tidegate.actors.ray.task.worker_actor import WorkerProcess
-from tidegate.actors.task.channels.input_gate import InputChannel
-from tidegate.actors.task.messages.events import FrameArrived
+from tidegate.actors.coordinator.events import TaskReachedEndOfData
+from tidegate.actors.ray import peer_transports as frame_order
+from tidegate.actors.ray.peer_transports import GAP_MS_MAX, FrameOrder, OrderedFrames
+from tidegate.actors.ray.worker_actor import WorkerProcess
+from tidegate.actors.task.events import FrameArrived
+from tidegate.actors.task.input_gate import InputChannel
 from tidegate.protocol.identity import ChannelId
 from tidegate.protocol.stream_elements import EndOfData, EndOfPartition, Watermark
 from tidegate.storage.errors import ProtocolError

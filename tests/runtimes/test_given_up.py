@@ -9,16 +9,15 @@ from typing import cast
 import pytest
 from ray_fakes import SINK, SINK_WORKER, SOURCE_WORKER, LaterMailbox, Method, source_to_sink
 
-from tidegate.actors.drivers.heartbeat_settings import HeartbeatSettings
-from tidegate.actors.ray.fleet import given_up, heartbeats
-from tidegate.actors.ray.fleet.fleet import Fleet
-from tidegate.actors.ray.fleet.given_up import GivenUp
-from tidegate.actors.ray.fleet.heartbeats import Heartbeats
-from tidegate.actors.ray.fleet.member import Member
-from tidegate.actors.ray.fleet_options import FleetOptions
-from tidegate.actors.ray.process.mailbox import Mailbox
-from tidegate.actors.ray.process.process_info import ProcessInfo
-from tidegate.actors.ray.process.signs_of_life import Pulse
+from tidegate.actors.drivers.job_context import HeartbeatSettings
+from tidegate.actors.ray import attempt_supervisor as given_up
+from tidegate.actors.ray import heartbeats
+from tidegate.actors.ray.attempt_supervisor import Evictions
+from tidegate.actors.ray.health_endpoint import ProcessInfo, Pulse
+from tidegate.actors.ray.heartbeats import Heartbeats
+from tidegate.actors.ray.mailbox import Mailbox
+from tidegate.actors.ray.placement import PoolOptions
+from tidegate.actors.ray.worker_pool import WorkerHandle, WorkerPool
 from tidegate.storage.files.file_system_store import open_store
 
 SETTINGS = HeartbeatSettings(interval_ms=1_000, timeout_ms=3_000)
@@ -28,15 +27,15 @@ class Handle:
     """A process that says nothing by itself."""
 
     def __init__(self) -> None:
-        self.pulse, self.kill_beside, self.look_beside = Method(), Method(), Method()
+        self.pulse, self.kill_peer, self.peer_stack = Method(), Method(), Method()
 
 
-class Beside(Fleet):
+class Beside(WorkerPool):
     """Two processes on one node, without the coordinator; who is ended is noted."""
 
     ended: list[str]
 
-    def kill(self, member: Member) -> None:
+    def kill(self, member: WorkerHandle) -> None:
         member.dead = True
         self.ended.append(member.name)
 
@@ -44,25 +43,27 @@ class Beside(Fleet):
 def fleet() -> Beside:
     """The processes of a source and of a sink."""
     _, graph = source_to_sink()
-    options = FleetOptions("job", "namespace", None, 0, 0, open_store)
+    options = PoolOptions("job", "namespace", None, 0, 0, open_store)
     made = Beside(graph, None, None, options, lambda action: action(), "here")
     made.ended = []
     for worker, name in ((SOURCE_WORKER, "source"), (SINK_WORKER, "sink")):
-        made.members[worker] = Member(name, Handle(), None, Future(), ProcessInfo(7, "there", actor_id=f"id of {name}"))
+        made.members[worker] = WorkerHandle(
+            name, Handle(), None, Future(), ProcessInfo(7, "there", actor_id=f"id of {name}")
+        )
     return made
 
 
 def test_a_process_is_ended_when_the_log_says_that_it_was_given_up() -> None:
     """By Ray, and by a process beside it: one that is stopped does not hear Ray. It gets no task meanwhile."""
     processes, told = fleet(), []
-    given = GivenUp(processes, told.append)
+    given = Evictions(processes, told.append)
     sink, source = processes.members[SINK_WORKER], processes.members[SOURCE_WORKER]
     for _ in range(2):
         given.give_up(sink, "sink hangs")
     assert [(event.process, event.reason) for event in told] == [("id of sink", "sink hangs")]
-    assert (sink.usable, processes.ended, source.handle.kill_beside.calls.qsize()) == (False, [], 0)
+    assert (sink.usable, processes.ended, source.handle.kill_peer.calls.qsize()) == (False, [], 0)
     given.kill("id of sink")
-    assert (processes.ended, source.handle.kill_beside.calls.get_nowait()[1]) == (["sink"], (sink.info,))
+    assert (processes.ended, source.handle.kill_peer.calls.get_nowait()[1]) == (["sink"], (sink.info,))
     given.kill("id of sink")
     given.kill("what a predecessor has given up")
     assert processes.ended == ["sink"]
@@ -73,18 +74,18 @@ def test_a_process_on_the_node_of_the_coordinator_is_ended_by_it(monkeypatch: py
     processes, ended = fleet(), []
     monkeypatch.setattr(given_up, "kill_process", lambda pid, descriptor: ended.append(pid))
     processes.node_id = "there"
-    given = GivenUp(processes, lambda event: None)
+    given = Evictions(processes, lambda event: None)
     given.give_up(processes.members[SINK_WORKER], "sink hangs")
     assert ended == []
     given.kill("id of sink")
-    assert (ended, processes.members[SOURCE_WORKER].handle.kill_beside.calls.qsize()) == ([7], 0)
+    assert (ended, processes.members[SOURCE_WORKER].handle.kill_peer.calls.qsize()) == ([7], 0)
 
 
 def test_one_that_has_not_started_is_called_by_its_name() -> None:
     """It has not said yet what no other process is called."""
     processes, told = fleet(), []
     processes.members[SINK_WORKER].info = None
-    given = GivenUp(processes, told.append)
+    given = Evictions(processes, told.append)
     given.give_up(processes.members[SINK_WORKER], "sink hangs")
     given.kill("sink")
     assert ([event.process for event in told], processes.ended) == (["sink"], ["sink"])
@@ -110,11 +111,11 @@ class Beats:
             lambda node, others_ms: self.silent.append((node, list(others_ms))),
         ).start()
 
-    def failed(self, member: Member, text: str) -> None:
+    def failed(self, member: WorkerHandle, text: str) -> None:
         self.told.append(("failed", member.name))
         self.texts.append(text)
 
-    def give_up(self, member: Member, why: str) -> None:
+    def give_up(self, member: WorkerHandle, why: str) -> None:
         member.given_up = True
         self.told.append(("given up", member.name))
 
@@ -172,7 +173,7 @@ def test_the_failure_says_what_was_seen_before_the_last_question(monkeypatch: py
     source, sink = (beats.processes.members[task] for task in (SOURCE_WORKER, SINK_WORKER))
     while not sink.doubted:
         beats.run(1, "source")
-    call, arguments = source.handle.look_beside.calls.get_nowait()
+    call, arguments = source.handle.peer_stack.calls.get_nowait()
     assert arguments == (sink.info,)
     call.set_result("it is stopped")
     beats.run(100, "source")
@@ -187,7 +188,7 @@ def test_one_that_answers_looks_at_another_if_there_is_one() -> None:
     source, sink = (processes.members[task] for task in (SOURCE_WORKER, SINK_WORKER))
     source.doubted = True
     assert processes.neighbour_of(sink) is source
-    processes._standbys.append(Member("spare", Handle(), None, Future(), ProcessInfo(8, "there")))
+    processes._standbys.append(WorkerHandle("spare", Handle(), None, Future(), ProcessInfo(8, "there")))
     assert processes.neighbour_of(sink) is processes._standbys[0]
 
 

@@ -11,8 +11,8 @@ import grpc
 import pytest
 from heads import ID, head
 
-from tidegate.actors.ray.driver import head_probe
-from tidegate.actors.ray.driver.head_probe import Head, probe, refuse_ray_client
+from tidegate.actors.ray import authentication as head_probe
+from tidegate.actors.ray.authentication import Head, probe, refuse_ray_client
 from tidegate.storage.errors import ConfigurationError
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tidegate.actors.drivers.heartbeat_settings import HeartbeatSettings
-from tidegate.actors.ray.fleet.heartbeat_monitor import HeartbeatMonitor, Hung
+from tidegate.actors.drivers.job_context import HeartbeatSettings
+from tidegate.actors.ray.heartbeats import HeartbeatMonitor, Hung
 
 SETTINGS = HeartbeatSettings(interval_ms=1_000, timeout_ms=15_000, call_timeout_ms=40_000)
 TICK_MS, TIMEOUT_MS = SETTINGS.tick_ms, SETTINGS.timeout_ms

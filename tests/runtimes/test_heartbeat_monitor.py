@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.actors.drivers.heartbeat_settings import HeartbeatSettings
-from tidegate.actors.ray.fleet.heartbeat_monitor import HeartbeatMonitor, Hung
+from tidegate.actors.drivers.job_context import HeartbeatSettings
+from tidegate.actors.ray.heartbeats import HeartbeatMonitor, Hung
 
 SETTINGS = HeartbeatSettings(interval_ms=10_000, timeout_ms=50_000, call_timeout_ms=300_000)
 TICK_MS = SETTINGS.tick_ms

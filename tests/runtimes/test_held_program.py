@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
-from tidegate.actors.ray.driver import held_program
-from tidegate.actors.ray.driver.held_program import (
+from tidegate.actors.ray import detached as held_program
+from tidegate.actors.ray.detached import (
     End,
     Make,
     ProgramKeeper,

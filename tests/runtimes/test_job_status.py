@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 from ray.exceptions import RayActorError
 
-from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState, JobStatus
-from tidegate.actors.ray.driver import ray_job
-from tidegate.actors.ray.driver.ray_job import RayJob
+from tidegate.actors.coordinator.coordinator_state import CoordinatorState, JobStatus
+from tidegate.actors.ray import ray_job
+from tidegate.actors.ray.ray_job import RayJob
 from tidegate.actors.runtimes.running_job import JobCard, not_taken, progress_of
 from tidegate.protocol.identity import TaskId
 from tidegate.storage.checkpoints.metadata import SnapshotKind

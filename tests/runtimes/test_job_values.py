@@ -9,20 +9,20 @@ import pytest
 import yaml
 from coordinators import Coordinator, spec
 
-from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState, JobStatus
-from tidegate.actors.ray.coordinator import job_metrics
-from tidegate.actors.ray.coordinator.job_metrics import JobMetrics
-from tidegate.actors.runtimes.metrics import page
-from tidegate.actors.runtimes.metrics import registry as m
-from tidegate.actors.runtimes.metrics.job_values import (
+from tidegate.actors.coordinator.coordinator_state import CoordinatorState, JobStatus
+from tidegate.actors.ray import coordinator_actor as job_metrics
+from tidegate.actors.ray.coordinator_actor import JobMetrics
+from tidegate.actors.runtimes import metric_registry as m
+from tidegate.actors.runtimes import metrics_page as page
+from tidegate.actors.runtimes.job_metrics import (
     STATUSES,
     JobTimes,
+    Recovery,
     job_values,
     newly_completed,
     status_values,
 )
-from tidegate.actors.runtimes.metrics.recovery_times import Recovery
-from tidegate.actors.runtimes.metrics.registry import JOB_VALUES, METRICS, Metric
+from tidegate.actors.runtimes.metric_registry import JOB_VALUES, METRICS, Metric
 from tidegate.actors.runtimes.running_job import progress_of
 
 ROOT = Path(__file__).parents[2]
@@ -177,7 +177,7 @@ def test_names_say_whose_they_are_and_are_given_once() -> None:
 
 
 def test_page_is_made_from_the_registry() -> None:
-    """`python -m tidegate.actors.runtimes.metrics > docs/metrics.md` brings it up to date."""
+    """`python -m tidegate.actors.runtimes.metrics_page > docs/metrics.md` brings it up to date."""
     assert (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8") == page.render()
 
 

@@ -10,11 +10,16 @@ import pytest
 from coordinators import SPEC
 from ray_fakes import SINK, SOURCE, LaterMailbox
 
-from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState, JobStatus, PendingCheckpoint
-from tidegate.actors.ray.fleet.late_checkpoints import LateCheckpoints
-from tidegate.actors.ray.fleet.late_deployments import LateDeployments
-from tidegate.actors.ray.fleet.late_tasks import ASKED_MAX, LATE_MS, SILENT, LateTasks
-from tidegate.actors.ray.process.stacks import own_threads
+from tidegate.actors.coordinator.coordinator_state import CoordinatorState, JobStatus, PendingCheckpoint
+from tidegate.actors.ray.health_endpoint import own_threads
+from tidegate.actors.ray.slow_tasks import (
+    ASKED_MAX,
+    LATE_MS,
+    SILENT,
+    SlowCheckpoints,
+    SlowDeployments,
+    SlowTaskLog,
+)
 from tidegate.protocol.identity import TaskId
 from tidegate.storage.ids import AttemptNumber, CheckpointId, SubtaskIndex, VertexId
 
@@ -37,10 +42,10 @@ def pending(*waiting: TaskId) -> PendingCheckpoint:
     return PendingCheckpoint(CheckpointId(7), AttemptNumber(2), 0, dict.fromkeys(waiting))
 
 
-def watcher(asked: Asked) -> tuple[LateCheckpoints, LaterMailbox]:
+def watcher(asked: Asked) -> tuple[SlowCheckpoints, LaterMailbox]:
     """With a mailbox that does what is due later when a test says so."""
     mailbox = LaterMailbox()
-    return LateCheckpoints(LateTasks(asked, mailbox.post, mailbox.call_later)), mailbox
+    return SlowCheckpoints(SlowTaskLog(asked, mailbox.post, mailbox.call_later)), mailbox
 
 
 def test_a_late_checkpoint_is_told_of_with_what_its_tasks_do(caplog: pytest.LogCaptureFixture) -> None:
@@ -95,7 +100,7 @@ def test_one_that_only_waits_for_storage_is_not_told_of(caplog: pytest.LogCaptur
 def test_tasks_that_are_not_ready_are_told_of_with_what_they_do(caplog: pytest.LogCaptureFixture) -> None:
     """From when they have room; those that are ready are not named, and another attempt has its time anew."""
     asked, mailbox = Asked(), LaterMailbox()
-    late = LateDeployments(LateTasks(asked, mailbox.post, mailbox.call_later))
+    late = SlowDeployments(SlowTaskLog(asked, mailbox.post, mailbox.call_later))
     state = CoordinatorState(spec=SPEC, status=JobStatus.DEPLOYING, attempt=AttemptNumber(0), ready={SOURCE: None})
     late.look(state, False, 0)
     late.look(state, True, LATE_MS)

@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 from ray_fakes import SINK, SOURCE, LaterMailbox, Method
 
-from tidegate.actors.ray.fleet.letting_go import LettingGo
-from tidegate.actors.ray.fleet.member import Member
-from tidegate.actors.ray.process.mailbox import Mailbox
-from tidegate.actors.ray.process.process_info import ProcessInfo
+from tidegate.actors.ray.attempt_supervisor import AttemptDrain
+from tidegate.actors.ray.health_endpoint import ProcessInfo
+from tidegate.actors.ray.mailbox import Mailbox
+from tidegate.actors.ray.worker_pool import WorkerHandle
 from tidegate.storage.ids import AttemptNumber, Generation
 
 ATTEMPT, GENERATION = AttemptNumber(3), Generation(2)
@@ -33,25 +33,27 @@ class Letting:
         self.mailbox, self.looks = LaterMailbox(), 0
         self.given_up: list[str] = []
         self.again: list[Callable[[], object]] = []
-        self.subject = LettingGo(cast(Mailbox, self.mailbox), self._broke, self._give_up, self._look)
+        self.subject = AttemptDrain(cast(Mailbox, self.mailbox), self._broke, self._give_up, self._look)
 
-    def _broke(self, member: Member, error: BaseException | None, dead: object, again: Callable[[], object]) -> bool:
+    def _broke(
+        self, member: WorkerHandle, error: BaseException | None, dead: object, again: Callable[[], object]
+    ) -> bool:
         if error is not None:
             self.again.append(again)
         return error is not None
 
-    def _give_up(self, member: Member, why: str) -> None:
+    def _give_up(self, member: WorkerHandle, why: str) -> None:
         member.given_up = True
         self.given_up.append(why)
 
     def _look(self) -> None:
         self.looks += 1
 
-    def tell(self, name: str, started: bool = True) -> tuple[Member, Future[Any]]:
+    def tell(self, name: str, started: bool = True) -> tuple[WorkerHandle, Future[Any]]:
         """Have a process let go, and its answer."""
         info = ProcessInfo(7, "node", actor_id=f"id of {name}") if started else None
         handle = Handle()
-        member = Member(name, handle, None, Future(), info)
+        member = WorkerHandle(name, handle, None, Future(), info)
         self.subject.tell(member, TASKS, ATTEMPT, GENERATION)
         call, arguments = handle.drop.calls.get_nowait()
         assert arguments == (TASKS, ATTEMPT, GENERATION)

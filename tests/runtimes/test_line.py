@@ -13,11 +13,11 @@ import pytest
 from ray_fakes import FIRST, SINK, TIMEOUT_S, Method, Process, task_processes
 from waiting import received, until
 
-from tidegate.actors.coordinator.messages import events as co
-from tidegate.actors.ray.exchange import line as module
-from tidegate.actors.ray.exchange.connections import Connections
-from tidegate.actors.ray.exchange.line import COORDINATOR, Line
-from tidegate.actors.task.messages import events as ev
+from tidegate.actors.coordinator import events as co
+from tidegate.actors.ray import control_channel as module
+from tidegate.actors.ray.control_channel import COORDINATOR, ControlChannel
+from tidegate.actors.ray.framed_connections import Connections
+from tidegate.actors.task import events as ev
 from tidegate.storage.ids import Generation
 
 SECRET = b"the secret of the job"
@@ -47,11 +47,11 @@ class Pair:
     def __init__(self) -> None:
         self.heard: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self.there, self.back = Handle(), Handle()
-        self.line = Line(self.there, {})
+        self.line = ControlChannel(self.there, {})
         self.doors: dict[str, Callable[..., object]] = {
             name: lambda what, name=name: self.heard.put((name, what)) for name in ("tell", "counted")
         }
-        self.its_line = Line(self.back, self.doors)
+        self.its_line = ControlChannel(self.back, self.doors)
         self.hub = Connections(SECRET, COORDINATOR, lambda process_id: None, no_death)
         self.its_hub = Connections(SECRET, "process", lambda process_id: self.its_line.came(), no_death)
         self.address = self.its_hub.listen()
@@ -101,7 +101,7 @@ def test_a_message_does_not_overtake_a_call(pair: Pair) -> None:
 
 def test_a_message_does_not_overtake_a_mention_that_was_called(pair: Pair) -> None:
     """Nobody hears of its arrival, so a call goes behind it once."""
-    pair.line.mention("counted", 1)
+    pair.line.send_unacknowledged("counted", 1)
     pair.connect()
     pair.line.say("tell", "called")
     call, what = pair.there.told()
@@ -114,7 +114,7 @@ def test_a_message_does_not_overtake_a_mention_that_was_called(pair: Pair) -> No
 def test_mentions_go_over_the_connection_and_have_no_answer(pair: Pair) -> None:
     """In order with what is said."""
     pair.connect()
-    pair.line.mention("counted", 1)
+    pair.line.send_unacknowledged("counted", 1)
     pair.line.say("tell", 2).future().result(TIMEOUT_S)
     assert (pair.next(), pair.next()) == (("counted", 1), ("tell", 2))
     assert pair.there.counted.calls.empty()

@@ -12,7 +12,7 @@ import ray
 from ray import cloudpickle
 from waiting import until
 
-from tidegate.actors.ray.driver.listing import (
+from tidegate.actors.ray.ray_runtime import (
     DIED,
     find,
     jobs_on_ray,

@@ -20,16 +20,21 @@ from ray_fakes import (
     source_to_sink,
 )
 
-from tidegate.actors.ray.fleet import lost_nodes, reconnections
-from tidegate.actors.ray.fleet.fleet import Fleet
-from tidegate.actors.ray.fleet.lost_nodes import LostNodes
-from tidegate.actors.ray.fleet.member import Member
-from tidegate.actors.ray.fleet.reconnections import ASKED_MS_MAX, BREAKS_MAX, FAILURES_MAX, Reconnections
-from tidegate.actors.ray.fleet.suspect_nodes import SUSPECT_MS_MAX, SuspectNodes
-from tidegate.actors.ray.fleet_options import FleetOptions, SlotPlacement
-from tidegate.actors.ray.process.mailbox import Mailbox
-from tidegate.actors.ray.process.process_info import ProcessInfo
-from tidegate.actors.ray.slots.job_slots import Slot
+from tidegate.actors.ray import lost_nodes
+from tidegate.actors.ray import lost_nodes as reconnections
+from tidegate.actors.ray.health_endpoint import ProcessInfo
+from tidegate.actors.ray.lost_nodes import (
+    ASKED_MS_MAX,
+    BREAKS_MAX,
+    FAILURES_MAX,
+    SUSPECT_MS_MAX,
+    LostNodes,
+    Reconnections,
+    SuspectNodes,
+)
+from tidegate.actors.ray.mailbox import Mailbox
+from tidegate.actors.ray.placement import PoolOptions, Slot, SlotPlacement
+from tidegate.actors.ray.worker_pool import WorkerHandle, WorkerPool
 from tidegate.protocol.identity import TaskId
 from tidegate.storage.files.file_system_store import open_store
 
@@ -49,9 +54,9 @@ class Handle:
         call.set_result(None) if error is None else call.set_exception(error)
 
 
-def process(name: str, node: str | None) -> Member:
+def process(name: str, node: str | None) -> WorkerHandle:
     """One that has started on a node, or has not started."""
-    return Member(name, Handle(), None, Future(), None if node is None else ProcessInfo(1, node))
+    return WorkerHandle(name, Handle(), None, Future(), None if node is None else ProcessInfo(1, node))
 
 
 class Watched:
@@ -59,7 +64,7 @@ class Watched:
 
     def __init__(self) -> None:
         self.mailbox = LaterMailbox()
-        self.given_up: list[Member] = []
+        self.given_up: list[WorkerHandle] = []
         self.settled = 0
         self.kept = True
         self.heard: list[tuple[str, str]] = []
@@ -68,7 +73,7 @@ class Watched:
         self.nodes = LostNodes(cast(Mailbox, self.mailbox), *told, self._probe)
         self.probed: list[tuple[str, Reference]] = []
 
-    def break_call(self, member: Member, error: BaseException = AWAY) -> bool:
+    def break_call(self, member: WorkerHandle, error: BaseException = AWAY) -> bool:
         """A call to a process breaks."""
 
         def dead(error: BaseException) -> None:
@@ -77,7 +82,7 @@ class Watched:
 
         return self.nodes.broke(member, error, dead, lambda: self.heard.append((member.name, "again")))
 
-    def lose(self, member: Member) -> None:
+    def lose(self, member: WorkerHandle) -> None:
         """A call to a process breaks, and it cannot be asked."""
         self.break_call(member)
         for _ in range(FAILURES_MAX):
@@ -88,7 +93,7 @@ class Watched:
         self.probed.append((node, Reference()))
         return self.probed[-1][1].future()
 
-    def _give_up(self, member: Member, why: str) -> None:
+    def _give_up(self, member: WorkerHandle, why: str) -> None:
         self.given_up.append(member)
 
     def _count(self) -> None:
@@ -282,14 +287,14 @@ def test_nobody_suspects_a_node_for_ever(monkeypatch: pytest.MonkeyPatch) -> Non
     assert watched.settled == 1
 
 
-class SomeFleet(Fleet):
+class SomeFleet(WorkerPool):
     """A fleet whose new processes are only noted."""
 
     made: list[str]
 
     def _create(
         self, name: str, slot: Slot, shown_as: str, spare: bool = False, avoided: Collection[str] = ()
-    ) -> Member:
+    ) -> WorkerHandle:
         self.made.append(name)
         return process(f"{name}#new", None)
 
@@ -297,10 +302,10 @@ class SomeFleet(Fleet):
 SLOT = SlotPlacement(cast(PlacementGroup, None), (0,))
 
 
-def fleet(sink_node: str, standbys: Iterable[Member], placement: SlotPlacement | None = SLOT) -> SomeFleet:
+def fleet(sink_node: str, standbys: Iterable[WorkerHandle], placement: SlotPlacement | None = SLOT) -> SomeFleet:
     """A source on node north, a sink somewhere, and spare processes."""
     _, graph = source_to_sink()
-    options = FleetOptions("job", "namespace", placement, 0, 1, open_store)
+    options = PoolOptions("job", "namespace", placement, 0, 1, open_store)
     found = SomeFleet(graph, None, None, options, lambda action: action())
     found.made = []
     found.members = {SOURCE_WORKER: process("source", "north"), SINK_WORKER: process("sink", sink_node)}

@@ -6,7 +6,7 @@ import queue
 
 from waiting import LIMIT_S
 
-from tidegate.actors.ray.process.mailbox import Mailbox
+from tidegate.actors.ray.mailbox import Mailbox
 
 LONG_MS = 3_600_000
 """Longer than any test waits."""

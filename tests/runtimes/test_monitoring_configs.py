@@ -12,7 +12,7 @@ import pytest
 import yaml
 from prometheus_server import CONFIGS, DASHBOARD, ROOT, promtool
 
-from tidegate.actors.runtimes.metrics.registry import METRICS
+from tidegate.actors.runtimes.metric_registry import METRICS
 
 CASES = Path(__file__).with_name("alert_cases.yaml")
 

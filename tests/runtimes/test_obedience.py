@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray_fakes import FIRST, SINK, SOURCE, task_processes
 
-from tidegate.actors.coordinator.messages import events as co
-from tidegate.actors.ray.process.obedience import Obedience
+from tidegate.actors.coordinator import events as co
+from tidegate.actors.ray.task_deployment import DeployFence
 from tidegate.storage.ids import AttemptNumber, Generation
 
 SECOND, THIRD = AttemptNumber(1), AttemptNumber(2)
@@ -22,7 +22,7 @@ said = st.tuples(st.sampled_from(["begin", "let go"]), st.integers(0, 5), st.int
 @given(st.lists(said, max_size=30))
 def test_what_is_over_is_not_begun_again(orders: list[tuple[str, int, int]]) -> None:
     """Nothing that the process let go of, nothing earlier than what it was given, nothing twice by one coordinator."""
-    obedience = Obedience()
+    obedience = DeployFence()
     over, newest = -1, 0
     begun: list[tuple[int, int]] = []
     for what, attempt, generation in orders:
@@ -44,7 +44,7 @@ def test_what_is_over_is_not_begun_again(orders: list[tuple[str, int, int]]) -> 
 
 def test_one_that_was_replaced_can_neither_begin_nor_end_anything() -> None:
     """Its order to let go does not keep the next attempt from beginning either."""
-    obedience = Obedience()
+    obedience = DeployFence()
     assert obedience.begins((SINK,), FIRST, TWO)
     assert not obedience.lets_go((SINK,), THIRD, ONE)
     assert not obedience.begins((SINK,), THIRD, ONE)
@@ -53,7 +53,7 @@ def test_one_that_was_replaced_can_neither_begin_nor_end_anything() -> None:
 
 def test_each_subtask_is_obeyed_for_itself() -> None:
     """An order for several begins those that may. The generation is one fence for all of them."""
-    obedience = Obedience()
+    obedience = DeployFence()
     assert obedience.begins((SOURCE, SINK), FIRST, ONE) == (SOURCE, SINK)
     assert obedience.lets_go((SINK,), SECOND, ONE) == (SINK,)
     assert obedience.begins((SOURCE, SINK), SECOND, ONE) == (SOURCE,)

@@ -6,10 +6,9 @@ import pytest
 import ray
 from waiting import until
 
-from tidegate.actors.ray.fleet.fleet import worker_actor
-from tidegate.actors.ray.fleet.named_actors import find_actor
-from tidegate.actors.ray.process.calls import NAMESPACE
-from tidegate.actors.ray.process.orphans import ActorRow, end_orphans, orphans
+from tidegate.actors.ray.actor_calls import NAMESPACE, find_actor
+from tidegate.actors.ray.coordinator_liveness import ActorRow, end_orphans, orphans
+from tidegate.actors.ray.worker_pool import worker_actor
 
 WAITS = ActorRow("job/rows (1/2)#0", "WorkerProcess", "01", "PENDING_CREATION")
 
@@ -38,7 +37,7 @@ def test_a_process_of_a_job_that_is_gone_is_ended(others: list[ActorRow]) -> Non
     [
         ActorRow("job/rows (1/2)#0", "WorkerProcess", "01", "ALIVE"),
         ActorRow("job/rows (1/2)#0", "WorkerProcess", "01", "DEAD"),
-        ActorRow("job-1/program", "HeldProgram", "01", "PENDING_CREATION"),
+        ActorRow("job-1/program", "ProgramHolder", "01", "PENDING_CREATION"),
         ActorRow("", "WorkerProcess", "01", "PENDING_CREATION"),
     ],
 )

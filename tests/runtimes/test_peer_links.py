@@ -11,12 +11,12 @@ import pytest
 from ray_fakes import CHECKPOINT, FIRST, ROWS, SINK, SOURCE, TIMEOUT_S, Process, task_processes
 from waiting import until, watched
 
-from tidegate.actors.coordinator.messages import events as co
-from tidegate.actors.ray.exchange import connections
-from tidegate.actors.ray.exchange.peer_links import PeerLink, Way
-from tidegate.actors.ray.process.orders import Peer
-from tidegate.actors.ray.task import worker_actor as ray_worker
-from tidegate.actors.task.messages import events as ev
+from tidegate.actors.coordinator import events as co
+from tidegate.actors.ray import framed_connections as connections
+from tidegate.actors.ray import worker_actor as ray_worker
+from tidegate.actors.ray.peer_connections import PeerConnection, Way
+from tidegate.actors.ray.task_deployment import Peer
+from tidegate.actors.task import events as ev
 from tidegate.protocol.identity import TaskId
 from tidegate.storage.ids import AttemptNumber, Generation
 
@@ -66,10 +66,10 @@ def start(process: Process, attempt: AttemptNumber = SECOND) -> None:
     process.tell(ev.TasksStarted(0), attempt)
 
 
-def link(process: Process) -> PeerLink:
+def link(process: Process) -> PeerConnection:
     """The link of the task that runs to its neighbour."""
     [found] = process.running.neighbours._links.values()
-    assert isinstance(found, PeerLink)
+    assert isinstance(found, PeerConnection)
     return found
 
 

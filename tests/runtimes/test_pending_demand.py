@@ -8,11 +8,11 @@ import pytest
 from ray_fakes import LaterMailbox
 from waiting import until
 
-from tidegate.actors.drivers.heartbeat_settings import HeartbeatSettings
-from tidegate.actors.ray.fleet.heartbeat_monitor import HeartbeatMonitor
-from tidegate.actors.ray.process.mailbox import Mailbox
-from tidegate.actors.ray.slots.missing_room import NodeRoom
-from tidegate.actors.ray.slots.pending_demand import (
+from tidegate.actors.drivers.job_context import HeartbeatSettings
+from tidegate.actors.ray.heartbeats import HeartbeatMonitor
+from tidegate.actors.ray.mailbox import Mailbox
+from tidegate.actors.ray.missing_resources import NodeRoom
+from tidegate.actors.ray.resource_waits import (
     BUSY_MS,
     LOOK_EVERY_MS,
     DemandForCalls,

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError
 
-from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointStatistics
-from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
-from tidegate.actors.ray.coordinator import answers as ray_answers
-from tidegate.actors.ray.coordinator.answers import LOST, Answers, JobView
-from tidegate.actors.ray.driver import ray_job
-from tidegate.actors.ray.driver.ray_job import RayJob
+from tidegate.actors.coordinator.checkpoint_statistics import CheckpointStatistics
+from tidegate.actors.coordinator.coordinator_state import CoordinatorState
+from tidegate.actors.ray import coordinator_status as ray_answers
+from tidegate.actors.ray import ray_job
+from tidegate.actors.ray.coordinator_status import LOST, Answers, JobView
+from tidegate.actors.ray.ray_job import RayJob
 from tidegate.actors.runtimes.running_job import Answer, JobCard, JobProgress, SnapshotRequest, progress_of
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.errors import CheckpointError, JobFailedError

@@ -6,8 +6,8 @@ from deployments import AWAY, FIRST, SECOND, Deployed, failed_tasks, started
 from ray.exceptions import ActorDiedError
 from ray_fakes import SINK, SOURCE
 
-from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.task.messages import events as ev
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.task import events as ev
 from tidegate.storage.ids import AttemptNumber, CheckpointId
 
 

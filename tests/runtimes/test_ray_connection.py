@@ -13,9 +13,9 @@ import pytest
 import ray
 from heads import head
 
-from tidegate.actors.ray.driver import connection
-from tidegate.actors.ray.driver.connection import check_runtime_env, cluster_of_this_user, connect
-from tidegate.actors.ray.shared_value import share_modules_by_value
+from tidegate.actors.ray import connection
+from tidegate.actors.ray.connection import check_runtime_env, cluster_of_this_user, connect
+from tidegate.actors.ray.ray_job import share_modules_by_value
 from tidegate.storage.errors import ConfigurationError
 
 

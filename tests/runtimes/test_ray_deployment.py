@@ -13,18 +13,16 @@ from ray.util.placement_group import PlacementGroup
 from ray_fakes import SINK, SOURCE, TIMEOUT_S
 from waiting import until
 
-from tidegate.actors.coordinator.messages import events as co
-from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.ray.coordinator import attempt_supervisor
-from tidegate.actors.ray.fleet import lost_nodes
-from tidegate.actors.ray.fleet.member import Member
-from tidegate.actors.ray.fleet.reconnections import FAILURES_MAX
-from tidegate.actors.ray.fleet_options import SlotPlacement
-from tidegate.actors.ray.process.outbox import Ended
-from tidegate.actors.ray.process.outcome import Outcome
-from tidegate.actors.ray.process.process_info import ProcessInfo
-from tidegate.actors.task.messages import events as ev
-from tidegate.protocol.errors import OperatorError
+from tidegate.actors.coordinator import events as co
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.ray import attempt_supervisor, lost_nodes
+from tidegate.actors.ray.actor_calls import Ended, Outcome
+from tidegate.actors.ray.health_endpoint import ProcessInfo
+from tidegate.actors.ray.lost_nodes import FAILURES_MAX
+from tidegate.actors.ray.placement import SlotPlacement
+from tidegate.actors.ray.worker_pool import WorkerHandle
+from tidegate.actors.task import events as ev
+from tidegate.protocol.failures import OperatorError
 from tidegate.protocol.identity import TaskId
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import CheckpointId
@@ -169,7 +167,7 @@ def test_a_hung_process_that_nobody_needs_fails_nothing() -> None:
     _, sink = started(deployed)
     deployed.finish(SINK)
     deployed.deployment.found_hung(sink)("it hangs")
-    deployed.deployment.found_hung(Member("standby", None, None, Future()))("it hangs")
+    deployed.deployment.found_hung(WorkerHandle("standby", None, None, Future()))("it hangs")
     assert deployed.told == []
 
 

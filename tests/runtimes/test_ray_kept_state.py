@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from ray_fakes import FIRST, SINK, SOURCE, Process, task_processes
 
-from tidegate.actors.coordinator.messages import events as co
-from tidegate.actors.drivers.task_host import TaskHost
-from tidegate.actors.ray.task import worker_actor
+from tidegate.actors.coordinator import events as co
+from tidegate.actors.drivers.task_driver import TaskDriver
+from tidegate.actors.ray import worker_actor
 from tidegate.protocol.identity import TaskId
 from tidegate.storage.ids import AttemptNumber
 
@@ -38,7 +38,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     make_effects = module.TaskEffects
     monkeypatch.setattr(module, "TaskEffects", effects)
     monkeypatch.setattr(
-        TaskHost, "hand_over", lambda host: {"left by": host.machine.descriptor.task, "in": host.machine.attempt}
+        TaskDriver, "hand_over", lambda host: {"left by": host.machine.descriptor.task, "in": host.machine.attempt}
     )
     return given
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tidegate.actors.ray.metrics import labels, set_gauge
-from tidegate.actors.runtimes.metrics import registry as m
+from tidegate.actors.runtimes import metric_registry as m
 
 
 @pytest.mark.parametrize("name", ["Zählung", "ключ", "price < 10 …", "🦆"])

@@ -13,8 +13,8 @@ import ray
 
 from tidegate.actors.drivers.log_lines import LogSettings
 from tidegate.actors.graph.stream_graph import StreamNode, translate
-from tidegate.actors.ray.driver.detached import warn_of_ray_objects
-from tidegate.actors.ray.process import actor_log
+from tidegate.actors.ray import actor_setup as actor_log
+from tidegate.actors.ray.detached import warn_of_ray_objects
 from tidegate.connectors.memory_source import MemorySource
 from tidegate.operators.functions.batch_functions import MapBatches
 from tidegate.storage.ids import OperatorUid

@@ -24,27 +24,24 @@ from ray_fakes import (
     task_processes,
 )
 
-from tidegate.actors.coordinator.messages import events as co
-from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
+from tidegate.actors.coordinator import events as co
+from tidegate.actors.coordinator.coordinator_state import CoordinatorState
 from tidegate.actors.graph.slot_plan import WorkerId, slot_plan
-from tidegate.actors.ray.coordinator import attempt_supervisor
-from tidegate.actors.ray.coordinator.attempt_supervisor import AttemptSupervisor
-from tidegate.actors.ray.fleet import inheritance
-from tidegate.actors.ray.fleet.fleet import Fleet
-from tidegate.actors.ray.fleet.inheritance import Found, by_worker
-from tidegate.actors.ray.fleet.member import Member
-from tidegate.actors.ray.fleet.reconnections import FAILURES_MAX
-from tidegate.actors.ray.fleet_options import FleetOptions
-from tidegate.actors.ray.process import lifeline
-from tidegate.actors.ray.process.lifeline import Lifeline
-from tidegate.actors.ray.process.mailbox import Mailbox
-from tidegate.actors.ray.process.orders import Held
-from tidegate.actors.ray.process.outbox import WAITING_MAX, Ended, Outbox, Report
-from tidegate.actors.ray.process.outcome import Outcome
-from tidegate.actors.ray.process.process_info import ProcessInfo
-from tidegate.actors.ray.slots.job_slots import JobSlots
-from tidegate.actors.ray.task import worker_actor as ray_worker
-from tidegate.actors.task.messages import events as ev
+from tidegate.actors.ray import attempt_supervisor
+from tidegate.actors.ray import coordinator_liveness as lifeline
+from tidegate.actors.ray import discovery as inheritance
+from tidegate.actors.ray import worker_actor as ray_worker
+from tidegate.actors.ray.actor_calls import WAITING_MAX, Ended, Outbox, Outcome, Report
+from tidegate.actors.ray.attempt_supervisor import AttemptSupervisor
+from tidegate.actors.ray.coordinator_liveness import CoordinatorLiveness
+from tidegate.actors.ray.discovery import FoundProcess, by_worker
+from tidegate.actors.ray.health_endpoint import ProcessInfo
+from tidegate.actors.ray.lost_nodes import FAILURES_MAX
+from tidegate.actors.ray.mailbox import Mailbox
+from tidegate.actors.ray.placement import JobSlots, PoolOptions
+from tidegate.actors.ray.task_deployment import ProcessStatus
+from tidegate.actors.ray.worker_pool import WorkerHandle, WorkerPool
+from tidegate.actors.task import events as ev
 from tidegate.protocol.identity import TaskId
 from tidegate.protocol.stream_elements import EndOfData, EndOfPartition
 from tidegate.storage.files.file_system_store import open_store
@@ -190,7 +187,7 @@ def test_a_process_ends_when_its_coordinator_is_gone_for_good(monkeypatch: pytes
 
     monkeypatch.setattr(lifeline.threading, "Timer", Timer)
     live, left = Method(), []
-    Lifeline(live.remote, lambda: left.append("left")).hold()
+    CoordinatorLiveness(live.remote, lambda: left.append("left")).hold()
     for error in (AWAY, ActorDiedError(), AWAY, ActorDiedError(), ActorDiedError()):
         assert not left
         live.calls.get_nowait()[0].set_exception(error)
@@ -200,10 +197,12 @@ def test_a_process_ends_when_its_coordinator_is_gone_for_good(monkeypatch: pytes
     assert live.calls.empty()
 
 
-def found(name: str, *tasks: TaskId, attempt: int = 0, actor_id: str = "") -> Found:
+def found(name: str, *tasks: TaskId, attempt: int = 0, actor_id: str = "") -> FoundProcess:
     """A process that a coordinator has left."""
     info = ProcessInfo(1, "node", actor_id=actor_id)
-    return Found(name, None, Held(JobId("job-12345678"), info, dict.fromkeys(tasks, AttemptNumber(attempt))))
+    return FoundProcess(
+        name, None, ProcessStatus(JobId("job-12345678"), info, dict.fromkeys(tasks, AttemptNumber(attempt)))
+    )
 
 
 def workers(slot_sharing: bool = False) -> Mapping[TaskId, WorkerId]:
@@ -250,7 +249,7 @@ def test_who_was_given_up_is_not_adopted() -> None:
 def test_a_process_to_which_only_a_connection_broke_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is asked again, a few times, while others are waited for. One that has died is not, and is no use to kill."""
     held = {task: found("", task).held for task in (SINK, SOURCE)}
-    script: dict[str, list[Held | Exception | None]] = {
+    script: dict[str, list[ProcessStatus | Exception | None]] = {
         "job/back#0": [AWAY, held[SINK]],
         "job/away#0": [AWAY] * FAILURES_MAX,
         "job/dead#0": [ActorDiedError()],
@@ -261,7 +260,7 @@ def test_a_process_to_which_only_a_connection_broke_is_found(monkeypatch: pytest
     def wait(references: list[str], num_returns: int, timeout: float) -> tuple[list[str], list[str]]:
         return [one for one in references if script[one.partition("?")[0]][0] is not None][:1], []
 
-    def get(reference: str) -> Held:
+    def get(reference: str) -> ProcessStatus:
         answer = script[reference.partition("?")[0]].pop(0)
         if isinstance(answer, Exception):
             raise answer
@@ -296,26 +295,28 @@ class LeftBehind:
 
     def __init__(self) -> None:
         _, self.graph = source_to_sink()
-        self.options = FleetOptions("job", "namespace", None, 0, 1, open_store)
+        self.options = PoolOptions("job", "namespace", None, 0, 1, open_store)
         self.slots = JobSlots(self.graph, self.options)
         self.inherited: tuple[object, ...] = ()
         self.handle, self.node_id, self.closed = Handle(), "the coordinator's", False
-        self.died: Callable[[Member, BaseException | None], object] = lambda *_: None
+        self.died: Callable[[WorkerHandle, BaseException | None], object] = lambda *_: None
 
-    def inherit(self, workers: Mapping[WorkerId, Found], standbys: Sequence[Found]) -> dict[TaskId, Member]:
+    def inherit(
+        self, workers: Mapping[WorkerId, FoundProcess], standbys: Sequence[FoundProcess]
+    ) -> dict[TaskId, WorkerHandle]:
         self.inherited = (dict(workers), list(standbys))
-        members = [Member(one.name, self.handle, None, Future(), one.held.info) for one in workers.values()]
+        members = [WorkerHandle(one.name, self.handle, None, Future(), one.held.info) for one in workers.values()]
         held = [one.held.tasks for one in workers.values()]
         return {task: member for member, tasks in zip(members, held, strict=True) for task in tasks}
 
-    def is_kept(self, member: Member) -> bool:
+    def is_kept(self, member: WorkerHandle) -> bool:
         """All are."""
         return True
 
     def refill(self) -> None:
         """Nothing is missing."""
 
-    def kill(self, member: Member) -> None:
+    def kill(self, member: WorkerHandle) -> None:
         """Nobody is."""
 
 
@@ -331,7 +332,7 @@ def test_a_successor_watches_the_processes_that_are_left(monkeypatch: pytest.Mon
     fleet, facts, looked = LeftBehind(), [], []
     there = [found("job/sink (1/1)#0", SINK), found("job/standby#1")]
     monkeypatch.setattr(attempt_supervisor, "find_processes", lambda *_: looked.append(None) or (there, {}))
-    deployment = AttemptSupervisor(cast(Fleet, fleet), facts.append, cast(Mailbox, Now()))
+    deployment = AttemptSupervisor(cast(WorkerPool, fleet), facts.append, cast(Mailbox, Now()))
     state = CoordinatorState(attempt=FIRST)
     for _ in range(2):
         deployment.take_over(state, JobId("job-12345678"))

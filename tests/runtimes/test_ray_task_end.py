@@ -8,9 +8,8 @@ from concurrent.futures import Future
 import pytest
 from ray_fakes import FIRST, ROWS, SINK, SOURCE, Process, Reference, task_processes
 
-from tidegate.actors.coordinator.messages import events as co
-from tidegate.actors.ray.process.outbox import Report
-from tidegate.actors.ray.process.outcome import Outcome
+from tidegate.actors.coordinator import events as co
+from tidegate.actors.ray.actor_calls import Outcome, Report
 from tidegate.protocol.identity import TaskId
 from tidegate.protocol.stream_elements import EndOfData, EndOfPartition
 

@@ -15,14 +15,14 @@ from ray_fakes import FIRST, ROWS, SINK, SOURCE, TIMEOUT_S, Process, task_proces
 from rude import RAISED
 from waiting import received
 
-from tidegate.actors.coordinator.messages import events as co
+from tidegate.actors.coordinator import events as co
+from tidegate.actors.drivers.task_driver import TaskDriver
 from tidegate.actors.drivers.task_effects import TaskEffects
-from tidegate.actors.drivers.task_host import TaskHost
 from tidegate.actors.drivers.threads import EXIT_FORKED
-from tidegate.actors.ray.process import mailbox as ray_mailbox
-from tidegate.actors.ray.process.mailbox import Mailbox
-from tidegate.actors.ray.process.outcome import Outcome
-from tidegate.actors.ray.task import worker_actor as ray_worker
+from tidegate.actors.ray import mailbox as ray_mailbox
+from tidegate.actors.ray import worker_actor as ray_worker
+from tidegate.actors.ray.actor_calls import Outcome
+from tidegate.actors.ray.mailbox import Mailbox
 from tidegate.operators.functions.batch_functions import MapBatches
 from tidegate.operators.operator import Operator
 from tidegate.storage.ids import AttemptNumber
@@ -110,8 +110,8 @@ def test_a_task_that_fails_where_no_thread_can_be_started_is_told(monkeypatch: p
         threading.Thread().start()
         return batch
 
-    close = TaskHost.close
-    monkeypatch.setattr(TaskHost, "close", lambda host: (close(host), closed.set()))
+    close = TaskDriver.close
+    monkeypatch.setattr(TaskDriver, "close", lambda host: (close(host), closed.set()))
     with task_processes(monkeypatch, starts_a_thread) as make:
         process = make(SINK).start()
         process.receive(0, ROWS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidegate.actors.ray.fleet.reconnections import (
+from tidegate.actors.ray.lost_nodes import (
     ASKED_MS_MAX,
     ASKS_MAX,
     BREAKS_MAX,

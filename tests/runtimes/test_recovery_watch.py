@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ray_fakes import SINK, SOURCE, source_to_sink
 
-from tidegate.actors.coordinator.chronicle import RECOVERIES_MAX
-from tidegate.actors.runtimes.metrics.recovery_times import Recovery, RecoveryEnds, RecoveryWatch
+from tidegate.actors.coordinator.job_history import RECOVERIES_MAX
+from tidegate.actors.runtimes.job_metrics import Recovery, RecoveryEnds, RecoveryWatch
 from tidegate.storage.ids import AttemptNumber
 
 FIRST, SECOND, THIRD = AttemptNumber(0), AttemptNumber(1), AttemptNumber(2)

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from tidegate.actors.ray.slots import reservation
-from tidegate.actors.ray.slots.missing_room import NodeRoom
-from tidegate.actors.ray.slots.reservation import TELL_EVERY_S, check_fits, release, reserve
-from tidegate.actors.ray.slots.wanted import Wanted
+from tidegate.actors.ray import reservation
+from tidegate.actors.ray.missing_resources import NodeRoom, SlotRequest
+from tidegate.actors.ray.reservation import TELL_EVERY_S, check_fits, release, reserve
 from tidegate.storage.errors import ConfigurationError
 
-WANTED = Wanted("job (slots of steps)", [{"CPU": 1.0, "GPU": 1.0}] * 2, ["score"] * 2, "SPREAD")
+WANTED = SlotRequest("job (slots of steps)", [{"CPU": 1.0, "GPU": 1.0}] * 2, ["score"] * 2, "SPREAD")
 
 
 class Ray:
@@ -56,7 +55,7 @@ def test_slots_are_had_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_those_of_a_detached_job_outlive_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the job does."""
     ray = Ray(monkeypatch, 0.0, 2, ours=False)
-    reserve(Wanted("job", [{"CPU": 1.0}], ["x"], "PACK", detached=True), 60.0, "advice")
+    reserve(SlotRequest("job", [{"CPU": 1.0}], ["x"], "PACK", detached=True), 60.0, "advice")
     assert (ray.asked[0]["strategy"], ray.asked[0]["lifetime"]) == ("PACK", "detached")
 
 
@@ -88,7 +87,7 @@ def test_what_a_cluster_of_our_own_never_holds_is_refused_at_once(monkeypatch: p
     with pytest.raises(ConfigurationError, match=r"No node has any GPU\. .* ask for less, or start it with more"):
         reserve(WANTED, 60.0, "advice")
     assert (ray.asked, ray.now_s) == ([], 0.0)
-    check_fits(Wanted("nothing", [], [], "SPREAD"))
+    check_fits(SlotRequest("nothing", [], [], "SPREAD"))
 
 
 def test_a_wait_takes_as_long_as_was_said(monkeypatch: pytest.MonkeyPatch) -> None:

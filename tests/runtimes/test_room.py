@@ -11,11 +11,11 @@ import pytest
 from ray_fakes import LaterMailbox
 from waiting import received
 
-from tidegate.actors.ray.process.mailbox import Mailbox
-from tidegate.actors.ray.slots import room as room_module
-from tidegate.actors.ray.slots.job_slots import JobSlots
-from tidegate.actors.ray.slots.missing_room import NodeRoom
-from tidegate.actors.ray.slots.room import LOOK_EVERY_MS, Room, look_at, what_is_missing
+from tidegate.actors.ray import resource_waits as room_module
+from tidegate.actors.ray.mailbox import Mailbox
+from tidegate.actors.ray.missing_resources import NodeRoom
+from tidegate.actors.ray.placement import JobSlots
+from tidegate.actors.ray.resource_waits import LOOK_EVERY_MS, RoomWatch, look_at, what_is_missing
 
 WAIT_MS_MAX = 60_000
 
@@ -91,7 +91,7 @@ class Waiting:
         self.starting = ["job/rows (1/1)#0"]
         self.gave_up: list[str] = []
         monkeypatch.setattr(room_module, "monotonic_ms", lambda: self.now_ms)
-        self.room = Room(
+        self.room = RoomWatch(
             cast(Mailbox, self.mailbox), lambda: self.missing, lambda: self.starting, self.gave_up.append, WAIT_MS_MAX
         )
 

@@ -13,12 +13,11 @@ from ray.util.placement_group import PlacementGroup
 
 import tidegate as tg
 from tidegate.actors.graph.slot_plan import Placement
-from tidegate.actors.ray import ray_runtime
-from tidegate.actors.ray.driver import ray_job
-from tidegate.actors.ray.driver.ray_job import RayJob
-from tidegate.actors.ray.fleet_options import FleetOptions, SlotPlacement
+from tidegate.actors.ray import ray_job, ray_runtime
+from tidegate.actors.ray.missing_resources import SlotRequest
+from tidegate.actors.ray.placement import PoolOptions, SlotPlacement
+from tidegate.actors.ray.ray_job import RayJob
 from tidegate.actors.ray.ray_runtime import RayRuntime
-from tidegate.actors.ray.slots.wanted import Wanted
 from tidegate.actors.runtimes.running_job import Submission
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import JobId
@@ -30,7 +29,7 @@ class Cluster:
     """What is reserved, by name, and what was given back; refuses the reservation with a number."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.asked: list[tuple[Wanted, float]] = []
+        self.asked: list[tuple[SlotRequest, float]] = []
         self.held: list[str] = []
         self.refuses: int | None = None
         self.ours = False
@@ -43,7 +42,7 @@ class Cluster:
         monkeypatch.setattr(RayRuntime, "check", lambda self, graph, urls: None)
         monkeypatch.setattr(RayRuntime, "check_detached", lambda self, name, urls: None)
 
-    def _reserve(self, wanted: Wanted, timeout_s: float, advice: str) -> PlacementGroup:
+    def _reserve(self, wanted: SlotRequest, timeout_s: float, advice: str) -> PlacementGroup:
         self.asked.append((wanted, timeout_s))
         if self.refuses == len(self.asked):
             raise ConfigurationError("no room")
@@ -62,15 +61,15 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[FleetOptions]:
+def started(monkeypatch: pytest.MonkeyPatch) -> list[PoolOptions]:
     """The options of coordinators that were started."""
-    found: list[FleetOptions] = []
+    found: list[PoolOptions] = []
 
-    def start(runtime: RayRuntime, submission: Submission, context: object, options: FleetOptions) -> str:
+    def start(runtime: RayRuntime, submission: Submission, context: object, options: PoolOptions) -> str:
         found.append(options)
         return "coordinator"
 
-    def detached(submission: Submission, options: FleetOptions, restarts_max: int) -> str:
+    def detached(submission: Submission, options: PoolOptions, restarts_max: int) -> str:
         found.append(options)
         return "coordinator"
 
@@ -95,7 +94,7 @@ def submission(folder: Path, gpus: float | None, *, detached: bool = False, grou
 
 @pytest.mark.parametrize("strategy", ["spread", "pack", "strict_pack"])
 def test_a_job_reserves_the_slots_of_its_steps(
-    cluster: Cluster, started: list[FleetOptions], tmp_path: Path, strategy: Placement
+    cluster: Cluster, started: list[PoolOptions], tmp_path: Path, strategy: Placement
 ) -> None:
     """One for each subtask, as the environment places things; the common ones are those of the session."""
     runtime = RayRuntime(COMMON, strategy=strategy)
@@ -107,15 +106,13 @@ def test_a_job_reserves_the_slots_of_its_steps(
     assert (options.placement, options.own_slots, job.slots) == (COMMON, "slots of steps)", range(2))
 
 
-def test_a_job_without_resources_reserves_nothing(
-    cluster: Cluster, started: list[FleetOptions], tmp_path: Path
-) -> None:
+def test_a_job_without_resources_reserves_nothing(cluster: Cluster, started: list[PoolOptions], tmp_path: Path) -> None:
     """Its slots are those of the session."""
     RayRuntime(SlotPlacement(COMMON.placement_group, (0, 1, 2))).submit(submission(tmp_path, None))
     assert (cluster.asked, started[0].own_slots) == ([], None)
 
 
-def test_a_job_takes_the_slots_of_all_its_groups(cluster: Cluster, started: list[FleetOptions], tmp_path: Path) -> None:
+def test_a_job_takes_the_slots_of_all_its_groups(cluster: Cluster, started: list[PoolOptions], tmp_path: Path) -> None:
     """Side by side, of those of the session."""
     job = RayRuntime(SlotPlacement(COMMON.placement_group, tuple(range(6)))).submit(
         submission(tmp_path, None, group="scoring")
@@ -141,7 +138,7 @@ def test_a_vertex_that_is_wider_than_the_session_is_refused(cluster: Cluster, tm
 
 
 def test_a_job_that_must_wait_for_another_one_names_its_groups(
-    cluster: Cluster, started: list[FleetOptions], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, started: list[PoolOptions], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And who has the slots."""
     monkeypatch.setattr(RayJob, "over", property(lambda job: False))
@@ -155,7 +152,7 @@ def test_a_job_that_must_wait_for_another_one_names_its_groups(
 
 
 def test_a_session_forgets_the_jobs_that_are_over(
-    cluster: Cluster, started: list[FleetOptions], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, started: list[PoolOptions], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that runs many jobs, one after the other, does not grow with them."""
     over: set[RayJob] = set()
@@ -166,9 +163,7 @@ def test_a_session_forgets_the_jobs_that_are_over(
     assert len(runtime._jobs) == 1
 
 
-def test_a_detached_job_reserves_all_of_its_slots(
-    cluster: Cluster, started: list[FleetOptions], tmp_path: Path
-) -> None:
+def test_a_detached_job_reserves_all_of_its_slots(cluster: Cluster, started: list[PoolOptions], tmp_path: Path) -> None:
     """For longer than its driver lives; a runtime that reserves nothing has no common ones for it either."""
     RayRuntime(COMMON).submit(submission(tmp_path, 1, detached=True))
     assert [(wanted.name.partition(" ")[2], len(wanted.bundles), wanted.detached) for wanted, _ in cluster.asked] == [
@@ -207,7 +202,7 @@ def test_a_job_that_cannot_start_keeps_nothing(
 
 
 def test_a_job_that_is_over_gives_its_slots_back_once(
-    cluster: Cluster, started: list[FleetOptions], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, started: list[PoolOptions], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When its end is heard; the common ones stay with the session."""
     monkeypatch.setattr(ray_job.ray, "kill", lambda actor, no_restart: None)
@@ -228,7 +223,7 @@ def test_who_attaches_to_a_job_leaves_its_slots_alone(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize(("ours", "others_run", "timeout_s"), [(False, False, 90), (True, True, 90), (True, False, 30)])
 def test_nobody_waits_long_for_what_nobody_can_bring(
-    cluster: Cluster, started: list[FleetOptions], tmp_path: Path, ours: bool, others_run: bool, timeout_s: float
+    cluster: Cluster, started: list[PoolOptions], tmp_path: Path, ours: bool, others_run: bool, timeout_s: float
 ) -> None:
     """On a cluster of this script only the end of another job of it makes room."""
     cluster.ours = ours

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.actors.coordinator.job.job_spec import CheckpointSettings
-from tidegate.actors.coordinator.requests.request_decider import Demand, Pause, Start, decide
-from tidegate.actors.ray.process.mailbox import Mailbox
+from tidegate.actors.coordinator.checkpoint_requests import Demand, Pause, Start, decide
+from tidegate.actors.coordinator.job_spec import CheckpointSettings
+from tidegate.actors.ray.mailbox import Mailbox
 from tidegate.actors.runtimes.timers import Timers
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.storage import clock

@@ -11,15 +11,13 @@ import sys
 import pyarrow as pa
 import pytest
 
-from tidegate.actors.ray.exchange.frames import FrameReader, Place
-from tidegate.actors.ray.exchange.shared_segment import ForeignSegment, OwnSegment
+from tidegate.actors.ray.shared_memory import ForeignSegment, FrameReader, OwnSegment, Place
 
 _SENDER = """
 import socket, sys
 import pyarrow as pa
-from tidegate.actors.ray.exchange.frames import FrameWriter, OneSchema
-from tidegate.actors.ray.exchange.shared_segment import OwnSegment
-own, schema, rows = OwnSegment(2**18), OneSchema(), [pa.record_batch({"n": pa.array(range(1_000), pa.int64())})]
+from tidegate.actors.ray.shared_memory import EdgeSchema, FrameWriter, OwnSegment
+own, schema, rows = OwnSegment(2**18), EdgeSchema(), [pa.record_batch({"n": pa.array(range(1_000), pa.int64())})]
 assert schema.is_that_of(rows)
 place = FrameWriter(own).write(rows, schema)
 socket.send_fds(socket.socket(fileno=int(sys.argv[1])), [repr(tuple(place)).encode()], [own.descriptor])

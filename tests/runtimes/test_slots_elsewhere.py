@@ -11,15 +11,12 @@ from ray.exceptions import RaySystemError
 from ray.util.placement_group import PlacementGroup
 from ray_fakes import SINK, SINK_WORKER, SOURCE, SOURCE_WORKER, LaterMailbox, source_to_sink
 
-from tidegate.actors.ray.fleet.fleet import Fleet
-from tidegate.actors.ray.fleet.member import Member
-from tidegate.actors.ray.fleet_options import FleetOptions, SlotPlacement
-from tidegate.actors.ray.process.mailbox import Mailbox
-from tidegate.actors.ray.process.process_info import ProcessInfo
-from tidegate.actors.ray.slots import bundle_nodes
-from tidegate.actors.ray.slots.bundle_nodes import BundleNodes, nodes_of
-from tidegate.actors.ray.slots.job_slots import Slot
-from tidegate.actors.ray.slots.slots_elsewhere import bundles_elsewhere
+from tidegate.actors.ray import resource_waits as bundle_nodes
+from tidegate.actors.ray.health_endpoint import ProcessInfo
+from tidegate.actors.ray.mailbox import Mailbox
+from tidegate.actors.ray.placement import PoolOptions, Slot, SlotPlacement, bundles_elsewhere
+from tidegate.actors.ray.resource_waits import BundleNodes, nodes_of
+from tidegate.actors.ray.worker_pool import WorkerHandle, WorkerPool
 from tidegate.storage.files.file_system_store import open_store
 
 NODES = {0: "north", 1: "south", 2: "west"}
@@ -53,33 +50,33 @@ def test_a_slot_starts_in(
     assert bundles_elsewhere(slots, bundles, used, nodes, NORTH) == expected
 
 
-class SomeFleet(Fleet):
+class SomeFleet(WorkerPool):
     """A fleet whose new processes are noted: the bundle, and the share of a processor."""
 
     made: list[tuple[int | None, float]]
-    killed: list[Member]
+    killed: list[WorkerHandle]
 
-    def kill(self, member: Member) -> None:
+    def kill(self, member: WorkerHandle) -> None:
         self.killed.append(member)
 
     def _create(
         self, name: str, slot: Slot, shown_as: str, spare: bool = False, avoided: Collection[str] = ()
-    ) -> Member:
+    ) -> WorkerHandle:
         self.made.append((slot.bundle, slot.takes.cpus))
-        return Member(f"{name}#new", None, slot.bundle, Future())
+        return WorkerHandle(f"{name}#new", None, slot.bundle, Future())
 
 
 def fleet(bundles: tuple[int, ...], spare: str | None = None) -> SomeFleet:
     """A source and a sink in the first slot, which is on north; and a spare process on some node."""
-    options = FleetOptions("job", "namespace", SlotPlacement(cast(PlacementGroup, None), bundles), 0, 1, open_store)
+    options = PoolOptions("job", "namespace", SlotPlacement(cast(PlacementGroup, None), bundles), 0, 1, open_store)
     some = SomeFleet(source_to_sink()[1], None, None, options, lambda action: action())
     some.made, some.killed = [], []
     north = ProcessInfo(1, "north")
     some.members = {
-        worker: Member(worker.group, None, bundles[0], Future(), north) for worker in (SOURCE_WORKER, SINK_WORKER)
+        worker: WorkerHandle(worker.group, None, bundles[0], Future(), north) for worker in (SOURCE_WORKER, SINK_WORKER)
     }
     if spare is not None:
-        some._standbys = [Member("spare", None, 0, Future(), ProcessInfo(2, spare))]
+        some._standbys = [WorkerHandle("spare", None, 0, Future(), ProcessInfo(2, spare))]
     return some
 
 
@@ -126,7 +123,7 @@ def test_a_task_that_waits_in_a_bundle_without_a_node_is_moved_once_a_slot_is_fr
 def test_no_spare_process_waits_in_a_bundle_without_a_node() -> None:
     """One that does is ended, and the next one starts where it can."""
     some = fleet((0, 1))
-    (waiting,) = some._standbys = [Member("spare", None, 0, Future())]
+    (waiting,) = some._standbys = [WorkerHandle("spare", None, 0, Future())]
     some.staff(BOTH, (), LEFT)
     assert (some.killed, some._standbys) == ([waiting], [])
     some.refill()
@@ -193,7 +190,7 @@ class Asked:
     """What asks where bundles are, and Ray's answers."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(bundle_nodes, "WorkerPool", Pool)
+        monkeypatch.setattr(bundle_nodes, "ThreadPool", Pool)
         Pool.made = []
         self.answers: list[Mapping[int, str] | Exception] = []
         self.known = 0

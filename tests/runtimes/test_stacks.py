@@ -12,11 +12,11 @@ from functools import partial
 import pytest
 from waiting import until
 
-from tidegate.actors.ray.process.stacks import kill_process, offer_stack, own_stack, stack_of, state_of
+from tidegate.actors.ray.health_endpoint import kill_process, offer_stack, own_stack, stack_of, state_of
 
 PROGRAM = """
 import ctypes, threading
-from tidegate.actors.ray.process.stacks import offer_stack
+from tidegate.actors.ray.health_endpoint import offer_stack
 def never_comes_back():
     {how}
 def work():

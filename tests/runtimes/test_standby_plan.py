@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.actors.drivers.process_settings import Standbys
-from tidegate.actors.ray.fleet.standby_plan import (
+from tidegate.actors.drivers.job_context import Standbys
+from tidegate.actors.ray.placement import (
     AUTO_MAX,
     Place,
     best_follower,

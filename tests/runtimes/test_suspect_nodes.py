@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tidegate.actors.ray.fleet.standby_plan import node_elsewhere
-from tidegate.actors.ray.fleet.suspect_nodes import SuspectNodes
+from tidegate.actors.ray.lost_nodes import SuspectNodes
+from tidegate.actors.ray.placement import node_elsewhere
 
 TIMEOUT_MS, LIMIT_MS = 10_000, 60_000
 

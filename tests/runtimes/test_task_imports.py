@@ -11,8 +11,8 @@ import pytest
 from tidegate.state.key_index.int_index import IntIndex
 
 OF_OTHERS = (
-    "tidegate.actors.coordinator.messages.instructions",
-    "tidegate.actors.coordinator.state.coordinator_state",
+    "tidegate.actors.coordinator.instructions",
+    "tidegate.actors.coordinator.coordinator_state",
     "tidegate.actors.runtimes.running_job",
     "tidegate.storage.tables.table_log",
     "tidegate.api",
@@ -26,7 +26,7 @@ COMPILER = "numba"
 
 PROGRAM = f"""
 import sys
-import tidegate.actors.ray.task.worker_actor
+import tidegate.actors.ray.worker_actor
 from tidegate.state.key_index.int_index import IntIndex
 import numpy as np
 loaded = [name for name in {OF_OTHERS!r} if name in sys.modules]

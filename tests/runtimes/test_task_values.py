@@ -7,10 +7,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidegate.actors.drivers.task_host import TaskHost
+from tidegate.actors.drivers.task_driver import TaskDriver
 from tidegate.actors.graph.stream_graph import StreamNode, translate
-from tidegate.actors.runtimes.metrics import registry as m
-from tidegate.actors.runtimes.metrics.task_values import (
+from tidegate.actors.runtimes import metric_registry as m
+from tidegate.actors.runtimes.task_metrics import (
+    SubtaskMetrics,
     TaskMeter,
     TaskTotals,
     gauges_at_rest,
@@ -21,17 +22,16 @@ from tidegate.actors.runtimes.metrics.task_values import (
     task_tags,
     totals_of,
 )
-from tidegate.actors.runtimes.vertex_metrics import SubtaskMetrics
-from tidegate.actors.task.channels.output_gate import BufferLimits, OutputGate
-from tidegate.actors.task.channels.watermark_valve import WatermarkValve
-from tidegate.actors.task.messages import events as ev
-from tidegate.actors.task.messages import instructions as do
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as do
+from tidegate.actors.task.output_gate import BufferLimits, OutputGate
+from tidegate.actors.task.task_machine import WatermarkValve
 from tidegate.connectors.memory_source import MemorySource
 from tidegate.protocol.identity import ChannelId, TaskId
-from tidegate.protocol.snapshot_metrics import SnapshotMetrics
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, Watermark
-from tidegate.state.common.state_size import StateSize
-from tidegate.storage.files.request_counts import RequestCounts
+from tidegate.protocol.task_reports import SnapshotMetrics
+from tidegate.state.common.backend import StateSize
+from tidegate.storage.files.file_system import RequestCounts
 from tidegate.storage.ids import AttemptNumber, OperatorUid, SubtaskIndex, VertexId
 
 CHANNEL = ChannelId(0, SubtaskIndex(0), SubtaskIndex(0))
@@ -64,7 +64,7 @@ def test_work_and_waiting_make_up_the_time() -> None:
     """What a task does with an event, until all that follows is handed on, is busy time; who may not take input
     waits for its receivers, and everybody else has nothing to do."""
     worker: Any = Worker()
-    host = TaskHost(worker, worker, worker)
+    host = TaskDriver(worker, worker, worker)
     for held_up in (False, True):
         host.handle(ev.FrameArrived(0, AttemptNumber(0), CHANNEL, 0, ()))
         worker.outputs.over_limit = held_up

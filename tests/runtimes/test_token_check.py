@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from tidegate.actors.ray import token_check as ray_tokens
-from tidegate.actors.ray.token_check import warn_if_open, why_open
+from tidegate.actors.ray import authentication as ray_tokens
+from tidegate.actors.ray.authentication import warn_if_open, why_open
 
 TOKEN = {"RAY_AUTH_TOKEN": "t"}
 

@@ -17,19 +17,23 @@ from ray._private import arrow_serialization
 from ray_fakes import LaterMailbox, Method, Reference
 from waiting import until
 
-from tidegate.actors.drivers.transport import Transport
-from tidegate.actors.drivers.worker import QueueTransport
-from tidegate.actors.ray.exchange import link as links
-from tidegate.actors.ray.exchange.connections import Connections
-from tidegate.actors.ray.exchange.messages import Head, read_elements, read_head
-from tidegate.actors.ray.exchange.peer_links import PeerLink, PeerLinks, Way
-from tidegate.actors.ray.process.orders import Peer
-from tidegate.actors.ray.task.deliveries import Deliveries
-from tidegate.actors.ray.task.frame_order import OrderedFrames
-from tidegate.actors.ray.task.peer_calls import PeerCalls
-from tidegate.actors.task.channels.input_gate import InputChannel
-from tidegate.actors.task.messages import events as ev
-from tidegate.actors.task.messages import instructions as do
+from tidegate.actors.drivers.worker import QueueTransport, Transport
+from tidegate.actors.ray import framed_connections as links
+from tidegate.actors.ray.actor_calls import Deliveries
+from tidegate.actors.ray.framed_connections import Connections
+from tidegate.actors.ray.peer_connections import (
+    Head,
+    PeerConnection,
+    PeerConnections,
+    Way,
+    read_elements,
+    read_head,
+)
+from tidegate.actors.ray.peer_transports import OrderedFrames, PeerCalls
+from tidegate.actors.ray.task_deployment import Peer
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as do
+from tidegate.actors.task.input_gate import InputChannel
 from tidegate.protocol.identity import ChannelId, TaskId
 from tidegate.protocol.stream_elements import Barrier, Element, EndOfPartition, Watermark
 from tidegate.storage.errors import ProtocolError
@@ -160,9 +164,9 @@ class Process:
         self.name = name
         self.receiver = Receiver()
         self.no_link = Method()
-        self.broken: list[tuple[PeerLink, str]] = []
+        self.broken: list[tuple[PeerConnection, str]] = []
         self._mailbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        self.links = PeerLinks(name, "node", memory_bytes, self)
+        self.links = PeerConnections(name, "node", memory_bytes, self)
         self.connections = Connections(b"secret", name, self.links.came, lambda error: None)
         self.links.use(self.connections)
         self.peer = Peer(self, name, "node", self.connections.listen())
@@ -186,7 +190,7 @@ class Process:
     def settled(self) -> None:
         """A link is settled."""
 
-    def broke(self, link: PeerLink, reason: str) -> None:
+    def broke(self, link: PeerConnection, reason: str) -> None:
         """A link broke."""
         self.broken.append((link, reason))
 

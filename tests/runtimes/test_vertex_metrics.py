@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from ray_fakes import FIRST, ROWS, SINK, SOURCE, source_to_sink, task_processes
 
-from tidegate.actors.coordinator.messages import events as co
-from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
-from tidegate.actors.ray.coordinator.task_reports import TaskReports
-from tidegate.actors.runtimes.vertex_metrics import SubtaskMetrics, VertexMetrics, vertices_of
+from tidegate.actors.coordinator import events as co
+from tidegate.actors.coordinator.coordinator_state import CoordinatorState
+from tidegate.actors.ray.coordinator_status import TaskReports
+from tidegate.actors.runtimes.task_metrics import SubtaskMetrics, VertexMetrics, vertices_of
 from tidegate.protocol.stream_elements import EndOfData, EndOfPartition, element_size_bytes
 from tidegate.storage.ids import AttemptNumber
 

@@ -10,9 +10,9 @@ import pytest
 from ray_fakes import FIRST, SINK, SOURCE, TIMEOUT_S, Actor, Process, task_processes
 from waiting import until
 
-from tidegate.actors.coordinator.job.job_spec import RestorePoint
-from tidegate.actors.ray.process.orders import Order, Peer
-from tidegate.actors.ray.task import warm_standby, worker_actor
+from tidegate.actors.coordinator.job_spec import RestorePoint
+from tidegate.actors.ray import warm_standby, worker_actor
+from tidegate.actors.ray.task_deployment import Peer, TaskDeployment
 from tidegate.protocol.identity import TaskId
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
@@ -101,7 +101,7 @@ def test_a_task_gets_what_was_held_for_it(spare: worker_actor.WorkerProcess, giv
     (follower,) = Follower.made
     follower.may_end.release()
     neighbour = SOURCE if task == SINK else SINK
-    spare.deploy(Order((task,), FIRST, None, {neighbour: Peer(Actor(), "peer", "node", b"")}))
+    spare.deploy(TaskDeployment((task,), FIRST, None, {neighbour: Peer(Actor(), "peer", "node", b"")}))
     until("it has a task", lambda: task in spare._worker.subtasks)
     assert spare.held().follows == {}
     assert (follower in given, follower.closed) == (task == SINK, task == SOURCE)
@@ -136,7 +136,7 @@ def test_each_subtask_of_a_worker_gets_what_was_held_for_it(
     for one in (sink, source):
         one.may_end.release()
     until("it holds the state of both", lambda: spare.held().follows == {SINK: 1, SOURCE: 1})
-    spare.deploy(Order((SOURCE, SINK), FIRST, None, {}))
+    spare.deploy(TaskDeployment((SOURCE, SINK), FIRST, None, {}))
     until("it runs both", lambda: len(spare._worker.subtasks) == 2)
     assert given[-2:] == [source, sink]
     assert (sink.closed, source.closed, spare.held().follows) == (False, False, {})

@@ -8,7 +8,7 @@ import pytest
 from ray._private import worker as ray_worker
 from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispatcher
 
-from tidegate.actors.ray.driver.worker_output import filter_worker_output, is_dropped
+from tidegate.actors.ray.connection import filter_worker_output, is_dropped
 
 NOTICES = [
     "NOTE: Picked up JDK_JAVA_OPTIONS: --add-opens=java.base/java.lang=ALL-UNNAMED -XX:+UseSerialGC",

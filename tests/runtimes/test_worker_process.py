@@ -14,10 +14,10 @@ import pytest
 from ray_fakes import FIRST, ROWS, SINK, SOURCE, TIMEOUT_S, Process, task_processes
 from waiting import received, until
 
-from tidegate.actors.coordinator.messages import events as co
-from tidegate.actors.ray.process.outbox import Ended, Report
-from tidegate.actors.ray.task import worker_actor
-from tidegate.actors.task.messages import events as ev
+from tidegate.actors.coordinator import events as co
+from tidegate.actors.ray import worker_actor
+from tidegate.actors.ray.actor_calls import Ended, Report
+from tidegate.actors.task import events as ev
 from tidegate.protocol.identity import TaskId
 from tidegate.storage.ids import AttemptNumber, CheckpointId
 

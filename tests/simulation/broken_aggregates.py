@@ -10,7 +10,7 @@ import pyarrow as pa
 from broken_rules import Patch
 
 from tidegate.state.columnar.vector_table import ColumnarTable
-from tidegate.state.common.varying_column import VaryingColumn
+from tidegate.state.common.table_columns import VaryingColumn
 
 _extend = VaryingColumn.begin_extend
 

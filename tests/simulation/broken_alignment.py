@@ -7,14 +7,14 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
-from tidegate.actors.coordinator.alignment import Alignment
-from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
-from tidegate.actors.task.pipeline.split_alignment import SplitAlignment
+from tidegate.actors.coordinator.coordinator_state import CoordinatorState
+from tidegate.actors.coordinator.source_coordinator import WatermarkAligner
+from tidegate.actors.task.source_cursor import SplitAlignment
 from tidegate.protocol.identity import TaskId
 
 Patch = Callable[[], AbstractContextManager[Any]]
 
-_holds, _lowest_ms = SplitAlignment.holds, Alignment._lowest_ms
+_holds, _lowest_ms = SplitAlignment.holds, WatermarkAligner._lowest_ms
 
 
 def _holds_for_ever(self: SplitAlignment, split: int | None) -> bool:
@@ -25,7 +25,7 @@ def _holds_for_ever(self: SplitAlignment, split: int | None) -> bool:
     return split in held
 
 
-def _with_those_at_their_end(self: Alignment, state: CoordinatorState, members: dict[TaskId, Any]) -> int | None:
+def _with_those_at_their_end(self: WatermarkAligner, state: CoordinatorState, members: dict[TaskId, Any]) -> int | None:
     """Breaks: a task at the end of its data holds nobody back. Here what it has told last counts."""
     ended, state.ended = state.ended, {}
     try:
@@ -43,7 +43,7 @@ ALIGNMENT_PATCHES: dict[str, tuple[int, Patch]] = {
     ),
     "alignment: who is at its end holds back": (
         7,
-        lambda: patch.object(Alignment, "_lowest_ms", _with_those_at_their_end),
+        lambda: patch.object(WatermarkAligner, "_lowest_ms", _with_those_at_their_end),
     ),
 }
 """Every such break: its invariant, and the patch."""

@@ -7,33 +7,32 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
-from tidegate.actors.coordinator.messages import events as co
-from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.drivers import log_writer
-from tidegate.actors.drivers.causes import Causes
-from tidegate.actors.drivers.coordinator_host import CoordinatorHost
-from tidegate.actors.drivers.log_writer import StoredFold
+from tidegate.actors.coordinator import events as co
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.drivers import event_log_writer
+from tidegate.actors.drivers.coordinator_driver import CoordinatorDriver
+from tidegate.actors.drivers.event_log_writer import CauseTracker, StoredFold
 from tidegate.storage.ids import EventId
 from tidegate.testing import Protocol
 
 Patch = Callable[[], AbstractContextManager[Any]]
 
 
-class NamesNoCause(CoordinatorHost):
+class NamesNoCause(CoordinatorDriver):
     """Breaks: what answers an order names the event from which the order followed. Here one kind of answer does not."""
 
     def _take_in(self, event: co.CoordinatorEvent, cause: EventId | None, arrived_ms: int) -> None:
         super()._take_in(event, None if isinstance(event, co.MetadataWritten) else cause, arrived_ms)
 
 
-class NamesTheEventBefore(CoordinatorHost):
+class NamesTheEventBefore(CoordinatorDriver):
     """Breaks: the cause is the event that made the order. Here it is the one before it."""
 
     def _take_in(self, event: co.CoordinatorEvent, cause: EventId | None, arrived_ms: int) -> None:
         super()._take_in(event, EventId(cause - 1) if cause else cause, arrived_ms)
 
 
-class NamesWhatIsToCome(CoordinatorHost):
+class NamesWhatIsToCome(CoordinatorDriver):
     """Breaks: a cause comes before what it has brought about. Here a takeover has brought about itself."""
 
     def _take_in(self, event: co.CoordinatorEvent, cause: EventId | None, arrived_ms: int) -> None:
@@ -41,7 +40,7 @@ class NamesWhatIsToCome(CoordinatorHost):
         super()._take_in(event, self._next_event if itself else cause, arrived_ms)
 
 
-class CountsAnew(CoordinatorHost):
+class CountsAnew(CoordinatorDriver):
     """Breaks: numbers go on over coordinators. Here each one begins at 0."""
 
     def __init__(self, *arguments: Any) -> None:
@@ -49,11 +48,11 @@ class CountsAnew(CoordinatorHost):
         self._next_event = EventId(0)
 
 
-def _of_the_newest(self: Causes, number: EventId, instruction: do.CoordinatorInstruction) -> None:
+def _of_the_newest(self: CauseTracker, number: EventId, instruction: do.CoordinatorInstruction) -> None:
     _carried_out(self, EventId(number + 1), instruction)
 
 
-_carried_out = Causes.carried_out
+_carried_out = CauseTracker.carried_out
 
 
 def _without_orders(state: bytes, takeovers: Any, next_event: int, orders: object) -> StoredFold:
@@ -69,14 +68,20 @@ CAUSE_BREAKS: dict[str, tuple[int, Protocol]] = {
 """Every such break of a host: its invariant, and the parts."""
 
 CAUSE_PATCHES: dict[str, tuple[int, Patch]] = {
-    "causes: an order follows from the event after": (8, lambda: patch.object(Causes, "carried_out", _of_the_newest)),
+    "causes: an order follows from the event after": (
+        8,
+        lambda: patch.object(CauseTracker, "carried_out", _of_the_newest),
+    ),
     "causes: a successor does not know what was asked": (
         8,
-        lambda: patch.object(Causes, "replayed", lambda *args: None),
+        lambda: patch.object(CauseTracker, "replayed", lambda *args: None),
     ),
-    "causes: a fold of the log knows no orders": (8, lambda: patch.object(log_writer, "StoredFold", _without_orders)),
+    "causes: a fold of the log knows no orders": (
+        8,
+        lambda: patch.object(event_log_writer, "StoredFold", _without_orders),
+    ),
 }
-"""Every such break of `Causes`: its invariant, and the patch."""
+"""Every such break of `CauseTracker`: its invariant, and the patch."""
 
 CAUSE_FIXED: Mapping[str, Mapping[str, str | int]] = {
     rule: {"faults": "coordinator", "log": log}

@@ -1,4 +1,4 @@
-"""Rules of the changelog, broken: what a chain consists of, what builds on a failure, and whose a file is."""
+"""Rules of the incremental_base, broken: what a chain consists of, what builds on a failure, and whose a file is."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from tidegate.actors.task.incremental import changelog
-from tidegate.actors.task.incremental.changelog import Chain, ChangeLog, Layer
+from tidegate.actors.task import incremental_base
+from tidegate.actors.task.incremental_base import Chain, ChangeLog, Layer
 from tidegate.storage.checkpoints.metadata import StateHandle
 
 Patch = Callable[[], AbstractContextManager[Any]]
@@ -64,7 +64,10 @@ CHANGELOG_PATCHES: dict[str, tuple[int, Patch]] = {
         5,
         lambda: patch.object(ChangeLog, "start_anew", lambda self: None),
     ),
-    "changelog: a task deletes what a checkpoint has": (5, lambda: patch.object(changelog, "_own", _all_of_them)),
+    "changelog: a task deletes what a checkpoint has": (
+        5,
+        lambda: patch.object(incremental_base, "_own", _all_of_them),
+    ),
 }
 """Every such break: its invariant, and the patch."""
 
@@ -78,5 +81,5 @@ CHANGELOG_FIXED: Mapping[str, Mapping[str, Hashable]] = {
     | (_SAVED if "savepoint" in rule else {})
     for rule in CHANGELOG_PATCHES
 }
-"""What is not drawn for them: one seed in ten has a changelog, and it is short. What one segment held is hardly missed
-where the same keys change again, so for that there are rows that wait for a timer, and a restore."""
+"""What is not drawn for them: one seed in ten has a incremental_base, and it is short. What one segment held is
+hardly missed where the same keys change again, so for that there are rows that wait for a timer, and a restore."""

@@ -8,8 +8,8 @@ from unittest.mock import patch
 import pyarrow as pa
 from broken_rules import Patch
 
-from tidegate.operators.local_aggregation import combiner
-from tidegate.operators.local_aggregation.combiner import Combiner
+from tidegate.operators import combiner
+from tidegate.operators.combiner import Combiner
 from tidegate.testing.pipelines.window_topologies import PROGRAMS
 
 _combine = Combiner.combine

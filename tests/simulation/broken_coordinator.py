@@ -7,9 +7,9 @@ from typing import Any
 
 from without_faults import reliably
 
-from tidegate.actors.coordinator.messages import events as co
-from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.drivers.coordinator_host import CoordinatorHost
+from tidegate.actors.coordinator import events as co
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.drivers.coordinator_driver import CoordinatorDriver
 from tidegate.storage.checkpoints import permits
 from tidegate.storage.checkpoints.event_log import LogEntry
 from tidegate.storage.checkpoints.permits import CommitPermit
@@ -19,7 +19,7 @@ from tidegate.storage.ids import EventId
 from tidegate.testing import Protocol
 
 
-class CommitsOnAcknowledgement(CoordinatorHost):
+class CommitsOnAcknowledgement(CoordinatorDriver):
     """Breaks: sinks commit when the checkpoint is complete. Here each acknowledgement commits."""
 
     def handle(self, event: co.CoordinatorEvent) -> None:
@@ -29,7 +29,7 @@ class CommitsOnAcknowledgement(CoordinatorHost):
         super().handle(event)
 
 
-class CompletesWithoutLast(CoordinatorHost):
+class CompletesWithoutLast(CoordinatorDriver):
     """Breaks: a checkpoint is complete when every task has acknowledged it."""
 
     def _perform(self, instruction: do.CoordinatorInstruction) -> None:
@@ -39,7 +39,7 @@ class CompletesWithoutLast(CoordinatorHost):
         super()._perform(instruction)
 
 
-class CommitsHalf(CoordinatorHost):
+class CommitsHalf(CoordinatorDriver):
     """Breaks: everything that a completed checkpoint covers is committed."""
 
     def _perform(self, instruction: do.CoordinatorInstruction) -> None:
@@ -48,7 +48,7 @@ class CommitsHalf(CoordinatorHost):
         super()._perform(instruction)
 
 
-class NeverCommits(CoordinatorHost):
+class NeverCommits(CoordinatorDriver):
     """Breaks: a sink commits what a completed checkpoint covers. Here it is only said to have done so."""
 
     def _perform(self, instruction: do.CoordinatorInstruction) -> None:
@@ -57,7 +57,7 @@ class NeverCommits(CoordinatorHost):
         super()._perform(instruction)
 
 
-class DeletesNewest(CoordinatorHost):
+class DeletesNewest(CoordinatorDriver):
     """Breaks: what a retained checkpoint refers to is never deleted."""
 
     def _perform(self, instruction: do.CoordinatorInstruction) -> None:
@@ -70,7 +70,7 @@ class DeletesNewest(CoordinatorHost):
                     reliably(store, "delete", f"{folder}/{name}")
 
 
-class NeverDeletes(CoordinatorHost):
+class NeverDeletes(CoordinatorDriver):
     """Breaks: what nobody refers to is deleted. Here subsumed checkpoints stay."""
 
     def _perform(self, instruction: do.CoordinatorInstruction) -> None:
@@ -80,7 +80,7 @@ class NeverDeletes(CoordinatorHost):
         super()._perform(instruction)
 
 
-class RestoresAfresh(CoordinatorHost):
+class RestoresAfresh(CoordinatorDriver):
     """Breaks: an attempt is restored from the newest completed checkpoint. Here every one starts anew."""
 
     def _perform(self, instruction: do.CoordinatorInstruction) -> None:
@@ -89,7 +89,7 @@ class RestoresAfresh(CoordinatorHost):
         super()._perform(instruction)
 
 
-class NeverRestarts(CoordinatorHost):
+class NeverRestarts(CoordinatorDriver):
     """Breaks: a job whose task has failed starts again. Here a second attempt is decided on and never deployed."""
 
     def _perform(self, instruction: do.CoordinatorInstruction) -> None:
@@ -97,7 +97,7 @@ class NeverRestarts(CoordinatorHost):
             super()._perform(instruction)
 
 
-class DeafToDoubt(CoordinatorHost):
+class DeafToDoubt(CoordinatorDriver):
     """Breaks: the fate of a checkpoint is found out. Here a write that failed counts as never done."""
 
     def handle(self, event: co.CoordinatorEvent) -> None:
@@ -106,7 +106,7 @@ class DeafToDoubt(CoordinatorHost):
         super().handle(event)
 
 
-class TellsTooEarly(CoordinatorHost):
+class TellsTooEarly(CoordinatorDriver):
     """Breaks: tasks are told that a checkpoint is complete when it is. Here before its metadata is written."""
 
     def _perform(self, instruction: do.CoordinatorInstruction) -> None:
@@ -117,7 +117,7 @@ class TellsTooEarly(CoordinatorHost):
         super()._perform(instruction)
 
 
-class IgnoresFences(CoordinatorHost):
+class IgnoresFences(CoordinatorDriver):
     """Breaks: whoever creates an entry of the log decides. Here entries are overwritten."""
 
     def __init__(self, *arguments: Any) -> None:
@@ -131,7 +131,7 @@ class IgnoresFences(CoordinatorHost):
         log.append = overwrite  # type: ignore[method-assign]
 
 
-class HidesSinkFiles(CoordinatorHost):
+class HidesSinkFiles(CoordinatorDriver):
     """Breaks: a checkpoint says which sink files it covers."""
 
     def _perform(self, instruction: do.CoordinatorInstruction) -> None:
@@ -142,7 +142,7 @@ class HidesSinkFiles(CoordinatorHost):
         super()._perform(instruction)
 
 
-class NeverAnswers(CoordinatorHost):
+class NeverAnswers(CoordinatorDriver):
     """Breaks: whoever asks for a checkpoint is told what became of it."""
 
     def _perform(self, instruction: do.CoordinatorInstruction) -> None:
@@ -150,7 +150,7 @@ class NeverAnswers(CoordinatorHost):
             super()._perform(instruction)
 
 
-class KeepsFailedSavepoints(CoordinatorHost):
+class KeepsFailedSavepoints(CoordinatorDriver):
     """Breaks: the folder of a savepoint that failed is deleted."""
 
     def _perform(self, instruction: do.CoordinatorInstruction) -> None:
@@ -160,7 +160,7 @@ class KeepsFailedSavepoints(CoordinatorHost):
         super()._perform(instruction)
 
 
-class DropsWhatIsHeld(CoordinatorHost):
+class DropsWhatIsHeld(CoordinatorDriver):
     """Breaks: what changes the state is logged. Here an event without instructions is forgotten."""
 
     def _take_in(self, event: co.CoordinatorEvent, cause: EventId | None, arrived_ms: int) -> None:
@@ -172,7 +172,7 @@ class DropsWhatIsHeld(CoordinatorHost):
             self._next_event = EventId(self._next_event - 1)
 
 
-class ActsBeforeLogging(CoordinatorHost):
+class ActsBeforeLogging(CoordinatorDriver):
     """Breaks: what follows from an event is done when the event is durable. Here it is done when that is asked for."""
 
     def _append(self) -> None:

@@ -7,9 +7,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
-from tidegate.storage.copies.local_copies import LocalCopies
-from tidegate.storage.copies.local_first import _LocalCopy
 from tidegate.storage.ids import CheckpointId
+from tidegate.storage.local_copies import LocalCopies, _LocalCopy
 
 Patch = Callable[[], AbstractContextManager[Any]]
 

@@ -8,19 +8,19 @@ from typing import Any
 from unittest.mock import patch
 
 from tidegate.actors.coordinator import invariants
-from tidegate.actors.coordinator.checkpoints.checkpoint_keeper import CheckpointKeeper
+from tidegate.actors.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
+from tidegate.actors.coordinator.coordinator_state import CoordinatorState
 from tidegate.actors.coordinator.failover import Failover
-from tidegate.actors.coordinator.job.phases import JobStatus
-from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
-from tidegate.protocol.failure_reasons import CheckpointFailureReason as Reason
+from tidegate.actors.coordinator.phases import JobStatus
+from tidegate.protocol.failures import CheckpointFailureReason as Reason
 from tidegate.protocol.identity import TaskId
 
 Patch = Callable[[], AbstractContextManager[Any]]
 
-_drop, _going_back, _begin = CheckpointKeeper.drop, Failover._going_back, CoordinatorState.begin_attempt
+_drop, _going_back, _begin = CheckpointCoordinator.drop, Failover._going_back, CoordinatorState.begin_attempt
 
 
-def _keeps_pending(self: CheckpointKeeper, reason: Reason, at_ms: int, detail: str = "") -> None:
+def _keeps_pending(self: CheckpointCoordinator, reason: Reason, at_ms: int, detail: str = "") -> None:
     """Breaks: what is pending is given up with a region. Here acknowledgements of those that go on still count."""
     if reason is not Reason.JOB_FAILOVER or len(self._context.state.down) == len(self._context.spec.tasks):
         _drop(self, reason, at_ms, detail)
@@ -78,7 +78,9 @@ FAILOVER_PATCHES: dict[str, tuple[int, Patch]] = {
     "regions: a channel is cut": (
         1, lambda: Both(patch.object(Failover, "_going_back", _leaves_neighbours), _unchecked())
     ),
-    "regions: what is pending is not given up": (4, lambda: patch.object(CheckpointKeeper, "drop", _keeps_pending)),
+    "regions: what is pending is not given up": (
+        4, lambda: patch.object(CheckpointCoordinator, "drop", _keeps_pending)
+    ),
     "regions: what a stopped task says counts": (
         4, lambda: patch.object(CoordinatorState, "is_current", _of_any_attempt)
     ),

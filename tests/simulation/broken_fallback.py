@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tidegate.actors.coordinator.messages import events as co
-from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.drivers.coordinator_host import CoordinatorHost
+from tidegate.actors.coordinator import events as co
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.drivers.coordinator_driver import CoordinatorDriver
 from tidegate.testing import Protocol
 
 
-class ForgetsTables(CoordinatorHost):
+class ForgetsTables(CoordinatorDriver):
     """Breaks: tables are taken back to the checkpoint that is restored. Here they are only said to have been."""
 
     def _perform(self, instruction: do.CoordinatorInstruction) -> None:
@@ -20,7 +20,7 @@ class ForgetsTables(CoordinatorHost):
         super()._perform(instruction)
 
 
-class TriesAgain(CoordinatorHost):
+class TriesAgain(CoordinatorDriver):
     """Breaks: what was passed over is not tried again. Here the next attempt starts from it all the same."""
 
     def _perform(self, instruction: do.CoordinatorInstruction) -> None:
@@ -31,7 +31,7 @@ class TriesAgain(CoordinatorHost):
         super()._perform(instruction)
 
 
-class PassesOverTooMuch(CoordinatorHost):
+class PassesOverTooMuch(CoordinatorDriver):
     """Breaks: only damage is a reason to pass over a checkpoint. Here a storage that does not answer is one, too."""
 
     def handle(self, event: co.CoordinatorEvent) -> None:

@@ -10,15 +10,15 @@ from unittest.mock import patch
 
 from broken_tasks import restoring
 
-from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.drivers.coordinator_host import CoordinatorHost
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.drivers.coordinator_driver import CoordinatorDriver
 from tidegate.actors.drivers.task_effects import TaskEffects
-from tidegate.actors.task.checkpoints.snapshots import SnapshotPart, TaskSnapshot
-from tidegate.actors.task.incremental.lineage import Lineage, Lineages
-from tidegate.actors.task.messages import events as ev
+from tidegate.actors.task import events as ev
+from tidegate.actors.task.incremental_base import IncrementalBase, IncrementalBases
+from tidegate.actors.task.snapshots import SnapshotPart, TaskSnapshot
 from tidegate.protocol.stream_elements import Barrier
-from tidegate.recovery.cleanup import end_of_job
-from tidegate.state.columnar.dirty_slots import DirtySlots
+from tidegate.recovery import deletion
+from tidegate.state.columnar.change_tracking import DirtySlots
 from tidegate.storage.checkpoints.layout import CheckpointLayout
 from tidegate.storage.files.store import Store
 from tidegate.storage.state.snapshot import StateTable
@@ -30,7 +30,7 @@ Patch = Callable[[], AbstractContextManager[Any]]
 # --- how long files stay ----------------------------------------------------------------------------------------------
 
 
-class _Deletes(CoordinatorHost):
+class _Deletes(CoordinatorDriver):
     """Deletes shared files of its own accord when a checkpoint is complete."""
 
     def _needed(self) -> set[int]:
@@ -66,7 +66,7 @@ class CountsTheNewestOnly(_Deletes):
         return newest | {int(p.base) for p in state.pending.values() if p.base is not None}
 
 
-class KeepsSharedFiles(CoordinatorHost):
+class KeepsSharedFiles(CoordinatorDriver):
     """Breaks: a file goes with the last checkpoint that refers to it. Here it waits for the sweep."""
 
     def _perform(self, instruction: do.CoordinatorInstruction) -> None:
@@ -81,11 +81,11 @@ def _sweeps_all(store: Store, layout: CheckpointLayout, referenced: set[str]) ->
 
 # --- what is built on what --------------------------------------------------------------------------------------------
 
-_begin = Lineages.begin
+_begin = IncrementalBases.begin
 _close = DirtySlots.close
 
 
-def _builds_on_its_newest(self: Lineages, barrier: Barrier, *args: Any) -> Any:
+def _builds_on_its_newest(self: IncrementalBases, barrier: Barrier, *args: Any) -> Any:
     newest = max(self._known, default=None)
     return _begin(self, replace(barrier, base=newest), *args)
 
@@ -94,9 +94,9 @@ def _changes_of_one(self: DirtySlots, checkpoint_id: Any, base: Any) -> Any:
     return _close(self, checkpoint_id, base)[-1:]
 
 
-def _top_alone(self: TaskSnapshot) -> Lineage:
+def _top_alone(self: TaskSnapshot) -> IncrementalBase:
     state = self.written[SnapshotPart.STATE]
-    return Lineage(self.checkpoint_id, () if state.layer is None else (state.layer,), state.native)
+    return IncrementalBase(self.checkpoint_id, () if state.layer is None else (state.layer,), state.native)
 
 
 # --- what is restored -------------------------------------------------------------------------------------------------
@@ -130,12 +130,12 @@ LAYER_BREAKS: dict[str, tuple[int, Protocol]] = {
 """Broken by other parts: the invariant, and the parts."""
 
 LAYER_PATCHES: dict[str, tuple[int, Patch]] = {
-    "layers: built on what nobody named": (5, lambda: patch.object(Lineages, "begin", _builds_on_its_newest)),
+    "layers: built on what nobody named": (5, lambda: patch.object(IncrementalBases, "begin", _builds_on_its_newest)),
     "layers: changes before an abort are left out": (9, lambda: patch.object(DirtySlots, "close", _changes_of_one)),
     "layers: those below are left out": (9, lambda: patch.object(TaskSnapshot, "lineage", property(_top_alone))),
     "layers: the sweep takes what is retained": (
         5,
-        lambda: patch.object(end_of_job, "_sweep_shared", _sweeps_all),
+        lambda: patch.object(deletion, "_sweep_shared", _sweeps_all),
     ),
 }
 """Broken by a patch: the invariant, and the patch."""

@@ -8,16 +8,15 @@ from typing import Any
 from unittest.mock import patch
 
 from tidegate.actors.coordinator import coordinator_machine
+from tidegate.actors.coordinator import events as ev
+from tidegate.actors.coordinator.coordinator_state import CoordinatorState
 from tidegate.actors.coordinator.failover import Failover
-from tidegate.actors.coordinator.job.phases import JobStatus
-from tidegate.actors.coordinator.messages import events as ev
-from tidegate.actors.coordinator.state import relevance
-from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
+from tidegate.actors.coordinator.phases import JobStatus
 from tidegate.protocol.identity import TaskId
 
 Patch = Callable[[], AbstractContextManager[Any]]
 
-_stop_regions, _changes_nothing = Failover.stop_regions, relevance.changes_nothing
+_stop_regions, _changes_nothing = Failover.stop_regions, coordinator_machine.is_noop
 
 
 def _one_at_a_time(self: Failover, tasks: Iterable[TaskId], reason: str, at_ms: int) -> None:
@@ -38,7 +37,7 @@ NODE_PATCHES: dict[str, tuple[int, Patch]] = {
         7, lambda: patch.object(Failover, "stop_regions", _one_at_a_time)
     ),
     "nodes: what fails beside a deployment is forgotten": (
-        7, lambda: patch.object(coordinator_machine, "changes_nothing", _deaf_while_deploying)
+        7, lambda: patch.object(coordinator_machine, "is_noop", _deaf_while_deploying)
     ),
 }  # fmt: skip
 """Each rule with the invariant that it belongs to."""

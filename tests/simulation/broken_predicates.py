@@ -16,26 +16,23 @@ import pyarrow as pa
 from broken_failover import Both
 from broken_rules import Patch
 
+from tidegate.actors.coordinator import checkpoint_requests
+from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.coordinator import invariants as of_coordinator
-from tidegate.actors.coordinator.checkpoints.abandonment import Abandoner
-from tidegate.actors.coordinator.checkpoints.checkpoint_keeper import CheckpointKeeper
-from tidegate.actors.coordinator.checkpoints.completion import CheckpointWriter
-from tidegate.actors.coordinator.checkpoints.discards import Discarder
+from tidegate.actors.coordinator.checkpoints.checkpoint_aborter import CheckpointAborter
+from tidegate.actors.coordinator.checkpoints.checkpoint_cleaner import CheckpointCleaner
+from tidegate.actors.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
+from tidegate.actors.coordinator.checkpoints.checkpoint_finalizer import CheckpointFinalizer, SinkCommitter
 from tidegate.actors.coordinator.checkpoints.savepoint_copies import SavepointCopies
-from tidegate.actors.coordinator.checkpoints.sink_commits import SinkCommitter
 from tidegate.actors.coordinator.coordinator_machine import CoordinatorMachine
-from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.coordinator.requests import request_decider
-from tidegate.actors.coordinator.state.coordinator_state import CheckpointDiscard, PendingCheckpoint
-from tidegate.actors.coordinator.state.shared_state_registry import SharedStateRegistry
+from tidegate.actors.coordinator.coordinator_state import CheckpointDiscard, PendingCheckpoint, SharedStateRegistry
+from tidegate.actors.drivers.coordinator_driver import CoordinatorDriver
 from tidegate.actors.drivers.coordinator_effects import CoordinatorEffects
-from tidegate.actors.drivers.coordinator_host import CoordinatorHost
 from tidegate.actors.task import invariants as of_task
-from tidegate.actors.task import task_machine
-from tidegate.actors.task.barriers.barrier_aligner import BarrierAligner
-from tidegate.actors.task.channels.input_gate import InputGate
-from tidegate.actors.task.checkpoints import snapshots
-from tidegate.actors.task.checkpoints.held_back import HeldBack
+from tidegate.actors.task import snapshots, task_machine
+from tidegate.actors.task.barrier_aligner import BarrierAligner
+from tidegate.actors.task.input_gate import InputGate
+from tidegate.actors.task.subtask_checkpoints import DeferredInputs
 from tidegate.protocol.identity import ChannelId
 from tidegate.storage.checkpoints import permits
 from tidegate.storage.ids import CheckpointId, Generation
@@ -52,13 +49,13 @@ def _coordinator(predicate: str, answer: object, *breaks: AbstractContextManager
 
 # --- decisions that predicates look at --------------------------------------------------------------------------------
 
-_trigger, _next = CheckpointKeeper._trigger, SinkCommitter._next
+_trigger, _next = CheckpointCoordinator._trigger, SinkCommitter._next
 _end_if_over, _close = CoordinatorMachine._end_if_over, BarrierAligner._close
-_begin, _leave_copy, _write = SavepointCopies.begin, Abandoner.leave_copy, CheckpointWriter._write
-_made, _recover, _served = CoordinatorHost.__init__, InputGate.recover, InputGate.served
+_begin, _leave_copy, _write = SavepointCopies.begin, CheckpointAborter.leave_copy, CheckpointFinalizer._write
+_made, _recover, _served = CoordinatorDriver.__init__, InputGate.recover, InputGate.served
 
 
-def _gives_the_number_again(self: CheckpointKeeper, *args: Any) -> None:
+def _gives_the_number_again(self: CheckpointCoordinator, *args: Any) -> None:
     """Breaks: a number is given away once. Here the second checkpoint and the third share one."""
     state = self._context.state
     _trigger(self, *args)
@@ -73,7 +70,7 @@ def _newest_first(self: SinkCommitter) -> None:
     _next(self)
 
 
-def _keeps_who_waits(self: Abandoner, *args: Any) -> None:
+def _keeps_who_waits(self: CheckpointAborter, *args: Any) -> None:
     """Breaks: who waits when an attempt ends is told. Here nobody is."""
 
 
@@ -96,7 +93,7 @@ def _copies_twice(self: SavepointCopies, savepoint: PendingCheckpoint, at_ms: in
     self._copy(savepoint)
 
 
-def _copies_before_it_is_complete(self: CheckpointWriter, pending: PendingCheckpoint) -> None:
+def _copies_before_it_is_complete(self: CheckpointFinalizer, pending: PendingCheckpoint) -> None:
     """Breaks: a savepoint is copied once its checkpoint is complete. Here while storage decides about it."""
     _write(self, pending)
     if pending.properties.copied_afterwards and pending.metadata is not None:
@@ -104,20 +101,20 @@ def _copies_before_it_is_complete(self: CheckpointWriter, pending: PendingCheckp
         self._context.instruct(do.WriteSavepoint(str(pending.properties.target), pending.metadata, permit=permit))
 
 
-def _deletes_what_is_copied(self: Discarder, checkpoint_id: CheckpointId) -> None:
+def _deletes_what_is_copied(self: CheckpointCleaner, checkpoint_id: CheckpointId) -> None:
     """Breaks: a checkpoint stays while it is copied. Here it goes with all others that are not retained."""
     if checkpoint_id not in self._context.state.discards:
         self._start(checkpoint_id, CheckpointDiscard(False, shared=()))
 
 
-def _deletes_at_once(self: Abandoner, pending: PendingCheckpoint) -> None:
+def _deletes_at_once(self: CheckpointAborter, pending: PendingCheckpoint) -> None:
     """Breaks: the folder of a savepoint is deleted when its copy is over. Here when the savepoint is given up."""
     _leave_copy(self, pending)
     target = self._context.state.exports.pop(pending.checkpoint_id, None)
-    self._discards.savepoint(pending.checkpoint_id, target)
+    self._cleaner.savepoint(pending.checkpoint_id, target)
 
 
-def _of_the_same_generation(self: CoordinatorHost, machine: CoordinatorMachine, *args: Any) -> None:
+def _of_the_same_generation(self: CoordinatorDriver, machine: CoordinatorMachine, *args: Any) -> None:
     """Breaks: each coordinator is a generation of its own. Here its successor takes the number over."""
     _made(self, machine, *args)
     self.generation = self._log._generation = Generation(max(1, machine.state.generation))
@@ -150,13 +147,15 @@ PREDICATE_PATCHES: dict[str, tuple[int, Patch]] = {
     "predicates: what is built on may go": (5, _coordinator("is_built_on", False)),
     "predicates: two checkpoints are written at once": (4, _coordinator("being_written", 0)),
     "predicates: a number is given away twice": (
-        4, _coordinator("is_spent", True, patch.object(CheckpointKeeper, "_trigger", _gives_the_number_again))
+        4, _coordinator("is_spent", True, patch.object(CheckpointCoordinator, "_trigger", _gives_the_number_again))
     ),
     "predicates: sinks commit out of turn": (
         6, _coordinator("may_commit", True, patch.object(SinkCommitter, "_next", _newest_first))
     ),
     "predicates: who waits is forgotten": (
-        7, _coordinator("is_queue_in_its_time", True, patch.object(Abandoner, "refuse_queued", _keeps_who_waits))
+        7, _coordinator(
+            "is_queue_in_its_time", True, patch.object(CheckpointAborter, "refuse_queued", _keeps_who_waits)
+        )
     ),
     "predicates: a refused acknowledgement takes others along": (
         5, _coordinator("may_delete_refused", True, patch.object(SharedStateRegistry, "not_needed", _all_of_them))
@@ -192,26 +191,26 @@ PREDICATE_PATCHES: dict[str, tuple[int, Patch]] = {
         4, _coordinator("may_copy_complete", True, patch.object(SavepointCopies, "begin", _copies_twice))
     ),
     "predicates: a savepoint is copied before it is complete": (
-        4, lambda: patch.object(CheckpointWriter, "_write", _copies_before_it_is_complete)
+        4, lambda: patch.object(CheckpointFinalizer, "_write", _copies_before_it_is_complete)
     ),
     "predicates: a checkpoint is deleted while it is copied": (
-        5, _coordinator("may_delete", True, patch.object(Discarder, "subsumed", _deletes_what_is_copied))
+        5, _coordinator("may_delete", True, patch.object(CheckpointCleaner, "subsumed", _deletes_what_is_copied))
     ),
     "predicates: a copy does not stop at the end of its job": (
         5, lambda: patch.object(CoordinatorEffects, "stop_copy", lambda *_: None)
     ),
     "predicates: a savepoint is deleted while it is copied": (
-        5, _coordinator("may_delete_savepoint", True, patch.object(Abandoner, "leave_copy", _deletes_at_once))
+        5, _coordinator("may_delete_savepoint", True, patch.object(CheckpointAborter, "leave_copy", _deletes_at_once))
     ),
     "predicates: an acknowledgement that counts is refused": (5, _coordinator("is_counted", False)),
     "predicates: the queue of requests has no end": (
-        10, _coordinator("is_queue_bounded", True, patch.object(request_decider, "REQUESTS_MAX", 10**6))
+        10, _coordinator("is_queue_bounded", True, patch.object(checkpoint_requests, "REQUESTS_MAX", 10**6))
     ),
     "predicates: what is held back is not forgotten": (
-        10, lambda: patch.object(HeldBack, "forget", lambda self, checkpoint_id: False)
+        10, lambda: patch.object(DeferredInputs, "forget", lambda self, checkpoint_id: False)
     ),
     "predicates: two coordinators are one generation": (
-        8, _coordinator("is_newer", True, patch.object(CoordinatorHost, "__init__", _of_the_same_generation))
+        8, _coordinator("is_newer", True, patch.object(CoordinatorDriver, "__init__", _of_the_same_generation))
     ),
 }  # fmt: skip
 """Every such break: its invariant, and the patch."""

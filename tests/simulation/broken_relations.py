@@ -21,7 +21,7 @@ from tidegate.operators.joins.regular_join import RegularJoin
 from tidegate.operators.operator import Emit, OperatorContext
 from tidegate.operators.ranking.top_n import TopN
 from tidegate.operators.state.operator_backend import RowsOperator
-from tidegate.operators.windows.early_results import EarlyResults
+from tidegate.operators.windows.sliced_windows import EarlyResults
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.state.snapshot import StateTable
 from tidegate.testing.pipelines.relation_topologies import PROGRAMS

@@ -8,17 +8,22 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from tidegate.actors.coordinator.checkpoints import checkpoint_keeper
-from tidegate.actors.coordinator.job.job_spec import CheckpointSettings
-from tidegate.actors.coordinator.requests import request_decider
-from tidegate.actors.coordinator.requests.checkpoint_properties import CheckpointProperties
-from tidegate.actors.coordinator.requests.request_decider import Demand, Pause, Start, decide
+from tidegate.actors.coordinator import checkpoint_requests
+from tidegate.actors.coordinator.checkpoint_requests import (
+    CheckpointProperties,
+    Demand,
+    Pause,
+    Start,
+    decide,
+)
+from tidegate.actors.coordinator.checkpoints import checkpoint_coordinator
+from tidegate.actors.coordinator.job_spec import CheckpointSettings
 
 Patch = Callable[[], AbstractContextManager[Any]]
 
 
 def _room(rule: Callable[[CheckpointProperties, Demand, CheckpointSettings], bool]) -> Patch:
-    return lambda: patch.object(request_decider, "has_room", rule)
+    return lambda: patch.object(checkpoint_requests, "has_room", rule)
 
 
 def _savepoints_know_no_limit(asked: CheckpointProperties, demand: Demand, settings: CheckpointSettings) -> bool:
@@ -42,7 +47,7 @@ def _while_hooks_are_called(demand: Demand, settings: CheckpointSettings, at_ms:
 REQUEST_PATCHES: dict[str, tuple[int, Patch]] = {
     "requests: one starts while the hooks of another are called": (
         10,
-        lambda: patch.object(checkpoint_keeper, "decide", _while_hooks_are_called),
+        lambda: patch.object(checkpoint_coordinator, "decide", _while_hooks_are_called),
     ),
     "requests: savepoints do not wait for one another": (10, _room(_savepoints_know_no_limit)),
     "requests: checkpoints do not wait for savepoints": (10, _room(_savepoints_count_for_nobody)),

@@ -7,9 +7,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
-from tidegate.actors.coordinator.restarts import Restarts
-from tidegate.recovery.failure_history import FailureHistory
-from tidegate.recovery.restart_strategy import ExponentialDelay, FailureRate
+from tidegate.actors.coordinator.failover import Restarts
+from tidegate.recovery.restart_strategy import ExponentialDelay, FailureHistory, FailureRate
 
 Patch = Callable[[], AbstractContextManager[Any]]
 

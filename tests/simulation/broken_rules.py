@@ -13,18 +13,18 @@ from unittest.mock import patch
 
 import pyarrow as pa
 
-from tidegate.actors.coordinator.checkpoints import abandonment
-from tidegate.actors.coordinator.checkpoints import checkpoint_keeper as checkpoints
-from tidegate.actors.coordinator.checkpoints.abandonment import Abandoner
-from tidegate.actors.coordinator.checkpoints.completion import CheckpointWriter
+from tidegate.actors.coordinator import phases
+from tidegate.actors.coordinator.checkpoint_statistics import CheckpointStatistics
+from tidegate.actors.coordinator.checkpoints import checkpoint_aborter
+from tidegate.actors.coordinator.checkpoints import checkpoint_coordinator as checkpoints
+from tidegate.actors.coordinator.checkpoints.checkpoint_aborter import CheckpointAborter
+from tidegate.actors.coordinator.checkpoints.checkpoint_coordinator import CheckpointPlan, make_plan
+from tidegate.actors.coordinator.checkpoints.checkpoint_finalizer import CheckpointFinalizer
 from tidegate.actors.coordinator.coordinator_machine import CoordinatorMachine
-from tidegate.actors.coordinator.job import phases
-from tidegate.actors.coordinator.job.phases import JobInput, JobStatus, PendingInput, PendingPhase
-from tidegate.actors.coordinator.requests.checkpoint_plan import CheckpointPlan, make_plan
-from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointStatistics
-from tidegate.actors.restore import restore_in_flight
-from tidegate.actors.task.channels.input_gate import InputChannel
-from tidegate.actors.task.channels.output_gate import OutputGate
+from tidegate.actors.coordinator.phases import JobInput, JobStatus, PendingInput, PendingPhase
+from tidegate.actors.restore import restore_task
+from tidegate.actors.task.input_gate import InputChannel
+from tidegate.actors.task.output_gate import OutputGate
 from tidegate.operators.functions.process_operator import ProcessOperator
 from tidegate.operators.state.timers import Timers
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
@@ -32,7 +32,7 @@ from tidegate.recovery import savepoints as savepoint
 from tidegate.state.columnar.columnar_backend import ColumnarBackend
 from tidegate.storage.checkpoints.event_log import EventLog
 from tidegate.storage.state.snapshot import Cut, FrozenState, StateTable
-from tidegate.storage.state.timer_rows import TIMERS_STATE
+from tidegate.storage.state.stored_rows import TIMERS_STATE
 
 Patch = Callable[[], AbstractContextManager[Any]]
 
@@ -70,20 +70,20 @@ def _triggers_sources(spec: Any, running: Any, finished: Any) -> Any:
     return replace(plan, trigger=tuple(task for task in plan.trigger if task in spec.sources))
 
 
-def _not_flagged(self: CheckpointWriter, pending: Any) -> Any:
+def _not_flagged(self: CheckpointFinalizer, pending: Any) -> Any:
     metadata = _metadata(self, pending)
     over = {(task.vertex, task.subtask) for task in pending.finished}
     subtasks = (replace(s, finished=s.finished and (s.vertex, s.subtask) not in over) for s in metadata.subtasks)
     return replace(metadata, subtasks=tuple(subtasks))
 
 
-_metadata = CheckpointWriter._metadata
+_metadata = CheckpointFinalizer._metadata
 
 
 # --- in-flight data, turns and credit ---------------------------------------------------------------------------------
 
-_held = restore_in_flight._held
-_mine = restore_in_flight._Route.mine
+_held = restore_task._held
+_mine = restore_task._Route.mine
 
 
 def _inputs_only(*args: Any) -> Any:
@@ -178,8 +178,8 @@ def _cut_at_the_fold(self: EventLog, before_index: int, keep: object = None) -> 
 # --- stops ------------------------------------------------------------------------------------------------------------
 
 
-def _given_up_with_its_attempt(self: Abandoner, pending: Any, reason: Any, runs: bool) -> bool:
-    return runs and reason in abandonment._TASK_LEAVES
+def _given_up_with_its_attempt(self: CheckpointAborter, pending: Any, reason: Any, runs: bool) -> bool:
+    return runs and reason in checkpoint_aborter._TASK_LEAVES
 
 
 _S, _J, _P, _I = JobStatus, JobInput, PendingPhase, PendingInput
@@ -199,12 +199,12 @@ RULE_BREAKS: dict[str, tuple[int, Patch]] = {
     "checkpoints: a doubt is a completion": (4, _pending(_P.VOIDING, _I.FATE_UNKNOWN, _P.COMPLETED)),
     "plan: a finished task is waited for": (7, lambda: patch.object(checkpoints, "make_plan", _waits_for_all)),
     "plan: sources alone are triggered": (7, lambda: patch.object(checkpoints, "make_plan", _triggers_sources)),
-    "plan: a finished task is not flagged": (4, lambda: patch.object(CheckpointWriter, "_metadata", _not_flagged)),
-    "restore: what a sender held is dropped": (9, lambda: patch.object(restore_in_flight, "_held", _inputs_only)),
-    "restore: in-flight rows change their order": (9, lambda: patch.object(restore_in_flight, "_held", _newest_first)),
+    "plan: a finished task is not flagged": (4, lambda: patch.object(CheckpointFinalizer, "_metadata", _not_flagged)),
+    "restore: what a sender held is dropped": (9, lambda: patch.object(restore_task, "_held", _inputs_only)),
+    "restore: in-flight rows change their order": (9, lambda: patch.object(restore_task, "_held", _newest_first)),
     "restore: in-flight rows are not routed": (
         9,
-        lambda: patch.object(restore_in_flight._Route, "mine", _as_they_were),
+        lambda: patch.object(restore_task._Route, "mine", _as_they_were),
     ),
     "turns: the rest of a cut batch is lost": (1, lambda: patch.object(InputChannel, "take", _half_taken)),
     "credit: what was lost is never asked for": (7, lambda: patch.object(OutputGate, "starved", lambda self: {})),
@@ -219,7 +219,7 @@ RULE_BREAKS: dict[str, tuple[int, Patch]] = {
     "savepoints: sink files are left out": (5, lambda: _savepoints_that_say(_no_files)),
     "stops: one is given up with its attempt": (
         7,
-        lambda: patch.object(Abandoner, "_may_be_asked_again", _given_up_with_its_attempt),
+        lambda: patch.object(CheckpointAborter, "_may_be_asked_again", _given_up_with_its_attempt),
     ),
     "log: entries with which coordinators took over are cut": (
         8,

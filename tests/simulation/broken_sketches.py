@@ -13,7 +13,7 @@ from broken_rules import Patch
 from numpy.typing import NDArray
 from sketch_topology import NAME, known
 
-from tidegate.actors.task.pipeline.operator_chain import OperatorChain
+from tidegate.actors.task.operator_chain import OperatorChain
 from tidegate.operators.aggregates import sketches
 from tidegate.operators.aggregates.aggregate_function import Groups
 from tidegate.operators.aggregates.sketches import ApproxQuantile

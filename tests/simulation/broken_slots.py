@@ -11,11 +11,11 @@ from unittest.mock import patch
 
 from broken_failover import Both
 
-from tidegate.actors.coordinator.state.coordinator_state import PendingCheckpoint
+from tidegate.actors.coordinator.coordinator_state import PendingCheckpoint
 from tidegate.actors.drivers.worker import Subtask, Worker
 from tidegate.actors.graph.slot_plan import WorkerId
-from tidegate.actors.task.messages import events as ev
-from tidegate.actors.task.messages import instructions as do
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as do
 from tidegate.protocol.identity import TaskId
 from tidegate.protocol.stream_elements import Barrier
 from tidegate.storage.checkpoints.metadata import SubtaskState

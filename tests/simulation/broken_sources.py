@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from tidegate.actors.task.messages.events import SourceBatchRead
-from tidegate.actors.task.messages.instructions import ReadSource
-from tidegate.actors.task.pipeline.source_cursor import SourceCursor
-from tidegate.actors.task.pipeline.split_positions import FrozenPositions
+from tidegate.actors.task.events import SourceBatchRead
+from tidegate.actors.task.instructions import ReadSource
+from tidegate.actors.task.source_cursor import SourceCursor
+from tidegate.actors.task.split_positions import FrozenPositions
 
 Patch = Callable[[], AbstractContextManager[Any]]
 

@@ -9,16 +9,14 @@ from unittest.mock import patch
 
 from broken_failover import Both
 
-from tidegate.actors.coordinator import coordinator_machine, deployment, split_enumerator
-from tidegate.actors.coordinator.job.job_spec import AssignedSource
-from tidegate.actors.coordinator.messages.events import SplitsRequested, TaskReady
-from tidegate.actors.coordinator.messages.splits import AssignSplits
-from tidegate.actors.coordinator.split_enumerator import Pools
-from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState, PendingCheckpoint
-from tidegate.actors.coordinator.state.taken_splits import TakenSplits
-from tidegate.actors.coordinator.state.untaken_splits import UntakenSplits
-from tidegate.actors.task.messages.events import SplitsAssigned
-from tidegate.actors.task.pipeline.split_requests import SplitRequests
+from tidegate.actors.coordinator import coordinator_machine, deployment, source_coordinator
+from tidegate.actors.coordinator.coordinator_state import CoordinatorState, PendingCheckpoint, TakenSplits
+from tidegate.actors.coordinator.events import SplitsRequested, TaskReady
+from tidegate.actors.coordinator.instructions import AssignSplits
+from tidegate.actors.coordinator.job_spec import AssignedSource
+from tidegate.actors.coordinator.source_coordinator import Pools, UntakenSplits
+from tidegate.actors.task.events import SplitsAssigned
+from tidegate.actors.task.source_cursor import SplitRequests
 from tidegate.connectors.source import SourceSplit
 from tidegate.protocol.identity import TaskId
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata
@@ -26,7 +24,7 @@ from tidegate.storage.ids import OperatorUid
 
 Patch = Callable[[], AbstractContextManager[Any]]
 
-_assign, _took_up = split_enumerator.assign, split_enumerator.took_up
+_assign, _took_up = source_coordinator.assign, source_coordinator.took_up
 
 
 def _all_that_was_given(pending: PendingCheckpoint, task: TaskId, uid: OperatorUid, taken: TakenSplits) -> int:
@@ -80,13 +78,13 @@ SPLIT_PATCHES: dict[str, tuple[int, Patch]] = {
     "splits: what was given counts as taken": (
         3,
         lambda: Both(
-            patch.object(split_enumerator, "_taken_in", _all_that_was_given),
-            patch.object(split_enumerator, "check_snapshot", lambda *_: None),
+            patch.object(source_coordinator, "_taken_in", _all_that_was_given),
+            patch.object(source_coordinator, "check_snapshot", lambda *_: None),
         ),
     ),
     "splits: what was taken stays in the pool": (
         3,
-        lambda: patch.object(split_enumerator, "_taken_in", _nothing_that_was_given),
+        lambda: patch.object(source_coordinator, "_taken_in", _nothing_that_was_given),
     ),
     "splits: what a checkpoint lacks does not come back": (7, lambda: patch.object(deployment, "took_up", _keeps_all)),
     "splits: a question that comes twice is a new one": (
@@ -98,7 +96,7 @@ SPLIT_PATCHES: dict[str, tuple[int, Patch]] = {
     "splits: nobody asks again": (7, lambda: patch.object(SplitRequests, "ask_again", lambda self: None)),
     "splits: what everybody has read beyond is left": (
         7,
-        lambda: patch.object(split_enumerator, "_next_for", _only_ahead),
+        lambda: patch.object(source_coordinator, "_next_for", _only_ahead),
     ),
     "splits: the pool is remembered": (7, lambda: patch.object(UntakenSplits, "follows_from", _remembers)),
     "splits: two subtasks get the same": (9, lambda: patch.object(TakenSplits, "all", property(lambda self: ()))),

@@ -11,17 +11,16 @@ from unittest.mock import patch
 from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import JobId
-from tidegate.storage.tables.compaction import running_compaction
-from tidegate.storage.tables.compaction.small_files import Rewrite
-from tidegate.storage.tables.log.log_entries import TableEntry, added
-from tidegate.storage.tables.log.log_fold import TableFold
-from tidegate.storage.tables.log.log_lineage import TableLineage
-from tidegate.storage.tables.log.log_rewrites import LogRewrites
+from tidegate.storage.tables import maintenance
+from tidegate.storage.tables.log.claims import TableLineage
+from tidegate.storage.tables.log.entries import TableEntry, TableFold, added
+from tidegate.storage.tables.log.versions import LogRewrites
+from tidegate.storage.tables.maintenance import Rewrite
 from tidegate.storage.tables.table_info import TableInfo
 
 Patch = Callable[[], AbstractContextManager[Any]]
 
-_rewritten = running_compaction.rewritten
+_rewritten = maintenance.rewritten
 _claimed, _committed, _compacted = TableFold._claimed, TableFold._committed, TableFold._compacted
 
 
@@ -83,7 +82,7 @@ TABLE_PATCHES: dict[str, tuple[int, Patch]] = {
     ),
     "tables: a deletion is forgotten while older rows may show": (
         6,
-        lambda: patch.object(running_compaction, "rewritten", _forgetful),
+        lambda: patch.object(maintenance, "rewritten", _forgetful),
     ),
     "tables: a fallback takes nothing back": (6, lambda: patch.object(TableLineage, "_fallback", lambda *_: None)),
 }

@@ -10,19 +10,18 @@ from unittest.mock import patch
 
 from broken_failover import Both
 
-from tidegate.actors.coordinator import adoption
-from tidegate.actors.coordinator.adoption import Adoption
-from tidegate.actors.coordinator.checkpoints import checkpoint_keeper
-from tidegate.actors.coordinator.checkpoints.abandonment import Abandoner
-from tidegate.actors.coordinator.messages import events as ev
-from tidegate.actors.coordinator.messages.instructions import KillProcess
-from tidegate.actors.coordinator.state import relevance
-from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
+from tidegate.actors.coordinator import coordinator_machine, failover
+from tidegate.actors.coordinator import events as ev
+from tidegate.actors.coordinator.checkpoints import checkpoint_coordinator
+from tidegate.actors.coordinator.checkpoints.checkpoint_aborter import CheckpointAborter
+from tidegate.actors.coordinator.coordinator_state import CoordinatorState
+from tidegate.actors.coordinator.failover import Takeover
+from tidegate.actors.coordinator.instructions import KillProcess
 from tidegate.actors.drivers import coordinator_effects
-from tidegate.actors.drivers.coordinator_host import CoordinatorHost
-from tidegate.actors.task import fence, task_machine
-from tidegate.actors.task.messages import instructions as do
-from tidegate.protocol.failure_reasons import CheckpointFailureReason as Reason
+from tidegate.actors.drivers.coordinator_driver import CoordinatorDriver
+from tidegate.actors.task import instructions as do
+from tidegate.actors.task import task_machine
+from tidegate.protocol.failures import CheckpointFailureReason as Reason
 from tidegate.protocol.identity import TaskId
 from tidegate.recovery import savepoints
 from tidegate.storage.ids import CheckpointId
@@ -32,11 +31,15 @@ from tidegate.testing.world.disk import SimulatedStore
 
 Patch = Callable[[], AbstractContextManager[Any]]
 
-_answered, _give_up_open, _has_passed = Adoption.answered, Abandoner.give_up_open, relevance._has_passed
-_take_over, _answer_to = Adoption.take_over, task_machine.answer_to
+_answered, _give_up_open, _has_passed = (
+    Takeover.answered,
+    CheckpointAborter.give_up_open,
+    coordinator_machine._has_passed,
+)
+_take_over, _answer_to = Takeover.take_over, task_machine.answer_to
 
 
-def _all(self: Adoption) -> tuple[TaskId, ...]:
+def _all(self: Takeover) -> tuple[TaskId, ...]:
     """Breaks: what runs keeps its attempt. Here everything starts anew, as if it had failed."""
     return self._context.spec.tasks
 
@@ -52,14 +55,14 @@ def _never_due(timer: str, state: CoordinatorState) -> bool:
 
 
 def _keeps_open(
-    self: Abandoner, reason: Reason, at_ms: int, detail: str = "", before: CheckpointId | None = None
+    self: CheckpointAborter, reason: Reason, at_ms: int, detail: str = "", before: CheckpointId | None = None
 ) -> None:
     """Breaks: what was open is given up. Here it goes on, with acknowledgements that were lost with the coordinator."""
     if reason is not Reason.COORDINATOR_LOST:
         _give_up_open(self, reason, at_ms, detail, before)
 
 
-def _reuses(self: Adoption, at_ms: int) -> None:
+def _reuses(self: Takeover, at_ms: int) -> None:
     """Breaks: no number is used twice. Here what was given up gives its number back."""
     state = self._context.state
     given_up = [pending.checkpoint_id for pending in state.pending.values() if pending.phase.open]
@@ -67,12 +70,12 @@ def _reuses(self: Adoption, at_ms: int) -> None:
     state.next_checkpoint_id = min([*given_up, state.next_checkpoint_id])
 
 
-def _does_not_ask(self: Adoption, event: ev.TaskAnswered) -> None:
+def _does_not_ask(self: Takeover, event: ev.TaskAnswered) -> None:
     """Breaks: a task that was not told to start is told so. Here it goes on waiting."""
     _answered(self, replace(event, started=True))
 
 
-def _ends_at_once(self: CoordinatorHost, event: ev.CoordinatorEvent) -> None:
+def _ends_at_once(self: CoordinatorDriver, event: ev.CoordinatorEvent) -> None:
     """Breaks: a process is ended when the log says so. Here it is ended by whoever takes it for hung."""
     if isinstance(event, ev.ProcessGivenUp):
         self._port.kill_process(KillProcess(event.process))
@@ -84,7 +87,7 @@ def _ends_its_tasks(self: SimulatedCoordinatorPort, reason: str, *, fenced: bool
     _halt(self, reason, fenced=False)
 
 
-def _only_deletes(self: Abandoner) -> None:
+def _only_deletes(self: CheckpointAborter) -> None:
     """Breaks: a savepoint that may still be copied is voided. Here its folder is deleted, and may be there again."""
     for checkpoint_id in list(self._context.state.exports):
         self.export_answered(checkpoint_id)
@@ -104,28 +107,32 @@ def _says_nothing(*known: Any) -> bool:
 def _unchecked() -> tuple[Any, ...]:
     """No machine looks before it triggers or adopts: the oracle has to."""
     return (
-        patch.object(checkpoint_keeper, "check_trigger", lambda *_: None),
-        patch.object(adoption, "check_answer", lambda *_: None),
+        patch.object(checkpoint_coordinator, "check_trigger", lambda *_: None),
+        patch.object(failover, "check_answer", lambda *_: None),
     )
 
 
 _void_savepoint = savepoints.void_savepoint
-_handle, _halt = CoordinatorHost.handle, SimulatedCoordinatorPort.halt
+_handle, _halt = CoordinatorDriver.handle, SimulatedCoordinatorPort.halt
 
 TAKEOVER_PATCHES: dict[str, tuple[int, Patch]] = {
-    "takeover: tasks that run start anew": (7, lambda: patch.object(Adoption, "_lost", _all)),
-    "takeover: tasks obey the coordinator before": (8, lambda: patch.object(fence, "may_obey", lambda *_: True)),
+    "takeover: tasks that run start anew": (7, lambda: patch.object(Takeover, "_lost", _all)),
+    "takeover: tasks obey the coordinator before": (8, lambda: patch.object(task_machine, "may_obey", lambda *_: True)),
     "takeover: a checkpoint begins before all have answered": (
-        8, lambda: Both(patch.object(checkpoint_keeper, "may_trigger", lambda *_: True), *_unchecked())
+        8, lambda: Both(patch.object(checkpoint_coordinator, "may_trigger", lambda *_: True), *_unchecked())
     ),
-    "takeover: who does not answer is waited for": (7, lambda: patch.object(relevance, "_has_passed", _never_due)),
+    "takeover: who does not answer is waited for": (
+        7, lambda: patch.object(coordinator_machine, "_has_passed", _never_due)
+    ),
     "takeover: what a task had told is not told again": (7, lambda: patch.object(task_machine, "answer_to", _unheard)),
-    "takeover: a start that got lost is not repeated": (7, lambda: patch.object(Adoption, "answered", _does_not_ask)),
-    "takeover: what was open goes on": (4, lambda: patch.object(Abandoner, "give_up_open", _keeps_open)),
+    "takeover: a start that got lost is not repeated": (7, lambda: patch.object(Takeover, "answered", _does_not_ask)),
+    "takeover: what was open goes on": (4, lambda: patch.object(CheckpointAborter, "give_up_open", _keeps_open)),
     "takeover: a number is given away twice": (
-        4, lambda: Both(patch.object(Adoption, "take_over", _reuses), *_unchecked())
+        4, lambda: Both(patch.object(Takeover, "take_over", _reuses), *_unchecked())
     ),
-    "takeover: who seems to hang is ended at once": (8, lambda: patch.object(CoordinatorHost, "handle", _ends_at_once)),
+    "takeover: who seems to hang is ended at once": (
+        8, lambda: patch.object(CoordinatorDriver, "handle", _ends_at_once)
+    ),
     "takeover: who was replaced ends its tasks": (
         8, lambda: Both(
             patch.object(SimulatedCoordinatorPort, "halt", _ends_its_tasks),
@@ -136,7 +143,7 @@ TAKEOVER_PATCHES: dict[str, tuple[int, Patch]] = {
         8, lambda: patch.object(CoordinatorState, "give_up", lambda *_: None)
     ),
     "takeover: a savepoint that may still be copied is only deleted": (
-        4, lambda: patch.object(Abandoner, "take_over", _only_deletes)
+        4, lambda: patch.object(CheckpointAborter, "take_over", _only_deletes)
     ),
     "takeover: the tombstone of a savepoint goes": (
         4, lambda: patch.object(savepoints, "clear_folder", _deletes_the_tombstone)

@@ -10,13 +10,13 @@ import pyarrow as pa
 from without_faults import reliably
 
 from tidegate.actors.drivers.task_effects import TaskEffects
-from tidegate.actors.task.barriers import BarrierAligner, BarrierInput, BarrierState, BarrierTracker, Outcome
-from tidegate.actors.task.barriers.collected import Step
-from tidegate.actors.task.channels.input_gate import InputChannel
-from tidegate.actors.task.channels.output_gate import OutputChannel
-from tidegate.actors.task.checkpoints.channel_recorder import ChannelRecorder
-from tidegate.actors.task.messages import events as ev
-from tidegate.actors.task.messages import instructions as do
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as do
+from tidegate.actors.task.barrier_aligner import BarrierAligner, BarrierInput, BarrierState, Step
+from tidegate.actors.task.barrier_handler import BarrierTracker, Outcome
+from tidegate.actors.task.input_gate import InputChannel
+from tidegate.actors.task.output_gate import OutputChannel
+from tidegate.actors.task.subtask_checkpoints import ChannelRecorder
 from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.protocol.identity import ChannelId
 from tidegate.protocol.stream_elements import Barrier, Element
@@ -256,7 +256,7 @@ class _EndsTooEarly(TaskMachine):
 
 
 def _hasty_endings() -> type[Any]:
-    from tidegate.actors.task.channels.input_endings import InputEndings
+    from tidegate.actors.task.task_machine import InputEndings
 
     class Hasty(InputEndings):
         @property

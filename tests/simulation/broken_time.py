@@ -9,17 +9,16 @@ from unittest.mock import patch
 
 import pyarrow as pa
 
-from tidegate.actors.task.channels import input_gate, output_gate
-from tidegate.actors.task.channels.in_flight_elements import InFlightElement
-from tidegate.actors.task.channels.watermark_valve import WatermarkValve
-from tidegate.actors.task.checkpoints import channel_recorder
-from tidegate.actors.task.pipeline.source_cursor import SourceCursor
+from tidegate.actors.task import input_gate, output_gate, subtask_checkpoints
+from tidegate.actors.task.channels import InFlightElement
+from tidegate.actors.task.source_cursor import SourceCursor
+from tidegate.actors.task.task_machine import WatermarkValve
 from tidegate.operators.functions.async_map import AsyncMap
 from tidegate.operators.joins.join_operator import JoinOperator
 from tidegate.operators.operator import Emit, Operator
 from tidegate.operators.watermarks import watermark_generator
 from tidegate.operators.watermarks.watermark_generator import Due, Piece, Times
-from tidegate.operators.windows.applied_windows import AppliedWindows
+from tidegate.operators.windows.function_windows import FunctionWindows
 from tidegate.operators.windows.window_top import WindowTop
 from tidegate.protocol.stream_elements import MIN_WATERMARK_MS, Element, Watermark, WatermarkStatus
 from tidegate.testing.pipelines.window_topologies import PROGRAMS
@@ -74,14 +73,14 @@ def _rows_alone() -> Iterator[None]:
         held.extend(element for element in elements if isinstance(element, pa.RecordBatch))
 
     with ExitStack() as patches:
-        for module in (input_gate, output_gate, channel_recorder):
+        for module in (input_gate, output_gate, subtask_checkpoints):
             patches.enter_context(patch.object(module, "keep_in_flight", keep))
         yield
 
 
 TIME_PATCHES: dict[str, tuple[int, Patch]] = {
     "time: a late row is in no ranking, and nowhere else": (6, lambda: _in_silence(WindowTop)),
-    "time: a late row comes to no function, and nowhere else": (6, lambda: _in_silence(AppliedWindows)),
+    "time: a late row comes to no function, and nowhere else": (6, lambda: _in_silence(FunctionWindows)),
     "time: a row in time is late for a join": (6, lambda: patch.object(JoinOperator, "reached", _too_far)),
     "time: a row is judged by its batch": (6, lambda: patch.object(watermark_generator, "pieces_of", _as_it_comes)),
     "time: how far event time is in a split is not restored": (

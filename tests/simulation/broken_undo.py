@@ -9,11 +9,10 @@ from unittest.mock import patch
 
 import numpy as np
 
-from tidegate.state.columnar.cells import Cells
-from tidegate.state.columnar.notes import CellNotes, TableNotes
-from tidegate.state.columnar.undo_log import UndoLog
+from tidegate.state.columnar.object_state import Cells
+from tidegate.state.columnar.undo_log import CellNotes, TableNotes, UndoLog
 from tidegate.state.columnar.vector_table import ColumnarTable
-from tidegate.storage.state.timer_rows import TIMERS_STATE
+from tidegate.storage.state.stored_rows import TIMERS_STATE
 
 Patch = Callable[[], AbstractContextManager[Any]]
 

@@ -13,16 +13,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.operators.operator import Emit, OperatorContext
-from tidegate.operators.windows.applied_sessions import AppliedSessions
 from tidegate.operators.windows.count_windows import ROWS
-from tidegate.operators.windows.fired_groups import FiredGroups
-from tidegate.operators.windows.kept_windows import KeptWindows
+from tidegate.operators.windows.function_windows import FunctionSessions, KeptWindows
+from tidegate.operators.windows.process_windows import WindowLife
+from tidegate.operators.windows.row_windows import KEPT_STATE, TOLD_STATE, WindowBuffer
 from tidegate.operators.windows.session_windows import END, START, SessionWindows
 from tidegate.operators.windows.slices import CumulatingSlices, Merge
-from tidegate.operators.windows.window_buffer import KEPT_STATE, TOLD_STATE, WindowBuffer
-from tidegate.operators.windows.window_operator import WindowOperator
+from tidegate.operators.windows.window_operator import FiredGroups, WindowOperator
 from tidegate.operators.windows.window_specs import Count, Cumulating, Session, Sliding, Tumbling
-from tidegate.operators.windows.window_timers import WindowLife
+from tidegate.operators.windows.window_state import AggregateWindows
 from tidegate.state.columnar.row_table import ColumnarRows
 from tidegate.storage.state.snapshot import StateTable
 from tidegate.testing.pipelines import window_topologies
@@ -30,8 +29,8 @@ from tidegate.testing.pipelines.window_topologies import PROGRAMS, Program
 
 Patch = Callable[[], AbstractContextManager[Any]]
 
-_merges, _open, _told = CumulatingSlices.merges, WindowOperator.open, SessionWindows._told
-_load_table, _emit = WindowBuffer.load_table, AppliedSessions._emit
+_merges, _open, _told = CumulatingSlices.merges, AggregateWindows.open, SessionWindows._told
+_load_table, _emit = WindowBuffer.load_table, FunctionSessions._emit
 
 
 def _left_behind(self: CumulatingSlices, nodes: Any, fired_ms: int, until_ms: int) -> list[Merge]:
@@ -47,7 +46,7 @@ def _only_what_comes(self: SessionWindows, parts: Sequence[tuple[str, pa.RecordB
 def _restored_with(column: str, of: str, more: int) -> Callable[..., None]:
     """An `open` for which each stored row has in one column what another one says."""
 
-    def opened(self: WindowOperator, context: OperatorContext, restored: Sequence[StateTable]) -> None:
+    def opened(self: AggregateWindows, context: OperatorContext, restored: Sequence[StateTable]) -> None:
         tables = []
         for table in restored:
             names = table.rows.schema.names
@@ -61,9 +60,9 @@ def _restored_with(column: str, of: str, more: int) -> Callable[..., None]:
     return opened
 
 
-def _without_a_word(self: WindowOperator, batch: pa.RecordBatch, late: NDArray[np.bool_]) -> NDArray[np.int32]:
+def _without_a_word(self: WindowOperator, batch: pa.RecordBatch, late: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Breaks: rows that are late for windows go to the side output. Here they are dropped."""
-    return np.flatnonzero(~late).astype(np.int32)
+    return np.flatnonzero(~late)
 
 
 def _alone(
@@ -84,7 +83,7 @@ def _without(state: str) -> Callable[[WindowBuffer, StateTable], None]:
     return load_table
 
 
-def _nothing_back(self: AppliedSessions, parts: Sequence[tuple[str, pa.RecordBatch]], emit: Emit) -> None:
+def _nothing_back(self: FunctionSessions, parts: Sequence[tuple[str, pa.RecordBatch]], emit: Emit) -> None:
     """Breaks: what came out of a session is taken back when it grows. Here it stays."""
     _emit(self, [part for part in parts if part[0].startswith("+")], emit)
 
@@ -114,11 +113,11 @@ WINDOW_PATCHES: dict[str, tuple[int, Patch]] = {
     ),
     "windows: a session does not grow together after a restore": (
         6,
-        lambda: patch.object(WindowOperator, "open", _restored_with(END, START, 1)),
+        lambda: patch.object(AggregateWindows, "open", _restored_with(END, START, 1)),
     ),
     "windows: a window of so many rows has one row after a restore": (
         6,
-        lambda: patch.object(WindowOperator, "open", _restored_with(ROWS, "", 1)),
+        lambda: patch.object(AggregateWindows, "open", _restored_with(ROWS, "", 1)),
     ),
     "windows: a session that has grown is not taken back": (
         6,
@@ -150,7 +149,7 @@ WINDOW_PATCHES: dict[str, tuple[int, Patch]] = {
     ),
     "windows: what a function has returned for a session is not taken back": (
         6,
-        lambda: patch.object(AppliedSessions, "_emit", _nothing_back),
+        lambda: patch.object(FunctionSessions, "_emit", _nothing_back),
     ),
     "windows: a window goes before its timers": (
         6,

@@ -76,7 +76,7 @@ def test_a_dropped_state_stays_away_and_the_others_stay(seed: int) -> None:
         timeout="10s",
         tolerable_failed_checkpoints=2,
         storage=STORAGE,
-        inline_bytes=INLINE_BYTES,
+        inline_threshold=INLINE_BYTES,
         incremental=chance.random() < 0.5,
         unaligned=chance.random() < 0.5,
     )

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 from pipelines import keyed
 
-from tidegate.actors.coordinator.job.phases import JobStatus
-from tidegate.actors.coordinator.messages import events as co
+from tidegate.actors.coordinator import events as co
+from tidegate.actors.coordinator.phases import JobStatus
 from tidegate.actors.drivers.job_context import DataPlaneOptions
-from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
+from tidegate.api.config.checkpoint_config import CheckpointConfig
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.testing import Faults
@@ -26,7 +26,7 @@ HOW = pytest.mark.parametrize("cut_off", [pytest.param(False, id="it dies"), pyt
 def run(seed: int, strike: Callable[[SimulatedJob], None]) -> JobRun:
     """Run a job without other faults, after something was prepared. A task that fails would end it."""
     simulation = Simulation(seed, Faults(heartbeats="700ms"))
-    checkpoints = CheckpointConfig(interval="100ms", storage=STORAGE, inline_bytes=1_000)
+    checkpoints = CheckpointConfig(interval="100ms", storage=STORAGE, inline_threshold=1_000)
     options = DataPlaneOptions(limits=SMALL_BUFFERS, source_rows_max=8)
     job = simulation.prepare(
         JobSetting(keyed, 2, checkpoints, options, RestartStrategy.none(), adoption_timeout_ms=3_000)

@@ -70,7 +70,7 @@ def test_newest_rows_are_joined_once_under_faults(seed: int) -> None:
         timeout="10s",
         tolerable_failed_checkpoints=2,
         storage=STORAGE,
-        inline_bytes=INLINE_BYTES,
+        inline_threshold=INLINE_BYTES,
         unaligned=chance.random() < 0.5,
         backend=chance.choice(["columnar", "rocksdb"]),
     )

@@ -7,10 +7,10 @@ import re
 import pytest
 from pipelines import keyed
 
-from tidegate.actors.coordinator.messages import events as co
-from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.drivers.causes import CHECKPOINTS_MAX
-from tidegate.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.actors.coordinator import events as co
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.drivers.event_log_writer import CHECKPOINTS_MAX
+from tidegate.protocol.failures import CheckpointFailureReason
 from tidegate.protocol.identity import TaskId
 from tidegate.storage.checkpoints.event_log import LogEntry
 from tidegate.storage.ids import AttemptNumber, CheckpointId, EventId, Generation, SubtaskIndex, VertexId

@@ -8,8 +8,8 @@ import pytest
 from coordinators import SPEC
 from restored_graphs import FIVE, JOB, graph_of
 
-from tidegate.actors.coordinator.job.job_spec import FailoverStrategy, RestorePoint
-from tidegate.actors.coordinator.messages import events as co
+from tidegate.actors.coordinator import events as co
+from tidegate.actors.coordinator.job_spec import FailoverStrategy, RestorePoint
 from tidegate.protocol.identity import TaskId
 from tidegate.storage.ids import AttemptNumber, CheckpointId
 from tidegate.testing.oracle.coverage import Coverage

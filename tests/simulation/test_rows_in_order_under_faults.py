@@ -94,7 +94,7 @@ def test_a_function_sees_rows_in_order_under_faults(seed: int) -> None:
         timeout="10s",
         tolerable_failed_checkpoints=2,
         storage=STORAGE,
-        inline_bytes=INLINE_BYTES,
+        inline_threshold=INLINE_BYTES,
         unaligned=chance.random() < 0.5,
         backend=chance.choice(["columnar", "rocksdb"]),
     )

@@ -8,12 +8,12 @@ import pytest
 from pipelines import keyed
 from restored_graphs import REBALANCE, graph_of
 
-from tidegate.actors.coordinator.job.phases import JobStatus
-from tidegate.actors.coordinator.messages import events as co
+from tidegate.actors.coordinator import events as co
+from tidegate.actors.coordinator.phases import JobStatus
 from tidegate.actors.drivers.job_context import DataPlaneOptions
-from tidegate.actors.task.messages import events as ev
-from tidegate.actors.task.messages import instructions as do
-from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as do
+from tidegate.api.config.checkpoint_config import CheckpointConfig
 from tidegate.protocol.identity import ChannelId, TaskId
 from tidegate.storage.errors import StorageError
 from tidegate.storage.ids import AttemptNumber, SubtaskIndex, VertexId
@@ -33,7 +33,7 @@ STRIKES_AFTER = 3
 def run(slots: Slots, strike: Callable[[SimulatedJob], None]) -> JobRun:
     """Run a job without other faults, and strike when checkpoints with keyed state are complete."""
     simulation = Simulation(1, Faults())
-    checkpoints = CheckpointConfig(interval="100ms", storage=STORAGE, inline_bytes=1_000)
+    checkpoints = CheckpointConfig(interval="100ms", storage=STORAGE, inline_threshold=1_000)
     options = DataPlaneOptions(limits=SMALL_BUFFERS, source_rows_max=8)
     job = simulation.prepare(JobSetting(keyed, PARALLELISM, checkpoints, options, slots=slots))
 

@@ -154,7 +154,7 @@ def test_a_query_gives_the_same_under_faults(seed: int) -> None:
         timeout="10s",
         tolerable_failed_checkpoints=2,
         storage=STORAGE,
-        inline_bytes=INLINE_BYTES,
+        inline_threshold=INLINE_BYTES,
         unaligned=chance.random() < 0.5,
     )
     stop = Action(chance.randrange(50, 500), SnapshotKind.SUSPEND)

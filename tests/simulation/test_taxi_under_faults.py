@@ -45,7 +45,7 @@ def run_seed(name: str, seed: int) -> SimulationReport:
         timeout="10s",
         tolerable_failed_checkpoints=2,
         storage=STORAGE,
-        inline_bytes=INLINE_BYTES,
+        inline_threshold=INLINE_BYTES,
         unaligned=seed % 2 == 1,
     )
 

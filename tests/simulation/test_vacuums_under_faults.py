@@ -10,13 +10,11 @@ from typing import Any
 import pytest
 
 from tidegate.storage.ids import CheckpointId
-from tidegate.storage.tables import table_log
-from tidegate.storage.tables.compaction import running_vacuum
-from tidegate.storage.tables.compaction.running_vacuum import RunningVacuum
-from tidegate.storage.tables.log import log_cut, log_vacuum
-from tidegate.storage.tables.log.log_entries import TableEntry, TableVacuum
-from tidegate.storage.tables.log.log_fold import TableFold
-from tidegate.storage.tables.log.log_vacuum import Retention
+from tidegate.storage.tables import maintenance, table_log
+from tidegate.storage.tables.log import vacuum
+from tidegate.storage.tables.log.entries import TableEntry, TableFold, TableVacuum
+from tidegate.storage.tables.log.vacuum import Retention
+from tidegate.storage.tables.maintenance import RunningVacuum
 from tidegate.storage.tables.table_log import TableLog
 from tidegate.testing import simulate_random
 from tidegate.testing.oracle.violation import InvariantViolated
@@ -29,8 +27,8 @@ HISTORY_MS = 1
 def test_vacuums_beside_commits_break_no_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few files a step, so that processes are killed between two steps of one vacuum."""
     monkeypatch.setattr(pieces, "HISTORY_MS", HISTORY_MS)
-    monkeypatch.setattr(running_vacuum, "FILES_A_STEP", 2)
-    monkeypatch.setattr(log_cut, "DROPPED_MIN", 1)
+    monkeypatch.setattr(maintenance, "FILES_A_STEP", 2)
+    monkeypatch.setattr(vacuum, "DROPPED_MIN", 1)
     steps: Counter[bool] = Counter()
     cuts: Counter[bool] = Counter()
     broken: list[str] = []
@@ -67,7 +65,8 @@ def test_a_vacuum_that_takes_too_much_is_noticed(what: str, monkeypatch: pytest.
     """The oracle knows when a file was hidden, and which files have the rows of a checkpoint, whatever the log says."""
     monkeypatch.setattr(pieces, "HISTORY_MS", 1 if what == "that a checkpoint needs" else 1_000)
     broken: list[str] = []
-    step, vacuum = RunningVacuum.step, log_vacuum.vacuum_of
+    step = RunningVacuum.step
+    vacuum_of = vacuum.vacuum_of
 
     def noted(self: RunningVacuum, *arguments: Any) -> bool:
         try:
@@ -78,8 +77,8 @@ def test_a_vacuum_that_takes_too_much_is_noticed(what: str, monkeypatch: pytest.
 
     def too_much(url: str, entries: Sequence[TableEntry], fold: TableFold, retention: Retention) -> TableVacuum:
         if what == "within its history":
-            return vacuum(url, entries, fold, replace(retention, since_ms=10**15))
-        return vacuum(url, entries, fold, replace(retention, checkpoints=(CheckpointId(10**9),)))
+            return vacuum_of(url, entries, fold, replace(retention, since_ms=10**15))
+        return vacuum_of(url, entries, fold, replace(retention, checkpoints=(CheckpointId(10**9),)))
 
     monkeypatch.setattr(RunningVacuum, "step", noted)
     monkeypatch.setattr(table_log, "vacuum_of", too_much)

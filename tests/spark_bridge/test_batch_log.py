@@ -9,7 +9,7 @@ from batch_logs import QUERY, SCHEMA, append, new_log, stage_rows
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.spark_bridge.dataframes.manifest import StagedFile
+from tidegate.spark_bridge.dataframes.parquet_source import StagedFile
 from tidegate.spark_bridge.streams.batch_log import BatchLog, LogBatch, LogHeader, batch_after, data_folder
 from tidegate.storage.errors import AlreadyExistsError, CorruptionError, NotFoundError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
@@ -70,7 +70,9 @@ def test_a_batch_is_committed_once(local_store: FileSystemStore) -> None:
 
 def test_no_log_is_an_error_that_names_the_place(local_store: FileSystemStore) -> None:
     """Of a folder without a header."""
-    with pytest.raises(NotFoundError, match=f"no log of a streaming DataFrame at .*{Path(local_store.url).name}"):
+    with pytest.raises(
+        NotFoundError, match=f"no log of a streaming DataFrame exists at .*{Path(local_store.url).name}"
+    ):
         BatchLog(local_store).header()
 
 

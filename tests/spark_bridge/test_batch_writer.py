@@ -9,14 +9,19 @@ from pathlib import Path
 import pytest
 from batch_logs import QUERY, append, new_log, read_on, stage_rows
 
-from tidegate.spark_bridge.dataframes.manifest import StagedFile
+from tidegate.spark_bridge.dataframes.parquet_source import StagedFile
 from tidegate.spark_bridge.errors import SparkBridgeError
-from tidegate.spark_bridge.streams.batch_log import BatchLog
-from tidegate.spark_bridge.streams.batch_writer import BatchWriter
-from tidegate.spark_bridge.streams.log_claims import LogClaim, check_free, newest_claim, take_claim
-from tidegate.spark_bridge.streams.log_ledger import LogLedger, WriterStopped
-from tidegate.spark_bridge.streams.log_place import log_at, remember_log
+from tidegate.spark_bridge.streams.batch_log import (
+    BatchLog,
+    LogClaim,
+    check_free,
+    log_at,
+    newest_claim,
+    remember_log,
+    take_claim,
+)
 from tidegate.spark_bridge.streams.log_source import LogSource
+from tidegate.spark_bridge.streams.stream_feed import BatchWriter, LogLedger, WriterStopped
 from tidegate.storage.checkpoints.lease import Lease, hold, let_go, write_lease
 from tidegate.storage.clock import now_ms
 from tidegate.storage.errors import ConfigurationError
@@ -124,16 +129,14 @@ def test_a_batch_that_cannot_follow_is_refused(url: str, batch_id: int) -> None:
     writer = Writer(url)
     for each in range(2):
         writer.write(each, [each])
-    with pytest.raises(
-        SparkBridgeError, match=rf"comes with batch {batch_id}, and .* goes on with batch 2: .*checkpoint"
-    ):
+    with pytest.raises(SparkBridgeError, match=rf"sends batch {batch_id}, and .* continues with batch 2: .*checkpoint"):
         writer.write(batch_id, [9])
     assert values(url) == [0, 1]
 
 
 def test_an_empty_log_begins_with_the_first_batch(url: str) -> None:
     """Spark's checkpoint is there already, and its log is not."""
-    with pytest.raises(SparkBridgeError, match=r"comes with batch 5, and .* goes on with batch 0"):
+    with pytest.raises(SparkBridgeError, match=r"sends batch 5, and .* continues with batch 0"):
         Writer(url).write(5, [9])
 
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tidegate.spark_bridge.ray_in_spark.executor_probe import Surroundings, here, refuse_scarce, refuse_unfit
-from tidegate.spark_bridge.ray_in_spark.executors import Executor, NodePlan
+from tidegate.spark_bridge.executors import Executor, NodePlan, Surroundings, here, refuse_scarce, refuse_unfit
 from tidegate.storage.errors import ConfigurationError
 
 DRIVER = Surroundings("driver", "3.11", {"ray": "2.60.0", "tidegate": "0.1.0"}, "/bin", True, 4, 2**32)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tidegate.spark_bridge.ray_in_spark.executors import Executor, NodePlan, refuse_master
+from tidegate.spark_bridge.executors import Executor, NodePlan, refuse_master
 from tidegate.storage.errors import ConfigurationError
 
 
@@ -97,7 +97,7 @@ def test_clusters_that_can_have_ray(master: str) -> None:
         ("ray://127.0.0.1:6379", r"StreamEnvironment\.raydp"),
     ],
 )
-def test_clusters_that_cannot(master: str, text: str) -> None:
+def test_clusters_without_place_for_ray_are_refused(master: str, text: str) -> None:
     """The error says what to use instead."""
     with pytest.raises(ConfigurationError, match=text):
         refuse_master(master, False)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tidegate.spark_bridge.dataframes.in_place.footers import why_only_spark
+from tidegate.spark_bridge.dataframes.files_in_place import why_only_spark
 
 UTC = pa.timestamp("us", "UTC")
 SPARK = {"org.apache.spark.version": "3.5.7"}
@@ -81,7 +81,7 @@ def test_what_spark_may_read_otherwise_is_left_to_it(
     assert found in str(reason(tmp_path, values, wanted))
 
 
-def test_the_writer_counts(tmp_path: Path) -> None:
+def test_the_writer_of_a_file_decides_its_calendar(tmp_path: Path) -> None:
     """Spark of today says in its files which calendar they have; of timestamps in 96 bits nobody else does."""
     ancient, lists = pa.array([ANCIENT], UTC), pa.array([[1]])
     old = {"org.apache.spark.version": "3.0.1"}

@@ -11,7 +11,7 @@ import pytest
 from ray._private import ray_constants
 from ray.util.spark import cluster_init, utils
 
-from tidegate.spark_bridge.ray_in_spark.head_node import head_waited_for
+from tidegate.spark_bridge.ray_on_spark import head_waited_for
 
 NAMES = (
     "_RAY_HEAD_STARTUP_TIMEOUT",

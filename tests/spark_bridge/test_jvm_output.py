@@ -12,8 +12,8 @@ from typing import Any
 import pyspark.context
 import pytest
 
-from tidegate.actors.ray.driver.worker_output import is_notice
-from tidegate.spark_bridge.session.jvm_output import filter_jvm_output, hand_on
+from tidegate.actors.ray.connection import is_notice
+from tidegate.spark_bridge.java import filter_jvm_output, hand_on
 
 STAMP = "[2026-11-22 10:06:59,587 {} 10637 11078]"
 GCS_CLIENT = STAMP + " gcs_client.cc:96: GcsClient has no Cluster ID set, and won't fetch from GCS."
@@ -37,7 +37,7 @@ def pumps() -> set[threading.Thread]:
         GCS_CLIENT.format("I"),
     ],
 )
-def test_notices_are_recognised(line: str) -> None:
+def test_notices_of_the_jvm_are_dropped(line: str) -> None:
     """Each line that a start of Spark on Ray used to print is left out."""
     assert is_notice(line)
 
@@ -54,7 +54,7 @@ def test_notices_are_recognised(line: str) -> None:
         GCS_CLIENT.format("E"),
     ],
 )
-def test_other_lines_are_not(line: str) -> None:
+def test_other_lines_of_the_jvm_pass(line: str) -> None:
     """A line that only resembles a notice may matter."""
     assert not is_notice(line)
 

@@ -11,11 +11,10 @@ from batch_logs import SCHEMA, append, new_log
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.spark_bridge.dataframes.manifest import StagedFile
+from tidegate.spark_bridge.dataframes.parquet_source import StagedFile
 from tidegate.spark_bridge.streams.batch_log import BatchLog, LogBatch, LogHeader, batch_after
-from tidegate.spark_bridge.streams.log_ledger import LogLedger, WriterStopped, needed_rows
-from tidegate.spark_bridge.streams.log_source import LogSource, split_id
-from tidegate.spark_bridge.streams.log_window import LOOKS_MAX, LogWindow
+from tidegate.spark_bridge.streams.log_source import LOOKS_MAX, LogSource, LogWindow, split_id
+from tidegate.spark_bridge.streams.stream_feed import LogLedger, WriterStopped, needed_rows
 from tidegate.storage.files.file_system_store import open_store
 
 FILE_BYTES = 10

@@ -16,8 +16,7 @@ from source_contract import check_source
 from tidegate.connectors.source import SourceSplit
 from tidegate.spark_bridge.errors import QueryFailedError
 from tidegate.spark_bridge.streams.batch_log import BatchLog
-from tidegate.spark_bridge.streams.log_source import LogReader, LogSource, failure_path
-from tidegate.spark_bridge.streams.log_window import LOOKS_MAX, LogWindow
+from tidegate.spark_bridge.streams.log_source import LOOKS_MAX, LogReader, LogSource, LogWindow, failure_path
 from tidegate.storage.errors import ConfigurationError, CorruptionError, NotFoundError
 from tidegate.storage.files.file_system_store import open_store
 
@@ -174,10 +173,12 @@ def test_deleted_rows_are_an_error_that_says_what_to_do(tmp_path: Path) -> None:
     overtaken = LogWindow(BatchLog(open_store(str(tmp_path))), 0.0)
     assert overtaken.find(0, 0) is not None
     written.delete(batches[:2])
-    with pytest.raises(ConfigurationError, match=r"rows 1 to 2 of lane 0 are not in .* begins with batch 2.*Restore a"):
+    with pytest.raises(
+        ConfigurationError, match=r"rows 1 to 2 of lane 0 are no longer in .* begins with batch 2.*Restore a"
+    ):
         source.reader().read(source.splits()[0], 1, 10)
     assert source.reader().read(source.splits()[0], 2, 10).batch is not None
-    with pytest.raises(ConfigurationError, match=r"rows 0 to 2 of lane 1 are not in .* begins with batch 2"):
+    with pytest.raises(ConfigurationError, match=r"rows 0 to 2 of lane 1 are no longer in .* begins with batch 2"):
         look_again_and_again(overtaken)
 
 
@@ -210,7 +211,7 @@ def test_what_is_not_of_this_log_is_refused(tmp_path: Path) -> None:
     append(new_log(str(tmp_path)), [1])
     source = LogSource.open(str(tmp_path))
     reader = source.reader()
-    with pytest.raises(ConfigurationError, match="is no lane of the log"):
+    with pytest.raises(ConfigurationError, match="is not a lane of the log"):
         reader.read(SourceSplit("other-lane-000", b"0"), 0, 10)
     for offset, rows_max in ((-1, 10), (0, 0)):
         with pytest.raises(ConfigurationError, match="cannot read"):
@@ -245,7 +246,7 @@ def test_a_failed_query_fails_who_has_read_everything(tmp_path: Path) -> None:
     assert later.reader().read(later.splits()[0], 1, 10).batch is None
 
 
-def test_a_source_travels(tmp_path: Path) -> None:
+def test_a_log_source_can_be_pickled(tmp_path: Path) -> None:
     """To tasks in other processes."""
     append(new_log(str(tmp_path)), [1, 2])
     source = cloudpickle.loads(cloudpickle.dumps(LogSource.open(str(tmp_path), "run")))

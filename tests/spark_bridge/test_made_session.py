@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import tidegate as tg
-from tidegate.spark_bridge.session.made_session import check_master
+from tidegate.spark_bridge.program_session import check_master
 from tidegate.storage.errors import ConfigurationError
 
 
@@ -46,7 +46,7 @@ def test_one_living_master_of_several_is_enough(closed: int, listening: int) -> 
 
 def test_a_name_that_is_not_resolved_in_time_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Resolving a name has no limit of its own."""
-    monkeypatch.setattr("tidegate.spark_bridge.session.made_session.REACH_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("tidegate.spark_bridge.program_session.REACH_TIMEOUT_S", 0.05)
     waiting = socket.socketpair()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_kwargs: waiting[0].recv(1))
     with pytest.raises(ConfigurationError, match=r"no answer within 0\.05 s"):
@@ -71,7 +71,7 @@ def test_a_master_without_an_address_is_not_checked(master: str) -> None:
 @pytest.mark.slow
 def test_no_java_starts_for_a_dead_master(closed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """`from_config` reports it at once, and Spark Connect too, whether its address is alive or not."""
-    monkeypatch.setattr("tidegate.spark_bridge.session.made_session.ensure_java", lambda: pytest.fail("too late"))
+    monkeypatch.setattr("tidegate.spark_bridge.program_session.ensure_java", lambda: pytest.fail("too late"))
     # Tests on Ray and Spark that ran in this process before may have left it connected, and their session active.
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)

@@ -17,9 +17,14 @@ from source_contract import check_source
 
 from tidegate.connectors.pushed_filters import ColumnTest
 from tidegate.connectors.source import ReadResult, SourceSplit
-from tidegate.spark_bridge.dataframes.manifest import MANIFEST_PATH, write_manifest
-from tidegate.spark_bridge.dataframes.parquet_source import ParquetReader, ParquetSource
-from tidegate.spark_bridge.dataframes.parquet_writer import FileLimits, write_files
+from tidegate.spark_bridge.dataframes.parquet_source import (
+    MANIFEST_PATH,
+    FileLimits,
+    ParquetReader,
+    ParquetSource,
+    write_files,
+    write_manifest,
+)
 from tidegate.storage.errors import (
     AlreadyExistsError,
     ConfigurationError,

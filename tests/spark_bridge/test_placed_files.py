@@ -15,12 +15,19 @@ from source_contract import check_source
 from waiting import until
 
 import tidegate as tg
-from tidegate.connectors import understood_filters
+from tidegate.connectors import pushed_filters
 from tidegate.connectors.source import ReadResult, SourceReader, SourceSplit
-from tidegate.spark_bridge.dataframes.in_place import files_in_place
-from tidegate.spark_bridge.dataframes.in_place.files_in_place import FilesInPlace, place_files, placed_files
-from tidegate.spark_bridge.dataframes.in_place.plan import FilesOfPlan, FoundFile, NeedsSparkError
-from tidegate.spark_bridge.dataframes.in_place.row_condition import RowCondition, compared
+from tidegate.spark_bridge.dataframes import files_in_place
+from tidegate.spark_bridge.dataframes.files_in_place import (
+    FilesInPlace,
+    FilesOfPlan,
+    FoundFile,
+    NeedsSparkError,
+    RowCondition,
+    compared,
+    place_files,
+    placed_files,
+)
 from tidegate.storage.files.file_system_store import open_store
 
 PARTITIONS = pa.schema([("part", pa.int32())])
@@ -66,7 +73,7 @@ def test_filters_leave_out_rows_row_groups_and_folders(tmp_path: Path) -> None:
     assert [row["number"] for row in check_source(source)] == [6, 7, 8, 9]
     reader, (split,) = source.reader(), source.splits()
     assert reader.read(split, 0, 100).skipped == 4
-    wanted = understood_filters.rows_kept(pl.col("number") < 8, None)
+    wanted = pushed_filters.rows_kept(pl.col("number") < 8, None)
     assert isinstance(wanted, tuple)
     narrowed = source.filtered(wanted)
     assert isinstance(narrowed, FilesInPlace)
@@ -101,7 +108,7 @@ def test_a_file_that_changes_ends_the_job(tmp_path: Path, change: str) -> None:
         checkpoints = tg.CheckpointConfig(interval="10ms", storage=str(tmp_path / "checkpoints"))
         restart = tg.RestartStrategy.fixed_delay(attempts=10, delay="0ms")
         job = env.execute("placed", checkpoints=checkpoints, restart=restart)
-        words = "was changed since" if change == "rewritten" else "is gone"
+        words = "was changed after" if change == "rewritten" else "was deleted"
         with pytest.raises(tg.JobFailedError, match=rf"part=1/a b%\.parquet {words}.*stage=True"):
             job.wait()
         assert job.progress().restarts == 0

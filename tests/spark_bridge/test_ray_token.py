@@ -9,9 +9,14 @@ import pytest
 from ray._common.utils import load_class
 from ray.util.spark.start_hook_base import RayOnSparkStartHook
 
-from tidegate.spark_bridge.ray_in_spark import ray_token
-from tidegate.spark_bridge.ray_in_spark.ray_token import environment_of_nodes, token_of_cluster, token_settings
-from tidegate.spark_bridge.ray_in_spark.start_hook import VARIABLE, nodes_get
+from tidegate.spark_bridge import ray_on_spark
+from tidegate.spark_bridge.ray_on_spark import (
+    VARIABLE,
+    environment_of_nodes,
+    nodes_get,
+    token_of_cluster,
+    token_settings,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +24,7 @@ def nobody_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """A user without a token file; gives how often Ray was told to read its environment again."""
     monkeypatch.setenv("HOME", str(tmp_path))
     told: list[str] = []
-    monkeypatch.setattr(ray_token, "_read_again", lambda: told.append("again"))
+    monkeypatch.setattr(ray_on_spark, "_read_again", lambda: told.append("again"))
     return told
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.connectors.pushed_filters import ColumnTest
-from tidegate.spark_bridge.dataframes.in_place.row_condition import RowCondition, column_tests, compared, mask_of
+from tidegate.spark_bridge.dataframes.files_in_place import RowCondition, column_tests, compared, mask_of
 from tidegate.storage.codec import decode, encode
 
 Value = float | int | None

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.actors.graph.slot_plan import Placement
-from tidegate.spark_bridge.session.resources import SessionResources, parse_executor_memory_bytes
+from tidegate.spark_bridge.session import SessionResources, parse_executor_memory_bytes
 from tidegate.storage.errors import ConfigurationError
 
 

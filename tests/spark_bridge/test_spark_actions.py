@@ -12,8 +12,7 @@ from fake_spark import FakeContext, fake_context
 from pyspark import InheritableThread
 
 from tidegate.spark_bridge.errors import SparkLostError, SparkTimeoutError
-from tidegate.spark_bridge.spark_actions import run_spark_action
-from tidegate.spark_bridge.spark_watch import DRIVER_TIMEOUT, EXECUTOR_TIMEOUT
+from tidegate.spark_bridge.spark_calls import DRIVER_TIMEOUT, EXECUTOR_TIMEOUT, run_spark_action
 
 FOR_EVER = threading.Event()
 """Nobody sets it."""

@@ -11,17 +11,16 @@ import ray
 from fake_spark import FakeContext, fake_context
 from pyspark.sql import SparkSession
 
-from tidegate.spark_bridge.ray_in_spark import spark_guard
-from tidegate.spark_bridge.ray_in_spark.ray_session import RayOnSparkSession
-from tidegate.spark_bridge.ray_in_spark.spark_guard import SparkGuard
-from tidegate.spark_bridge.spark_watch import EXECUTOR_TIMEOUT
+from tidegate.spark_bridge import ray_on_spark
+from tidegate.spark_bridge.ray_on_spark import RayOnSparkSession, SparkGuard
+from tidegate.spark_bridge.spark_calls import EXECUTOR_TIMEOUT
 from tidegate.storage.errors import ConfigurationError
 
 
 @pytest.fixture
 def context(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeContext]:
     """A session whose driver lives, on a cluster."""
-    monkeypatch.setattr(spark_guard, "LOOK_S", 0.001)
+    monkeypatch.setattr(ray_on_spark, "LOOK_S", 0.001)
     with fake_context() as context:
         yield context
 
@@ -121,11 +120,11 @@ def test_a_session_that_is_gone_is_refused(context: FakeContext) -> None:
     context.kill_driver()
     with pytest.raises(ConfigurationError, match=r"on_spark: Spark's driver .* has ended"):
         RayOnSparkSession.start(session_of(context, "spark://a:7077"))
-    with pytest.raises(ConfigurationError, match="a SparkSession is needed"):
+    with pytest.raises(ConfigurationError, match="give the SparkSession of this process"):
         RayOnSparkSession.start(object())  # type: ignore[arg-type]
 
 
 def test_what_has_a_parameter_is_not_given_otherwise(context: FakeContext) -> None:
     """Two words for one thing would contradict each other."""
-    with pytest.raises(ConfigurationError, match="num_cpus_worker_node in cluster_options is decided by executors="):
+    with pytest.raises(ConfigurationError, match="num_cpus_worker_node in cluster_options is set by executors="):
         RayOnSparkSession.start(session_of(context, "yarn"), cluster_options={"num_cpus_worker_node": 2})

@@ -9,7 +9,7 @@ import pytest
 from fake_spark import FakeContext, fake_context
 
 from tidegate.spark_bridge.errors import SparkLostError
-from tidegate.spark_bridge.spark_watch import (
+from tidegate.spark_bridge.spark_calls import (
     DRIVER_TIMEOUT,
     EXECUTOR_TIMEOUT,
     STEP_S_MAX,
@@ -94,7 +94,7 @@ def test_a_stopped_session_is_over_at_once() -> None:
     assert "session was stopped" in str(verdicts([SparkLook(0, stopped=True)])[0])
 
 
-def test_looks(context: FakeContext) -> None:
+def test_a_look_reports_the_state_of_the_session(context: FakeContext) -> None:
     """What a session says comes to the rules as it is."""
     context.executors = 3
     assert look_at(context) == SparkLook(3)  # type: ignore[arg-type]

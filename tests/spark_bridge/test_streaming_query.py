@@ -14,8 +14,8 @@ from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-unt
 
 from tidegate.spark_bridge.dataframes.staging import marked_reason, reason_of
 from tidegate.spark_bridge.errors import SparkLostError
-from tidegate.spark_bridge.spark_watch import DRIVER_TIMEOUT, EXECUTOR_TIMEOUT
-from tidegate.spark_bridge.streams.streaming_query import MicroBatch, StreamingQuery
+from tidegate.spark_bridge.spark_calls import DRIVER_TIMEOUT, EXECUTOR_TIMEOUT
+from tidegate.spark_bridge.streams.stream_feed import MicroBatch, StreamingQuery
 from tidegate.storage.user_values import shown_text, unmarked
 
 SHORT_S, LONG_S = 0.001, 240.0

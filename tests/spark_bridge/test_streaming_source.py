@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
-from tidegate.spark_bridge.streams.stream_feed import StreamSettings
-from tidegate.spark_bridge.streams.streaming_source import StreamingDataFrameSource
+from tidegate.spark_bridge.streams.stream_feed import StreamingDataFrameSource, StreamSettings
 from tidegate.storage.errors import ConfigurationError
 
 
@@ -17,7 +16,7 @@ from tidegate.storage.errors import ConfigurationError
     ("url", "problem"),
     [
         ("memory://log", "executors are other processes and do not see this one's memory"),
-        ("sharedmemory://log", "Spark's own checkpoint cannot be kept beside the log"),
+        ("sharedmemory://log", "Spark's own checkpoint cannot be stored with the log"),
     ],
 )
 def test_a_log_that_spark_cannot_reach_is_refused(url: str, problem: str) -> None:

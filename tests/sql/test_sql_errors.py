@@ -199,7 +199,7 @@ def test_a_query_that_is_nested_too_deeply_is_refused(query: str) -> None:
     ("options", "said"),
     [
         ({"emit": "often"}, 'emit must be "changes", "update" or "final"'),
-        ({"ttl": "1h"}, 'ttl= goes with emit="update"'),
+        ({"ttl": "1h"}, 'ttl= needs emit="update"'),
         ({"uid": "a/b"}, "uid"),
     ],
 )

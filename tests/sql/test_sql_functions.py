@@ -153,7 +153,7 @@ def _locked(lock: threading.Lock, k: int) -> int:
         ("explode", domain, {}, "this name is something else already"),
         ("1st", domain, {}, "a name is letters"),
         ("f", lambda k: k, {}, "say what it returns"),
-        ("f", domain, {"returns": "text"}, "is no type of a column"),
+        ("f", domain, {"returns": "text"}, "is not a type of a column"),
         ("f", lambda: 1, {"returns": int}, "at least one argument"),
         ("f", lambda k, *, by: k, {"returns": int}, "'by' is one; give it a default"),
         ("f", _rows, {}, "returns one value for each row"),

@@ -13,10 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlglot import exp
 
-from tidegate.sql.expressions import Expressions
-from tidegate.sql.text.dialect import parse
-from tidegate.sql.values.patterns import like
-from tidegate.sql.values.typed import Typed, column
+from tidegate.sql.expressions import Expressions, like
+from tidegate.sql.query_text import parse
+from tidegate.sql.typed_values import Typed, column
 
 Row = dict[str, Any]
 NUMBERS, FLAGS, TEXTS = ("a", "b"), ("p", "q"), ("s", "t")

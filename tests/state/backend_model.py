@@ -13,8 +13,7 @@ import pyarrow as pa
 from rocksdb_backends import CACHE_BYTES, SMALL_CACHE_BYTES, LoggedBackend, rocks_backend
 
 from tidegate.state.columnar.columnar_backend import ColumnarBackend
-from tidegate.state.common.backend import KeyedBackend, ValueSpec, VectorTable
-from tidegate.state.common.cells import CellSpec
+from tidegate.state.common.backend import CellSpec, KeyedBackend, ValueSpec, VectorTable
 from tidegate.state.kernels import accumulate
 from tidegate.state.kernels.columns import NO_MASK
 from tidegate.state.kernels.hashing import hash_columns
@@ -23,8 +22,7 @@ from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.snapshot import Cut, FrozenState, StateTable
-from tidegate.storage.state.stored_rows import ROW_SEQUENCE, row_identity
-from tidegate.storage.state.timer_rows import TIMERS_STATE, timers_schema
+from tidegate.storage.state.stored_rows import ROW_SEQUENCE, TIMERS_STATE, row_identity, timers_schema
 
 MAX_PARALLELISM = 16
 KEYS = pa.schema({"k": pa.int64(), "s": pa.string()})

@@ -11,8 +11,8 @@ from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
 from tidegate.storage.checkpoints.metadata import NativeState
 from tidegate.storage.files.file_system_store import FileSystemStore
 from tidegate.storage.ids import CheckpointId
+from tidegate.storage.state.backend_files import fetch_native, write_native
 from tidegate.storage.state.snapshot import Cut
-from tidegate.storage.subtasks.backend_files import fetch_native, write_native
 
 
 def frozen(subject: Subject, store: FileSystemStore, number: int, base: NativeState | None = None) -> NativeState:

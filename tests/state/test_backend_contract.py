@@ -31,8 +31,8 @@ from row_model import ROW_BATCHES, RowsOfKeys
 from value_model import VALUE_BATCHES, ValuesByBatch
 from varying_model import VaryingTable
 
-from tidegate.state.common import value_heap
-from tidegate.state.common.cells import CellSpec
+from tidegate.state.common import table_columns
+from tidegate.state.common.backend import CellSpec
 from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError, CorruptionError
@@ -117,7 +117,7 @@ def test_tables_with_values_of_any_width_are_those_of_dictionaries(name: str) ->
         _run(BACKENDS[name], VaryingTable, steps)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(value_heap, "GARBAGE_BYTES_MIN", 0)
+        patch.setattr(table_columns, "GARBAGE_BYTES_MIN", 0)
         program()
 
 

@@ -11,13 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tidegate.state.columnar import block_size, frozen_slots
-from tidegate.state.columnar.block_size import BLOCK_ROWS, ROWS_AT_FIRST, BlockSize
+from tidegate.state.columnar import key_space, paged_state
 from tidegate.state.columnar.columnar_backend import ColumnarBackend
-from tidegate.state.columnar.frozen_slots import FrozenSlots, GatheredSlots
-from tidegate.state.columnar.key_columns import FrozenKeys, KeyColumns
+from tidegate.state.columnar.key_space import BLOCK_ROWS, ROWS_AT_FIRST, BlockSize, FrozenKeys, KeyColumns
+from tidegate.state.columnar.paged_state import FrozenSlots, GatheredSlots
 from tidegate.state.columnar.row_table import ColumnarRows
-from tidegate.state.common.cells import CellSpec
+from tidegate.state.common.backend import CellSpec
 from tidegate.state.kernels.paged import PAGE_ROWS
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.snapshot import Cut, StateChunk
@@ -28,8 +27,8 @@ _BLOCK_BYTES = 1 << 20
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_size, "BLOCK_BYTES", _BLOCK_BYTES)
-    monkeypatch.setattr(frozen_slots, "GATHERED_BYTES_MAX", _BLOCK_BYTES // 16)
+    monkeypatch.setattr(key_space, "BLOCK_BYTES", _BLOCK_BYTES)
+    monkeypatch.setattr(paged_state, "GATHERED_BYTES_MAX", _BLOCK_BYTES // 16)
 
 
 def _append(rows: ColumnarRows, texts: list[str]) -> None:

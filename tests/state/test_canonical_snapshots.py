@@ -25,9 +25,8 @@ from hypothesis import strategies as st
 from row_model import RowsOfKeys
 from varying_model import VaryingTable
 
-from tidegate.state.common.backend import KeyedBackend
-from tidegate.state.common.cells import CellSpec
-from tidegate.state.common.key_order import sortable_keys
+from tidegate.state.columnar.paged_state import sortable_keys
+from tidegate.state.common.backend import CellSpec, KeyedBackend
 from tidegate.state.kernels.hashing import hash_columns
 from tidegate.storage.errors import CorruptionError
 from tidegate.storage.files.file_system_store import open_store

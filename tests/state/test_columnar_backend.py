@@ -24,11 +24,10 @@ from backend_model import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.state.columnar import block_size, key_space
-from tidegate.state.columnar import frozen_slots as frozen
+from tidegate.state.columnar import key_space
+from tidegate.state.columnar import paged_state as frozen
 from tidegate.state.columnar.columnar_backend import ColumnarBackend
-from tidegate.state.common.backend import KeyedBackend, ValueSpec
-from tidegate.state.common.cells import CellSpec
+from tidegate.state.common.backend import CellSpec, KeyedBackend, ValueSpec
 from tidegate.state.kernels import accumulate
 from tidegate.state.kernels.columns import NO_MASK
 from tidegate.state.kernels.paged import PAGE_ROWS
@@ -230,7 +229,7 @@ def test_only_the_pages_that_change_are_copied() -> None:
     table.batch([(key, 1.0) for key in range(4 * PAGE_ROWS)])
     pages = table.table.column("n").pages.tolist()
     with pytest.MonkeyPatch.context() as patch:
-        for module in (block_size, frozen):
+        for module in (key_space, frozen):
             patch.setattr(module, "BLOCK_ROWS", PAGE_ROWS)
         patch.setattr(frozen, "CHUNK_ROWS_MIN", PAGE_ROWS)
         patch.setattr(frozen, "CHUNK_BYTES_MIN", 0)

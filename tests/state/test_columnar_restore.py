@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from backend_model import Cells, Snapshots, Table, columnar_backend
 
-from tidegate.state.columnar import key_columns
+from tidegate.state.columnar import key_space
 from tidegate.state.kernels.paged import PAGE_ROWS
 
 _PRELOADED = PAGE_ROWS + 900
@@ -19,7 +19,7 @@ def test_a_restored_table_is_the_one_that_was_stored(
 ) -> None:
     """From chunks that end anywhere in a page, with nulls from the first chunk on, from a later one, or none; then keys
     are found again, new ones get slots of their own, and an increment holds what has changed since."""
-    monkeypatch.setattr(key_columns, "PIECE_BYTES", piece_bytes_max)
+    monkeypatch.setattr(key_space, "PIECE_BYTES", piece_bytes_max)
     table = Table(columnar_backend, True)
     table.batch(
         [(key, None if nulls_from is not None and key >= nulls_from and key % 2 else 1.0) for key in range(_PRELOADED)]

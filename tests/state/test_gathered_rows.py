@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.state.kernels.columns import NO_MASK, Strings
-from tidegate.state.rocksdb import gathered_rows
-from tidegate.state.rocksdb.gathered_rows import GatheredRows
+from tidegate.state.rocksdb import row_writer
 from tidegate.state.rocksdb.keys import strings_of
-from tidegate.state.rocksdb.sst_file import sst_file
+from tidegate.state.rocksdb.row_writer import GatheredRows, sst_file
 
 _Rows = dict[tuple[int, bytes], bytes]
 """By key group and key."""
@@ -55,7 +54,7 @@ def test_all_rows_come_out_in_order(rows: _Rows, parts: int, sorted_by_group: bo
     """Each key once, with its value, however they came and however much comes out at a time."""
     expected = sorted((group.to_bytes(2, "big") + key, value) for (group, key), value in rows.items())
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(gathered_rows, "_SLICE_BYTES", slice_bytes)
+        patched.setattr(row_writer, "_SLICE_BYTES", slice_bytes)
         for removes in (False, True):
             all_rows = gathered(rows, parts, sorted_by_group, removes)
             assert all_rows.rows == len(rows)
@@ -72,7 +71,7 @@ def test_all_rows_come_out_in_order(rows: _Rows, parts: int, sorted_by_group: bo
 def test_some_key_groups_come_out_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """No array has all rows, and none has a part of a key group."""
     rows = {(group, number.to_bytes(4, "big")): bytes(10) for group in range(10) for number in range(100)}
-    monkeypatch.setattr(gathered_rows, "_SLICE_BYTES", 16 * 150)
+    monkeypatch.setattr(row_writer, "_SLICE_BYTES", 16 * 150)
     slices = list(gathered(rows, 3, sorted_by_group=True).slices())
     assert [len(some.order) for some in slices] == [200] * 5
 
@@ -82,6 +81,6 @@ def test_slices_out_of_order_are_no_file() -> None:
     wrong = GatheredRows()
     wrong.add(strings([b"\0\2a", b"\0\1a"]), strings([b"", b""]), 1, (0, 1, 2))
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(gathered_rows, "_SLICE_BYTES", 1)
+        patched.setattr(row_writer, "_SLICE_BYTES", 1)
         with pytest.raises(AssertionError, match="keys of an SST file ascend"):
             list(sst_file(wrong.slices(), 8_192))

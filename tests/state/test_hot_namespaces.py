@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from namespaces_model import KEYS, NAMES, ROOM, Namespaces, check, group_of
 
-from tidegate.state.rocksdb.cached import cached_namespaces, hot_namespaces
-from tidegate.state.rocksdb.cached.cached_namespaces import CachedNamespaces
+from tidegate.state.rocksdb import hot_rows, vector_table
 from tidegate.state.rocksdb.database_session import RocksSession
 from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
+from tidegate.state.rocksdb.vector_table import CachedNamespaces
 from tidegate.storage.checkpoints.metadata import NativeState
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.rocksdb.frozen import FrozenRocks
+from tidegate.storage.state.backend_files import fetch_native, read_native, write_native
 from tidegate.storage.state.snapshot import Cut, StateTable
-from tidegate.storage.subtasks.backend_files import fetch_native, read_native, write_native
 
 Model = dict[tuple[int, int], int]
 PUT = st.tuples(st.sampled_from(["put", "remove"]), st.lists(KEYS, min_size=1, max_size=30, unique=True))
@@ -91,8 +91,8 @@ def test_snapshots_have_the_rows_of_their_moment(
 ) -> None:
     """Whatever comes, goes and is drained before they are written; and what goes on from them has the same."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hot_namespaces, "_RANGE_ROWS", 1)
-        patch.setattr(cached_namespaces, "_RUN_ROWS", 1)
+        patch.setattr(hot_rows, "_RANGE_ROWS", 1)
+        patch.setattr(vector_table, "_RUN_ROWS", 1)
         _run(kind, steps, tmp_path_factory)
 
 
@@ -190,7 +190,7 @@ def test_rows_that_make_room_for_others_of_their_namespace_are_read(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if they leave memory between two runs of key groups, and no row of their group had left it before."""
-    monkeypatch.setattr(cached_namespaces, "_RUN_ROWS", 1)
+    monkeypatch.setattr(vector_table, "_RUN_ROWS", 1)
     table = cached(running)
     first, second, last = sorted({group_of(k): k for k in range(40)}.items())[:3]
     running.subject.put([(0, first[1]), (0, second[1])])

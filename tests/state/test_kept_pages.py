@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from backend_model import COLUMNS, KEYS, MAX_PARALLELISM, REMOVE, Table, key_batch, tables
 
-from tidegate.state.columnar import frozen_slots
+from tidegate.state.columnar import paged_state
 from tidegate.state.columnar.columnar_backend import ColumnarBackend
 from tidegate.state.kernels import accumulate
 from tidegate.state.kernels.columns import NO_MASK
@@ -22,7 +22,7 @@ _ENOUGH = 1 << 30
 @pytest.fixture(autouse=True)
 def pins_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """A snapshot pins its pages however few rows it has."""
-    monkeypatch.setattr(frozen_slots, "GATHERED_ROWS_MAX", 0)
+    monkeypatch.setattr(paged_state, "GATHERED_ROWS_MAX", 0)
 
 
 def _table(undo_bytes_max: int) -> tuple[Table, Any]:

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.state.columnar import key_columns
-from tidegate.state.columnar.key_columns import CHUNKS_MERGED, KeyColumns
+from tidegate.state.columnar import key_space
+from tidegate.state.columnar.key_space import CHUNKS_MERGED, KeyColumns
 from tidegate.storage.errors import ConfigurationError
 
 SCHEMA = pa.schema({"k": pa.int64(), "text": pa.string()})
@@ -45,7 +45,7 @@ def test_a_key_is_copied_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
         copied += merged.num_rows
         return merged
 
-    monkeypatch.setattr(key_columns.pa, "concat_batches", counted)
+    monkeypatch.setattr(key_space.pa, "concat_batches", counted)
     _filled([10] * 512)
     assert copied == 3 * 5120
     copied = 0
@@ -55,7 +55,7 @@ def test_a_key_is_copied_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_chunks_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are merged up to it, no further, and no chunk that may grow no more keeps others apart."""
-    monkeypatch.setattr(key_columns, "_CHUNK_ROWS_MAX", 100)
+    monkeypatch.setattr(key_space, "_CHUNK_ROWS_MAX", 100)
     lengths = [chunk.num_rows for chunk in _filled([7] * 1000).freeze().chunks]
     assert max(lengths) <= 100
     assert len(lengths) <= 7000 / 50 + CHUNKS_MERGED

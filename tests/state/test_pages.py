@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.state.columnar.dirty_slots import DirtySlots, flags
+from tidegate.state.columnar.change_tracking import DirtySlots, flags
 from tidegate.state.common.backend import ValueSpec
-from tidegate.state.common.pages import PagedColumn, pages_for
-from tidegate.state.common.pins import Pins
+from tidegate.state.common.pages import PagedColumn, Pins, pages_for
 from tidegate.state.kernels.paged import PAGE_ROWS, gathered, mark_slots, revive, scatter, touched_pages
 from tidegate.state.kernels.partition import places_by_group
 from tidegate.storage.ids import CheckpointId

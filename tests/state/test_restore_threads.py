@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tidegate.state.columnar import key_space, restore_threads
+from tidegate.state.columnar import key_space
 from tidegate.state.columnar.columnar_backend import ColumnarBackend
 from tidegate.state.common.backend import ValueSpec
 from tidegate.state.kernels.paged import PAGE_ROWS
@@ -59,7 +59,7 @@ def _restoring() -> list[str]:
 def threaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few keys are many, in many pieces."""
     monkeypatch.setattr(key_space, "_THREADED_KEYS_MIN", 1)
-    monkeypatch.setattr(restore_threads, "PIECE_BYTES", 10_000)
+    monkeypatch.setattr(key_space, "PIECE_BYTES", 10_000)
 
 
 @pytest.mark.usefixtures("threaded")
@@ -108,7 +108,7 @@ def test_a_restore_that_is_given_up_leaves_no_thread() -> None:
 def test_what_a_step_raises_comes_out() -> None:
     """And the threads can be ended."""
     backend = ColumnarBackend(16, ("k",), False)
-    threads = restore_threads.RestoreThreads(backend._space._index, 10, 2)
+    threads = key_space.RestoreThreads(backend._space._index, 10, 2)
 
     def fail() -> None:
         raise ZeroDivisionError

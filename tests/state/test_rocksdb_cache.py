@@ -14,15 +14,15 @@ from backend_model import KEYS, MAX_PARALLELISM, REMOVE, Table, composed, key_of
 from native_checkpoints import frozen
 from rocksdb_backends import CACHE_BYTES, rocks_backend
 
-from tidegate.state.rocksdb.cached.cached_table import CachedTable
 from tidegate.state.rocksdb.database_session import RocksSession
 from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
+from tidegate.state.rocksdb.vector_table import CachedTable
 from tidegate.storage.errors import StorageError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.rocksdb.frozen import FrozenRocks
+from tidegate.storage.state.backend_files import fetch_native, read_native, tables_of_fetched, write_native
 from tidegate.storage.state.snapshot import Cut
-from tidegate.storage.subtasks.backend_files import fetch_native, read_native, tables_of_fetched, write_native
 
 
 @pytest.fixture

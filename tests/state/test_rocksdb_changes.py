@@ -23,10 +23,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rocksdb_backends import LoggedBackend, rocks_backend
 
-from tidegate.state.common.cells import CellSpec
+from tidegate.state.common.backend import CellSpec
 from tidegate.state.common.options import COLLECTIONS_MAX
-from tidegate.state.rocksdb import changes as rocks_changes
-from tidegate.state.rocksdb.changes import RocksChanges
+from tidegate.state.rocksdb import frozen_rows as rocks_changes
+from tidegate.state.rocksdb.frozen_rows import RocksChanges
 from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import CheckpointId

@@ -12,17 +12,15 @@ from backend_model import BACKENDS, KEYS, MAX_PARALLELISM, Cells, Table, compose
 from native_checkpoints import CountingReads, frozen
 from rocksdb_backends import rocks_backend
 
-from tidegate.state.rocksdb import database_session, folders
+from tidegate.state.rocksdb import database_session
 from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
 from tidegate.storage.checkpoints.metadata import SubtaskState
-from tidegate.storage.copies.local_copies import LocalCopies
-from tidegate.storage.copies.local_first import LocalFirstStore
-from tidegate.storage.copies.node_folder import PrivateFolder
 from tidegate.storage.errors import CorruptionError, StorageError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import CheckpointId, JobId, SubtaskIndex, VertexId
+from tidegate.storage.local_copies import LocalCopies, LocalFirstStore, PrivateFolder
+from tidegate.storage.state.backend_files import fetch_native, read_native, write_native
 from tidegate.storage.state.snapshot import Cut
-from tidegate.storage.subtasks.backend_files import fetch_native, read_native, write_native
 
 
 @pytest.fixture
@@ -101,7 +99,7 @@ def test_a_database_is_closed_before_its_folder_goes(tmp_path: Path) -> None:
             Watched.there_at_the_end = os.path.exists(tmp_path / "db")
 
     (tmp_path / "db").mkdir()
-    cycle: list[Any] = [folders.OwnedFolder(str(tmp_path / "db")), Watched()]
+    cycle: list[Any] = [database_session.OwnedFolder(str(tmp_path / "db")), Watched()]
     cycle[0].has(cycle[1])
     cycle.append(cycle)
     del cycle

@@ -14,18 +14,16 @@ from backend_model import KEYS, MAX_PARALLELISM, Rows, composed, key_batch
 from rocksdb_backends import SMALL_CACHE_BYTES, rocks_backend
 from row_model import RowsOfKeys
 
-from tidegate.state.rocksdb.cached import cached_rows, left_keys
-from tidegate.state.rocksdb.cached.cached_rows import CachedRows
-from tidegate.state.rocksdb.cached.hot_keys import HotKeys
-from tidegate.state.rocksdb.cached.left_keys import LeftKeys
+from tidegate.state.rocksdb import hot_keys, row_table
 from tidegate.state.rocksdb.database_session import RocksSession
+from tidegate.state.rocksdb.hot_keys import EvictedKeysFilter, HotKeys
 from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
-from tidegate.state.rocksdb.row_table import RocksRows
+from tidegate.state.rocksdb.row_table import CachedRows, RocksRows
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.rocksdb.frozen import FrozenRocks
+from tidegate.storage.state.backend_files import fetch_native, read_native, write_native
 from tidegate.storage.state.snapshot import Cut
-from tidegate.storage.subtasks.backend_files import fetch_native, read_native, write_native
 
 _MUCH = 1 << 20
 _CHANGES = ("append", "append", "append", "remove", "expire", "find")
@@ -101,7 +99,7 @@ def test_little_memory_changes_nothing(
 ) -> None:
     """Long random programs with snapshots that are written sooner or later, given up, and restored from."""
     seen: dict[str, int] = {"read": 0, "in part": 0, "room": 0, "removed unread": 0, "forgotten": 0}
-    bring_in, make_room, remove, end = HotKeys.bring_in, HotKeys.make_room, RocksRows.remove, LeftKeys.end
+    bring_in, make_room, remove, end = HotKeys.bring_in, HotKeys.make_room, RocksRows.remove, EvictedKeysFilter.end
 
     def brought(self: HotKeys, rows: pa.RecordBatch, *of: object) -> object:
         before = self.ascends
@@ -119,15 +117,15 @@ def test_little_memory_changes_nothing(
         seen["removed unread"] += len(refs)  # type: ignore[arg-type]
         remove(self, refs)  # type: ignore[arg-type]
 
-    def read(self: LeftKeys) -> None:
+    def read(self: EvictedKeysFilter) -> None:
         seen["forgotten"] += not self.all
         end(self)
 
-    monkeypatch.setattr(cached_rows, "_READ_KEYS", 7)
+    monkeypatch.setattr(row_table, "_READ_KEYS", 7)
     # Room for eight keys: it is often full, and the keys that are there are fewer at times.
-    monkeypatch.setattr(cached_rows, "_LEFT", SMALL_CACHE_BYTES)
-    monkeypatch.setattr(left_keys, "_BITS_MIN", 8)
-    monkeypatch.setattr(LeftKeys, "end", read)
+    monkeypatch.setattr(row_table, "_LEFT", SMALL_CACHE_BYTES)
+    monkeypatch.setattr(hot_keys, "_BITS_MIN", 8)
+    monkeypatch.setattr(EvictedKeysFilter, "end", read)
     monkeypatch.setattr(HotKeys, "bring_in", brought)
     monkeypatch.setattr(HotKeys, "make_room", made)
     monkeypatch.setattr(RocksRows, "remove", removed)
@@ -204,7 +202,7 @@ def test_keys_that_were_asked_for_in_vain_take_memory(monkeypatch: pytest.Monkey
     rows = rows_with(_MUCH)
     rows.batch([(1, "append", 1)])
     hot_of(rows).left.all = True
-    monkeypatch.setattr(cached_rows, "_READ_KEYS", 0)
+    monkeypatch.setattr(row_table, "_READ_KEYS", 0)
     read = read_of(monkeypatch)
     for _ in range(3):
         rows.batch([(key, "find", 0) for key in range(5, 15)])
@@ -248,7 +246,7 @@ def test_after_a_restore_keys_are_read_little_by_little(
     expected = rows.expected()
     native = write_native(store, "chk-1", freeze(rows, 1), None)
     rows.backend.close()
-    monkeypatch.setattr(cached_rows, "_READ_KEYS", 50)
+    monkeypatch.setattr(row_table, "_READ_KEYS", 50)
     for cache_bytes in (_MUCH, 16):
         folder = str(tmp_path / f"db-{cache_bytes}")
         fetch_native(store, native, folder)
@@ -278,7 +276,7 @@ def test_keys_that_leave_while_others_are_read_are_known(
     expected = rows.expected()
     native = write_native(store, "chk-1", freeze(rows, 1), None)
     rows.backend.close()
-    monkeypatch.setattr(cached_rows, "_READ_KEYS", 40)
+    monkeypatch.setattr(row_table, "_READ_KEYS", 40)
     folder = str(tmp_path / "db")
     fetch_native(store, native, folder)
     rows = rows_with(_MUCH, folder, expected)
@@ -296,8 +294,8 @@ def test_keys_that_leave_while_others_are_read_are_known(
 
 def test_keys_whose_rows_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """When the filter is full of them: then new keys are not looked for again, and those that are there are found."""
-    monkeypatch.setattr(cached_rows, "_LEFT", _MUCH // 64)
-    monkeypatch.setattr(cached_rows, "_READ_KEYS", 20)
+    monkeypatch.setattr(row_table, "_LEFT", _MUCH // 64)
+    monkeypatch.setattr(row_table, "_READ_KEYS", 20)
     rows = rows_with(_MUCH)
     rows.batch([(key, "append", 1) for key in range(30)])
     for start in range(1_000, 1_600, 60):

@@ -22,7 +22,7 @@ from timer_model import TimersSubject
 from value_model import VALUE_BATCHES, ValuesByBatch
 from varying_model import VaryingTable
 
-from tidegate.state.common.cells import CellSpec
+from tidegate.state.common.backend import CellSpec
 from tidegate.state.kernels.hashing import hash_columns
 from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
 from tidegate.storage.checkpoints.metadata import NativeFile, NativeState
@@ -31,8 +31,8 @@ from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.rocksdb.frozen import needed_for
 from tidegate.storage.rocksdb.value_layout import HEAD
+from tidegate.storage.state.backend_files import fetch_native, read_native, write_native
 from tidegate.storage.state.snapshot import Cut, StateTable
-from tidegate.storage.subtasks.backend_files import fetch_native, read_native, write_native
 
 _KEYS = st.integers(0, 30)
 _CELLS = st.lists(

@@ -12,7 +12,7 @@ from backend_model import KEYS, MAX_PARALLELISM, Cells, composed, key_batch
 from native_checkpoints import frozen
 from rocksdb_backends import rocks_backend
 
-from tidegate.state.common.cells import CellSpec, ValueCells
+from tidegate.state.common.backend import CellSpec, ValueCells
 from tidegate.state.rocksdb import database_session
 from tidegate.state.rocksdb.database_session import RocksSession
 from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
@@ -20,8 +20,8 @@ from tidegate.storage.errors import StorageError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.rocksdb.frozen import FrozenRocks
+from tidegate.storage.state.backend_files import read_native, write_native
 from tidegate.storage.state.snapshot import Cut
-from tidegate.storage.subtasks.backend_files import read_native, write_native
 
 
 @pytest.fixture

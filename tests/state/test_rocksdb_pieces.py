@@ -14,8 +14,8 @@ from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.rocksdb.scan import CHUNK_ROWS
+from tidegate.storage.state.backend_files import fetch_native, write_native
 from tidegate.storage.state.snapshot import Cut, StateTable
-from tidegate.storage.subtasks.backend_files import fetch_native, write_native
 
 FIRST = [(1, "extend", 1), (1, "set", 1), (1, "set", 2), (1, "put", 1), (2, "extend", 7), (2, "set", 0)]
 

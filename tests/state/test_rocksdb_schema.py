@@ -14,8 +14,7 @@ import pyarrow as pa
 import pytest
 from rocksdb_backends import rocks_backend
 
-from tidegate.state.common.backend import ValueSpec
-from tidegate.state.common.cells import CellSpec
+from tidegate.state.common.backend import CellSpec, ValueSpec
 from tidegate.state.kernels import accumulate
 from tidegate.state.kernels.columns import NO_MASK
 from tidegate.state.rocksdb.keys import database_keys, key_group_of, key_of_state, number_bytes
@@ -25,8 +24,8 @@ from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.rocksdb.keys import decode_rows
+from tidegate.storage.state.backend_files import fetch_native, read_native, write_native
 from tidegate.storage.state.snapshot import Cut, StateTable
-from tidegate.storage.subtasks.backend_files import fetch_native, read_native, write_native
 
 MAX_PARALLELISM = 8
 KEYS = pa.schema({"k": pa.int64()})

@@ -18,9 +18,9 @@ from backend_model import (
 )
 from row_model import ROW_VALUES, RowsOfKeys
 
-from tidegate.state.columnar import row_index
+from tidegate.state.columnar import row_table
 from tidegate.state.columnar.columnar_backend import ColumnarBackend
-from tidegate.state.common.row_table import RowTable
+from tidegate.state.common.backend import RowTable
 from tidegate.state.kernels.hashing import hash_columns
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import CorruptionError
@@ -153,7 +153,7 @@ def test_a_key_chooses_the_key_group_of_its_rows(make: MakeBackend) -> None:
 
 def test_keys_without_rows_do_not_stay_in_the_index(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many keys are asked for that have no rows, the index in memory stays bounded."""
-    monkeypatch.setattr(row_index, "_KEYS_MIN", 10)
+    monkeypatch.setattr(row_table, "_KEYS_MIN", 10)
     rows = RowsOfKeys(BACKENDS["columnar"], False)
     rows.batch([(1, "append", 1)])
     for start in range(0, 400, 20):

@@ -10,14 +10,14 @@ from backend_model import KEYS, MAX_PARALLELISM, Table, composed
 from native_checkpoints import frozen
 from rocksdb_backends import rocks_backend
 
-from tidegate.state.rocksdb.cached.cached_table import CachedTable
 from tidegate.state.rocksdb.database_session import RocksSession
 from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
+from tidegate.state.rocksdb.vector_table import CachedTable
 from tidegate.storage.errors import StorageError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import CheckpointId
+from tidegate.storage.state.backend_files import read_native
 from tidegate.storage.state.snapshot import Cut
-from tidegate.storage.subtasks.backend_files import read_native
 
 MANY = 3_000
 

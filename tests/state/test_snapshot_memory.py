@@ -7,9 +7,9 @@ import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
 
-from tidegate.state.columnar import block_size, frozen_slots, key_columns, notes
-from tidegate.state.columnar.block_size import BLOCK_ROWS
+from tidegate.state.columnar import key_space, paged_state, undo_log
 from tidegate.state.columnar.columnar_backend import ColumnarBackend
+from tidegate.state.columnar.key_space import BLOCK_ROWS
 from tidegate.state.common import pages
 from tidegate.state.common.backend import ValueSpec
 from tidegate.state.common.page_memory import SLAB_BYTES, PageMemory
@@ -58,7 +58,7 @@ def test_pages_are_held_twice_at_most_and_an_eighth(undo_bytes_max: int, monkeyp
     pages take no more than that, or three times as much where twice the state may be kept to go back. And what is
     written is what there was."""
     memory = PageMemory()
-    for module in (pages, notes, key_columns):
+    for module in (pages, undo_log, key_space):
         monkeypatch.setattr(module, "PAGE_MEMORY", memory)
     counts = _Counts(undo_bytes_max)
     bytes_max = _STATE_BYTES + max(_STATE_BYTES, undo_bytes_max) * 9 // 8 + _SIZES * SLAB_BYTES
@@ -87,14 +87,14 @@ def test_no_block_of_an_increment_has_more_rows_than_one_of_all_rows(
 ) -> None:
     """However many slots have changed, so many rows are encoded together, and a page is held until its last one is."""
     blocks: list[int] = []
-    places_by_group = frozen_slots.places_by_group
+    places_by_group = paged_state.places_by_group
 
     def counted(groups: NDArray[np.uint16]) -> Places:
         blocks.append(len(groups))
         return places_by_group(groups)
 
-    monkeypatch.setattr(frozen_slots, "places_by_group", counted)
-    for module in (block_size, frozen_slots):
+    monkeypatch.setattr(paged_state, "places_by_group", counted)
+    for module in (key_space, paged_state):
         monkeypatch.setattr(module, "BLOCK_ROWS", 2 * PAGE_ROWS)
     counts = _Counts()
     counts.count()

@@ -14,10 +14,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tidegate.state.kernels.columns import NO_MASK, Strings
-from tidegate.state.kernels.sst_blocks import SLACK_BYTES
-from tidegate.state.rocksdb.gathered_rows import Slice
 from tidegate.state.rocksdb.keys import order_of, strings_of
-from tidegate.state.rocksdb.sst_file import sst_file
+from tidegate.state.rocksdb.row_writer import SLACK_BYTES, Slice, sst_file
 from tidegate.storage.rocksdb.database import open_database, open_files
 
 _KEYS = st.one_of(

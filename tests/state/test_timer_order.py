@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tidegate.operators.state.keys import KeyCodec, key_columns, sort_key
 from tidegate.state.columnar.columnar_backend import ColumnarBackend
 from tidegate.storage.errors import CorruptionError
-from tidegate.storage.rocksdb.timer_keys import TimerKeys, behind_moment, moment_bytes, moment_of, timer_rows
+from tidegate.storage.rocksdb.keys import TimerKeys, behind_moment, moment_bytes, moment_of, timer_rows
 
 TYPES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.int8(), st.integers(-128, 127)),

@@ -22,17 +22,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from timer_model import TimersSubject
 
-from tidegate.state.columnar import key_space, timer_runs
+from tidegate.state.columnar import columnar_timers, key_space
 from tidegate.state.columnar.columnar_backend import ColumnarBackend
 from tidegate.state.kernels.hashing import hash_columns
-from tidegate.state.rocksdb import changes as rocks_changes
+from tidegate.state.rocksdb import frozen_rows as rocks_changes
 from tidegate.state.rocksdb import timers as rocks_timers
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import CorruptionError
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.canonical import FrozenCanonical
 from tidegate.storage.state.snapshot import Cut, StateTable
-from tidegate.storage.state.timer_rows import timers_schema
+from tidegate.storage.state.stored_rows import timers_schema
 
 _EXAMPLES = {"columnar": 60, "rocksdb": 15, "rocksdb with changelog": 20}
 _CHANGES = st.lists(
@@ -56,7 +56,7 @@ _STEPS = st.lists(
 @pytest.fixture(autouse=True)
 def all_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A few timers are more than what is in front, or in memory."""
-    monkeypatch.setattr(timer_runs, "FRONT_TIMERS", 4)
+    monkeypatch.setattr(columnar_timers, "FRONT_TIMERS", 4)
     monkeypatch.setattr(key_space, "COMPACTED_SLOTS_MIN", 4)
     monkeypatch.setattr(rocks_timers, "HEAD_TIMERS", 4)
     monkeypatch.setattr(rocks_timers, "READ_MIN", 2)

@@ -29,11 +29,10 @@ from row_model import ROW_BATCHES, RowsOfKeys
 from value_model import VALUE_BATCHES, ValuesByBatch
 from varying_model import VaryingTable
 
-from tidegate.state.columnar import frozen_slots, key_space, notes, undo_log
+from tidegate.state.columnar import key_space, paged_state, undo_log
 from tidegate.state.columnar.columnar_backend import ColumnarBackend
-from tidegate.state.common import value_heap
-from tidegate.state.common.backend import KeyedBackend, ValueSpec
-from tidegate.state.common.cells import CellSpec
+from tidegate.state.common import table_columns
+from tidegate.state.common.backend import CellSpec, KeyedBackend, ValueSpec
 from tidegate.state.kernels.paged import PAGE_ROWS
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
@@ -59,7 +58,7 @@ _STEPS = (
 def acts_early(monkeypatch: pytest.MonkeyPatch) -> None:
     """Dead slots are given up where there are a few, and a snapshot pins its pages however few rows it has."""
     monkeypatch.setattr(key_space, "COMPACTED_SLOTS_MIN", 4)
-    monkeypatch.setattr(frozen_slots, "GATHERED_ROWS_MAX", 0)
+    monkeypatch.setattr(paged_state, "GATHERED_ROWS_MAX", 0)
 
 
 def _made(undo_bytes_max: int) -> Callable[[bool], ColumnarBackend]:
@@ -129,8 +128,8 @@ def _run_noting(noted: int, kind: type[Subject], undo_bytes_max: int, steps: lis
     """The same, where a page is kept once more than so many of its slots are noted, and slots are marked for long or
     hardly at all."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(notes, "NOTED_SLOTS_MAX", noted)
-        patch.setattr(notes, "MARKED_PARTS", 8 if noted else 1)
+        patch.setattr(undo_log, "NOTED_SLOTS_MAX", noted)
+        patch.setattr(undo_log, "MARKED_PARTS", 8 if noted else 1)
         _run(kind, undo_bytes_max, steps)
 
 
@@ -152,7 +151,7 @@ def test_tables_go_back(noted: int, steps: list[tuple[str, Any]], undo_bytes_max
 def test_tables_with_values_of_any_width_go_back(noted: int, steps: list[tuple[str, Any]], undo_bytes_max: int) -> None:
     """A table with texts and lists likewise, where what nobody needs is let go of at once."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(value_heap, "GARBAGE_BYTES_MIN", 0)
+        patch.setattr(table_columns, "GARBAGE_BYTES_MIN", 0)
         _run_noting(noted, VaryingTable, undo_bytes_max, steps)
 
 

@@ -9,10 +9,10 @@ from backend_model import KEYS, columnar_backend, key_batch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.state.columnar import block_size, frozen_slots
-from tidegate.state.common import value_heap
+from tidegate.state.columnar import key_space, paged_state
+from tidegate.state.common import table_columns
 from tidegate.state.common.backend import ValueSpec
-from tidegate.state.common.value_heap import ValueHeap, values_of
+from tidegate.state.common.table_columns import ValueHeap, values_of
 from tidegate.state.kernels.paged import PAGE_ROWS
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.snapshot import Cut
@@ -27,7 +27,7 @@ def test_numbers_mean_the_same_for_ever(steps: list[tuple[list[list[str | None] 
     reader that had the chunks before goes on with them. Numbers of what is gone may be told of again."""
     heap = ValueHeap(_TYPE)
     alive: dict[int, list[str | None] | None] = {0: None}
-    before: list[tuple[value_heap.HeapChunks, dict[int, list[str | None] | None]]] = []
+    before: list[tuple[table_columns.HeapChunks, dict[int, list[str | None] | None]]] = []
     for values, kept in steps:
         numbers = heap.append(pa.array([None, *values], _TYPE).slice(1))
         alive |= dict(zip(numbers.tolist(), values, strict=True))
@@ -43,7 +43,7 @@ def test_numbers_mean_the_same_for_ever(steps: list[tuple[list[list[str | None] 
 def test_garbage_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """However often the values of some keys are replaced, the heap is never larger than twice what is alive, what came
     at once, and the least that is looked at."""
-    monkeypatch.setattr(value_heap, "GARBAGE_BYTES_MIN", 1000)
+    monkeypatch.setattr(table_columns, "GARBAGE_BYTES_MIN", 1000)
     heap, sizes = ValueHeap(pa.string()), []
     for turn in range(200):
         numbers = heap.append(pa.array([f"{turn} {key:04}" for key in range(50)]))
@@ -68,9 +68,9 @@ def test_a_value_keeps_no_batch_alive() -> None:
 @pytest.mark.parametrize("canonical", [False, True])
 def test_large_rows_are_written_in_small_blocks(monkeypatch: pytest.MonkeyPatch, canonical: bool) -> None:
     """As many at a time as a limit of bytes allows, but pages at least; and none is gathered at a freeze."""
-    monkeypatch.setattr(block_size, "BLOCK_BYTES", 10 * PAGE_ROWS * 100)
-    monkeypatch.setattr(frozen_slots, "CHUNK_ROWS_MIN", 1 << 30)
-    monkeypatch.setattr(frozen_slots, "GATHERED_BYTES_MAX", 100_000)
+    monkeypatch.setattr(key_space, "BLOCK_BYTES", 10 * PAGE_ROWS * 100)
+    monkeypatch.setattr(paged_state, "CHUNK_ROWS_MIN", 1 << 30)
+    monkeypatch.setattr(paged_state, "GATHERED_BYTES_MAX", 100_000)
     groups = {}
     for text_bytes in (1, 1_000):
         backend = columnar_backend(True)
@@ -89,6 +89,6 @@ def test_large_rows_are_written_in_small_blocks(monkeypatch: pytest.MonkeyPatch,
         table.column("text").put(table.upsert(key_batch(range(500))).slots, texts.slice(0, 500))
         table.done()
         changed = backend.freeze(Cut(CheckpointId(2), CheckpointId(1)))[0]
-        assert isinstance(changed, frozen_slots.GatheredSlots) == (text_bytes == 1)
+        assert isinstance(changed, paged_state.GatheredSlots) == (text_bytes == 1)
         assert sum(chunk.rows.num_rows for chunk in changed.chunks()) == 500
     assert groups[1_000] > groups[1]

@@ -10,7 +10,7 @@ from backend_model import KEYS, Key, MakeBackend, Rows, composed, key_batch, key
 from tidegate.operators.state.keys import sort_key
 from tidegate.state.common.backend import KeyedBackend
 from tidegate.storage.state.snapshot import StateTable
-from tidegate.storage.state.timer_rows import DOMAINS
+from tidegate.storage.state.stored_rows import DOMAINS
 
 Timer = tuple[Key, int, int]
 """Key, clock and moment."""

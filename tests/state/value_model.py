@@ -11,7 +11,7 @@ import pyarrow as pa
 from backend_model import KEYS, Key, MakeBackend, Rows, composed, key_batch, key_of
 from hypothesis import strategies as st
 
-from tidegate.state.common.cells import CellSpec
+from tidegate.state.common.backend import CellSpec
 from tidegate.storage.state.snapshot import StateTable
 
 VALUE_BATCHES = st.lists(

@@ -7,7 +7,8 @@ import pyarrow as pa
 from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.files.file_system_store import FileSystemStore
 from tidegate.storage.ids import CheckpointId, JobId
-from tidegate.storage.tables.table_log import TableInfo, TableLog
+from tidegate.storage.tables.table_info import TableInfo
+from tidegate.storage.tables.table_log import TableLog
 
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64())])
 INFO = TableInfo.of(SCHEMA, "append")

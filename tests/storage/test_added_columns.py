@@ -9,8 +9,7 @@ from table_logs import A, B
 
 from tidegate.storage.errors import TableError
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
-from tidegate.storage.tables.compaction.compaction_plan import CompactionSettings
-from tidegate.storage.tables.compaction.running_compaction import RunningCompaction
+from tidegate.storage.tables.maintenance import CompactionSettings, RunningCompaction
 from tidegate.storage.tables.table_files import data_dir, read_table, write_data_file
 from tidegate.storage.tables.table_info import TableInfo
 from tidegate.storage.tables.table_log import TableLog

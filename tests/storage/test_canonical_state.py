@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from tidegate.storage.errors import CorruptionError
 from tidegate.storage.state import canonical
-from tidegate.storage.state.canonical import canonical_chunks
-from tidegate.storage.state.canonical_arrays import canonical_array, row_bytes
-from tidegate.storage.state.chunk import encode_chunk
+from tidegate.storage.state.canonical import canonical_array, canonical_chunks, row_bytes
 from tidegate.storage.state.snapshot import StateChunk
+from tidegate.storage.state.state_file import encode_chunk
 
 _TEXT = st.none() | st.text("abz", max_size=3)
 _POINT = pa.struct({"x": pa.int64(), "tag": pa.string()})

@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tidegate.storage.state import chunk
-from tidegate.storage.state.chunk import Compression, decode_chunk, encode_chunk
+from tidegate.storage.state import state_file
+from tidegate.storage.state.state_file import Compression, decode_chunk, encode_chunk
 
 _ROWS = 5_000
 
@@ -35,7 +35,7 @@ def test_a_chunk_comes_back_by_either_way(
     """Of all kinds of columns, whole and a slice of them, and no byte of other rows is in it."""
     rows = _rows().select(columns).slice(bounds[0], bounds[1] - bounds[0])
     for bytes_min in (0, 1 << 40):
-        monkeypatch.setattr(chunk, "_WRITTEN_BYTES_MIN", bytes_min)
+        monkeypatch.setattr(state_file, "_WRITTEN_BYTES_MIN", bytes_min)
         encoded = b"".join(encode_chunk(rows, compression))
         assert decode_chunk(encoded, "here").equals(rows)
         assert len(encoded) < 3_000 + 2 * rows.nbytes

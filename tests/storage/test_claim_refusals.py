@@ -9,7 +9,8 @@ from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import FencedError, TableError, TidegateError
 from tidegate.storage.files.file_system_store import FileSystemStore
 from tidegate.storage.ids import CheckpointId, JobId
-from tidegate.storage.tables.table_log import IfExists, TableInfo, TableLog
+from tidegate.storage.tables.table_info import IfExists, TableInfo
+from tidegate.storage.tables.table_log import TableLog
 
 _SCHEMA = pa.schema([("k", pa.string())])
 _INFO = TableInfo.of(_SCHEMA, "append")

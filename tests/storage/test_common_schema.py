@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.schemas.common_schema import adapted, common_schema
+from tidegate.storage.schemas.evolution import adapted, common_schema
 
 
 def schema(value: pa.DataType) -> pa.Schema:

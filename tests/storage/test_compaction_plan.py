@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.storage.tables.compaction.compaction_plan import (
+from tidegate.storage.tables.maintenance import (
     FILES_A_UNIT_MAX,
     CompactionSettings,
     Unit,

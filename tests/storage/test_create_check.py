@@ -11,23 +11,29 @@ from s3_proxy import run_proxy
 from seaweed import BUCKET, S3Server
 
 from tidegate.storage.errors import AlreadyExistsError, ConfigurationError, StorageError
-from tidegate.storage.files import create_check
-from tidegate.storage.files.create_check import PAIRS, REQUESTS_MAX, ROUNDS, check_conditional_create
-from tidegate.storage.files.file_system_store import FileSystemStore, open_store
+from tidegate.storage.files import file_system_store
+from tidegate.storage.files.file_system_store import (
+    PAIRS,
+    REQUESTS_MAX,
+    ROUNDS,
+    FileSystemStore,
+    check_conditional_create,
+    open_store,
+)
 from tidegate.storage.files.store import Buffer
 
 WAIT_S = 240.0
-NO_CREATE = "has no conditional create that can be relied on"
+NO_CREATE = "has no conditional create that is reliable"
 
 
 @pytest.fixture(autouse=True)
 def _nothing_is_known() -> Iterator[None]:
     """As in a new process."""
-    known = set(create_check._found_atomic)
-    create_check._found_atomic.clear()
+    known = set(file_system_store._found_atomic)
+    file_system_store._found_atomic.clear()
     yield
-    create_check._found_atomic.clear()
-    create_check._found_atomic.update(known)
+    file_system_store._found_atomic.clear()
+    file_system_store._found_atomic.update(known)
 
 
 class LooksFirst(FileSystemStore):
@@ -116,7 +122,7 @@ class _LosesAnswers(FileSystemStore):
 def test_a_lost_answer_proves_nothing(tmp_path: Path) -> None:
     """A request that fails beside one that is answered does not refuse a store; when all do, the user is told so."""
     check_conditional_create(_LosesAnswers(str(tmp_path), b"creator 1"))
-    create_check._found_atomic.clear()
+    file_system_store._found_atomic.clear()
 
     with pytest.raises(StorageError, match="connection broke"):
         check_conditional_create(_LosesAnswers(str(tmp_path), b"creator 1", b"creator 2"))
@@ -126,7 +132,7 @@ def test_a_lost_answer_proves_nothing(tmp_path: Path) -> None:
 def test_stores_that_can_pass(store: FileSystemStore) -> None:
     """Local folders, memory and S3 pass every time, and nothing is left behind."""
     for _ in range(3):
-        create_check._found_atomic.clear()
+        file_system_store._found_atomic.clear()
         check_conditional_create(store)
     assert store.list("") == []
 

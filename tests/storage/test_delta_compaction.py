@@ -14,10 +14,9 @@ from table_logs import SCHEMA, A, B, C, file_of
 from tidegate.storage.errors import TableError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import AttemptNumber, CheckpointId
-from tidegate.storage.tables.compaction.compaction_plan import CompactionSettings
-from tidegate.storage.tables.compaction.running_compaction import RunningCompaction
-from tidegate.storage.tables.delta.delta_mirror import DeltaChange, DeltaMirror
-from tidegate.storage.tables.log.log_vacuum import Retention
+from tidegate.storage.tables.delta_mirror import DeltaChange, DeltaMirror
+from tidegate.storage.tables.log.vacuum import Retention
+from tidegate.storage.tables.maintenance import CompactionSettings, RunningCompaction
 from tidegate.storage.tables.partitions import folder_name
 from tidegate.storage.tables.table_files import data_dir, read_table, write_data_file
 from tidegate.storage.tables.table_info import TableInfo

@@ -21,11 +21,11 @@ from deltalake import DeltaTable, write_deltalake
 from table_logs import SCHEMA, A, B
 from test_delta_compaction import Job
 
-from tidegate.api.tables.compacted_tables import compact_table
+from tidegate.api.tables.output_tables import compact_table
 from tidegate.storage.errors import TableError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import AttemptNumber, CheckpointId
-from tidegate.storage.tables.log.log_vacuum import Retention
+from tidegate.storage.tables.log.vacuum import Retention
 from tidegate.storage.tables.table_files import data_dir
 from tidegate.storage.tables.table_info import TableInfo
 from tidegate.storage.tables.table_log import TableLog

@@ -19,8 +19,7 @@ from test_table_model import CompactedTableMachine
 from tidegate.storage.errors import ConfigurationError, TableError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import CheckpointId
-from tidegate.storage.tables.delta.delta_mirror import DeltaChange, DeltaMirror
-from tidegate.storage.tables.delta.delta_schema import check_delta_schema
+from tidegate.storage.tables.delta_mirror import DeltaChange, DeltaMirror, check_delta_schema
 from tidegate.storage.tables.table_info import TableInfo
 from tidegate.storage.tables.table_log import TableLog
 

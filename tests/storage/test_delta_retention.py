@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 
 from tidegate.storage.errors import TableError
 from tidegate.storage.files.file_system_store import FileSystemStore
-from tidegate.storage.tables.delta.delta_mirror import RETENTION_MS_DEFAULT, interval_ms
+from tidegate.storage.tables.delta_mirror import RETENTION_MS_DEFAULT, interval_ms
 from tidegate.storage.tables.table_info import TableInfo
 from tidegate.storage.tables.table_log import TableLog
 

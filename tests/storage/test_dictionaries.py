@@ -17,16 +17,16 @@ from tidegate.storage.errors import TableError
 from tidegate.storage.files.envelope import checksum_of
 from tidegate.storage.files.file_system_store import FileSystemStore
 from tidegate.storage.ids import CheckpointId, JobId
-from tidegate.storage.schemas.dictionaries import (
+from tidegate.storage.schemas.arrow_types import (
     check_dictionaries,
     decoded_type,
     widened,
     widened_schema,
     widened_type,
 )
-from tidegate.storage.tables.hidden_columns import VERSION_COLUMN
 from tidegate.storage.tables.table_files import read_data_file, read_table, write_data_file
-from tidegate.storage.tables.table_log import TableInfo, TableLog, TableMode
+from tidegate.storage.tables.table_info import VERSION_COLUMN, TableInfo, TableMode
+from tidegate.storage.tables.table_log import TableLog
 
 _JOB = JobId("demo-1")
 _SMALL = pa.dictionary(pa.int8(), pa.string())
@@ -132,7 +132,7 @@ def test_what_has_no_dictionary_is_not_touched() -> None:
 )
 def test_a_dictionary_that_cannot_be_kept_is_refused(data_type: pa.DataType) -> None:
     """When the table is described, long before rows come; the column is named."""
-    with pytest.raises(TableError, match=r"column 'odd' is of type .* cannot be kept; cast it"):
+    with pytest.raises(TableError, match=r"column 'odd' has type .* tables cannot store; cast it"):
         TableInfo.of(pa.schema({"x": pa.int64(), "odd": data_type}), "append")
 
 

@@ -200,7 +200,7 @@ def test_other_changes_are_refused_by_name(before: pa.DataType, now: pa.DataType
         f"state 'count' of operator 'my-uid' was stored with 'v' as {before}, and the program expects {now}" in message
     )
     assert told in message
-    assert "another name, or the operator a new uid" in message
+    assert "rename the new state, or give the operator a new uid" in message
 
 
 def test_a_value_that_does_not_fit_is_refused() -> None:

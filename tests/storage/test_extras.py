@@ -81,7 +81,7 @@ def test_the_error_names_library_and_extra(use: Callable[[Path], object], messag
 @pytest.mark.usefixtures("bare")
 def test_wrong_settings_are_told_before_what_is_missing(make: Callable[..., tg.StreamEnvironment]) -> None:
     """Nobody installs Spark to be told that a number is wrong."""
-    with pytest.raises(tg.ConfigurationError, match="standbys: 'few' is no number of spare processes"):
+    with pytest.raises(tg.ConfigurationError, match="standbys: 'few' is not a number of spare processes"):
         make(standbys="few")
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from tidegate.storage.errors import AlreadyExistsError, ConfigurationError, StorageError
-from tidegate.storage.files.create_check import check_conditional_create
-from tidegate.storage.files.file_system_store import FileSystemStore, join_url, open_store
+from tidegate.storage.files.file_system_store import FileSystemStore, check_conditional_create, join_url, open_store
 from tidegate.storage.files.store import Buffer
 
 

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.storage.copies.local_copies import LocalCopies
-from tidegate.storage.copies.node_folder import PrivateFolder
 from tidegate.storage.errors import StorageError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import CheckpointId, JobId, SubtaskIndex, VertexId
+from tidegate.storage.local_copies import LocalCopies, PrivateFolder
 
 DISK_BYTES = 64 * 1024
 

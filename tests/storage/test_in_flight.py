@@ -14,8 +14,7 @@ from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import CorruptionError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import SubtaskIndex
-from tidegate.storage.state.verification import verify_state
-from tidegate.storage.subtasks.in_flight import (
+from tidegate.storage.state.in_flight import (
     ChannelEnd,
     InFlightRows,
     edges_in_flight,
@@ -24,6 +23,7 @@ from tidegate.storage.subtasks.in_flight import (
     read_in_flight,
     write_in_flight,
 )
+from tidegate.storage.state.state_file import verify_state
 
 PATH = "demo-1/chk-3/count-0-channels"
 EDGE = "source->count#0"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.recovery.cleanup.decisions import GRACE_MS_DEFAULT, may_run
-from tidegate.recovery.cleanup.sweeper import sweep
+from tidegate.recovery.deletion_permits import GRACE_MS_DEFAULT, may_run
+from tidegate.recovery.sweeper import sweep
 from tidegate.storage.checkpoints.event_log import EventLog, LogEntry
 from tidegate.storage.checkpoints.lease import (
     CLOCKS_DIFFER_MS_MAX,

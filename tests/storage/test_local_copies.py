@@ -13,12 +13,17 @@ from pathlib import Path
 import pytest
 from counting_store import CountingStore
 
-from tidegate.storage.copies import node_folder
-from tidegate.storage.copies.local_copies import LocalCopies, remove_copies, remove_stale_copies
-from tidegate.storage.copies.node_folder import PrivateFolder, UnfinishedFile
+from tidegate.storage import local_copies
 from tidegate.storage.errors import StorageError
 from tidegate.storage.files.store import Buffer
 from tidegate.storage.ids import CheckpointId, JobId, SubtaskIndex, VertexId
+from tidegate.storage.local_copies import (
+    LocalCopies,
+    PrivateFolder,
+    UnfinishedFile,
+    remove_copies,
+    remove_stale_copies,
+)
 
 JOB = JobId("job-12345678")
 ONE, TWO, THREE = CheckpointId(1), CheckpointId(2), CheckpointId(3)
@@ -121,14 +126,14 @@ def test_an_abort_as_a_copy_begins_is_no_failure(
     node = AbortingFolder(str(folder))
     copies = LocalCopies(node, JOB, VertexId("map/1"), SubtaskIndex(0), size_bytes_max=1_000_000)
     node.copies, node.aborts = copies, []
-    make_inside = node_folder.make_inside
+    make_inside = local_copies.make_inside
 
     def made(*arguments: str) -> str:
         found = make_inside(*arguments)
         node.make_way()
         return found
 
-    monkeypatch.setattr(node_folder, "make_inside", made)
+    monkeypatch.setattr(local_copies, "make_inside", made)
     write(copies, primary, ONE, "f")
     for abort in node.aborts:
         abort.join()
@@ -165,7 +170,7 @@ def test_a_full_disk_costs_nothing_but_the_copy(
 ) -> None:
     """Checkpoints are written whole, one warning says what is wrong, and copies are kept again when there is room."""
     copies = copies_in(folder)
-    monkeypatch.setattr("tidegate.storage.copies.node_folder.FileIO", _BrokenDisk)
+    monkeypatch.setattr("tidegate.storage.local_copies.FileIO", _BrokenDisk)
     with caplog.at_level(logging.WARNING):
         for number in (ONE, TWO):
             for name in ("a", "b"):

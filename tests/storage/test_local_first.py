@@ -14,13 +14,11 @@ from s3_proxy import run_proxy
 from seaweed import BUCKET, S3Server
 
 from tidegate.storage.checkpoints.metadata import NativeFile, NativeState, StateHandle, StateKind, SubtaskState
-from tidegate.storage.copies.local_copies import LocalCopies
-from tidegate.storage.copies.local_first import LocalFirstStore
-from tidegate.storage.copies.node_folder import PrivateFolder
 from tidegate.storage.files.envelope import checksum_of
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
+from tidegate.storage.local_copies import LocalCopies, LocalFirstStore, PrivateFolder
 from tidegate.storage.state.snapshot import FrozenTable
 from tidegate.storage.state.state_file import read_state, write_state
 

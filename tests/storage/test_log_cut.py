@@ -14,9 +14,9 @@ from tidegate.storage.checkpoints.metadata import TableHead
 from tidegate.storage.codec import encode
 from tidegate.storage.errors import CorruptionError, StorageError, TableError
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
-from tidegate.storage.tables.log import log_cut
-from tidegate.storage.tables.log.log_parts import PARTS_FOLDER
-from tidegate.storage.tables.log.log_vacuum import Retention
+from tidegate.storage.tables.log import vacuum
+from tidegate.storage.tables.log.tail import PARTS_FOLDER
+from tidegate.storage.tables.log.vacuum import Retention
 from tidegate.storage.tables.table_copy import copy_table
 from tidegate.storage.tables.table_files import data_dir, read_table, write_data_file
 from tidegate.storage.tables.table_info import TableInfo
@@ -149,12 +149,12 @@ def test_a_cut_that_would_be_too_large_is_not_made(monkeypatch: pytest.MonkeyPat
     entries, files = log.entries(), log.snapshot().files
     fold = log.state()
     assert fold is not None
-    cut = log_cut.cut_of("url", entries, fold, retention)
+    cut = vacuum.cut_of("url", entries, fold, retention)
     size = len(encode(cut))
-    monkeypatch.setattr(log_cut, "CUT_BYTES_MAX", size - 1)
+    monkeypatch.setattr(vacuum, "CUT_BYTES_MAX", size - 1)
     assert not log.cut(retention, lambda paths: ())
     assert (log.entries(), log.snapshot().files) == (entries, files)
-    monkeypatch.setattr(log_cut, "CUT_BYTES_MAX", size)
+    monkeypatch.setattr(vacuum, "CUT_BYTES_MAX", size)
     assert log.cut(retention, lambda paths: ())
     assert log.snapshot().files == files
 

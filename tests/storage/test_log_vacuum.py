@@ -8,7 +8,7 @@ from table_logs import INFO, A, B, C, commit, file_of
 
 from tidegate.storage.errors import TableError
 from tidegate.storage.ids import CheckpointId, JobId
-from tidegate.storage.tables.log.log_vacuum import Retention
+from tidegate.storage.tables.log.vacuum import Retention
 from tidegate.storage.tables.table_log import TableLog
 
 NEWEST = Retention(10**9)

@@ -14,9 +14,10 @@ from table_logs import INFO, A, B, C, commit, file_of
 from tidegate.storage.errors import ConfigurationError, TableError
 from tidegate.storage.files.file_system_store import FileSystemStore
 from tidegate.storage.ids import AttemptNumber, CheckpointId
-from tidegate.storage.tables.log.log_versions import AsOf
+from tidegate.storage.tables.log.versions import AsOf
 from tidegate.storage.tables.table_files import data_dir, read_table, write_data_file
-from tidegate.storage.tables.table_log import TableInfo, TableLog
+from tidegate.storage.tables.table_info import TableInfo
+from tidegate.storage.tables.table_log import TableLog
 
 OLD_TABLE = Path(__file__).parent / "old_tables" / "de78a60-append.zip"
 

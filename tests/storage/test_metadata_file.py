@@ -15,8 +15,11 @@ from tidegate.storage.checkpoints.metadata import (
     StateHandle,
     StateKind,
     SubtaskState,
+    create_metadata,
+    decode_metadata,
+    encode_metadata,
+    read_metadata,
 )
-from tidegate.storage.checkpoints.metadata_file import create_metadata, decode_metadata, encode_metadata, read_metadata
 from tidegate.storage.errors import AlreadyExistsError, CodecError, CorruptionError, NotFoundError
 from tidegate.storage.files.envelope import seal
 from tidegate.storage.files.file_system_store import FileSystemStore

@@ -15,7 +15,7 @@ from tidegate.storage.errors import CorruptionError, NotFoundError, StorageError
 from tidegate.storage.files.file_system_store import FileSystemStore
 from tidegate.storage.files.store import Buffer
 from tidegate.storage.ids import OperatorUid
-from tidegate.storage.subtasks.backend_files import DESCRIPTION_NAME, fetch_native, write_native
+from tidegate.storage.state.backend_files import DESCRIPTION_NAME, fetch_native, write_native
 
 UID = OperatorUid("op")
 
@@ -149,7 +149,7 @@ def test_a_missing_file_is_named(local_store: FileSystemStore, frozen: Callable[
 def test_a_name_does_not_lead_out_of_the_folder(local_store: FileSystemStore, tmp_path: Path) -> None:
     """A name of metadata that is a path is refused before anything is read."""
     file = NativeFile("../evil", "chk-1/a", 1, "")
-    with pytest.raises(CorruptionError, match="cannot be the name"):
+    with pytest.raises(CorruptionError, match="cannot name a file"):
         fetch_native(local_store, NativeState(UID, "test", (0, 8), b"", (file,)), str(tmp_path / "restored"))
 
 

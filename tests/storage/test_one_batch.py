@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.schemas.one_batch import one_batch, slice_from
+from tidegate.storage.schemas.batches import one_batch, slice_from
 
 
 @given(st.lists(st.lists(st.text(max_size=3), max_size=4), max_size=5))

@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 
 from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
-from tidegate.storage.tables.hidden_columns import VERSION_COLUMN
-from tidegate.storage.tables.partition_filters import PartitionFilter, matching_files
-from tidegate.storage.tables.partitions import HIVE_NULL, partition_folders
+from tidegate.storage.tables.partitions import HIVE_NULL, PartitionFilter, matching_files, partition_folders
 from tidegate.storage.tables.table_files import data_dir, read_table, write_data_file
-from tidegate.storage.tables.table_info import TableInfo
+from tidegate.storage.tables.table_info import VERSION_COLUMN, TableInfo
 from tidegate.storage.tables.table_log import TableLog
 
 _JOB = JobId("demo-1")

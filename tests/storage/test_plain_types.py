@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from tidegate.storage.schemas.plain_types import holds_views, without_views
+from tidegate.storage.schemas.arrow_types import holds_views, without_views
 
 FULL = pa.field("value", pa.int64(), nullable=False)
 POINT = pa.struct([pa.field("x", pa.int64(), nullable=False)])

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.storage.copies.local_copies import LocalCopies, remove_copies, remove_stale_copies
-from tidegate.storage.copies.node_folder import PrivateFolder
 from tidegate.storage.errors import ConfigurationError, StorageError
 from tidegate.storage.files.file_system_store import FileSystemStore
 from tidegate.storage.files.private_folders import (
@@ -24,6 +22,7 @@ from tidegate.storage.files.private_folders import (
     remove_inside,
 )
 from tidegate.storage.ids import CheckpointId, JobId, SubtaskIndex, VertexId
+from tidegate.storage.local_copies import LocalCopies, PrivateFolder, remove_copies, remove_stale_copies
 
 JOB = JobId("job-12345678")
 VERTEX, SUBTASK, ONE = VertexId("map"), SubtaskIndex(0), CheckpointId(1)
@@ -58,7 +57,7 @@ def _plant_world_writable(folder: Path) -> None:
 PLANTED = [
     pytest.param(_plant_link, "is a link", id="link"),
     pytest.param(_plant_dangling_link, "is a link", id="dangling link"),
-    pytest.param(_plant_file, "is no folder", id="file"),
+    pytest.param(_plant_file, "is not a folder", id="file"),
     pytest.param(_plant_group_writable, "can be written to by other users", id="group-writable"),
     pytest.param(_plant_world_writable, "can be written to by other users", id="world-writable"),
 ]

@@ -25,8 +25,8 @@ from tidegate.storage.errors import (
     may_pass,
 )
 from tidegate.storage.files import retrying_store as module
+from tidegate.storage.files.file_system import OF_THIS_PROCESS
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
-from tidegate.storage.files.request_counts import OF_THIS_PROCESS
 from tidegate.storage.files.retrying_store import KEPT_BYTES_MAX, TRIES_MAX, RetryingStore, retrying
 from tidegate.storage.files.store import Buffer
 
@@ -136,7 +136,7 @@ def test_attempts_are_bounded(faulty: Faulty, patient: RetryingStore, pauses: li
         NotFoundError("gone"),
         CorruptionError("damaged"),
         AlreadyExistsError("there"),
-        InvalidPathError("is no path inside"),
+        InvalidPathError("is not a path inside"),
         StateTooLargeError("too many bytes"),
         LogDeletedError("deleted under its job"),
         PermissionError(errno.EACCES, "refused"),
@@ -264,7 +264,7 @@ def _job_with_table(faulty: Faulty, tmp_path: Path) -> tuple[tg.Job, tg.OutputTa
         return faulty if url == faulty.url else open_store(url)
 
     rows = pa.table({"k": [i % 5 for i in range(100)]})
-    config = tg.CheckpointConfig(storage=tmp_path / "checkpoints", inline_bytes=0, storage_outage="1ms")
+    config = tg.CheckpointConfig(storage=tmp_path / "checkpoints", inline_threshold=0, storage_outage="1ms")
     with tg.StreamEnvironment(LocalRuntime(opened), 1, open_store=opened) as env:
         out = env.from_batches(rows).key_by("k").aggregate(n=tg.count(), emit="final").to_table(str(tmp_path / "out"))
         job = env.execute("faulty", checkpoints=config, restart=tg.RestartStrategy.none())

@@ -20,10 +20,18 @@ from tidegate.storage.errors import CodecError, ConfigurationError, CorruptionEr
 from tidegate.storage.ids import OperatorUid
 from tidegate.storage.rocksdb import keys
 from tidegate.storage.rocksdb.keys import decode_rows, row_end
-from tidegate.storage.rocksdb.row_values import physical
-from tidegate.storage.rocksdb.tables import table_layout
-from tidegate.storage.rocksdb.value_layout import RocksDescription, RocksForm, RocksState, describe, version_for
-from tidegate.storage.rocksdb.values import list_codec, map_key_codec, value_codec
+from tidegate.storage.rocksdb.value_layout import (
+    RocksDescription,
+    RocksForm,
+    RocksState,
+    describe,
+    list_codec,
+    map_key_codec,
+    physical,
+    table_layout,
+    value_codec,
+    version_for,
+)
 
 PLAIN: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.int8(), st.integers(-128, 127)),

@@ -71,11 +71,11 @@ def test_python_types_become_columns(given: Any, expected: pa.Schema | None) -> 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"x": decimal.Decimal}, r"map\(schema=\): 'x': Decimal is no type of a column. A decimal needs its digits"),
+        ({"x": decimal.Decimal}, r"map\(schema=\): 'x': Decimal is not a type of a column. A decimal needs its digits"),
         ({"x": list}, "Give the type of its values too: list"),
-        ({"x": Any}, "Any is no type of a column"),
-        ({"x": int | str}, "no type of a column"),
-        ({1: int}, "the key 1 is no name"),
+        ({"x": Any}, "Any is not a type of a column"),
+        ({"x": int | str}, "not a type of a column"),
+        ({1: int}, "the key 1 is not a column name"),
         ([("x", int)], r"takes a pa.schema, a dict of types"),
         (int, r"takes a pa.schema"),
     ],

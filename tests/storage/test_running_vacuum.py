@@ -13,10 +13,8 @@ from table_logs import SCHEMA, A, B
 
 from tidegate.storage.errors import StorageError, TableError
 from tidegate.storage.ids import AttemptNumber, CheckpointId
-from tidegate.storage.tables.compaction import running_vacuum
-from tidegate.storage.tables.compaction.compaction_plan import CompactionSettings
-from tidegate.storage.tables.compaction.running_compaction import RunningCompaction
-from tidegate.storage.tables.compaction.running_vacuum import LOOKS_A_HISTORY, RunningVacuum
+from tidegate.storage.tables import maintenance
+from tidegate.storage.tables.maintenance import LOOKS_A_HISTORY, CompactionSettings, RunningCompaction, RunningVacuum
 from tidegate.storage.tables.table_files import data_dir, read_table, write_data_file
 from tidegate.storage.tables.table_info import TableInfo
 from tidegate.storage.tables.table_log import TableLog
@@ -161,7 +159,7 @@ def test_whatever_happens_the_history_is_there(steps: list[tuple[int, int, str]]
 @pytest.mark.parametrize("step", range(1, 12, 2))
 def test_a_process_that_is_killed_leaves_nothing_for_ever(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the entry of the log and the last file, wherever: the next process deletes what is left."""
-    monkeypatch.setattr(running_vacuum, "FILES_A_STEP", 4)
+    monkeypatch.setattr(maintenance, "FILES_A_STEP", 4)
     job, requests = Job(), 0
 
     def fails(kind: str) -> None:

@@ -14,10 +14,9 @@ import pytest
 from seaweed import BUCKET, S3Server
 
 from tidegate.storage.errors import AlreadyExistsError, ConfigurationError, NotFoundError, StorageError
-from tidegate.storage.files import s3_requests
-from tidegate.storage.files.create_check import check_conditional_create
-from tidegate.storage.files.file_system_store import FileSystemStore, open_store
-from tidegate.storage.files.request_counts import OF_THIS_PROCESS
+from tidegate.storage.files import s3_files
+from tidegate.storage.files.file_system import OF_THIS_PROCESS
+from tidegate.storage.files.file_system_store import FileSystemStore, check_conditional_create, open_store
 
 models_read_once = cache(botocore.session.create_loader)
 """The models of AWS's services, which each client would read again: that is most of what these tests cost."""
@@ -58,7 +57,7 @@ class ScriptedS3:
 def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedS3]:
     """A server on loopback, stopped after the test. Whoever meets it comes back soon."""
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setattr(s3_requests, "PAUSE_S_FIRST", 0.001)
+    monkeypatch.setattr(s3_files, "PAUSE_S_FIRST", 0.001)
     monkeypatch.setattr(botocore.session, "create_loader", models_read_once)
     server = ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler)
     state = ScriptedS3(f"http://127.0.0.1:{server.server_address[1]}")

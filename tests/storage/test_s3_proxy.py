@@ -17,9 +17,8 @@ from waiting import until
 from tidegate.storage.checkpoints.event_log import EventLog, LogEntry
 from tidegate.storage.errors import AlreadyExistsError, ConfigurationError, StorageError
 from tidegate.storage.files import s3_files
-from tidegate.storage.files.create_check import check_conditional_create
-from tidegate.storage.files.file_system_store import FileSystemStore, open_store
-from tidegate.storage.files.s3_requests import TRIES_MAX
+from tidegate.storage.files.file_system_store import FileSystemStore, check_conditional_create, open_store
+from tidegate.storage.files.s3_files import TRIES_MAX
 from tidegate.storage.ids import Generation, JobId
 
 PART = 5 * 1024 * 1024
@@ -42,7 +41,7 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attempts follow each other at once."""
-    monkeypatch.setattr("tidegate.storage.files.s3_requests.PAUSE_S_FIRST", 0.001)
+    monkeypatch.setattr("tidegate.storage.files.s3_files.PAUSE_S_FIRST", 0.001)
 
 
 @pytest.fixture
@@ -249,7 +248,7 @@ def test_a_whole_write_has_a_bound(open_s3: _Opener, proxy: S3Proxy) -> None:
         for _ in range(1_000):
             yield bytes(PART)
 
-    with pytest.raises(StorageError, match=r"not over within 0.3 s"):
+    with pytest.raises(StorageError, match=r"the write did not end within 0.3 s"):
         store.write("d/large", chunks())
     assert store.list("d") == []
 

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import StorageError
-from tidegate.storage.state.handover import Handover, taken
+from tidegate.storage.state.handover import Handover, Spool, SpooledTables, taken
 from tidegate.storage.state.snapshot import StateTable
-from tidegate.storage.state.spool import Spool, SpooledTables
 
 Drawn = tuple[str, int, bool, list[int], bool]
 

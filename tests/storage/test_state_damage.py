@@ -16,11 +16,17 @@ from tidegate.storage.errors import CodecError, CorruptionError, NotFoundError
 from tidegate.storage.files.envelope import checksum_of
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import OperatorUid
-from tidegate.storage.state.chunk import decode_chunk, encode_chunk
-from tidegate.storage.state.directory import read_footer
 from tidegate.storage.state.snapshot import StateChunk
-from tidegate.storage.state.state_file import read_state, write_state
-from tidegate.storage.state.verification import verified_native, verify_native, verify_state
+from tidegate.storage.state.state_file import (
+    decode_chunk,
+    encode_chunk,
+    read_footer,
+    read_state,
+    verified_native,
+    verify_native,
+    verify_state,
+    write_state,
+)
 
 _UID = OperatorUid("counts")
 _MEMORY = open_store("memory://state-damage-tests")
@@ -153,7 +159,7 @@ def test_rows_of_a_newer_serializer_are_refused() -> None:
     assert decode_chunk(data, "here").equals(_ROWS)
     with pytest.raises(CodecError, match=r"here was written with version 2 of the serializer; .* reads up to 1"):
         decode_chunk(data.replace(stamp, b"arrow/2"), "here")
-    with pytest.raises(CorruptionError, match="here was written by no serializer of tidegate: b'other/1'"):
+    with pytest.raises(CorruptionError, match="was not written by tidegate: its serializer is b'other/1'"):
         decode_chunk(data.replace(stamp, b"other/1"), "here")
 
 

@@ -18,15 +18,18 @@ from wire_strategies import MAX_PARALLELISM, FrozenChunks, frozen_states, operat
 from tidegate.storage.checkpoints.metadata import SectionRef, StateHandle, StateKind
 from tidegate.storage.errors import CorruptionError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
-from tidegate.storage.files.store import Store
-from tidegate.storage.files.wrapped_store import WrappedStore
+from tidegate.storage.files.store import Store, WrappedStore
 from tidegate.storage.ids import OperatorUid
 from tidegate.storage.state import state_file
-from tidegate.storage.state.chunk import Compression
-from tidegate.storage.state.directory import read_directory
 from tidegate.storage.state.snapshot import FrozenState, StateChunk, StateTable
-from tidegate.storage.state.state_file import iter_state, read_state, write_state
-from tidegate.storage.state.verification import verify_state
+from tidegate.storage.state.state_file import (
+    Compression,
+    iter_state,
+    read_directory,
+    read_state,
+    verify_state,
+    write_state,
+)
 
 _UID = OperatorUid("counts")
 _MEMORY = open_store("memory://state-file-tests")
@@ -196,7 +199,7 @@ def test_rows_that_do_not_match_their_key_groups_are_not_written() -> None:
     wrong += [FrozenChunks("n", StateKind.LIST, (StateChunk(rows, 0, (0, 2)),))]
 
     for frozen in wrong:
-        with pytest.raises(CorruptionError, match="no prefix sums of 2 rows"):
+        with pytest.raises(CorruptionError, match="do not add up to 2 rows"):
             written([(_UID, frozen)])
 
 

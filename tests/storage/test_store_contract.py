@@ -17,15 +17,12 @@ from waiting import until
 
 from tidegate.actors.ray.memory_store import RayMemoryStore, actor_name, open_store_on_ray, start_memory
 from tidegate.storage.checkpoints.memory_limit import MemoryStorage
-from tidegate.storage.copies.local_copies import DuplicatingStore, LocalCopies
-from tidegate.storage.copies.local_first import LocalFirstStore
-from tidegate.storage.copies.node_folder import PrivateFolder
 from tidegate.storage.errors import AlreadyExistsError, InvalidPathError, NotFoundError, StorageError
-from tidegate.storage.files.create_check import check_conditional_create
-from tidegate.storage.files.file_system_store import FileSystemStore
+from tidegate.storage.files.file_system_store import FileSystemStore, check_conditional_create
 from tidegate.storage.files.retrying_store import RetryingStore
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import CheckpointId, JobId, SubtaskIndex, VertexId
+from tidegate.storage.local_copies import DuplicatingStore, LocalCopies, LocalFirstStore, PrivateFolder
 from tidegate.testing.world.disk import SimulatedDisk, SimulatedStore
 from tidegate.testing.world.faults import Faults
 from tidegate.testing.world.virtual_time import World
@@ -273,7 +270,7 @@ def test_refuses_paths_that_leave_the_root(shared_store: Store, path: str) -> No
     """A path that is not plainly below the root is refused by every operation on files."""
     store = shared_store
     for operation in (store.read, store.exists, store.delete, lambda p: store.create(p, b"")):
-        with pytest.raises(InvalidPathError, match="is no path inside"):
+        with pytest.raises(InvalidPathError, match="is not a path inside"):
             operation(path)
 
 

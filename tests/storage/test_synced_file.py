@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.storage.files import synced_file
-from tidegate.storage.files.synced_file import GATHERED_BYTES, PARTS_MAX, STEP_BYTES, write_synced
+from tidegate.storage.files import local_files
+from tidegate.storage.files.local_files import GATHERED_BYTES, PARTS_MAX, STEP_BYTES, write_synced
 
 
 @pytest.fixture
@@ -56,15 +56,15 @@ def test_a_system_that_takes_little_gets_all(parts: list[bytes], taken_max: int)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "writev", some)
-        synced_file._write_all(0, [memoryview(part) for part in parts])
+        local_files._write_all(0, [memoryview(part) for part in parts])
     assert bytes(written) == b"".join(parts)
 
 
 def test_a_file_keeps_no_more_room_than_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Room is asked for ahead, in steps that double, and what is left over is given back."""
     asked: list[int] = []
-    real = synced_file._make_room
-    monkeypatch.setattr(synced_file, "_make_room", lambda file, size: (asked.append(size), real(file, size)))
+    real = local_files._make_room
+    monkeypatch.setattr(local_files, "_make_room", lambda file, size: (asked.append(size), real(file, size)))
     size_bytes = 9 * (1 << 20)
 
     write_synced(str(tmp_path / "f"), [os.urandom(1 << 20)] * 9)
@@ -85,7 +85,7 @@ def test_the_disk_begins_before_the_file_is_whole(tmp_path: Path, monkeypatch: p
         begun.append((start, start + size_bytes))
         return -1
 
-    monkeypatch.setattr(synced_file, "_sync_file_range", begin)
+    monkeypatch.setattr(local_files, "_sync_file_range", begin)
     part = os.urandom(STEP_BYTES // 4 * 3)
 
     assert write_synced(str(tmp_path / "f"), [part] * 7) == 7 * len(part)
@@ -105,7 +105,7 @@ def test_a_disk_that_fails_early_is_a_fault(tmp_path: Path, monkeypatch: pytest.
         ctypes.set_errno(code)
         return -1
 
-    monkeypatch.setattr(synced_file, "_sync_file_range", fail)
+    monkeypatch.setattr(local_files, "_sync_file_range", fail)
     with pytest.raises(OSError, match=os.strerror(code)):
         write_synced(str(tmp_path / "f"), [bytes(STEP_BYTES)])
 
@@ -115,8 +115,8 @@ def test_a_system_without_these_calls_is_no_fault(tmp_path: Path, monkeypatch: p
     data = os.urandom(STEP_BYTES + GATHERED_BYTES + 1)
     ctypes.set_errno(errno.EINVAL)
     for number, call in enumerate((None, lambda *_: -1)):
-        monkeypatch.setattr(synced_file, "_fallocate", call)
-        monkeypatch.setattr(synced_file, "_sync_file_range", call)
+        monkeypatch.setattr(local_files, "_fallocate", call)
+        monkeypatch.setattr(local_files, "_sync_file_range", call)
         assert write_synced(str(tmp_path / str(number)), [data]) == len(data)
         assert (tmp_path / str(number)).read_bytes() == data
 

@@ -12,8 +12,9 @@ from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import CodecError, CorruptionError, FencedError
 from tidegate.storage.files.envelope import seal
 from tidegate.storage.ids import CheckpointId, JobId
-from tidegate.storage.tables.log.log_parts import PARTS_FOLDER
-from tidegate.storage.tables.table_log import LOG_FOLDER, TableInfo, TableLog
+from tidegate.storage.tables.log.tail import LOG_FOLDER, PARTS_FOLDER
+from tidegate.storage.tables.table_info import TableInfo
+from tidegate.storage.tables.table_log import TableLog
 
 _INFO = TableInfo.of(pa.schema([("k", pa.string())]), "append")
 _A, _B = JobId("a-1"), JobId("b-1")

@@ -20,7 +20,6 @@ from tidegate.storage.errors import CorruptionError, NotFoundError, TableError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid, SubtaskIndex
 from tidegate.storage.tables import table_files
-from tidegate.storage.tables.hidden_columns import VERSION_COLUMN
 from tidegate.storage.tables.table_files import (
     data_dir,
     data_file_name,
@@ -31,7 +30,8 @@ from tidegate.storage.tables.table_files import (
     write_data_file,
     write_joined_file,
 )
-from tidegate.storage.tables.table_log import TableInfo, TableLog
+from tidegate.storage.tables.table_info import VERSION_COLUMN, TableInfo
+from tidegate.storage.tables.table_log import TableLog
 
 _JOB = JobId("demo-1")
 _SCHEMA = pa.schema([("k", pa.string()), ("f", pa.float64()), ("v", pa.int64())])

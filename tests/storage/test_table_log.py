@@ -12,8 +12,9 @@ from table_logs import INFO, SCHEMA, A, B, commit, file_of, shown_at, table_at
 from tidegate.storage.errors import CorruptionError, FencedError, StorageError, TableError
 from tidegate.storage.files.file_system_store import FileSystemStore
 from tidegate.storage.ids import CheckpointId
-from tidegate.storage.tables.log.log_parts import entry_path
-from tidegate.storage.tables.table_log import TableInfo, TableLog
+from tidegate.storage.tables.log.tail import entry_path
+from tidegate.storage.tables.table_info import TableInfo
+from tidegate.storage.tables.table_log import TableLog
 
 
 def test_shows_committed_files_in_order(store: FileSystemStore) -> None:

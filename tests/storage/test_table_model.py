@@ -16,9 +16,10 @@ from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import FencedError, TableError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import CheckpointId, JobId
-from tidegate.storage.tables.log.log_entries import TableEntry, covers
-from tidegate.storage.tables.log.log_versions import TableVersions
-from tidegate.storage.tables.table_log import LOG_FOLDER, TableLog
+from tidegate.storage.tables.log.entries import TableEntry, covers
+from tidegate.storage.tables.log.tail import LOG_FOLDER
+from tidegate.storage.tables.log.versions import TableVersions
+from tidegate.storage.tables.table_log import TableLog
 
 
 class TableLogMachine(RuleBasedStateMachine):

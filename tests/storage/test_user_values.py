@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.protocol.failure_reasons import TEXT_BYTES_MAX, bounded_text
+from tidegate.protocol.failures import TEXT_BYTES_MAX, bounded_text
 from tidegate.storage.user_values import (
     CLOSE,
     OPEN,

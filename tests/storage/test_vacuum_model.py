@@ -13,11 +13,12 @@ from test_table_model import CompactedTableMachine, _time
 
 from tidegate.storage.errors import TableError
 from tidegate.storage.ids import CheckpointId, JobId
-from tidegate.storage.tables.log import log_cut
-from tidegate.storage.tables.log.log_entries import covers
-from tidegate.storage.tables.log.log_vacuum import Retention, deletable_files
-from tidegate.storage.tables.log.log_versions import TableVersions
-from tidegate.storage.tables.table_log import LOG_FOLDER, TableLog
+from tidegate.storage.tables.log import vacuum
+from tidegate.storage.tables.log.entries import covers
+from tidegate.storage.tables.log.tail import LOG_FOLDER
+from tidegate.storage.tables.log.vacuum import Retention, deletable_files
+from tidegate.storage.tables.log.versions import TableVersions
+from tidegate.storage.tables.table_log import TableLog
 
 _LATER_MS = 10**9
 
@@ -51,7 +52,7 @@ class VacuumedTableMachine(CompactedTableMachine):
         """What the vacuum has left without files is left out, also later, unless one of the files is there still."""
         assert self.retention is not None
         before = self.reader.entries()
-        with patch.object(log_cut, "DROPPED_MIN", 1):
+        with patch.object(vacuum, "DROPPED_MIN", 1):
             done = self.logs[log].cut(self.retention, lambda paths: set(paths) if undeleted == 0 else ())
         after = {entry.seq for entry in self.reader.entries()}
         assert done == bool({entry.seq for entry in before} - after)

@@ -13,8 +13,8 @@ from tidegate.storage.checkpoints.metadata import (
     SplitPool,
     StoredSplit,
     SubtaskState,
+    create_metadata,
 )
-from tidegate.storage.checkpoints.metadata_file import create_metadata
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
 from tidegate.storage.state.key_groups import key_group_range

@@ -8,12 +8,13 @@ from typing import TypeVar
 
 from any_permit import ANY_PERMIT
 
+from tidegate.actors.coordinator import events as ev
+from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.coordinator.coordinator_machine import CoordinatorMachine
-from tidegate.actors.coordinator.job.job_spec import CheckpointSettings, JobEdgeInfo, JobSpec, RestorePoint
-from tidegate.actors.coordinator.messages import events as ev
-from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState, JobStatus
-from tidegate.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.actors.coordinator.coordinator_state import CoordinatorState
+from tidegate.actors.coordinator.job_spec import CheckpointSettings, JobEdgeInfo, JobSpec, RestorePoint
+from tidegate.actors.coordinator.phases import JobStatus
+from tidegate.protocol.failures import CheckpointFailureReason
 from tidegate.protocol.identity import TaskId
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.checkpoints.metadata import (

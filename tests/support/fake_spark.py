@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tidegate.spark_bridge import spark_actions, spark_watch
+from tidegate.spark_bridge import spark_calls
 
 LOOK_S = 0.001
 
@@ -99,9 +99,8 @@ def fake_context() -> Iterator[FakeContext]:
     context = FakeContext(driver)
     try:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(spark_watch, "LOOK_S", LOOK_S)
-            patch.setattr(spark_actions, "LOOK_S", LOOK_S)
-            patch.setattr(spark_actions, "CANCEL_S", 10 * LOOK_S)
+            patch.setattr(spark_calls, "LOOK_S", LOOK_S)
+            patch.setattr(spark_calls, "CANCEL_S", 10 * LOOK_S)
             yield context
     finally:
         context.answers.set()

@@ -12,18 +12,18 @@ from batches import ONE_ROW_BYTES
 
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.graph.stream_graph import StreamNode, translate
-from tidegate.actors.task.channels.in_flight_elements import InFlightElement
-from tidegate.actors.task.channels.output_gate import BufferLimits
-from tidegate.actors.task.messages import events as ev
-from tidegate.actors.task.messages import instructions as do
-from tidegate.actors.task.pipeline.split_positions import SplitPosition
-from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor, describe_task
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as do
+from tidegate.actors.task.channels import InFlightElement
+from tidegate.actors.task.output_gate import BufferLimits
+from tidegate.actors.task.split_positions import SplitPosition
+from tidegate.actors.task.task_descriptor import TaskDescriptor, describe_task
 from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.connectors.memory_source import MemorySource
 from tidegate.operators.operator import Emit, Operator, OperatorContext
 from tidegate.operators.sinks.table_sink import TableSink
+from tidegate.protocol.edges import Partitioning, PartitioningKind
 from tidegate.protocol.identity import ChannelId, TaskId
-from tidegate.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.protocol.stream_elements import (
     ALIGNED_BARRIER,
     Alignment,

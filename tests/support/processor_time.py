@@ -3,6 +3,9 @@
 A test that takes more than `LIMIT_S` of a processor is either made quicker or marked `slow`. Time on the clock would
 say more of the machine than of the test. The first test of a process that needs a library or a kernel pays for it, so
 what is named is looked at, and fails nothing.
+
+The time of fixtures of the session is not counted. The end of a session waits for the processes of Ray, Spark, S3 and
+Kafka, and their whole processor time is added at that moment: it would fall to the test that happens to run last.
 """
 
 from __future__ import annotations
@@ -21,10 +24,52 @@ _PROPERTY = "processor_s"
 _SINCE = pytest.StashKey[float]()
 
 
-def spent_s() -> float:
-    """The processor time of this process so far, and of the children that it has waited for."""
+class _SharedTime:
+    """The processor time that fixtures of the session took to start and to end. They may be nested."""
+
+    def __init__(self) -> None:
+        self.spent_s = 0.0
+        self._depth = 0
+        self._since_s = 0.0
+
+    def begin(self) -> None:
+        """Starts the clock."""
+        if self._depth == 0:
+            self._since_s = _process_s()
+        self._depth += 1
+
+    def end(self) -> None:
+        """Stops the clock."""
+        self._depth -= 1
+        if self._depth == 0:
+            self.spent_s += _process_s() - self._since_s
+
+
+_SHARED = _SharedTime()
+
+
+def _process_s() -> float:
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime
+
+
+def spent_s() -> float:
+    """The processor time of this process and of the children that it waited for, without fixtures of the session."""
+    return _process_s() - _SHARED.spent_s
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> Iterator[None]:
+    """Measures a fixture of the session, and its end: finalizers run in reverse order."""
+    if fixturedef.scope != "session":
+        return (yield)
+    _SHARED.begin()
+    try:
+        fixturedef.addfinalizer(_SHARED.end)
+        return (yield)
+    finally:
+        fixturedef.addfinalizer(_SHARED.begin)
+        _SHARED.end()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -15,26 +15,25 @@ import pyarrow as pa
 import pytest
 from waiting import received, watched
 
-from tidegate.actors.coordinator.messages import events as co
+from tidegate.actors.coordinator import events as co
 from tidegate.actors.drivers.job_context import DataPlaneOptions, JobContext
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.graph.resources import Resources
 from tidegate.actors.graph.slot_plan import WorkerId
 from tidegate.actors.graph.stream_graph import StreamNode, translate
-from tidegate.actors.ray.process import calls as ray_calls
-from tidegate.actors.ray.process.orders import Order, Peer
-from tidegate.actors.ray.process.outbox import Ended, Report
-from tidegate.actors.ray.process.outcome import Outcome
-from tidegate.actors.ray.process.process_info import ProcessInfo
-from tidegate.actors.ray.task import deliveries
-from tidegate.actors.ray.task import worker_actor as ray_worker
-from tidegate.actors.task.channels.output_gate import BufferLimits
-from tidegate.actors.task.messages import events as ev
-from tidegate.actors.task.pipeline.split_positions import SplitPosition
+from tidegate.actors.ray import actor_calls as deliveries
+from tidegate.actors.ray import actor_calls as ray_calls
+from tidegate.actors.ray import worker_actor as ray_worker
+from tidegate.actors.ray.actor_calls import Ended, Outcome, Report
+from tidegate.actors.ray.health_endpoint import ProcessInfo
+from tidegate.actors.ray.task_deployment import Peer, TaskDeployment
+from tidegate.actors.task import events as ev
+from tidegate.actors.task.output_gate import BufferLimits
+from tidegate.actors.task.split_positions import SplitPosition
 from tidegate.connectors.memory_source import MemorySource
 from tidegate.operators.functions.batch_functions import MapBatches
+from tidegate.protocol.edges import Partitioning, PartitioningKind
 from tidegate.protocol.identity import TaskId
-from tidegate.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.protocol.stream_elements import Element, EndOfPartition
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation, JobId, OperatorUid, SubtaskIndex, VertexId
@@ -182,7 +181,7 @@ class Process:
         self._outcomes: dict[tuple[TaskId, AttemptNumber], Outcome] = {}
         self.actor = ray_worker.WorkerProcess(context, self.coordinator, open_store)
         others = {task: self.as_peer for task in (SOURCE, SINK) if task not in tasks}
-        self.order = Order(tasks, FIRST, None, others)
+        self.order = TaskDeployment(tasks, FIRST, None, others)
         self.actor.deploy(self.order)
 
     @property

@@ -6,23 +6,23 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
-from tidegate.actors.coordinator.job.job_spec import RestorePoint
+from tidegate.actors.coordinator.job_spec import RestorePoint
 from tidegate.actors.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorSpec, SourceSpec
 from tidegate.actors.restore.restore_checks import misfits, refuse
 from tidegate.connectors.memory_source import MemorySource
 from tidegate.operators.operator import Operator
-from tidegate.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.protocol.edges import Partitioning, PartitioningKind
 from tidegate.storage.checkpoints.metadata import (
     METADATA_VERSION,
     CheckpointMetadata,
     StateHandle,
     StoredSplit,
     SubtaskState,
+    create_metadata,
 )
-from tidegate.storage.checkpoints.metadata_file import create_metadata
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
-from tidegate.storage.subtasks.in_flight import ChannelEnd, InFlightRows, write_in_flight
+from tidegate.storage.state.in_flight import ChannelEnd, InFlightRows, write_in_flight
 
 JOB, FIVE = JobId("demo-1a2b3c4d"), CheckpointId(5)
 MAX_PARALLELISM = 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from tidegate.actors.task.channels.turn_pacer import TURN_MS_MAX
+from tidegate.actors.task.turn_pacer import TURN_MS_MAX
 
 
 @dataclass

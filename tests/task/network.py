@@ -17,12 +17,12 @@ from frozen_tables import tables_of
 from link import ATTEMPT, describe, handle_of
 
 from tidegate.actors.graph.job_graph import JobGraph
-from tidegate.actors.task.channels.in_flight_elements import InFlightElement
-from tidegate.actors.task.channels.output_gate import BufferLimits
-from tidegate.actors.task.messages import events as ev
-from tidegate.actors.task.messages import instructions as do
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as do
+from tidegate.actors.task.channels import InFlightElement
+from tidegate.actors.task.output_gate import BufferLimits
+from tidegate.actors.task.task_descriptor import TaskStatus
 from tidegate.actors.task.task_machine import TaskMachine
-from tidegate.actors.task.task_status import TaskStatus
 from tidegate.connectors.memory_source import MemorySource
 from tidegate.operators.operator import Emit, Operator, OperatorContext
 from tidegate.protocol.identity import ChannelId, TaskId

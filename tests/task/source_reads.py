@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from batches import batch
 
-from tidegate.actors.task.messages.events import SourceBatchRead
-from tidegate.actors.task.messages.instructions import ReadSource
-from tidegate.actors.task.pipeline.source_cursor import SourceCursor
-from tidegate.actors.task.pipeline.split_positions import SplitPosition
+from tidegate.actors.task.events import SourceBatchRead
+from tidegate.actors.task.instructions import ReadSource
+from tidegate.actors.task.source_cursor import SourceCursor
+from tidegate.actors.task.split_positions import SplitPosition
 from tidegate.connectors.source import SourceSplit
 from tidegate.operators.source_splits import SourceSplits
 

@@ -17,8 +17,8 @@ from link import (
     worker,
 )
 
-from tidegate.actors.task.messages import events as ev
-from tidegate.actors.task.messages import instructions as do
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as do
 from tidegate.protocol.stream_elements import (
     Alignment,
 )

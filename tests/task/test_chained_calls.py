@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 
 from tidegate.actors.graph.job_graph import OperatorSpec
-from tidegate.actors.task.pipeline.operator_chain import OperatorChain
-from tidegate.actors.task.task_status import TaskStatus
+from tidegate.actors.task.operator_chain import OperatorChain
+from tidegate.actors.task.task_descriptor import TaskStatus
 from tidegate.operators.functions.async_map import Answer, AsyncFunction, AsyncMap
 from tidegate.operators.operator import Emit, Operator
 from tidegate.storage.ids import OperatorUid, SubtaskIndex

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.actors.task.incremental.changelog import Chain, ChangeLog, ChangelogLimits
+from tidegate.actors.task.incremental_base import Chain, ChangeLog, ChangelogLimits
 from tidegate.storage.checkpoints.metadata import StateHandle
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.state.snapshot import Cut

@@ -11,8 +11,14 @@ from fixed_cost import FixedCost
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tidegate.actors.task.channels.debloating import BATCHES_A_WINDOW, CHANGE_MIN, Debloater, SenderPace
-from tidegate.actors.task.channels.turn_pacer import ROWS_UNLIMITED, TurnPacer
+from tidegate.actors.task.turn_pacer import (
+    BATCHES_A_WINDOW,
+    CHANGE_MIN,
+    ROWS_UNLIMITED,
+    Debloater,
+    SenderPace,
+    TurnPacer,
+)
 
 TARGET_MS = 200
 FIRST, LEAST, MOST = 65_536, 4_096, 8 * 1024 * 1024

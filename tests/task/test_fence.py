@@ -7,10 +7,10 @@ from typing import get_args
 
 import pytest
 
-from tidegate.actors.task.fence import CoordinatorFence, answer_to, is_order
-from tidegate.actors.task.messages import events as ev
-from tidegate.actors.task.messages import instructions as do
-from tidegate.actors.task.task_status import TaskStatus
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as do
+from tidegate.actors.task.task_descriptor import TaskStatus
+from tidegate.actors.task.task_machine import CoordinatorFence, answer_to, is_order
 from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation
 
 FIRST = AttemptNumber(0)

@@ -9,13 +9,13 @@ import pyarrow as pa
 from link import BY_X, Subject, Summing, describe, node, only, sent
 
 from tidegate.actors.graph.stream_graph import translate
-from tidegate.actors.task.channels.output_gate import BufferLimits
-from tidegate.actors.task.checkpoints.held_back import HELD_MAX
-from tidegate.actors.task.messages import events as ev
-from tidegate.actors.task.messages import instructions as do
-from tidegate.actors.task.task_status import TaskStatus
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as do
+from tidegate.actors.task.output_gate import BufferLimits
+from tidegate.actors.task.subtask_checkpoints import HELD_MAX
+from tidegate.actors.task.task_descriptor import TaskStatus
 from tidegate.operators.operator import Emit, Operator
-from tidegate.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.protocol.failures import CheckpointFailureReason
 from tidegate.protocol.stream_elements import Barrier, CancelBarrier, EndOfData, element_size_bytes
 from tidegate.storage.ids import VertexId
 

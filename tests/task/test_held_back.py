@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tidegate.actors.task.checkpoints.held_back import HELD_MAX, HeldBack, Told
+from tidegate.actors.task.subtask_checkpoints import HELD_MAX, DeferredInputs, Told
 from tidegate.storage.ids import CheckpointId
 
 ONE, TWO, THREE = (CheckpointId(n) for n in (1, 2, 3))
@@ -16,7 +16,7 @@ class Said:
     """What was taken in."""
 
     def __init__(self) -> None:
-        self.held = HeldBack()
+        self.held = DeferredInputs()
         self.found: list[tuple[object, int]] = []
 
     def add(self, news: Any) -> CheckpointId | None:

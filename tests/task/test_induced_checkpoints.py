@@ -10,8 +10,8 @@ from frozen_tables import tables_of
 from link import BY_X, SCHEMA, SOURCE, UNALIGNED, Subject, Summing, barrier, cancel, describe, node, only, sent
 
 from tidegate.actors.graph.stream_graph import StreamNode, translate
-from tidegate.actors.task.messages import events as ev
-from tidegate.actors.task.messages import instructions as do
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as do
 from tidegate.connectors.memory_source import MemorySource
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, BarrierOptions, Element, EndOfData, Watermark
 from tidegate.storage.checkpoints.metadata import SnapshotKind

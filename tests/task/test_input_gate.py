@@ -10,7 +10,7 @@ from batches import ONE_ROW_BYTES, batch, values
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.actors.task.channels.input_gate import InputChannel, InputGate
+from tidegate.actors.task.input_gate import InputChannel, InputGate
 from tidegate.protocol.identity import ChannelId
 from tidegate.protocol.stream_elements import Barrier, EndOfPartition, Watermark, element_size_bytes
 from tidegate.state.kernels.partition import compact

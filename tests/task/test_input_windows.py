@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 from link import ATTEMPT, SOURCE, WORK, Subject, describe, only, work_graph
 
-from tidegate.actors.task.channels.output_gate import WINDOW_BYTES_AT_FIRST, BufferLimits
-from tidegate.actors.task.messages import events as ev
-from tidegate.actors.task.messages import instructions as do
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as do
+from tidegate.actors.task.output_gate import WINDOW_BYTES_AT_FIRST, BufferLimits
 from tidegate.protocol.stream_elements import EndOfData, element_size_bytes
 
 TARGET_MS = 200

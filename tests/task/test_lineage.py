@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.actors.task.incremental.lineage import (
+from tidegate.actors.task.incremental_base import (
     CHANGED_ROWS_MIN,
     DELTAS_BYTES_MIN,
     LAYERS_MAX,
     LINEAGES_MAX,
-    Lineage,
-    Lineages,
+    IncrementalBase,
+    IncrementalBases,
 )
 from tidegate.protocol.stream_elements import Barrier, BarrierOptions
 from tidegate.storage.checkpoints.metadata import (
@@ -42,12 +42,12 @@ def native(*names: str) -> tuple[NativeState, ...]:
     return (NativeState(OperatorUid("agg"), "rocksdb", (0, 128), b"", files),)
 
 
-def lineage(checkpoint_id: int, *sizes: int) -> Lineage:
+def lineage(checkpoint_id: int, *sizes: int) -> IncrementalBase:
     """What a subtask has in a checkpoint."""
-    return Lineage(CheckpointId(checkpoint_id), layers(*sizes))
+    return IncrementalBase(CheckpointId(checkpoint_id), layers(*sizes))
 
 
-def cut(known: Lineages, checkpoint_id: int, base: int | None, **settings: object) -> Cut:
+def cut(known: IncrementalBases, checkpoint_id: int, base: int | None, **settings: object) -> Cut:
     """What the snapshot of a barrier is to hold."""
     options = BarrierOptions(kind=settings.get("kind", SnapshotKind.CHECKPOINT))  # type: ignore[arg-type]
     barrier = Barrier(CheckpointId(checkpoint_id), 0, options, None if base is None else CheckpointId(base))
@@ -59,7 +59,7 @@ def cut(known: Lineages, checkpoint_id: int, base: int | None, **settings: objec
 
 def test_a_snapshot_is_built_on_what_its_barrier_names_and_on_nothing_else() -> None:
     """Not on a newer one, which may fail yet, nor on one of which the subtask has no part, nor where none is named."""
-    known = Lineages()
+    known = IncrementalBases()
     known.remember(lineage(3, 100))
     known.remember(lineage(4, 100, 10))
 
@@ -74,17 +74,17 @@ def test_timers_that_lie_beside_the_layers_are_in_the_next_snapshot() -> None:
     beside = StateHandle("own", None, 9, "sum", (SectionRef(OperatorUid("agg"), "timers", StateKind.KEYED, 0, 9, 1),))
     for handle, whole in ((None, False), (beside, True)):
         part = SubtaskState(VertexId("v"), SubtaskIndex(0), handle, layers=layers(100, 10), native=native("a"))
-        found = Lineage.of(CheckpointId(3), part)
+        found = IncrementalBase.of(CheckpointId(3), part)
         assert found.layers == (() if whole else part.layers)
         assert found.native == part.native
-        known = Lineages()
-        known.remember(Lineage(found.checkpoint_id, found.layers))
+        known = IncrementalBases()
+        known.remember(IncrementalBase(found.checkpoint_id, found.layers))
         assert cut(known, 4, 3).base == (None if whole else 3)
 
 
 def test_what_was_given_up_is_no_base() -> None:
     """Its files go."""
-    known = Lineages()
+    known = IncrementalBases()
     known.remember(lineage(3, 100))
     known.forget(CheckpointId(3))
 
@@ -94,7 +94,7 @@ def test_what_was_given_up_is_no_base() -> None:
 @pytest.mark.parametrize("kind", [kind for kind in SnapshotKind if kind.is_savepoint])
 def test_a_savepoint_is_whole_and_in_the_common_form(kind: SnapshotKind) -> None:
     """It is the user's, and has nothing in common with what the job deletes."""
-    known = Lineages()
+    known = IncrementalBases()
     known.remember(lineage(3, 100))
 
     assert cut(known, 4, 3, kind=kind) == Cut(CheckpointId(4), canonical=True)
@@ -102,7 +102,7 @@ def test_a_savepoint_is_whole_and_in_the_common_form(kind: SnapshotKind) -> None
 
 def test_a_native_savepoint_is_built_on_what_its_barrier_names() -> None:
     """It is what a checkpoint is: the coordinator makes copies for the user."""
-    known = Lineages()
+    known = IncrementalBases()
     known.remember(lineage(3, 100))
     options = BarrierOptions(kind=SnapshotKind.SAVEPOINT, savepoint_format=SavepointFormat.NATIVE)
 
@@ -116,7 +116,7 @@ def test_a_native_savepoint_is_built_on_what_its_barrier_names() -> None:
 
 def test_a_subtask_that_has_finished_builds_on_nothing() -> None:
     """It has no state any more."""
-    known = Lineages()
+    known = IncrementalBases()
     known.remember(lineage(3, 100))
 
     assert cut(known, 4, 3, finished=True) == Cut(CheckpointId(4))
@@ -128,7 +128,7 @@ def test_a_subtask_that_has_finished_builds_on_nothing() -> None:
 )
 def test_where_most_rows_have_changed_a_snapshot_is_whole(changed: int, rows: int, whole: bool) -> None:
     """More than half of them, if they are many: a restore then reads each once."""
-    known = Lineages()
+    known = IncrementalBases()
     known.remember(lineage(3, BASE_BYTES))
 
     found = cut(known, 4, 3, changed=(changed, rows))
@@ -138,7 +138,7 @@ def test_where_most_rows_have_changed_a_snapshot_is_whole(changed: int, rows: in
 
 def test_nothing_is_built_on_an_empty_part() -> None:
     """What is then put would have to be a base, and what was removed meanwhile has none below."""
-    known = Lineages()
+    known = IncrementalBases()
     known.remember(lineage(3))
 
     assert cut(known, 4, 3) == Cut(CheckpointId(4))
@@ -146,8 +146,8 @@ def test_nothing_is_built_on_an_empty_part() -> None:
 
 def test_native_files_need_no_layers() -> None:
     """A backend with files of its own compacts by itself."""
-    known = Lineages()
-    known.remember(Lineage(CheckpointId(3), native=native("1.sst")))
+    known = IncrementalBases()
+    known.remember(IncrementalBase(CheckpointId(3), native=native("1.sst")))
 
     assert cut(known, 4, 3) == Cut(CheckpointId(4), base=CheckpointId(3))
 
@@ -166,7 +166,7 @@ def test_native_files_need_no_layers() -> None:
 )
 def test_layers_are_few_and_no_larger_than_their_base(sizes: tuple[int, ...], extensible: bool) -> None:
     """Else the next snapshot is the base of a new stack: what a restore reads stays about twice the state."""
-    known = Lineages()
+    known = IncrementalBases()
     known.remember(lineage(3, *sizes))
 
     assert (cut(known, 4, 3).base is not None) is extensible
@@ -175,12 +175,12 @@ def test_layers_are_few_and_no_larger_than_their_base(sizes: tuple[int, ...], ex
 @given(st.lists(st.integers(1, BASE_BYTES), min_size=1, max_size=60), st.integers(1, BASE_BYTES))
 def test_storage_holds_a_bounded_multiple_of_the_state(deltas: list[int], whole: int) -> None:
     """However many checkpoints: few layers, and before the last of them no more than the base and as much again."""
-    known = Lineages()
+    known = IncrementalBases()
     stack: tuple[StateHandle, ...] = ()
     for number, size in enumerate(deltas, start=1):
         below = cut(known, number, number - 1 or None).base
         stack = layers(*(h.size_bytes for h in stack), size) if below is not None else layers(whole)
-        known.remember(Lineage(CheckpointId(number), stack))
+        known.remember(IncrementalBase(CheckpointId(number), stack))
 
         assert len(stack) <= LAYERS_MAX
         assert sum(h.size_bytes for h in stack[1:-1]) <= max(whole, DELTAS_BYTES_MIN)
@@ -188,7 +188,7 @@ def test_storage_holds_a_bounded_multiple_of_the_state(deltas: list[int], whole:
 
 def test_what_is_remembered_is_bounded() -> None:
     """Checkpoints of which nothing was heard any more: the oldest are forgotten, at the latest when a base is newer."""
-    known = Lineages()
+    known = IncrementalBases()
     for number in range(1, LINEAGES_MAX + 2):
         known.remember(lineage(number, 100))
 

@@ -10,10 +10,10 @@ from batches import ONE_ROW_BYTES, batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.actors.task.channels import marked
-from tidegate.actors.task.channels.input_gate import InputChannel, InputGate
-from tidegate.actors.task.channels.marked import Marked, places
-from tidegate.actors.task.channels.output_gate import BufferLimits, OutputChannel, OutputGate
+from tidegate.actors.task import channels
+from tidegate.actors.task.channels import ReadyChannels, places
+from tidegate.actors.task.input_gate import InputChannel, InputGate
+from tidegate.actors.task.output_gate import BufferLimits, OutputChannel, OutputGate
 from tidegate.protocol.identity import ChannelId
 from tidegate.protocol.stream_elements import Element, EndOfData, Watermark
 from tidegate.storage.ids import CheckpointId, SubtaskIndex
@@ -35,7 +35,7 @@ LOOKS_MAX = 4
 @given(bits=st.integers(0, 2**40), but=st.integers(0, 2**40), place=st.integers(0, 41))
 def test_the_next_place_is_found_around_the_end(bits: int, but: int, place: int) -> None:
     """The first one that is set and not left out, from a place on and then from the first."""
-    channels = Marked([None] * 41)
+    channels = ReadyChannels([None] * 41)
     for each in places(bits):
         channels.mark(each)
     left = [each for each in range(41) if bits >> each & 1 and not but >> each & 1]
@@ -112,7 +112,7 @@ def test_an_output_gate_does_what_one_that_looks_at_all_would(data: st.DataObjec
     gates = []
     for always in (0, CHANNELS):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(marked, "ALWAYS_MARKED", always)
+            patch.setattr(channels, "ALWAYS_MARKED", always)
             gates.append(OutputGate(OUT, replace(LIMITS, debloat_target_ms=100), unawaited))
             for channel in OUT:
                 gates[-1][channel].grant(4 * ONE_ROW_BYTES, 2 * ONE_ROW_BYTES)

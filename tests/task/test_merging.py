@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from link import Subject, Summing, describe, work_graph
 
-from tidegate.actors.task.channels.debloating import BATCHES_A_WINDOW
-from tidegate.actors.task.channels.input_gate import InputChannel
-from tidegate.actors.task.channels.merging import MERGED_BYTES_MAX
-from tidegate.actors.task.channels.output_gate import BufferLimits
-from tidegate.actors.task.messages.instructions import GrantCredit
+from tidegate.actors.task.channels import MERGED_BYTES_MAX
+from tidegate.actors.task.input_gate import InputChannel
+from tidegate.actors.task.instructions import GrantCredit
+from tidegate.actors.task.output_gate import BufferLimits
+from tidegate.actors.task.turn_pacer import BATCHES_A_WINDOW
 from tidegate.protocol.identity import ChannelId
 from tidegate.protocol.stream_elements import (
     Barrier,

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from tidegate.actors.graph.job_graph import OperatorSpec
-from tidegate.actors.task.pipeline.operator_chain import OperatorChain
+from tidegate.actors.task.operator_chain import OperatorChain
 from tidegate.operators.operator import Emit, Operator
 from tidegate.operators.watermarks.watermark_generator import WatermarkGenerator
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS

@@ -11,8 +11,8 @@ from batches import ONE_ROW_BYTES, batch, values
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.actors.task.channels.input_gate import InputGate
-from tidegate.actors.task.channels.output_gate import BufferLimits, OutputChannel, OutputGate
+from tidegate.actors.task.input_gate import InputGate
+from tidegate.actors.task.output_gate import BufferLimits, OutputChannel, OutputGate
 from tidegate.protocol.identity import ChannelId
 from tidegate.protocol.stream_elements import Barrier, Element, Watermark, element_size_bytes
 from tidegate.storage.errors import ProtocolError

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_reference import hash_columns_reference, owner_reference
 
-from tidegate.actors.task.pipeline import partitioners
-from tidegate.actors.task.pipeline.partitioners import (
+from tidegate.actors.task import emitter
+from tidegate.actors.task.emitter import (
     BroadcastPartitioner,
     ForwardPartitioner,
     HashPartitioner,
@@ -20,7 +20,7 @@ from tidegate.actors.task.pipeline.partitioners import (
     RebalancePartitioner,
     make_partitioner,
 )
-from tidegate.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.protocol.edges import Partitioning, PartitioningKind
 from tidegate.state.kernels.hashing import hash_columns
 from tidegate.storage.codec import decode, encode
 from tidegate.storage.errors import ConfigurationError
@@ -78,7 +78,7 @@ def test_one_subtask_gets_every_row_without_a_hash(monkeypatch: pytest.MonkeyPat
     """It owns all keys."""
     hashed: list[int] = []
     monkeypatch.setattr(
-        partitioners, "hash_columns", lambda batch, columns: (hashed.append(1), hash_columns(batch, columns))[1]
+        emitter, "hash_columns", lambda batch, columns: (hashed.append(1), hash_columns(batch, columns))[1]
     )
     batch = pa.record_batch({"k": pa.array(["a", "b", None, "a"]).dictionary_encode()})
     assert HashPartitioner(("k",), 128, 1).split(batch) == [(0, batch)]

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 from source_reads import answer, at
 
-from tidegate.actors.task.pipeline.source_cursor import QUIET_MS, QUIET_NAMED_MAX, SourceCursor
-from tidegate.actors.task.pipeline.split_positions import SplitPosition
+from tidegate.actors.task.source_cursor import QUIET_MS, QUIET_NAMED_MAX, SourceCursor
+from tidegate.actors.task.split_positions import SplitPosition
 from tidegate.connectors.source import SourceSplit
 from tidegate.operators.operator import OperatorContext
 from tidegate.operators.source_splits import SourceSplits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidegate.actors.task.checkpoints.snapshots import SnapshotPart, SnapshotTracker, StagedFiles, TaskSnapshot, Written
+from tidegate.actors.task.snapshots import SnapshotPart, SnapshotTracker, StagedFiles, TaskSnapshot, Written
 from tidegate.storage.checkpoints.metadata import Committable, DataFile, SnapshotKind, StateHandle
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from source_reads import FIRST, SECOND, answer, at, cursor, read_of, unbounded
 
-from tidegate.actors.task.messages.events import SourceBatchRead
-from tidegate.actors.task.pipeline.source_cursor import SourceCursor
-from tidegate.actors.task.pipeline.split_positions import SplitPosition, positions_from_tables
+from tidegate.actors.task.events import SourceBatchRead
+from tidegate.actors.task.source_cursor import SourceCursor
+from tidegate.actors.task.split_positions import SplitPosition, positions_from_tables
 from tidegate.connectors.source import SourceSplit
 from tidegate.operators.source_splits import SourceSplits
 from tidegate.storage.checkpoints.metadata import StateKind

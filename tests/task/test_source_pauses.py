@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from source_reads import FIRST, SECOND, answer, at, cursor, read_of, unbounded
 
-from tidegate.actors.task.pipeline.source_cursor import (
+from tidegate.actors.task.source_cursor import (
     IDLENESS_PARTS,
     PATIENCE_MS,
     PAUSE_MAX_MS,
     TRIED_MAX,
     SourceCursor,
 )
-from tidegate.actors.task.pipeline.split_positions import SplitPosition
+from tidegate.actors.task.split_positions import SplitPosition
 from tidegate.connectors.source import SourceSplit
 from tidegate.operators.source_splits import SourceSplits
 

@@ -7,11 +7,10 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from tidegate.actors.task.messages.events import SourceBatchRead, TaskTimer, WatermarkAnnounced
-from tidegate.actors.task.messages.instructions import ReadSource, ReportWatermark, SetTaskTimer
-from tidegate.actors.task.pipeline.source_cursor import SourceCursor
-from tidegate.actors.task.pipeline.split_alignment import SplitAlignment
-from tidegate.actors.task.pipeline.split_positions import SplitPosition
+from tidegate.actors.task.events import SourceBatchRead, TaskTimer, WatermarkAnnounced
+from tidegate.actors.task.instructions import ReadSource, ReportWatermark, SetTaskTimer
+from tidegate.actors.task.source_cursor import SourceCursor, SplitAlignment
+from tidegate.actors.task.split_positions import SplitPosition
 from tidegate.connectors.source import SourceSplit
 from tidegate.operators.operator import OperatorContext
 from tidegate.operators.source_splits import SourceSplits

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 from batches import batch
 
-from tidegate.actors.task.messages.events import SourceBatchRead, SplitsAssigned, TaskTimer
-from tidegate.actors.task.messages.instructions import ReadSource, RequestSplits, SetTaskTimer, TaskInstruction
-from tidegate.actors.task.pipeline.source_cursor import SourceCursor
-from tidegate.actors.task.pipeline.split_positions import SplitPosition
-from tidegate.actors.task.pipeline.split_requests import ASK_AGAIN_MS, SplitRequests
+from tidegate.actors.task.events import SourceBatchRead, SplitsAssigned, TaskTimer
+from tidegate.actors.task.instructions import ReadSource, RequestSplits, SetTaskTimer, TaskInstruction
+from tidegate.actors.task.source_cursor import ASK_AGAIN_MS, SourceCursor, SplitRequests
+from tidegate.actors.task.split_positions import SplitPosition
 from tidegate.connectors.source import SourceSplit
 from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import AttemptNumber

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from tidegate.actors.task import invariants
-from tidegate.actors.task.checkpoints.snapshots import SnapshotPart
+from tidegate.actors.task.snapshots import SnapshotPart
 from tidegate.storage.errors import InvariantError
 
 

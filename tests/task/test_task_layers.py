@@ -9,9 +9,9 @@ import pytest
 from batches import batch
 from link import WORK, FrozenSum, Subject, describe, only, work_graph
 
-from tidegate.actors.task.incremental.lineage import Lineage
-from tidegate.actors.task.messages import events as ev
-from tidegate.actors.task.messages import instructions as do
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as do
+from tidegate.actors.task.incremental_base import IncrementalBase
 from tidegate.operators.operator import Emit, Operator
 from tidegate.protocol.stream_elements import Barrier, BarrierOptions
 from tidegate.storage.checkpoints.metadata import NativeFile, NativeState, SnapshotKind, StateHandle
@@ -33,7 +33,7 @@ class Layered(Operator):
         return OperatorSnapshot(self.context.uid, (FrozenSum(1),), (FrozenSum(2),))
 
 
-def layered(cuts: list[Cut] | None = None, lineage: Lineage | None = None) -> Subject:
+def layered(cuts: list[Cut] | None = None, lineage: IncrementalBase | None = None) -> Subject:
     """A running task with such an operator."""
     log = cuts if cuts is not None else []
     subject = Subject(describe(work_graph(lambda: Layered(log)), WORK))
@@ -77,7 +77,7 @@ def test_the_layers_of_an_acknowledgement_are_those_below_and_the_new_one() -> N
     (second,) = only(persisted(subject, 2, handle("shared/2", 7)), do.Acknowledge)
 
     assert cuts == [Cut(CheckpointId(1)), Cut(CheckpointId(2), base=CheckpointId(1))]
-    assert persist.base == Lineage(CheckpointId(1), (handle("shared/1"),))
+    assert persist.base == IncrementalBase(CheckpointId(1), (handle("shared/1"),))
     assert first.state.layers == (handle("shared/1"),)
     assert second.state.layers == (handle("shared/1"), handle("shared/2", 7))
     assert (first.metrics.state_bytes, first.metrics.incremental_bytes) == (20, 20)
@@ -115,7 +115,7 @@ def test_a_snapshot_is_built_on_the_one_that_completed_though_others_came_betwee
 def test_a_task_goes_on_from_what_it_was_restored_from() -> None:
     """Its first snapshot holds what has changed since."""
     cuts: list[Cut] = []
-    subject = layered(cuts, Lineage(CheckpointId(7), (handle("shared/3"), handle("shared/7"))))
+    subject = layered(cuts, IncrementalBase(CheckpointId(7), (handle("shared/3"), handle("shared/7"))))
     subject.feed(0, barrier(9, base=7))
 
     (acknowledge,) = only(persisted(subject, 9, handle("shared/9")), do.Acknowledge)
@@ -141,7 +141,7 @@ def test_a_savepoint_has_all_states_in_one_file_of_its_own() -> None:
 @pytest.mark.parametrize("durable_first", [True, False])
 def test_a_cancelled_snapshot_discards_its_own_files_and_none_of_its_base(durable_first: bool) -> None:
     """Layers below and files that it has in common with the base are needed by others."""
-    subject = layered(lineage=Lineage(CheckpointId(7), (handle("shared/7"),), (native("chk-7/1.sst"),)))
+    subject = layered(lineage=IncrementalBase(CheckpointId(7), (handle("shared/7"),), (native("chk-7/1.sst"),)))
     subject.feed(0, batch(1), barrier(9, base=7))
     own = (native("chk-7/1.sst", "chk-9/2.sst"),)
     if durable_first:

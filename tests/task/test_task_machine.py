@@ -22,10 +22,10 @@ from link import (
     worker,
 )
 
-from tidegate.actors.task.messages import events as ev
-from tidegate.actors.task.messages import instructions as do
-from tidegate.actors.task.pipeline.split_positions import SplitPosition, positions_from_tables
-from tidegate.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as do
+from tidegate.actors.task.split_positions import SplitPosition, positions_from_tables
+from tidegate.protocol.failures import CheckpointFailureReason
 from tidegate.protocol.stream_elements import EndOfData, EndOfPartition
 from tidegate.storage.ids import CheckpointId
 

@@ -14,9 +14,9 @@ from network import Collecting, Network, Parts
 
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.graph.stream_graph import translate
-from tidegate.actors.task.channels.output_gate import BufferLimits
+from tidegate.actors.task.output_gate import BufferLimits
+from tidegate.protocol.edges import Partitioning, PartitioningKind
 from tidegate.protocol.identity import TaskId
-from tidegate.protocol.partitioning import Partitioning, PartitioningKind
 from tidegate.protocol.stream_elements import ALIGNED_BARRIER, BarrierOptions
 from tidegate.storage.ids import SubtaskIndex, VertexId
 

@@ -6,8 +6,8 @@ import pytest
 from batches import batch, values
 from link import UNALIGNED, FrozenSum, barrier, cancel, file_of, handle_of, only, sent, stored, worker
 
-from tidegate.actors.task.messages import instructions as do
-from tidegate.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.actors.task import instructions as do
+from tidegate.protocol.failures import CheckpointFailureReason
 from tidegate.protocol.stream_elements import Alignment, BarrierOptions, EndOfData, EndOfPartition
 
 AT_LEAST_ONCE = BarrierOptions(Alignment.AT_LEAST_ONCE)

@@ -23,11 +23,11 @@ from link import (
     worker,
 )
 
-from tidegate.actors.task.channels.output_gate import BufferLimits
-from tidegate.actors.task.messages import events as ev
-from tidegate.actors.task.messages import instructions as do
-from tidegate.actors.task.pipeline.split_positions import FrozenPositions, SplitPosition
-from tidegate.actors.task.task_status import TaskStatus
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as do
+from tidegate.actors.task.output_gate import BufferLimits
+from tidegate.actors.task.split_positions import FrozenPositions, SplitPosition
+from tidegate.actors.task.task_descriptor import TaskStatus
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, EndOfData, Watermark
 from tidegate.storage.errors import ProtocolError
 

@@ -27,13 +27,13 @@ from link import (
 )
 
 from tidegate.actors.graph.stream_graph import translate
-from tidegate.actors.task.channels.output_gate import BufferLimits
-from tidegate.actors.task.messages import events as ev
-from tidegate.actors.task.messages import instructions as do
-from tidegate.actors.task.pipeline.split_positions import FrozenPositions
-from tidegate.actors.task.task_status import TaskStatus
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as do
+from tidegate.actors.task.output_gate import BufferLimits
+from tidegate.actors.task.split_positions import FrozenPositions
+from tidegate.actors.task.task_descriptor import TaskStatus
 from tidegate.operators.operator import Emit, Operator
-from tidegate.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.protocol.failures import CheckpointFailureReason
 from tidegate.protocol.stream_elements import (
     MAX_WATERMARK_MS,
     Alignment,

@@ -9,9 +9,9 @@ from frozen_tables import tables_of
 from link import ATTEMPT, BY_X, Subject, Summing, barrier, describe, node, only, sent
 
 from tidegate.actors.graph.stream_graph import translate
-from tidegate.actors.task.channels.output_gate import BufferLimits
-from tidegate.actors.task.messages import events as ev
-from tidegate.actors.task.messages import instructions as do
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as do
+from tidegate.actors.task.output_gate import BufferLimits
 from tidegate.operators.functions.process_operator import ProcessOperator
 from tidegate.operators.state.timers import TimeDomain
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, BarrierOptions, EndOfData, Watermark

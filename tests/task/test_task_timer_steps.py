@@ -15,12 +15,11 @@ from hypothesis import strategies as st
 from link import ATTEMPT, BY_X, UNALIGNED, Subject, Summing, barrier, describe, node, only, sent
 
 from tidegate.actors.graph.stream_graph import translate
-from tidegate.actors.task.channels.output_gate import BufferLimits
-from tidegate.actors.task.channels.turn_pacer import ROWS_UNLIMITED, TURN_MS_MAX
-from tidegate.actors.task.messages import events as ev
-from tidegate.actors.task.messages import instructions as do
-from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor
-from tidegate.actors.task.task_status import TaskStatus
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as do
+from tidegate.actors.task.output_gate import BufferLimits
+from tidegate.actors.task.task_descriptor import TaskDescriptor, TaskStatus
+from tidegate.actors.task.turn_pacer import ROWS_UNLIMITED, TURN_MS_MAX
 from tidegate.operators.functions.process_functions import ProcessContext, ProcessFunction, Rows
 from tidegate.operators.functions.process_operator import ProcessOperator
 from tidegate.operators.state.keyed_state import ListState

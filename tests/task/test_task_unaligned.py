@@ -28,10 +28,10 @@ from link import (
 )
 
 from tidegate.actors.graph.stream_graph import translate
-from tidegate.actors.task.channels.output_gate import BufferLimits
-from tidegate.actors.task.checkpoints.subtask_checkpoints import outgoing_options
-from tidegate.actors.task.messages import instructions as do
-from tidegate.protocol.partitioning import Partitioning, PartitioningKind
+from tidegate.actors.task import instructions as do
+from tidegate.actors.task.output_gate import BufferLimits
+from tidegate.actors.task.subtask_checkpoints import outgoing_options
+from tidegate.protocol.edges import Partitioning, PartitioningKind
 from tidegate.protocol.stream_elements import (
     ALIGNED_BARRIER,
     Alignment,

@@ -9,7 +9,7 @@ from fixed_cost import FixedCost
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tidegate.actors.task.channels.turn_pacer import REACH, ROWS_AT_FIRST, ROWS_UNLIMITED, TURN_MS_MAX, TurnPacer
+from tidegate.actors.task.turn_pacer import REACH, ROWS_AT_FIRST, ROWS_UNLIMITED, TURN_MS_MAX, TurnPacer
 from tidegate.operators.batch_rows import BatchRows, check_batch_rows, rows_of_a_turn
 from tidegate.storage.errors import ConfigurationError
 

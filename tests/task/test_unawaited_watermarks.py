@@ -10,7 +10,7 @@ from batches import ONE_ROW_BYTES, batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.actors.task.channels.output_gate import BufferLimits, OutputChannel, OutputGate
+from tidegate.actors.task.output_gate import BufferLimits, OutputChannel, OutputGate
 from tidegate.protocol.identity import ChannelId
 from tidegate.protocol.stream_elements import (
     MAX_WATERMARK_MS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.actors.task.channels.watermark_valve import WatermarkValve
+from tidegate.actors.task.task_machine import WatermarkValve
 from tidegate.protocol.identity import ChannelId
 from tidegate.protocol.stream_elements import Watermark, WatermarkStatus
 from tidegate.storage.ids import SubtaskIndex

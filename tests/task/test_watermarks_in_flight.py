@@ -28,10 +28,10 @@ from link import (
 )
 
 from tidegate.actors.graph.stream_graph import translate
-from tidegate.actors.task.channels.in_flight_elements import InFlightElement, has_rows
-from tidegate.actors.task.channels.output_gate import OutputChannel
-from tidegate.actors.task.messages import events as ev
-from tidegate.actors.task.messages import instructions as do
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as do
+from tidegate.actors.task.channels import InFlightElement, has_rows
+from tidegate.actors.task.output_gate import OutputChannel
 from tidegate.operators.operator import Emit, Operator
 from tidegate.protocol.stream_elements import (
     MAX_WATERMARK_MS,

@@ -9,12 +9,11 @@ from fixture_jobs import failed_job, running_job, view_of
 
 from tidegate.actors.runtimes.running_job import SnapshotRequest
 from tidegate.storage.ids import JobId
-from tidegate.web.app import make_app
+from tidegate.web.jobs import SeenJob, View
 from tidegate.web.options import digest_of
-from tidegate.web.security.access import Access
-from tidegate.web.security.gate import Limits
-from tidegate.web.seen_job import SeenJob, View
-from tidegate.web.triggers import Triggers
+from tidegate.web.security import Access, Limits
+from tidegate.web.server import make_app
+from tidegate.web.watch import Triggers
 
 TOKEN = "a-token-of-the-tests"
 WITH_TOKEN = {"authorization": f"Bearer {TOKEN}"}

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tidegate.actors.coordinator.chronicle import EndedCheckpoint, Failure, Past, Recovery
-from tidegate.actors.coordinator.job.job_spec import CheckpointSettings
-from tidegate.actors.coordinator.narrator import Line
-from tidegate.actors.coordinator.state.checkpoint_statistics import (
+from tidegate.actors.coordinator.checkpoint_statistics import (
     CheckpointRecord,
     RestoredCheckpoint,
     SubtaskStatistics,
     vertex_statistics,
 )
-from tidegate.actors.coordinator.state.coordinator_state import JobStatus
+from tidegate.actors.coordinator.job_history import EndedCheckpoint, Failure, Line, Past, Recovery
+from tidegate.actors.coordinator.job_spec import CheckpointSettings
+from tidegate.actors.coordinator.phases import JobStatus
 from tidegate.actors.runtimes.job_snapshot import (
     About,
     CheckpointsNow,
@@ -28,14 +27,14 @@ from tidegate.actors.runtimes.job_snapshot import (
     TaskNow,
 )
 from tidegate.actors.runtimes.running_job import JobCard, JobProgress
-from tidegate.actors.runtimes.vertex_metrics import SubtaskMetrics, VertexMetrics
-from tidegate.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.actors.runtimes.task_metrics import SubtaskMetrics, VertexMetrics
+from tidegate.protocol.failures import CheckpointFailureReason
 from tidegate.protocol.identity import TaskId
-from tidegate.protocol.snapshot_metrics import SnapshotMetrics
+from tidegate.protocol.task_reports import SnapshotMetrics
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, SubtaskIndex, VertexId
-from tidegate.web.seen_job import SeenJob, View
+from tidegate.web.jobs import SeenJob, View
 
 START_MS = 1_763_923_200_000
 NOW_MS = START_MS + 61_000
@@ -106,7 +105,7 @@ def ended(
 
 
 def history() -> tuple[EndedCheckpoint, ...]:
-    """Twenty: one unaligned, one failed, one savepoint; of the oldest only totals are kept."""
+    """Twenty: one unaligned, one failed, one savepoint; of the oldest keeps only totals."""
     return (
         ended(1, subtasks_kept=False),
         *(ended(number) for number in range(2, 17)),

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 from fixture_jobs import running_job
 
-from tidegate.actors.coordinator.state.coordinator_state import JobStatus
-from tidegate.actors.ray.coordinator import shown
-from tidegate.actors.ray.coordinator.answers import Answers
-from tidegate.actors.ray.coordinator.shown import END_WAIT_S, Shown
+from tidegate.actors.coordinator.coordinator_state import JobStatus
+from tidegate.actors.ray import coordinator_status as shown
+from tidegate.actors.ray.coordinator_status import END_WAIT_S, Answers, StatusEndpoint
 from tidegate.actors.runtimes.job_snapshot import JobSnapshot, Known
 from tidegate.actors.runtimes.running_job import Answer
 from tidegate.storage.ids import CheckpointId
@@ -21,11 +20,11 @@ from tidegate.storage.ids import CheckpointId
 DONE = Answer(CheckpointId(7), None, "/savepoints/7")
 
 
-class Coordinator(Shown):
+class Coordinator(StatusEndpoint):
     """One whose job runs, with requests that nobody has answered."""
 
     def __init__(self, *requests: str) -> None:
-        host: Any = SimpleNamespace(machine=SimpleNamespace(state=None), chronicle=None)
+        host: Any = SimpleNamespace(machine=SimpleNamespace(state=None), job_history=None)
         nothing: Any = SimpleNamespace(
             processes=tuple, vertices=lambda host: (), recoveries=SimpleNamespace(ends={}), graph=None
         )

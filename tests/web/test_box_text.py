@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.web.page.box_text import ELLIPSIS, width_em, wrap
+from tidegate.web.page.graph import ELLIPSIS, width_em, wrap
 
 
 @pytest.mark.parametrize(

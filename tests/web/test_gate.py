@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from turns import turn
 
-from tidegate.web.security.flood import Buckets
-from tidegate.web.security.gate import Limits
+from tidegate.web.security import Buckets, Limits
 
 SAVEPOINTS = f"/jobs/{JOB_ID}/savepoints"
 

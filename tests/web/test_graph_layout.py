@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.web.page.graph_layout import Layout, Measures, lay_out
+from tidegate.web.page.graph import Layout, Measures, lay_out
 
 MEASURES = Measures(width=200, height=100, between_ranks=60, between_boxes=20)
 

@@ -153,8 +153,8 @@ def test_the_head_says_how_the_job_is() -> None:
     ("state", "ours", "note"),
     [
         ("FAILED", {"reason": "ValueError: a row"}, "ValueError: a row"),
-        ("RESTARTING", {"failure-cause": "keyed (2/4): lost"}, "It restarts: keyed (2/4): lost"),
-        ("CREATED", {"waits-for": "2 more CPUs"}, "It waits: 2 more CPUs"),
+        ("RESTARTING", {"failure-cause": "keyed (2/4): lost"}, "Restarting: keyed (2/4): lost"),
+        ("CREATED", {"waits-for": "2 more CPUs"}, "Waiting: 2 more CPUs"),
         ("RUNNING", {"stale-ms": 5_000}, "Its coordinator does not answer: what stands here is 5.0 s old."),
     ],
 )
@@ -213,7 +213,7 @@ def test_checkpoints_have_an_overview_a_strip_a_history_and_a_summary() -> None:
     assert found["Latest restore"] == "#17 5.0 s ago"
     strip = page.one("svg", of="strip")
     assert strip.attributes["aria-label"] == (
-        "The last 20 checkpoints: 1 failed, the longest took 104 ms. The table below has them all."
+        "The last 20 checkpoints: 1 failed, the longest took 104 ms. The table below lists them."
     )
     assert strip.text.count("✕") == 1
     assert words(page.one("details", id="checkpoint-summary")).count("p99.9") == 1
@@ -231,7 +231,7 @@ def test_a_checkpoint_is_shown_by_subtask() -> None:
         "300.0 kB 6.0 MB 4.1 kB aligned"
     )
     assert keyed[1].startswith("2 … not acknowledged")
-    assert "Its subtasks are not remembered any more." in page.page
+    assert "Its subtasks are no longer kept." in page.page
     assert page.one("div", id="live").attributes["data-over"] == "no"
 
 

@@ -11,14 +11,13 @@ from typing import Any
 from fixture_jobs import JOB_ID, NOW_MS, ended, failed_job, running_job
 from turns import turn
 
-from tidegate.actors.coordinator.state.coordinator_state import JobStatus
+from tidegate.actors.coordinator.phases import JobStatus
 from tidegate.actors.runtimes.job_snapshot import JobSnapshot, Known
 from tidegate.actors.runtimes.running_job import Answer, SnapshotRequest
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.ids import CheckpointId, JobId
-from tidegate.web.jobs import Look, NotReachedError, Question
+from tidegate.web.jobs import Look, NotReachedError, Question, seen
 from tidegate.web.model import checkpoints, job_details, job_state
-from tidegate.web.seen_job import seen
 from tidegate.web.watch import OVER_MAX, JobWatch
 
 REQUEST = SnapshotRequest(SnapshotKind.CHECKPOINT)
@@ -97,7 +96,7 @@ def test_what_is_known_is_not_asked_again() -> None:
     assert job_details(job)["vertices"][0]["name"] == "flights"
 
 
-def test_a_silent_coordinator() -> None:
+def test_the_watch_keeps_what_a_silent_coordinator_sent_last() -> None:
     """What was known last is told, with its age; nobody waits for the job."""
     jobs = FakeJobs(running_job().snapshot)
 
@@ -145,7 +144,7 @@ def test_jobs_that_are_over_are_remembered() -> None:
     assert all(job_state(job) == "FAILED" for job in view.jobs.values())
 
 
-def test_answers_to_requests() -> None:
+def test_the_watch_fetches_answers_to_requests() -> None:
     """Open ones are asked about with the next question; an end answers what nobody has."""
     running = running_job().snapshot
     jobs = FakeJobs(running)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fixture_jobs import JOB_ID, running_job
 
-from tidegate.actors.coordinator.state.coordinator_state import JobStatus
+from tidegate.actors.coordinator.phases import JobStatus
 from tidegate.actors.runtimes.running_job import Answer, SnapshotRequest
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.ids import CheckpointId

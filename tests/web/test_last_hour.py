@@ -8,16 +8,15 @@ import page_answers as answers
 from fixture_jobs import NOW_MS, SINK, START_MS, ended, failed_job, restarting_job, running_job
 from page_html import Read
 
-from tidegate.actors.coordinator.state.coordinator_state import JobStatus
+from tidegate.actors.coordinator.phases import JobStatus
 from tidegate.actors.runtimes.job_snapshot import JobSnapshot
-from tidegate.actors.runtimes.vertex_metrics import VertexMetrics
-from tidegate.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.actors.runtimes.task_metrics import VertexMetrics
+from tidegate.protocol.failures import CheckpointFailureReason
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
+from tidegate.web.jobs import SAMPLES_MAX, Sample, SeenJob, seen, with_sample
 from tidegate.web.model import last_hour
-from tidegate.web.page.charts import HEIGHT, WIDTH, charts_of
+from tidegate.web.page.jobs import HEIGHT, WIDTH, charts_of
 from tidegate.web.page.pages import job_page
-from tidegate.web.samples import SAMPLES_MAX, Sample, with_sample
-from tidegate.web.seen_job import SeenJob, seen
 
 
 def at(second: int, rows: float = 1_200.0, job: SeenJob | None = None) -> JobSnapshot:
@@ -128,4 +127,4 @@ def test_the_page_has_a_picture_with_a_text_for_each() -> None:
     )
     assert [picture.text.strip() for picture in pictures] == [p.attributes["aria-label"] for p in pictures]
     assert [chart.path for chart in charts_of([]).charts] == []
-    assert "The job has not been looked at yet" in job_page(answers.job())
+    assert "There are no figures yet" in job_page(answers.job())

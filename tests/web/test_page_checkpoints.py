@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import page_answers as answers
 
-from tidegate.web.page.breakdown import ROWS_MAX, SUBTASKS_MAX, VERTICES_MAX, breakdown_of
-from tidegate.web.page.checkpoints import STRIP_MAX, checkpoints_of
-from tidegate.web.page.recoveries import PARTS, part_names, recoveries_of
+from tidegate.web.page.checkpoints import ROWS_MAX, STRIP_MAX, SUBTASKS_MAX, VERTICES_MAX, breakdown_of, checkpoints_of
+from tidegate.web.page.jobs import PARTS, part_names, recoveries_of
 
 FIRST_ROW = PARTS["first-row"]
 
@@ -76,7 +75,7 @@ def test_of_many_subtasks_the_slowest_are_shown_and_those_that_wait() -> None:
     given, subtasks = answers.with_tasks(answers.checkpoint(17, "IN_PROGRESS"), keyed=parts)
     (vertex,) = breakdown_of(given, subtasks, {}).vertices
     assert [s.number for s in vertex.subtasks[:3]] == [1_000, 999, 998]
-    assert (len(vertex.subtasks), vertex.left_out) == (SUBTASKS_MAX, 1_000 - SUBTASKS_MAX)
+    assert (len(vertex.subtasks), vertex.hidden) == (SUBTASKS_MAX, 1_000 - SUBTASKS_MAX)
 
 
 def test_many_vertices_share_the_rows_of_a_page() -> None:
@@ -84,14 +83,14 @@ def test_many_vertices_share_the_rows_of_a_page() -> None:
     parts = {f"v{n}": [answers.subtask(i) for i in range(50)] for n in range(VERTICES_MAX + 5)}
     breakdown = breakdown_of(*answers.with_tasks(answers.checkpoint(17), **parts), {})
     assert sum(len(vertex.subtasks) for vertex in breakdown.vertices) <= ROWS_MAX
-    assert (len(breakdown.vertices), breakdown.left_out) == (VERTICES_MAX, 5)
+    assert (len(breakdown.vertices), breakdown.hidden) == (VERTICES_MAX, 5)
 
 
 def test_subtasks_that_are_forgotten_are_said_to_be() -> None:
     """Of old checkpoints only the sums are remembered."""
     given, _ = answers.with_tasks(answers.checkpoint(1), keyed=[answers.subtask(0)])
     (vertex,) = breakdown_of(given, {"keyed": None}, {}).vertices
-    assert (vertex.known, vertex.subtasks, vertex.left_out) == (False, (), 0)
+    assert (vertex.known, vertex.subtasks, vertex.hidden) == (False, (), 0)
 
 
 def test_recoveries_share_a_scale() -> None:
@@ -102,7 +101,7 @@ def test_recoveries_share_a_scale() -> None:
         ("restore", 15.789, 84.2),
     ]
     assert over.words == "760 ms in all: until the deployment 120 ms, restore 640 ms"
-    assert going_on.words == "still going on: until the deployment 120 ms, restore –"  # noqa: RUF001
+    assert going_on.words == "not over yet: until the deployment 120 ms, restore –"  # noqa: RUF001
     assert part_names([over]) == [("until the deployment", "wait"), ("restore", "restore")]
     assert (over.tasks, going_on.over) == ("4 of 7 tasks", False)
 

@@ -21,9 +21,8 @@ from waiting import until
 from tidegate.actors.runtimes.job_snapshot import PlanEdge, PlanVertex, TaskNow
 from tidegate.protocol.identity import TaskId
 from tidegate.storage.ids import SubtaskIndex, VertexId
-from tidegate.web.jobs import NotReachedError
-from tidegate.web.page.routes import page_routes
-from tidegate.web.seen_job import SeenJob, View
+from tidegate.web.jobs import NotReachedError, SeenJob, View
+from tidegate.web.page.pages import page_routes
 
 EVENTS_MS = 60_000
 """How long a browser may take, on a machine that is busy with other things, for what it does at once."""

@@ -11,9 +11,8 @@ from fixture_jobs import failed_job, restarting_job, running_job, view_of
 from page_html import Read
 from starlette.applications import Starlette
 
-from tidegate.web.jobs import NotReachedError
-from tidegate.web.page.routes import page_routes
-from tidegate.web.seen_job import SeenJob, View
+from tidegate.web.jobs import NotReachedError, SeenJob, View
+from tidegate.web.page.pages import page_routes
 
 JOB = "main-1a2b3c4d"
 
@@ -27,7 +26,7 @@ class Fixed:
     async def view(self) -> View:
         """That, if there was something."""
         if self._view is None:
-            raise NotReachedError("nobody has told of the jobs yet; ask again")
+            raise NotReachedError("the jobs have not answered yet; ask again")
         return self._view
 
     async def job(self, job_id: str) -> SeenJob | None:
@@ -78,7 +77,7 @@ def test_every_checkpoint_of_the_history_has_a_page() -> None:
     }
     assert len(links) == 21
     assert {get(urljoin("/ui/jobs/x", link)).status for link in links} == {200}
-    assert "not remembered any more" in text(get(f"/ui/jobs/{JOB}/checkpoints/1"))
+    assert "no longer kept" in text(get(f"/ui/jobs/{JOB}/checkpoints/1"))
 
 
 @pytest.mark.parametrize("path", [*PAGES, "/", "/ui/static/page.js", "/ui/jobs/unknown", "/ui/static/nothing"])
@@ -98,8 +97,8 @@ def test_nothing_comes_from_elsewhere(path: str) -> None:
         ("/ui/jobs/<b>x", "There is no job &lt;b&gt;x here"),
         ("/ui/jobs/unknown/checkpoints/1", "There is no job unknown here"),
         (f"/ui/jobs/{JOB}/checkpoints/999", "Checkpoint 999 is not known"),
-        (f"/ui/jobs/{JOB}/checkpoints/x", "A checkpoint has a number"),
-        (f"/ui/jobs/{JOB}/checkpoints/{'9' * 5_000}", "A checkpoint has a number"),
+        (f"/ui/jobs/{JOB}/checkpoints/x", "Give the number of a checkpoint"),
+        (f"/ui/jobs/{JOB}/checkpoints/{'9' * 5_000}", "Give the number of a checkpoint"),
         ("/ui/static/routes.py", "There is no file routes.py"),
         ("/ui/static/VENDORED.md", "There is no file VENDORED.md"),
     ],
@@ -114,7 +113,7 @@ def test_what_is_not_there_is_said_in_words(path: str, said: str) -> None:
 def test_a_server_that_knows_nothing_yet_says_so() -> None:
     """The coordinators have not answered."""
     answer = ask(Fixed(None), "GET", "/ui/")
-    assert (answer.status, "nobody has told of the jobs yet" in text(answer)) == (503, True)
+    assert (answer.status, "the jobs have not answered yet" in text(answer)) == (503, True)
 
 
 def test_pages_only_read() -> None:

@@ -95,5 +95,5 @@ def test_a_trace_keeps_its_lines_its_head_and_its_tail() -> None:
     long = texts.trace("h" * 5_000 + "m" * 50_000 + "ValueError: end")
     assert long.startswith("hhhh")
     assert long.endswith("ValueError: end")
-    assert "43,015 characters are left out" in long
+    assert "43,015 characters omitted" in long
     assert len(long) < texts.TRACE_MAX + 60

@@ -13,7 +13,7 @@ from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import CheckpointId
 from tidegate.web.jobs import NotReachedError
-from tidegate.web.triggers import KEPT_MAX, OPEN_MAX, Triggers
+from tidegate.web.watch import KEPT_MAX, OPEN_MAX, Triggers
 
 JOB = f"/jobs/{JOB_ID}"
 ID = "0123456789abcdef" * 2
@@ -46,10 +46,10 @@ def test_a_request_reaches_the_job(path: str, body: Any, wanted: SnapshotRequest
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ({}, "Give savepoint-path"),
+        ({}, "savepoint-path is missing"),
         ({"savepoint-path": "s/savepoint-main-1a2b3c4d-7"}, "whole path"),
         ({"savepoint-path": "//evil/savepoint-main-1a2b3c4d-7"}, "host 'evil'"),
-        ({"savepoint-path": "/c/main-1a2b3c4d/chk-17"}, "a checkpoint of a job"),
+        ({"savepoint-path": "/c/main-1a2b3c4d/chk-17"}, "a checkpoint: a job deletes its own"),
         ({"savepoint-path": "/etc/passwd"}, "names no checkpoint"),
         ({"path": "/s"}, "savepoint-path, triggerId"),
     ],
@@ -118,7 +118,7 @@ def test_without_the_token_nothing_changes(method: str, path: str) -> None:
         ("savepoints", {"formatType": "ZIP"}, "CANONICAL or NATIVE"),
         ("savepoints", {"triggerId": "1"}, "32 hexadecimal"),
         ("stop", {"drain": "yes"}, "true or false"),
-        ("checkpoints", {"checkpointType": "FULL"}, "as the job is configured"),
+        ("checkpoints", {"checkpointType": "FULL"}, "the job's settings decide"),
         ("checkpoints", {"checkpointType": "HALF"}, "CONFIGURED"),
     ],
 )
@@ -131,7 +131,7 @@ def test_a_wrong_body_is_refused(path: str, body: Any, reason: str) -> None:
     assert watch.asked == []
 
 
-def test_cancel() -> None:
+def test_rest_cancels_a_job() -> None:
     """PATCH cancels; other modes are refused, and so is a job that is over."""
     watch = FixedWatch()
     client = client_of(watch)
@@ -145,7 +145,7 @@ def test_cancel() -> None:
     assert client.ask("DELETE", JOB, headers=WITH_TOKEN).status == 405
 
 
-def test_what_the_job_refuses() -> None:
+def test_errors_of_a_job_have_a_status() -> None:
     """A coordinator that does not answer is 503 with a time to ask again, a place that cannot be is 400."""
     watch = FixedWatch()
     watch.error = NotReachedError("it is being restarted")
@@ -178,6 +178,6 @@ def test_answered_requests_are_forgotten_in_the_end() -> None:
 
 
 @pytest.mark.parametrize(("path", "status"), [(f"{JOB}/savepoints/{ID}", 404), (f"{JOB}/savepoints/x", 400)])
-def test_unknown_requests(path: str, status: int) -> None:
+def test_an_unknown_request_id_is_answered_with_404(path: str, status: int) -> None:
     """What nobody has asked for is not there."""
     assert client_of().get(path).status == status

@@ -8,10 +8,10 @@ import pytest
 from fixed_watch import client_of
 from fixture_jobs import JOB_ID, running_job
 
-from tidegate.actors.runtimes.metrics.recovery_times import RecoveryEnds
+from tidegate.actors.runtimes.job_metrics import RecoveryEnds
 from tidegate.storage.ids import AttemptNumber
-from tidegate.web.model.recoveries import recoveries
-from tidegate.web.seen_job import seen
+from tidegate.web.jobs import seen
+from tidegate.web.model.jobs import recoveries
 
 JOB = f"/jobs/{JOB_ID}"
 CHECKPOINT = {
@@ -67,7 +67,7 @@ def test_a_path_has_the_fields_of_flink(path: str, prefix: str) -> None:
     assert set(reply.json) >= FIELDS[path]
 
 
-def test_the_jobs() -> None:
+def test_rest_lists_jobs() -> None:
     """A list of jobs has their states, and how many of their tasks are in which."""
     client = client_of()
     assert {(job["id"], job["status"]) for job in client.get("/jobs").json["jobs"]} == {
@@ -92,7 +92,7 @@ def test_vertices_with_one_slot_sharing_group_share_slots() -> None:
     ]
 
 
-def test_processes_are_task_managers() -> None:
+def test_rest_lists_processes_as_task_managers() -> None:
     """Each process with a task of a running job is one; a vertex and its subtasks name the same ones."""
     client = client_of()
     managers = client.get("/taskmanagers").json["taskmanagers"]
@@ -110,7 +110,7 @@ def test_processes_are_task_managers() -> None:
     )
 
 
-def test_times_of_subtasks() -> None:
+def test_rest_returns_times_of_subtasks() -> None:
     """A running subtask has been deployed, and the time of its state; other states have none."""
     found = client_of().get(f"{JOB}/vertices/sum-by-key/subtasktimes").json
     vertex = client_of().get(f"{JOB}/vertices/sum-by-key").json
@@ -121,7 +121,7 @@ def test_times_of_subtasks() -> None:
         assert each["duration"] == subtask["duration"]
 
 
-def test_the_checkpoints() -> None:
+def test_rest_lists_checkpoints() -> None:
     """Counts, the newest ones, and a history with what is under way, newest first."""
     told = client_of().get(f"{JOB}/checkpoints").json
     assert told["counts"] == {"restored": 1, "total": 21, "in_progress": 1, "completed": 19, "failed": 1}
@@ -152,7 +152,7 @@ def test_the_subtasks_of_a_checkpoint() -> None:
     assert (failed["status"], failed["num_acknowledged_subtasks"]) == ("FAILED", 0)
     gone = client.get(f"{JOB}/checkpoints/details/1/subtasks/sum-by-key")
     assert gone.status == 404
-    assert "only totals are kept" in gone.reason
+    assert "keeps only totals" in gone.reason
 
 
 def test_the_newest_checkpoint_by_its_status() -> None:
@@ -166,7 +166,7 @@ def test_the_newest_checkpoint_by_its_status() -> None:
     assert client.get(f"{JOB}/checkpoints/details/latest?status=IN_PROGRESS").status == 400
 
 
-def test_vertices() -> None:
+def test_rest_describes_vertices() -> None:
     """Back-pressure, watermarks and metrics are those of the subtasks; a vertex that has told nothing says so."""
     client = client_of()
     flights = client.get(f"{JOB}/vertices/flights/backpressure").json
@@ -180,7 +180,7 @@ def test_vertices() -> None:
     assert len(set(started)) == 1
 
 
-def test_metrics_of_a_job() -> None:
+def test_rest_returns_metrics_of_a_job() -> None:
     """Without `get` their names, with it the values, as text."""
     client = client_of()
     assert {"id": "uptime"} in client.get(f"{JOB}/metrics").json
@@ -190,7 +190,7 @@ def test_metrics_of_a_job() -> None:
     ]
 
 
-def test_what_has_happened() -> None:
+def test_rest_lists_exceptions_and_decisions() -> None:
     """Exceptions with task and cause, newest first; the decisions; how long recoveries took."""
     client = client_of()
     entry = client.get(f"{JOB}/exceptions").json["exceptionHistory"]["entries"][0]
@@ -238,7 +238,7 @@ def test_ends_of_recoveries_stay_known() -> None:
         (f"{JOB}/exceptions?maxExceptions=-1", 400, "maxExceptions"),
     ],
 )
-def test_what_is_not_there(path: str, status: int, reason: str) -> None:
+def test_rest_answers_unknown_paths_with_404(path: str, status: int, reason: str) -> None:
     """An error says what was wrong."""
     reply = client_of().get(path)
     assert reply.status == status

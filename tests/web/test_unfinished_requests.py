@@ -14,7 +14,7 @@ from waiting import until
 
 from tidegate.web.jobs_in_process import LocalJobs
 from tidegate.web.options import WebOptions, digest_of
-from tidegate.web.security.connections import ConnectionLimits
+from tidegate.web.security import ConnectionLimits
 from tidegate.web.server import WebServer
 
 ANSWER_S = 60.0

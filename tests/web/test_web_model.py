@@ -10,9 +10,9 @@ from fixture_jobs import failed_job, running_job
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.actors.coordinator.state.coordinator_state import JobStatus
+from tidegate.actors.coordinator.phases import JobStatus
 from tidegate.web.model import job_details, job_state
-from tidegate.web.model.numbers import summary
+from tidegate.web.model.checkpoints import summary
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ from tidegate.web.model.numbers import summary
         (JobStatus.FAILED, 0, None, "FAILED"),
     ],
 )
-def test_states(status: JobStatus, attempt: int, ending: JobStatus | None, state: str) -> None:
+def test_job_states_have_flinks_names(status: JobStatus, attempt: int, ending: JobStatus | None, state: str) -> None:
     """Each status of a job is one of Flink's states."""
     job = running_job()
     progress = replace(job.snapshot.progress, attempt=attempt)
@@ -64,7 +64,7 @@ def test_percentiles_are_ordered(values: list[int]) -> None:
     assert told["min"] <= told["avg"] <= told["max"]
 
 
-def test_the_median() -> None:
+def test_the_median_is_interpolated() -> None:
     """As Flink computes it."""
     assert summary([4, 1, 2, 3])["p50"] == 2.5
     assert summary([7])["p999"] == 7.0

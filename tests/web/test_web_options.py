@@ -30,7 +30,7 @@ def test_a_token_is_made_once_and_kept(home: Path) -> None:
     assert os.listdir(home / ".tidegate") == ["rest_token"]
 
 
-def test_which_token_counts(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_token_of_the_environment_wins(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That of the environment, and then no file is made."""
     monkeypatch.setenv("TIDEGATE_REST_TOKEN", "token-of-the-environment")
     assert find_token()[0] == "token-of-the-environment"
@@ -43,11 +43,11 @@ def test_a_file_of_others_is_not_used(home: Path) -> None:
     folder.mkdir(mode=0o700)
     (home / "other").write_text("a-token-of-somebody-else")
     token_file().symlink_to(home / "other")
-    with pytest.raises(ConfigurationError, match="cannot be kept"):
+    with pytest.raises(ConfigurationError, match="cannot be stored"):
         find_token()
     token_file().unlink()
     token_file().write_text("short")
-    with pytest.raises(ConfigurationError, match="delete it"):
+    with pytest.raises(ConfigurationError, match="delete the file"):
         find_token()
     folder.chmod(0o777)
     with pytest.raises(ConfigurationError, match="other users"):
@@ -61,17 +61,17 @@ def test_a_file_of_others_is_not_used(home: Path) -> None:
         *({"address": address} for address in ("", "a b", 5)),
     ],
 )
-def test_wrong_options(options: dict[str, object]) -> None:
+def test_web_options_refuse_wrong_values(options: dict[str, object]) -> None:
     """They are refused where they are given."""
     with pytest.raises(ConfigurationError, match="rest\\."):
         WebOptions(**options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("token", ["short", "x;" * 10])
-def test_a_token_that_is_none(token: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_of_a_wrong_form_is_refused(token: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the variable, which is where it was set."""
     monkeypatch.setenv("TIDEGATE_REST_TOKEN", token)
-    with pytest.raises(ConfigurationError, match="TIDEGATE_REST_TOKEN is not fit"):
+    with pytest.raises(ConfigurationError, match="TIDEGATE_REST_TOKEN is not a valid token"):
         find_token()
 
 
@@ -88,13 +88,13 @@ def test_a_port_that_is_taken() -> None:
         listen(WebOptions(0, "192.0.2.1"))
 
 
-def test_what_is_loopback() -> None:
+def test_only_this_machine_is_loopback() -> None:
     """Names and addresses of this machine alone."""
     assert all(is_loopback(host) for host in ("127.0.0.1", "localhost", "::1", "[::1]", "127.3.2.1"))
     assert not any(is_loopback(host) for host in ("0.0.0.0", "::", "10.0.0.1", "localhost.evil.example", ""))
     assert WebOptions(address="0.0.0.0").open_to_others
 
 
-def test_any_text_can_be_compared() -> None:
+def test_a_token_may_be_any_text() -> None:
     """Also what UTF-8 cannot write."""
     assert digest_of("\ud800") != digest_of("x")

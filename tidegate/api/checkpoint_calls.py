@@ -1,6 +1,6 @@
 """`CheckpointCalls`: calls the function of `Stream.for_each_checkpoint`, in the driver, checkpoint by checkpoint.
 
-It is a companion of the job. `StreamEnvironment.execute` makes it from a `CheckpointFunction`. One of its threads reads
+It is a service of the job. `StreamEnvironment.execute` makes it from a `CheckpointFunction`. One of its threads reads
 the table's log, and holds the sources back while too many commits wait; the other calls the function. `HandedRows`,
 which both use, knows which commits wait and which are done.
 
@@ -25,10 +25,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tidegate.actors.runtimes.companions import Companion
-from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
+from tidegate.actors.runtimes.driver_services import DriverService
+from tidegate.api.config.checkpoint_config import CheckpointConfig
 from tidegate.api.tables.output_tables import CollectedRows
-from tidegate.protocol.failure_reasons import error_text, log_failure
+from tidegate.protocol.failures import error_text, log_failure
 from tidegate.storage.errors import ConfigurationError, FencedError, JobFailedError, StorageError
 from tidegate.storage.files.retrying_store import retrying
 from tidegate.storage.files.store import OpenStore
@@ -117,7 +117,7 @@ def call_with_arrow(fn: FunctionOfRows, rows: HandedRows, commit: WaitingCommit,
 def calling_with_spark(spark: SparkSession) -> MakeCall:
     """Calls functions with a Spark DataFrame of the rows. A call is given up when Spark is lost (SparkLostError)."""
     from tidegate.spark_bridge import files_to_dataframe
-    from tidegate.spark_bridge.spark_actions import run_spark_action
+    from tidegate.spark_bridge.spark_calls import run_spark_action
 
     def call(fn: FunctionOfRows, rows: HandedRows, commit: WaitingCommit, what: str) -> None:
         def with_rows() -> None:
@@ -128,7 +128,7 @@ def calling_with_spark(spark: SparkSession) -> MakeCall:
     return call
 
 
-class CheckpointCalls(Companion):
+class CheckpointCalls(DriverService):
     """Calls a function with the rows of each checkpoint, in the driver, while the job runs."""
 
     def __init__(self, function: CheckpointFunction, job_id: JobId, make_call: MakeCall, open_store: OpenStore) -> None:

@@ -1,7 +1,11 @@
 """`StreamEnvironment`: where a driver script makes its streams and runs them as jobs.
 
-It holds one `Program` at a time. `execute` checks it, prepares it (`submission/`) and hands it to the runtime of this
-environment: Ray, or this process.
+The class methods `local`, `ray`, `raydp` and `on_spark` make one: they differ in where jobs run, and in whether there
+is Spark (`docs/topologies.md`). An argument that is None is taken from the configuration (`config_file.py`). The
+methods that begin streams are in `streams/sources.py`.
+
+An environment holds one `Program` at a time. `execute` checks it, prepares it (`submission/`) and submits it to the
+runtime of this environment: Ray, or this process.
 """
 
 from __future__ import annotations
@@ -10,69 +14,421 @@ import copy
 import logging
 import os
 import uuid
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
+import pyarrow as pa
+
+from tidegate.actors.drivers.job_context import DataPlaneOptions, Standbys
 from tidegate.actors.drivers.threads import lacks_threads
-from tidegate.actors.graph.event_time import with_event_time
-from tidegate.actors.graph.filtered_sources import with_needed_rows
+from tidegate.actors.graph.graph_analysis import with_event_time, with_needed_columns, with_needed_rows
 from tidegate.actors.graph.job_graph import JobGraph
-from tidegate.actors.graph.needed_columns import with_needed_columns
 from tidegate.actors.graph.stream_graph import StreamNode, translate
-from tidegate.actors.runtimes.running_job import RunningJob, Submission
-from tidegate.api.accompanied_job import AccompaniedJob
+from tidegate.actors.local.local_runtime import ENDED_MAX, LocalRuntime
+from tidegate.actors.runtimes.driver_services import DriverService
+from tidegate.actors.runtimes.running_job import RunningJob, Runtime, Submission
 from tidegate.api.checkpoint_calls import CheckpointCalls, call_with_arrow, calling_with_spark, check_functions
-from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
-from tidegate.api.given_names import check_given, combining_mode, pointer, script_name
-from tidegate.api.progress.display import ProgressKind, progress_kind, show_progress, stop_progress
+from tidegate.api.config.checkpoint_config import CheckpointConfig
+from tidegate.api.config.config_file import Config, load_config
+from tidegate.api.config.sections import LogConfig
+from tidegate.api.config.setting_kinds import check_runtime_env_is_mapping, spare_processes
+from tidegate.api.job_progress import ProgressKind, progress_kind, show_progress, stop_progress
+from tidegate.api.job_with_services import JobWithServices
+from tidegate.api.name_checks import check_given, combining_mode, pointer, script_name
+from tidegate.api.program import Program, UserFunctions
+from tidegate.api.streams.output_steps import collected_rows
+from tidegate.api.streams.sources import StreamSources
 from tidegate.api.streams.stream import Stream
-from tidegate.api.submission.captured_objects import check_captures
-from tidegate.api.submission.changes_once import check_changes_come_once
-from tidegate.api.submission.doubts import doubts, endless_source
 from tidegate.api.submission.job import Job
 from tidegate.api.submission.job_names import name_taken
-from tidegate.api.submission.restore_report import RestoreReport
-from tidegate.api.submission.submission import JobRequest, check_meaning, make_job_id, prepare, report_on
+from tidegate.api.submission.planner import JobRequest, check_meaning, make_job_id, prepare, report_on
+from tidegate.api.submission.program_checks import check_captures, check_changes_come_once, doubts, endless_source
+from tidegate.api.submission.restoring import RestoreReport
 from tidegate.api.submission.temporary_jobs import TemporaryJob, delete_unneeded, temporary_root
-from tidegate.api.topologies import Topologies
-from tidegate.connectors.master_hooks import MasterHook
-from tidegate.operators.local_aggregation.combining_rule import CombiningMode
+from tidegate.api.web_access import WebAccess
+from tidegate.connectors.source import MasterHook
+from tidegate.operators.local_aggregation import CombiningMode
 from tidegate.recovery.restart_strategy import RestartStrategy, default_strategy
 from tidegate.storage.checkpoints.layout import CheckpointLayout
 from tidegate.storage.clock import monotonic_ms
 from tidegate.storage.errors import ConfigurationError, JobFailedError, JobTimeoutError
 from tidegate.storage.extras import need
-from tidegate.storage.files.create_check import check_conditional_create
-from tidegate.storage.files.file_system_store import check_outlives_ray, check_savepoint_target
+from tidegate.storage.files.file_system_store import (
+    check_conditional_create,
+    check_outlives_ray,
+    check_savepoint_target,
+)
 from tidegate.storage.files.store import OpenStore
-from tidegate.storage.units import duration_text
+from tidegate.storage.state.key_groups import MAX_PARALLELISM_LIMIT
+from tidegate.storage.units import duration_text, parse_size_bytes
 from tidegate.web.options import WebOptions
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import SparkSession
 
+    from tidegate.actors.graph.slot_plan import Placement
+    from tidegate.actors.ray.connection import Connection
+    from tidegate.actors.ray.ray_runtime import RayRuntime
     from tidegate.api.submission.plan_picture import Plan
     from tidegate.api.tables.lookup_tables import LookedUp
+    from tidegate.spark_bridge import RayDPSession, RayOnSparkSession
 
+_Given = TypeVar("_Given")
+_Otherwise = TypeVar("_Otherwise")
 
 log = logging.getLogger(__name__)
 
 PREVIEW_INTERVAL = "100ms"
-"""Between checkpoints of a job that only shows rows: as soon as one covers enough rows, the job ends."""
+"""Interval of checkpoints of a job that only shows rows: it ends as soon as one covers enough rows."""
 PREVIEW_LOOK_MS = 50
 
 
-class StreamEnvironment(Topologies):
-    """Makes streams and runs them.
+class StreamEnvironment(StreamSources):
+    """Makes streams and runs them. Make one with `local`, `ray`, `raydp` or `on_spark`; it is a context manager.
 
-    Make one with `local`, `ray`, `raydp` or `on_spark`, and use it as a context manager. Each method that begins a
-    stream takes `slot_sharing_group`: the name of the slots that the source, and the steps after it, share with others
-    (see `docs/placement.md`).
+    Parameters that many methods have in common:
+
+    - `parallelism`: the number of subtasks of steps that name none, at least 1.
+    - `max_parallelism`: the number of key groups, from 1 to 32,768: the most subtasks that a step may ever have.
+    - `config`: a YAML file, or a mapping of settings (`docs/configuration.md`). Arguments of a call take precedence.
+    - `options`: a `tg.DataPlaneOptions`, the sizes of buffers.
+    - `log_level`: "DEBUG", "INFO", "WARNING", "ERROR" or "CRITICAL", for all of tidegate's loggers. `log_rows`: whether
+      values of rows may be in logs and on the job page (`docs/logging.md`).
+    - `placement`: on which nodes slots are placed: "spread" over as many as possible, "pack" onto as few as possible,
+      or "strict_pack" all on one (`docs/placement.md`).
+    - `standbys`: spare processes of each job, unless its own settings say another number. "auto", the default, is one
+      for each free slot: 1 to 4, and at most as many as tasks. "warm" adds one for each keyed task, which holds the
+      state of that task (`docs/recovery.md`).
     """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        parallelism: int,
+        *,
+        max_parallelism: int | None = None,
+        config: Config | None = None,
+        options: DataPlaneOptions | None = None,
+        open_store: OpenStore | None = None,
+        session: RayDPSession | RayOnSparkSession | None = None,
+        guard: Callable[[], DriverService] | None = None,
+        standbys: Standbys | None = None,
+    ) -> None:
+        store = open_store if open_store is not None else runtime.open_store
+        super().__init__(Program(parallelism, store, self._preview))
+        self.parallelism = parallelism
+        self.max_parallelism = max_parallelism
+        self._runtime = runtime
+        self._config = config if config is not None else Config()
+        self._config.log.set_up_driver()
+        self._options = self._config.buffers.options(options)
+        self._session = session
+        self._guard = guard
+        self._standbys = standbys
+        self._connection: Connection | None = None
+        self._submitted: Callable[[Job, bool], object] | None = None
+        """Called with each job, and whether it is detached; None if there is no listener."""
+        self._jobs_with_services: list[JobWithServices] = []
+        self._temporary: deque[TemporaryJob] = deque(maxlen=ENDED_MAX)
+        """Folders of the newest jobs without storage, which their pages show."""
+        self._closed = False
+        self._web = WebAccess(runtime)
+        self._functions = UserFunctions()
+
+    @classmethod
+    def from_config(cls, config: str | os.PathLike[str] | Mapping[str, object] | None = None) -> Self:
+        """Make the environment that the configuration names: `execution.target` is local, ray, raydp or on_spark.
+
+        `on_spark` takes the SparkSession of this process, or makes one of the settings that begin with `spark.`, as a
+        program that `spark-submit` starts does.
+
+        - `config`: see `StreamEnvironment`.
+
+        Raises ConfigurationError for wrong settings.
+
+        Example:
+
+            >>> with tg.StreamEnvironment.from_config({"execution.target": "local", "parallelism.default": 2}) as other:
+            ...     other.parallelism
+            2
+        """
+        settings = load_config(config).topology
+        if settings.target == "ray":
+            return cls.ray(config=config)
+        if settings.target == "raydp":
+            return cls.raydp(config=config)
+        if settings.target == "on_spark":
+            from tidegate.spark_bridge import spark_session
+
+            return cls.on_spark(spark_session(settings.app_name, settings.of_spark()), config=config)
+        return cls.local(config=config)
+
+    @classmethod
+    def local(
+        cls,
+        parallelism: int | None = None,
+        *,
+        max_parallelism: int | None = None,
+        config: str | os.PathLike[str] | Mapping[str, object] | None = None,
+        options: DataPlaneOptions | None = None,
+        log_level: str | None = None,
+        log_rows: bool | None = None,
+    ) -> Self:
+        """Run jobs in this process: no Ray, no JVM.
+
+        - `parallelism`: 1 by default. All parameters: see `StreamEnvironment`.
+
+        Raises ConfigurationError for wrong settings.
+
+        Example:
+
+            >>> with tg.StreamEnvironment.local(parallelism=2) as other:
+            ...     other.parallelism
+            2
+        """
+        settings = _settings(config, log_level, log_rows)
+        where = settings.topology
+        return cls(
+            LocalRuntime(),
+            _or(parallelism, _or(where.parallelism, 1)),
+            max_parallelism=_or(max_parallelism, where.max_parallelism),
+            config=settings,
+            options=options,
+        )
+
+    @classmethod
+    def raydp(
+        cls,
+        executors: int | None = None,
+        executor_cores: int | None = None,
+        executor_memory: str | int | None = None,
+        slots_per_executor: int | None = None,
+        *,
+        placement: Placement | None = None,
+        standbys: Standbys | None = None,
+        parallelism: int | None = None,
+        max_parallelism: int | None = None,
+        app_name: str | None = None,
+        config: str | os.PathLike[str] | Mapping[str, object] | None = None,
+        options: DataPlaneOptions | None = None,
+        ray_address: str | None = None,
+        spark_configs: Mapping[str, str] | None = None,
+        ray_options: Mapping[str, Any] | None = None,
+        include_dashboard: bool | None = None,
+        log_level: str | None = None,
+        log_rows: bool | None = None,
+    ) -> Self:
+        """Run jobs as Ray actors that are placed next to Spark executors; `env.spark` is the SparkSession.
+
+        Starts Ray on this machine, or joins the cluster at `ray_address`, and starts Spark on it through RayDP. An
+        executor and its slots are on one node. A slot holds one subtask of each vertex.
+
+        - `executors`: the number of Spark executors, 2 by default, with `executor_cores` (1) cores and
+          `executor_memory` ("1gb") of heap each.
+        - `slots_per_executor`: task slots next to each executor, 2 by default.
+        - `parallelism`: the number of executors by default, and at most the number of slots.
+        - `ray_address`: "host:port" of a Ray cluster that runs. `ray_options`: arguments of `ray.init`.
+        - `app_name`, `spark_configs`: the name of the Spark application, and settings of Spark.
+        - `include_dashboard`: whether a Ray that is started has its dashboard.
+        - All other parameters: see `StreamEnvironment`.
+
+        Raises ConfigurationError for wrong settings.
+
+        Example:
+
+            >>> env = tg.StreamEnvironment.raydp(executors=2)  # doctest: +SKIP
+        """
+        settings = _settings(config, log_level, log_rows)
+        where, kept = settings.topology, _standbys(standbys)
+        need("StreamEnvironment.raydp", "raydp")
+        from tidegate.actors.ray.authentication import refuse_ray_client
+
+        refuse_ray_client(_or(ray_address, where.address))
+        from tidegate.actors.ray.ray_runtime import RayRuntime, SlotPlacement
+        from tidegate.spark_bridge import RayDPSession
+
+        placement = where.placement if placement is None else placement
+        executors = _or(executors, _or(where.executors, 2))
+        session = RayDPSession.start(
+            _or(app_name, where.app_name),
+            executors=executors,
+            executor_cores=_or(executor_cores, where.executor_cores),
+            executor_memory=where.executor_memory if executor_memory is None else executor_memory,
+            slots_per_executor=_or(slots_per_executor, _or(where.slots_per_executor, 2)),
+            placement=placement,
+            ray_address=_or(ray_address, where.address),
+            spark_configs={**where.spark_configs, **(spark_configs or {})},
+            ray_options=_ray_options(where.ray_options, ray_options),
+            include_dashboard=_or(include_dashboard, where.include_dashboard),
+            show_log=bool(settings.log.given()),
+        )
+        bundles = tuple(session.bundle_of_slot(slot) for slot in range(session.slots))
+        return cls(
+            RayRuntime(SlotPlacement(session.placement_group, bundles), strategy=placement),
+            _or(parallelism, _or(where.parallelism, executors)),
+            max_parallelism=_or(max_parallelism, where.max_parallelism),
+            config=settings,
+            options=options,
+            session=session,
+            standbys=kept,
+        )
+
+    @classmethod
+    def on_spark(
+        cls,
+        spark: SparkSession,
+        executors: int | None = None,
+        slots_per_executor: int | None = None,
+        *,
+        standbys: Standbys | None = None,
+        parallelism: int | None = None,
+        max_parallelism: int | None = None,
+        config: str | os.PathLike[str] | Mapping[str, object] | None = None,
+        options: DataPlaneOptions | None = None,
+        object_store_memory: str | int | None = None,
+        ray_options: Mapping[str, Any] | None = None,
+        cluster_options: Mapping[str, Any] | None = None,
+        include_dashboard: bool | None = None,
+        log_level: str | None = None,
+        log_rows: bool | None = None,
+    ) -> Self:
+        """Run jobs as Ray actors in the executors of an existing Spark cluster; `env.spark` is `spark`.
+
+        Starts Ray by `ray.util.spark`, and ends it with the environment; the session continues. Each slot takes a core
+        of its executor from Spark.
+
+        - `spark`: a SparkSession.
+        - `executors`: how many executors run Ray, by default all.
+        - `slots_per_executor`: by default all cores but one; of executors with one core, all of them but one executor.
+        - `parallelism`: the number of executors with Ray by default, and at most the number of slots.
+        - `object_store_memory`: of each node, such as "256mb". `ray_options`: arguments of `ray.init`.
+          `cluster_options`: arguments of `ray.util.spark.setup_ray_cluster`.
+        - `include_dashboard`: whether Ray has its dashboard.
+        - All other parameters: see `StreamEnvironment`.
+
+        Raises ConfigurationError for a Spark in which Ray cannot run, or that Ray would leave no core. Raises
+        SparkTimeoutError, SparkLostError or SparkBridgeError if Ray does not start.
+
+        Example:
+
+            >>> env = tg.StreamEnvironment.on_spark(spark, slots_per_executor=3)  # doctest: +SKIP
+        """
+        settings = _settings(config, log_level, log_rows)
+        where, kept = settings.topology, _standbys(standbys)
+        need("StreamEnvironment.on_spark", "ray", "spark")
+        from tidegate.actors.ray.authentication import refuse_ray_client
+
+        refuse_ray_client()
+        from tidegate.actors.ray.ray_runtime import RayRuntime, SlotPlacement
+        from tidegate.spark_bridge import RayOnSparkSession
+
+        store = None if object_store_memory is None else parse_size_bytes(object_store_memory)
+        session = RayOnSparkSession.start(
+            spark,
+            executors=_or(executors, where.executors),
+            slots_per_executor=_or(slots_per_executor, where.slots_per_executor),
+            object_store_bytes=_or(store, where.object_store_memory),
+            ray_options=_ray_options(where.ray_options, ray_options),
+            cluster_options={**where.cluster_options, **(cluster_options or {})},
+            include_dashboard=_or(include_dashboard, where.include_dashboard),
+            show_log=bool(settings.log.given()),
+        )
+        bundles = tuple(session.bundle_of_slot(slot) for slot in range(session.slots))
+        return cls(
+            RayRuntime(SlotPlacement(session.placement_group, bundles)),
+            _or(parallelism, _or(where.parallelism, session.nodes)),
+            max_parallelism=_or(max_parallelism, where.max_parallelism),
+            config=settings,
+            options=options,
+            session=session,
+            guard=session.guard,
+            standbys=kept,
+        )
+
+    @classmethod
+    def ray(
+        cls,
+        address: str | None = None,
+        parallelism: int | None = None,
+        *,
+        slots: int | None = None,
+        placement: Placement | None = None,
+        standbys: Standbys | None = None,
+        runtime_env: Mapping[str, Any] | None = None,
+        config: str | os.PathLike[str] | Mapping[str, object] | None = None,
+        options: DataPlaneOptions | None = None,
+        log_level: str | None = None,
+        log_rows: bool | None = None,
+    ) -> Self:
+        """Run jobs without Spark on a Ray cluster, or attach to jobs there.
+
+        - `address`: "host:port"; by default that of RAY_ADDRESS, or the one cluster of this user.
+        - `parallelism`: 1 by default.
+        - `slots`: task slots to reserve, a CPU each, until the environment is closed. Without it only steps with
+          resources reserve any, and `standbys="auto"` is 1.
+        - `runtime_env`: that of `ray.init`; this call connects the program, unless it is connected already.
+        - All other parameters: see `StreamEnvironment`.
+
+        Raises ConfigurationError for wrong settings, and if there is no such cluster.
+
+        Example:
+
+            >>> env = tg.StreamEnvironment.ray("10.0.0.1:6379", slots=4)  # doctest: +SKIP
+        """
+        settings = _settings(config, log_level, log_rows)
+        where, kept = settings.topology, _standbys(standbys)
+        need("StreamEnvironment.ray", "ray")
+        from tidegate.actors.ray.connection import connect
+
+        slots, placement = _or(slots, where.slots), where.placement if placement is None else placement
+        parallelism = _or(parallelism, _or(where.parallelism, 1))
+        check_slots(slots, placement, parallelism)
+        runtime_env = where.runtime_env if runtime_env is None else runtime_env
+        connection = connect(_or(address, where.address), bool(settings.log.given()), runtime_env)
+        env = cls(
+            _runtime_on(connection, slots, placement, settings.checkpoints),
+            parallelism,
+            max_parallelism=where.max_parallelism,
+            config=settings,
+            options=options,
+            standbys=kept,
+        )
+        env._connection = connection
+        return env
+
+    @property
+    def parallelism(self) -> int:
+        """Parallelism of steps that name none, at least 1. Setting it applies to steps that are added afterwards."""
+        return self._program.parallelism
+
+    @parallelism.setter
+    def parallelism(self, parallelism: int) -> None:
+        if not isinstance(parallelism, int) or parallelism < 1:
+            raise ConfigurationError(f"parallelism={parallelism!r}: give a whole number of at least 1")
+        self._program.parallelism = parallelism
+
+    @property
+    def max_parallelism(self) -> int | None:
+        """Number of key groups, from 1 to 32,768: the most subtasks that an operator may ever have.
+
+        None, the default: as in the checkpoint that a job is restored from; for a new job at least 128, with room to
+        grow by half (Flink's `pipeline.max-parallelism`). It cannot change as long as a job's state lives.
+        """
+        return self._program.max_parallelism
+
+    @max_parallelism.setter
+    def max_parallelism(self, max_parallelism: int | None) -> None:
+        if max_parallelism is not None and (
+            type(max_parallelism) is not int or not 1 <= max_parallelism <= MAX_PARALLELISM_LIMIT
+        ):
+            raise ConfigurationError(
+                f"max_parallelism={max_parallelism!r}: it is a whole number from 1 to {MAX_PARALLELISM_LIMIT:,}"
+            )
+        self._program.max_parallelism = max_parallelism
 
     @property
     def open_store(self) -> OpenStore:
@@ -101,12 +457,19 @@ class StreamEnvironment(Topologies):
     def serve_web(self, port: int | None = None, address: str | None = None) -> str:
         """Show the jobs of this runtime on a page, and answer scripts under Flink's REST paths (`docs/rest.md`).
 
-        On Ray one small actor does so for all jobs of the cluster; else a thread of this process, until the environment
-        is closed. Returns the address; `job.web_url` is that of a job's page. What is not given is as the configuration
-        says: `port` is 8081, or the next that is free (0: any), and `address`, that to listen at, is loopback, where
-        everybody on this machine may read. Elsewhere reading needs the token, as all that changes a job always does.
-        With `rest.enabled` the first `execute` does this. Needs the extra `tidegate[web]`.
+        On Ray one small actor does so for all jobs of the cluster; otherwise a thread of this process, until the
+        environment is closed. Returns the address; `job.web_url` is that of a job's page. With the setting
+        `rest.enabled` the first `execute` calls this. Needs the extra `tidegate[web]`.
+
+        - `port`: by default 8081, or the next port that is free; 0 is any free port.
+        - `address`: the address to listen at, by default loopback, where everybody on this machine may read. Elsewhere
+          reading needs the token, as all changes of a job do everywhere.
+
         Raises ConfigurationError.
+
+        Example:
+
+            >>> url = env.serve_web(port=0)  # doctest: +SKIP
         """
         self._check_open("serve_web")
         settings = self._config.web
@@ -124,11 +487,21 @@ class StreamEnvironment(Topologies):
         max_stale: str | timedelta | int | None = None,
         replace: bool = False,
     ) -> None:
-        """Give a stream a name, by which queries of this program read it: `create_temporary_view("bids", bids)`.
+        """Register a stream or a table under a name, by which queries of this program read it.
 
-        It may also be a table that streams are joined with, as `lookup_join` takes it, and `refresh` and `max_stale` as
-        it does. Like streams, views are gone when the program is executed. Names are any case. ConfigurationError for
-        one that is taken, unless `replace` says so.
+        Like streams, views are gone when the program is executed.
+
+        - `name`: in any case.
+        - `view`: a stream, or a table as `lookup_join` takes it, with `refresh` and `max_stale` as there.
+        - `replace`: whether a view of the same name may be replaced.
+
+        Raises ConfigurationError for a name that is taken.
+
+        Example:
+
+            >>> env.create_temporary_view("orders", orders)
+            >>> env.sql("SELECT user, amount FROM orders WHERE amount > 10").columns
+            ['user', 'amount']
         """
         self._program.views.add(name, view, isinstance(view, Stream), refresh, max_stale, replace)
 
@@ -141,15 +514,28 @@ class StreamEnvironment(Topologies):
         vectorized: bool = False,
         replace: bool = False,
     ) -> None:
-        """Give a Python function a name, by which queries call it: `create_temporary_function("domain", domain)`.
+        """Register a Python function under a name, by which queries call it. Needs the extra `tidegate[sql]`.
 
-        It is called with the values of each row, None for null, and returns one value, of the type that its annotation
-        says or `returns`: a Python type such as `list[str]`, a dataclass, or a pyarrow type. With `vectorized` it is
-        called with a polars Series for each argument, and returns a Series, an Arrow array or a list of as many values.
-        It must give the same for the same values, however rows are cut into batches. Several threads may call it at the
-        same time. One that raises fails the job, and the error shows the row. Unlike views, functions stay for the
-        queries of later programs. Names are any case.
-        ConfigurationError for a name that is taken, unless `replace` says so. Needs the extra `tidegate[sql]`.
+        Unlike views, functions stay for the queries of later programs. A function must return the same for the same
+        values, however rows are cut into batches. Several threads may call it at the same time. If it raises, the job
+        fails, and the error shows the row.
+
+        - `name`: in any case.
+        - `function`: takes the values of each row, None for null, and returns one value.
+        - `returns`: its type, by default that of its annotation: a Python type such as `list[str]`, a dataclass, or a
+          pyarrow type.
+        - `vectorized`: whether it takes a polars Series for each argument, and returns a Series, an Arrow array or a
+          list of the same length.
+        - `replace`: whether a function of the same name may be replaced.
+
+        Raises ConfigurationError for a name that is taken.
+
+        Example:
+
+            >>> env.create_temporary_function("cents", lambda amount: amount * 100, returns=int, replace=True)
+            >>> env.create_temporary_view("orders", orders)
+            >>> env.sql("SELECT cents(amount) AS c FROM orders").columns
+            ['c']
         """
         need("StreamEnvironment.create_temporary_function", "sql")
         from tidegate.sql.expressions import check_function_name
@@ -165,16 +551,30 @@ class StreamEnvironment(Topologies):
         ttl: str | timedelta | int | None = None,
         uid: str | None = None,
     ) -> Stream:
-        """The stream of a SELECT over views: `sql("SELECT auction, price * 0.9 AS euros FROM bids WHERE price > 100")`.
+        """Return the stream of a SELECT over views. Needs the extra `tidegate[sql]`.
 
-        It becomes steps as other methods add them, and nothing else: `docs/sql.md` says which, and where it ends. Words
-        and types are Spark's, windows are written as in Flink or as in Spark.
+        A query becomes the same steps that methods of streams add: `docs/sql.md` says which, and what is not covered.
+        Words and types are Spark's; windows are written as in Flink or as in Spark.
 
-        `emit` is how running aggregates and rankings come out: rows that come and are taken back, in the column
-        `row_kind`; of the outermost one rows that replace others ("update"); or, of aggregates, once at the end of the
-        input ("final"). `ttl` bounds the state of joins without a window, aggregates, rankings and DISTINCT. State is
-        found again by the text of the query, or by `uid`. ConfigurationError says what is not covered, and where it
-        stands. Needs the extra `tidegate[sql]`.
+        - `query`: the text of a SELECT.
+        - `emit`: how running aggregates and rankings are emitted. "changes" marks inserted and retracted rows in the
+          column `row_kind`. "update" emits rows that replace others, for the outermost aggregate or ranking. "final"
+          emits aggregates once, at the end of the input.
+        - `ttl`: how long joins without a window, aggregates, rankings and DISTINCT keep state, a duration.
+        - `uid`: names the state of the query in checkpoints; by default it is made of the text of the query.
+
+        Raises ConfigurationError for what is not covered, with its place in the query.
+
+        Example:
+
+            >>> env.create_temporary_view("orders", orders)
+            >>> env.sql("SELECT user, sum(amount) AS total FROM orders GROUP BY user", emit="final").show()
+            +------+-------+
+            | user | total |
+            +------+-------+
+            | ann  |    42 |
+            | bob  |     5 |
+            +------+-------+
         """
         need("StreamEnvironment.sql", "sql")
         from tidegate.sql.queries import translate as translated
@@ -197,32 +597,42 @@ class StreamEnvironment(Topologies):
         local_aggregation: CombiningMode | None = None,
         slot_sharing: bool | None = None,
     ) -> Job:
-        """Run the streams made so far as one job, and start anew with an empty environment.
+        """Run the streams made so far as one job, and start anew with an empty program.
 
-        What is not given here is as the configuration of the environment says, setting by setting. Without a `name`
-        the job is called as the script is (`orders` for `orders.py`), or "job". `restore` says where the job starts:
-
-        - None: at the beginning.
-        - "latest": at the newest whole checkpoint of a job of this name; afresh if no run of the name ever completed
-          one.
-        - "latest_or_fresh": the same, and afresh as well if all of them are damaged or gone.
-        - A path, `<storage>/<job>/chk-N` or that of a savepoint: there. State whose operator is not in the program, or
-          that its function does not declare any more, is refused, or left behind with `allow_non_restored_state`.
-
-        `restart` defaults to the `config=` of the environment. Without that, a job with periodic checkpoints restarts
-        without end (`tg.RestartStrategy.exponential_delay()`), and one without them never. `hooks` are told of every
-        checkpoint (see `tg.MasterHook`). A `detached` job lives on when this script ends or is killed, if its Ray
-        cluster does; any driver finds it with `attach`. `progress` of a job that ends by itself is shown on stderr as a
-        "bar", as "lines" now and then, or not ("off"); "auto", the default, is a bar in a terminal. `local_aggregation`
-        says whether rows are combined before they are sent to aggregates: "auto" (where that pays), "on" or "off".
-        With `slot_sharing=False` each subtask runs in a process of its own (`docs/placement.md`).
+        - `name`: by default the name of the script (`orders` for `orders.py`), or "job".
+        - `checkpoints`: a `tg.CheckpointConfig`. Each setting that it does not give is taken from the configuration.
+        - `restart`: a `tg.RestartStrategy`. By default a job with periodic checkpoints restarts without limit
+          (`tg.RestartStrategy.exponential_delay()`), and a job without them never.
+        - `restore`: where the job starts.
+            - None: at the beginning.
+            - "latest": at the newest complete checkpoint of a job of this name; at the beginning if there never was
+              one.
+            - "latest_or_fresh": the same, and at the beginning as well if all of them are damaged or gone.
+            - A path, `<storage>/<job>/chk-N` or that of a savepoint.
+        - `allow_non_restored_state`: whether state may be dropped whose operator, or whose declaration, is no longer in
+          the program. Otherwise it is an error.
+        - `hooks`: `tg.MasterHook` objects, which are called at every checkpoint.
+        - `detached`: whether the job continues when this script ends or is killed, if its Ray cluster does. Any driver
+          finds it with `attach`.
+        - `progress`: how a job that ends by itself is shown on stderr: as a "bar", as "lines", or not ("off"). "auto",
+          the default, is a bar in a terminal.
+        - `local_aggregation`: whether rows are combined before they are sent to aggregates: "auto" (if that is faster),
+          "on" or "off".
+        - `slot_sharing`: with False each subtask runs in a process of its own (`docs/placement.md`).
 
         Raises ConfigurationError, TableError or StorageError for what cannot work; nothing has started then. The
         streams can still be executed in another way, until a new source begins another program.
+
+        Example:
+
+            >>> rows = orders.collect()
+            >>> job = env.execute("orders", progress="off")
+            >>> job.wait()
+            'finished'
         """
         self._check_open("execute")
         self._program.given_up, shown = True, progress_kind(progress, self._config.job.progress)  # until it has worked
-        for before in self._accompanied:
+        for before in self._jobs_with_services:
             before.await_cancelled()
         detached = self._config.job.detached if detached is None else detached
         request = self._request(
@@ -248,7 +658,7 @@ class StreamEnvironment(Topologies):
                 if temporary is not None and restored is not None and restored.root == temporary.root:
                     temporary.restored_from(restored.job_id)
                 lease.abandon()
-                running = self._accompany(self._runtime.submit(submission), submission)
+                running = self._with_services(self._runtime.submit(submission), submission)
         except RuntimeError as error:
             if not lacks_threads(error):
                 raise
@@ -270,10 +680,11 @@ class StreamEnvironment(Topologies):
         return job
 
     def _preview(self, stream: Stream, n: int, timeout_ms: int) -> tuple[pa.Table, str]:
-        """The first rows of a stream, of a job of its own that is gone afterwards, and a note on what is not shown.
+        """Returns the first rows of a stream, of a job of its own that is deleted afterwards, and a note on what is not
+        shown.
 
-        The job runs where others of this environment run, from the beginning of the sources, until a checkpoint covers
-        enough rows, or the input has ended. Raises JobFailedError, and as `execute`.
+        The job runs in the same place as other jobs of this environment, from the beginning of the sources, until a
+        checkpoint covers enough rows, or the input has ended. Raises JobFailedError, and as `execute` does.
         """
         self._check_open("show")
         other = copy.copy(self)
@@ -282,8 +693,8 @@ class StreamEnvironment(Topologies):
         # Where the configuration lets jobs start is for the program that is executed.
         other._config = replace(self._config, job=self._config.job.model_copy(update={"restore": None}))
         name = f"show-{uuid.uuid4().hex[:8]}"
-        shown = Stream(other._program, stream._inputs, stream._keyed_by, stream.timestamp, stream._updating)
-        rows = shown._collected("show", name, handed_on=False)
+        shown = Stream(other._program, stream._inputs, stream._keyed_by, stream.timestamp, stream._changelog)
+        rows = collected_rows(shown, "show", name, handed_on=False)
         endless = endless_source(other._program.nodes)
         deadline_ms = None if endless is None else monotonic_ms() + timeout_ms
         checkpoints = CheckpointConfig(interval=PREVIEW_INTERVAL, min_pause=PREVIEW_INTERVAL)
@@ -312,7 +723,7 @@ class StreamEnvironment(Topologies):
         return found, f"what came within {duration_text(timeout_ms)} of {endless}, which never ends" if late else ""
 
     def _temporary_job(self, request: JobRequest) -> TemporaryJob | None:
-        """The temporary folder of a job without storage, which the environment needs as long as it shows the job."""
+        """Returns the temporary folder of a job without storage, which is kept as long as its page is shown."""
         if not request.temporary:
             return None
         keeps = "retention" in request.checkpoints.model_fields_set
@@ -320,24 +731,32 @@ class StreamEnvironment(Topologies):
         self._temporary.append(temporary)
         return temporary
 
-    def _accompany(self, running: RunningJob, submission: Submission) -> RunningJob:
-        """The job together with its companions in this driver, if it has any."""
+    def _with_services(self, running: RunningJob, submission: Submission) -> RunningJob:
+        """Returns the job together with its services in this driver, if it has any."""
         job_id, functions = submission.spec.job_id, self._program.functions
         guards = () if self._guard is None else (self._guard(),)
-        if not functions and not submission.companions and not guards:
+        if not functions and not submission.services and not guards:
             return running
         make_call = call_with_arrow if self._session is None else calling_with_spark(self._session.spark)
         calls = [CheckpointCalls(each, job_id, make_call, self.open_store) for each in functions]
-        job, before = AccompaniedJob(running, (*guards, *submission.companions, *calls)), self._accompanied
-        self._accompanied = [*(each for each in before if not each.over), job]
+        job, before = JobWithServices(running, (*guards, *submission.services, *calls)), self._jobs_with_services
+        self._jobs_with_services = [*(each for each in before if not each.over), job]
         job.start(before)
         return job
 
     def attach(self, name: str) -> Job:
-        """The running job with this name or id, whoever started it.
+        """Return the running job with a name or id, whichever driver started it.
 
         On Ray the jobs of all drivers are found, on the local runtime those of this process. Closing this environment
-        leaves the job alone. Raises ConfigurationError, which lists the running jobs, if there is no such job.
+        does not affect the job.
+
+        - `name`: the name or the id of the job.
+
+        Raises ConfigurationError, which lists the running jobs, if there is no such job.
+
+        Example:
+
+            >>> job = env.attach("orders")  # doctest: +SKIP
         """
         self._check_open("attach")
         card, running = self._runtime.attach(name)
@@ -351,12 +770,19 @@ class StreamEnvironment(Topologies):
         checkpoints: CheckpointConfig | None = None,
         allow_non_restored_state: bool | None = None,
     ) -> RestoreReport:
-        """What `execute(restore=path)` would do with the streams made so far: `print(env.check_restore(path))`.
+        """Return a report of what `execute(restore=path)` would do with the streams made so far.
 
-        `path` is as `restore` of `execute`; for "latest" give the `name` of the job. The report names what would be
-        restored, start empty, be dropped or be converted, and holds the error of a refusal. Nothing is started and
-        nothing is written, and the streams can still be executed. Raises ConfigurationError if there is no such
-        checkpoint, CorruptionError and StorageError.
+        The report names what would be restored, start empty, be dropped or be converted, and holds the error of a
+        refusal. Nothing is started or written, and the streams can still be executed.
+
+        - `path`, `checkpoints`, `allow_non_restored_state`: as in `execute`.
+        - `name`: the name of the job; needed for "latest".
+
+        Raises ConfigurationError if there is no such checkpoint, CorruptionError and StorageError.
+
+        Example:
+
+            >>> print(env.check_restore("checkpoints/orders-1a2b3c4d/chk-17"))  # doctest: +SKIP
         """
         name = "check" if name is None and self._config.job.name is None else name
         request = self._request(name, checkpoints, None, path, allow_non_restored_state, (), starts=False)
@@ -376,13 +802,22 @@ class StreamEnvironment(Topologies):
         local_aggregation: CombiningMode | None = None,
         slot_sharing: bool | None = None,
     ) -> Plan:
-        """What `execute` submits, after every check; sources are staged and tables claimed.
+        """Return what `execute` would submit, after every check; sources are staged and tables claimed.
 
         In a notebook it is a picture of the graph: vertices with their operators and parallelism, and how rows are
-        dealt out between them. Printed, it is the same in words. The streams can be executed afterwards.
+        partitioned between them. Printed, it is the same in words. The streams can be executed afterwards. Unlike
+        `execute` this does not check whether a job of this name runs.
 
-        `suffix` of the job's id and `seed` are random unless they are given. Unlike `execute` this does not ask
-        whether a job of this name runs.
+        - `suffix`: of the job's id, and `seed`: random unless they are given.
+        - All other parameters: as in `execute`.
+
+        Raises as `execute` does.
+
+        Example:
+
+            >>> rows = orders.collect()
+            >>> "from_rows" in str(env.plan())
+            True
         """
         self._check_open("plan")
         request = self._request(
@@ -417,7 +852,7 @@ class StreamEnvironment(Topologies):
         slot_sharing: bool | None = None,
         starts: bool = True,
     ) -> JobRequest:
-        """The request for a job, after the checks that need only the program and the stores.
+        """Returns the request for a job, after the checks that need only the program and the stores.
 
         `starts`: whether the job is going to be started. Otherwise nothing is prepared for it, and nothing is probed.
         """
@@ -475,7 +910,7 @@ class StreamEnvironment(Topologies):
                 settings.allow_non_restored_state if allow_non_restored_state is None else allow_non_restored_state
             ),
             detached=detached,
-            log=self._config.log.settings,
+            log=self._config.log.for_processes,
             temporary=config.storage is None and config.checkpoint_storage != "jobmanager",
         )
 
@@ -484,7 +919,7 @@ class StreamEnvironment(Topologies):
         return with_event_time(with_needed_rows(with_needed_columns(graph, nodes), nodes))
 
     def _storage_of(self, config: CheckpointConfig) -> str:
-        """Where checkpoints go: the folder that was named, the coordinator's memory, or a temporary folder."""
+        """Returns where checkpoints go: the folder that was named, the coordinator's memory, or a temporary folder."""
         if config.storage is not None:
             return config.storage
         return (
@@ -492,11 +927,20 @@ class StreamEnvironment(Topologies):
         )
 
     def add_master_hook(self, hook: MasterHook) -> None:
-        """Add a hook that the next job tells of its checkpoints (see `tg.MasterHook`)."""
+        """Add a hook that is called at every checkpoint of the next job.
+
+        - `hook`: a `tg.MasterHook`.
+
+        Example:
+
+            >>> class Printed(tg.MasterHook):
+            ...     pass
+            >>> env.add_master_hook(Printed("printed"))  # doctest: +SKIP
+        """
         self._program.hooks.append(hook)
 
     def _check_open(self, call: str) -> None:
-        """Raise ConfigurationError if this environment is closed: a job would run where nothing ends it."""
+        """Raises ConfigurationError if this environment is closed: a job would run where nothing ends it."""
         if self._closed:
             raise ConfigurationError(
                 f"{call}: this environment is closed, so no job can run in it; call {call} before close() or inside "
@@ -504,17 +948,22 @@ class StreamEnvironment(Topologies):
             )
 
     def close(self) -> None:
-        """Cancel what runs, and stop Ray and Spark if this environment started them.
+        """Cancel running jobs, and stop Ray and Spark if this environment started them.
 
         Nothing can be executed or shown afterwards. Tables and collected rows can still be read.
+
+        Example:
+
+            >>> other = tg.StreamEnvironment.local()
+            >>> other.close()
         """
         self._closed = True
         stop_progress(self._runtime)
         self._web.close()
         self._runtime.stop()
-        for job in self._accompanied:
+        for job in self._jobs_with_services:
             job.close()
-        self._accompanied.clear()
+        self._jobs_with_services.clear()
         if self._session is not None:
             self._session.stop()
             self._session = None
@@ -532,3 +981,59 @@ class StreamEnvironment(Topologies):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _settings(
+    config: str | os.PathLike[str] | Mapping[str, object] | None, log_level: str | None, log_rows: bool | None
+) -> Config:
+    """Returns the configuration of an environment, with the log settings of its call."""
+    settings = load_config(config)
+    given = {"log_level": log_level, "log_rows": log_rows}
+    called = {name: value for name, value in given.items() if value is not None}
+    if not called:
+        return settings
+    return replace(settings, log=LogConfig.model_validate({**settings.log.given(), **called}))
+
+
+def _or(given: _Given | None, otherwise: _Otherwise) -> _Given | _Otherwise:
+    """Returns an argument, or a default if it is None."""
+    return otherwise if given is None else given
+
+
+def _ray_options(configured: Mapping[str, Any], given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Returns the arguments of `ray.init`: those given, and those of the configuration. Raises ConfigurationError."""
+    check_runtime_env_is_mapping(given or {}, "ray_options")
+    return {**configured, **(given or {})}
+
+
+def _standbys(given: object) -> Standbys | None:
+    """Returns the `standbys=` of an environment, checked; None if it was not given."""
+    return None if given is None else spare_processes(given, "standbys")
+
+
+def check_slots(slots: int | None, placement: Placement, parallelism: int) -> None:
+    """Raises ConfigurationError for a placement that is not known, and for fewer slots than the parallelism needs."""
+    from tidegate.actors.graph.slot_plan import strategy_of
+
+    strategy_of(placement)
+    if slots is not None and slots < max(1, parallelism):
+        raise ConfigurationError(
+            f"slots={slots}: a slot holds one subtask of each step, so parallelism={parallelism} needs that many"
+        )
+
+
+def _runtime_on(
+    connection: Connection, slots: int | None, placement: Placement, checkpoints: CheckpointConfig
+) -> RayRuntime:
+    """Returns the runtime on a cluster that this process is connected to; closes the connection if it has no slots."""
+    from tidegate.actors.ray.coordinator_liveness import end_orphans
+    from tidegate.actors.ray.ray_runtime import RayRuntime
+
+    end_orphans()
+    if slots is None:
+        return RayRuntime(strategy=placement)
+    try:
+        return RayRuntime.with_slots(slots, placement, checkpoints.slot_request_timeout / 1_000)
+    except BaseException:
+        connection.close()
+        raise

@@ -21,7 +21,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from tidegate.cli.checkpoints_command import JsonOption, print_json
+from tidegate.cli.terminal import JsonOption, print_json
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.extras import EXTRAS, need
 
@@ -111,7 +111,7 @@ def _extras() -> Iterator[Finding]:
 def _java() -> Iterator[Finding]:
     try:
         need("Spark", "spark")
-        from tidegate.spark_bridge.session.java import ensure_java, java_major_of
+        from tidegate.spark_bridge.java import ensure_java, java_major_of
     except (ConfigurationError, ImportError):
         yield Finding("Java", "optional", "not looked at: Spark is not installed", "pip install 'tidegate[spark]'")
         return

@@ -9,9 +9,7 @@ from __future__ import annotations
 import typer
 from rich.pretty import pretty_repr
 
-from tidegate.actors.coordinator.messages.causes import BEGINS, orders_answered
-from tidegate.actors.coordinator.messages.words import in_words
-from tidegate.cli.checkpoint_printing import make_console, time_text
+from tidegate.cli.terminal import make_console, time_text
 from tidegate.recovery.event_history import Chain, EventHistory, LoggedEvent
 
 LINES_MAX = 40
@@ -47,11 +45,11 @@ def print_chain(chain: Chain, whole: bool) -> None:
         typer.echo(f"{chain.cut:>7}  {chain.cut_why}")
     elif not first.tells:
         typer.echo("         What led to it the log does not tell: it was written by an older version")
-    elif not isinstance(first.event, BEGINS) or orders_answered(first.event):
+    elif not first.event.begins or first.event.answers:
         typer.echo("         What led to it the log does not tell")
     left_out = 0 if whole else max(0, len(events) - LINES_MAX)
     for place, logged in enumerate(events):
         if left_out and place == FIRST_LINES:
             typer.echo(f"         ... {left_out} events between them (--all prints them)")
         if not left_out or not FIRST_LINES <= place < FIRST_LINES + left_out:
-            typer.echo(f"{logged.number:>7}  {time_text(logged.at_ms)}  {in_words(logged.event)}")
+            typer.echo(f"{logged.number:>7}  {time_text(logged.at_ms)}  {logged.event.describe()}")

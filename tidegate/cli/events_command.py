@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from tidegate.cli.checkpoints_command import (
+from tidegate.cli.terminal import (
     CheckpointArgument,
     JobOption,
     JsonOption,
@@ -76,7 +76,7 @@ def events_command(
     from tidegate.cli.event_printing import print_chain, print_history
     from tidegate.cli.timeline_printing import Choice, moment_ms, print_timeline
     from tidegate.recovery.event_history import EventHistory
-    from tidegate.recovery.state_processor.event_logs import logs_under, only_one
+    from tidegate.recovery.state_processor.job_states import logs_under, only_one
     from tidegate.recovery.state_processor.timeline import read_timeline
 
     if arrow is not None:
@@ -132,7 +132,7 @@ def relocate_command(
 
     Every byte is verified. The old savepoint stays.
     """
-    from tidegate.recovery.contents.inspection import inspect
+    from tidegate.recovery.inspection import inspect
     from tidegate.recovery.state_processor.relocation import relocate
 
     with explained():
@@ -157,8 +157,8 @@ def read_command(
     as_json: JsonOption = False,
 ) -> None:
     """Read one state of one operator in a checkpoint or savepoint: print some rows, or write all of them to a file."""
-    from tidegate.recovery.contents.state_reader import read_state_batches
-    from tidegate.recovery.state_processor.state_printing import print_rows, write_rows
+    from tidegate.recovery.state_processor.row_files import print_rows, write_rows
+    from tidegate.recovery.state_reader import read_state_batches
 
     with explained(), read_state_batches(path, uid=uid, state=state) as reader:
         if out is not None:
@@ -196,7 +196,7 @@ def write_command(
 
 
 def _print_state(path: str, job: str | None, when: str, as_json: bool) -> None:
-    from tidegate.cli.checkpoint_printing import time_text
+    from tidegate.cli.terminal import time_text
     from tidegate.cli.timeline_printing import moment_ms
     from tidegate.recovery.state_processor.job_states import job_state
 
@@ -213,7 +213,7 @@ def _print_state(path: str, job: str | None, when: str, as_json: bool) -> None:
 
 def _write_history(path: str, job: str | None, file: str) -> None:
     from tidegate.recovery.state_processor.explanations import history
-    from tidegate.recovery.state_processor.state_printing import write_rows
+    from tidegate.recovery.state_processor.row_files import write_rows
 
     with explained():
         found = history(path, job)

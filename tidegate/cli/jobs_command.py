@@ -1,50 +1,56 @@
 """The commands for jobs that run on Ray: `tidegate jobs`, and `tidegate job NAME …`.
 
-Exit codes: 0 done, 1 the job refused or failed, 2 wrong usage (no such job, no cluster), 3 timed out. A TidegateError
-is shown as one sentence, never as a traceback.
+Exit codes: 0 done, 1 the job refused or failed, 2 wrong usage (no such job, no cluster), 3 timed out.
+
+In JSON, times are in ms since the epoch, durations in ms and sizes in bytes. A value that is not known is null.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import typer
 
-from tidegate.cli.checkpoints_command import JsonOption
+from tidegate.cli.terminal import JsonOption, time_text
 from tidegate.storage.errors import ConfigurationError, JobFailedError, JobTimeoutError, TidegateError
 
-# A command imports what it needs when it runs, so that `--help` is fast.
-
 if TYPE_CHECKING:
+    from tidegate.actors.runtimes.running_job import JobOverview, SilentJob
     from tidegate.api.environment import StreamEnvironment
     from tidegate.api.submission.job import Job
 
-REFUSED, WRONG_USAGE, TIME_IS_OVER = 1, 2, 3
+REFUSED = 1
+WRONG_USAGE = 2
+TIMED_OUT = 3
 FOLLOW_S = 1.0
 """Seconds between two reads of the log with `--follow`."""
-LOOK_S = 0.3
-"""Seconds between two looks at a job that does not run yet."""
+POLL_S = 0.3
+"""Seconds between two status requests to a job that does not run yet."""
 
-job_app = typer.Typer(help="One job that runs on Ray: what it does, and what it is to do.", no_args_is_help=True)
+job_app = typer.Typer(help="Inspect or control one job that runs on Ray.", no_args_is_help=True)
 
 AddressOption = Annotated[
     str | None,
     typer.Option(
-        "--address", metavar="HOST:PORT", help="Of Ray; else RAY_ADDRESS, or the one cluster of this user here."
+        "--address",
+        metavar="HOST:PORT",
+        help="Address of Ray. Default: RAY_ADDRESS, or the only cluster of this user on this machine.",
     ),
 ]
 FormatOption = Annotated[
     Literal["canonical", "native"],
-    typer.Option("--format", help="Sorted rows, alike for all backends; or what the backend writes."),
+    typer.Option(
+        "--format", help="canonical: sorted rows, which every backend reads; native: the files of the backend."
+    ),
 ]
 TimeoutOption = Annotated[str, typer.Option("--timeout", help="How long to wait for it.")]
 
 
 def jobs_command(address: AddressOption = None, as_json: JsonOption = False) -> None:
     """List the jobs on this Ray: name, state, uptime, attempt, last checkpoint."""
-    from tidegate.cli.job_printing import job_lines, jobs_as_json
     from tidegate.storage.clock import now_ms
 
     with _environment(address) as env:
@@ -60,14 +66,13 @@ def jobs_command(address: AddressOption = None, as_json: JsonOption = False) -> 
 def job_command(
     context: typer.Context, name: Annotated[str, typer.Argument(metavar="NAME", help="Name or id of the job.")]
 ) -> None:
-    """One job that runs on Ray: what it does, and what it is to do."""
+    """Inspect or control one job that runs on Ray."""
     context.obj = name
 
 
 @job_app.command("status")
 def status_command(context: typer.Context, address: AddressOption = None, as_json: JsonOption = False) -> None:
-    """Show the state of the job, its checkpoints, and the rows that have come into each vertex."""
-    from tidegate.cli.job_printing import as_json_text, status_lines, status_of
+    """Show the state of the job, its checkpoints, and the rows each vertex has received."""
 
     with _job(context, address) as job:
         status = status_of(job)
@@ -85,60 +90,62 @@ def checkpoint_command(
     """Take a checkpoint now, or when the job runs again, and print its path."""
     with _job(context, address) as job:
         left_ms = _once_it_runs(job, "checkpoint", timeout)
-        _say(as_json, {"path": job.trigger_checkpoint(left_ms)}, "{path}")
+        _print_result(as_json, {"path": job.trigger_checkpoint(left_ms)}, "{path}")
 
 
 @job_app.command("savepoint")
 def savepoint_command(
     context: typer.Context,
     target: Annotated[
-        str | None, typer.Argument(metavar="[URL]", help="The folder for its folder; else state.savepoints.dir.")
+        str | None,
+        typer.Argument(metavar="[URL]", help="Parent folder of the savepoint. Default: state.savepoints.dir."),
     ] = None,
     address: AddressOption = None,
     timeout: TimeoutOption = "10min",
     savepoint_format: FormatOption = "canonical",
     as_json: JsonOption = False,
 ) -> None:
-    """Take a savepoint now, or when the job runs again, and print its path. The job goes on."""
+    """Take a savepoint now, or when the job runs again, and print its path. The job continues."""
     with _job(context, address) as job:
         left_ms = _once_it_runs(job, "savepoint", timeout)
-        _say(as_json, {"path": job.savepoint(target, left_ms, savepoint_format)}, "{path}")
+        _print_result(as_json, {"path": job.savepoint(target, left_ms, savepoint_format)}, "{path}")
 
 
 @job_app.command("stop")
 def stop_command(
     context: typer.Context,
-    drain: Annotated[bool, typer.Option("--drain", help="Let the sources end for good, and operators finish.")] = False,
+    drain: Annotated[
+        bool, typer.Option("--drain", help="End the sources for good and let the operators finish.")
+    ] = False,
     savepoint: Annotated[
-        str | None, typer.Option("--savepoint", metavar="URL", help="The folder for its folder.")
+        str | None, typer.Option("--savepoint", metavar="URL", help="Parent folder of the savepoint.")
     ] = None,
     address: AddressOption = None,
     timeout: TimeoutOption = "10min",
     savepoint_format: FormatOption = "canonical",
     as_json: JsonOption = False,
 ) -> None:
-    """End the job with a savepoint, wait for both, and print the savepoint's path."""
+    """Stop the job with a savepoint, wait for both, and print the path of the savepoint."""
     with _job(context, address) as job:
         path = job.stop(drain, savepoint, timeout, savepoint_format)
-        told = {"name": job.name, "status": job.status(), "path": path}
-    _say(as_json, told, "{name} has stopped ({status}); its savepoint is {path}")
+        result = {"name": job.name, "status": job.status(), "path": path}
+    _print_result(as_json, result, "{name} has stopped ({status}); its savepoint is {path}")
 
 
 @job_app.command("cancel")
 def cancel_command(
     context: typer.Context, address: AddressOption = None, timeout: TimeoutOption = "1min", as_json: JsonOption = False
 ) -> None:
-    """Cancel the job, and wait for its end; its checkpoints stay as its retention says."""
+    """Cancel the job and wait for its end. Its retention setting decides which checkpoints stay."""
     with _job(context, address) as job:
         job.cancel()
-        told = {"name": job.name, "status": job.wait(timeout)}
-    _say(as_json, told, "{name} is {status}")
+        result = {"name": job.name, "status": job.wait(timeout)}
+    _print_result(as_json, result, "{name} is {status}")
 
 
 @job_app.command("tasks")
 def tasks_command(context: typer.Context, address: AddressOption = None, as_json: JsonOption = False) -> None:
     """List the tasks of the job: vertex, subtask, attempt, and the process that runs each, with its node and actor."""
-    from tidegate.cli.job_printing import as_json_text, task_lines, tasks_of
 
     with _job(context, address) as job:
         tasks = tasks_of(job)
@@ -149,7 +156,7 @@ def tasks_command(context: typer.Context, address: AddressOption = None, as_json
 @job_app.command("events")
 def events_command(
     context: typer.Context,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job is over.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job is over.")] = False,
     raw: Annotated[bool, typer.Option("--raw", help="Print the events themselves, one a line.")] = False,
     address: AddressOption = None,
     as_json: JsonOption = False,
@@ -157,13 +164,11 @@ def events_command(
     """Print what happened to the job, a line for each decision, oldest first, as `tidegate events` does."""
     import threading
 
-    from tidegate.cli.job_printing import JobTimeline, RawEvents
-
     with _job(context, address) as job:
-        told = RawEvents(job, as_json) if raw else JobTimeline(job, as_json)
+        log = RawEvents(job, as_json) if raw else JobTimeline(job, as_json)
         while True:
-            over = not follow or _is_over(job)  # asked before reading, so that the last events are printed
-            for text in told.news():
+            over = not follow or _is_over(job)  # Checked before reading, so that the last events are printed.
+            for text in log.news():
                 typer.echo(text)
             if over:
                 return
@@ -171,7 +176,7 @@ def events_command(
 
 
 def _once_it_runs(job: Job, what: str, timeout: str) -> int:
-    """Wait until a job that starts or restarts runs, and say so; returns what is left of the time, in ms."""
+    """Waits until a job that starts or restarts runs. Returns the rest of the timeout in ms."""
     import threading
     import time
 
@@ -179,19 +184,21 @@ def _once_it_runs(job: Job, what: str, timeout: str) -> int:
     from tidegate.storage.units import parse_duration_ms
 
     end_s = time.monotonic() + parse_duration_ms(timeout, setting="--timeout") / 1_000
-    said = False
+    printed = False
     while (status := job.status()) in NOT_YET:
         if time.monotonic() >= end_s:
-            raise JobTimeoutError(f"job {job.name!r} is still {status} after {timeout}: no {what} was asked for")
-        if not said:
+            raise JobTimeoutError(
+                f"job {job.name!r} is still {status} after {timeout}; no {what} was triggered. Give a longer --timeout"
+            )
+        if not printed:
             typer.echo(f"{job.name} is {status}; the {what} is taken when it runs", err=True)
-            said = True
-        threading.Event().wait(LOOK_S)
+            printed = True
+        threading.Event().wait(POLL_S)
     return max(0, round((end_s - time.monotonic()) * 1_000))
 
 
 def _is_over(job: Job) -> bool:
-    """Whether the job has ended, and its log says so."""
+    """Whether the job has ended and its log records the end."""
     try:
         job.wait(0)
     except JobTimeoutError:
@@ -202,7 +209,7 @@ def _is_over(job: Job) -> bool:
 
 
 def open_environment(address: str | None) -> StreamEnvironment:
-    """An environment on the Ray cluster at `address`, to find its jobs."""
+    """Returns an environment on the Ray cluster at `address`, to find its jobs."""
     from tidegate.api.environment import StreamEnvironment
 
     return StreamEnvironment.ray(address)
@@ -210,7 +217,7 @@ def open_environment(address: str | None) -> StreamEnvironment:
 
 @contextmanager
 def _environment(address: str | None) -> Iterator[StreamEnvironment]:
-    """An environment. A TidegateError in the block becomes one sentence and an exit code."""
+    """Opens an environment. A TidegateError in the block becomes one sentence and an exit code."""
     try:
         with open_environment(address) as env:
             yield env
@@ -226,13 +233,191 @@ def _job(context: typer.Context, address: str | None) -> Iterator[Job]:
 
 
 def exit_code(error: TidegateError) -> int:
-    """The exit code for an error."""
+    """Returns the exit code for an error."""
     if isinstance(error, JobTimeoutError):
-        return TIME_IS_OVER
+        return TIMED_OUT
     return WRONG_USAGE if isinstance(error, ConfigurationError) else REFUSED
 
 
-def _say(as_json: bool, told: Mapping[str, object], text: str) -> None:
-    from tidegate.cli.job_printing import as_json_text
+def _print_result(as_json: bool, result: Mapping[str, object], text: str) -> None:
 
-    typer.echo(as_json_text(told) if as_json else text.format(**told))
+    typer.echo(as_json_text(result) if as_json else text.format(**result))
+
+
+Listing: TypeAlias = "Sequence[tuple[str, JobOverview | SilentJob]]"
+"""Jobs by name."""
+
+_HEAD = ("NAME", "STATE", "UPTIME", "ATTEMPT", "LAST CHECKPOINT", "ID")
+
+
+def job_lines(jobs: Listing, now_ms: int) -> list[str]:
+    """Formats the jobs as the lines of a table, or as one line if there are none. `now_ms` is in ms since the epoch."""
+    from tidegate.actors.runtimes.running_job import SilentJob
+
+    if not jobs:
+        return ["No job runs on this Ray"]
+    rows: list[tuple[str, ...]] = [_HEAD]
+    notes = []
+    for name, overview in jobs:
+        if isinstance(overview, SilentJob):
+            rows.append((name, "unreachable", "-", "-", "-", "-"))
+            notes.append(f"{name}: {overview.why}, since {time_text(overview.since_ms)}")
+        else:
+            rows.append(_row(overview, now_ms))
+    return [*_columns(rows), *notes]
+
+
+def _row(overview: JobOverview, now_ms: int) -> tuple[str, ...]:
+    from tidegate.storage.units import duration_text
+
+    last_checkpoint = "-"
+    if overview.last_checkpoint_at_ms is not None:
+        ago = duration_text(now_ms - overview.last_checkpoint_at_ms)
+        last_checkpoint = f"{overview.progress.last_checkpoint}, {ago} ago"
+    return (
+        overview.card.name,
+        overview.progress.status,
+        duration_text(now_ms - overview.card.submitted_at_ms),
+        str(overview.progress.attempt),
+        last_checkpoint,
+        overview.card.job_id,
+    )
+
+
+def jobs_as_json(jobs: Listing, now_ms: int) -> str:
+    """Formats the jobs as one line of JSON: a list with one object for each job."""
+    return as_json_text([_job_object(name, overview, now_ms) for name, overview in jobs])
+
+
+def _job_object(name: str, overview: JobOverview | SilentJob, now_ms: int) -> dict[str, object]:
+    from tidegate.actors.runtimes.running_job import SilentJob
+
+    if isinstance(overview, SilentJob):
+        return {"name": name, "state": "unreachable", "since_ms": overview.since_ms, "why": overview.why}
+    return {
+        "name": overview.card.name,
+        "id": overview.card.job_id,
+        "state": overview.progress.status,
+        "uptime_ms": max(0, now_ms - overview.card.submitted_at_ms),
+        "attempt": overview.progress.attempt,
+        "last_checkpoint": overview.progress.last_checkpoint,
+        "last_checkpoint_at_ms": overview.last_checkpoint_at_ms,
+        "detached": overview.card.detached,
+        "root": overview.card.root,
+    }
+
+
+def status_of(job: Job) -> dict[str, object]:
+    """Returns names, progress and checkpoint figures of a job."""
+    return {"name": job.name, "id": job.job_id, "root": job.root, **job.metrics()}
+
+
+def status_lines(status: Mapping[str, object]) -> list[str]:
+    """Formats one line for each fact. Facts that are None or False are omitted."""
+    lines = []
+    for name, value in status.items():
+        if isinstance(value, Mapping):
+            lines += [f"{name + '.' + str(key):<28} {_text(part)}" for key, part in value.items()]
+        elif value is not None and value is not False:
+            lines.append(f"{name:<28} {_text(value)}")
+    return lines
+
+
+def _text(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def tasks_of(job: Job) -> list[dict[str, object]]:
+    """Returns the tasks of a job in the order of its graph, with the process of each, which is None in a local job."""
+    processes = {(str(p.task.vertex), int(p.task.subtask)): p for p in job.processes()}
+    found: list[dict[str, object]] = []
+    for vertex in job.vertices():
+        for subtask in range(vertex.parallelism):
+            process = processes.get((vertex.vertex, subtask))
+            task: dict[str, object] = {"vertex": vertex.vertex, "name": vertex.name, "subtask": subtask}
+            known = ("attempt", "pid", "node_id", "actor")
+            found.append(task | {name: None if process is None else getattr(process, name) for name in known})
+    return found
+
+
+NODE_CHARACTERS = 12
+_TASK_HEAD = ("VERTEX", "SUBTASK", "ATTEMPT", "PID", "NODE", "ACTOR")
+
+
+def task_lines(tasks: Sequence[Mapping[str, object]]) -> list[str]:
+    """Formats the tasks as the lines of a table. Ids of nodes are shortened; `-` stands for an unknown process."""
+
+    def text(task: Mapping[str, object], column: str) -> str:
+        value = "-" if task[column] is None else str(task[column])
+        return value[:NODE_CHARACTERS] if column == "node_id" else value
+
+    columns = ("vertex", "subtask", "attempt", "pid", "node_id", "actor")
+    return _columns([_TASK_HEAD, *(tuple(text(task, column) for column in columns) for task in tasks)])
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+class JobTimeline:
+    """A reader of the decisions of a job."""
+
+    def __init__(self, job: Job, as_json: bool) -> None:
+        from tidegate.recovery.state_processor.timeline import TimelineReader
+        from tidegate.storage.checkpoints.event_log import EventLog
+
+        self._reader = TimelineReader(EventLog(job._open_store(job.root), job.job_id), job.job_id)
+        self._as_json = as_json
+        self._noted = 0
+
+    def news(self) -> list[str]:
+        """Returns the decisions since the previous call, as lines of text or of JSON."""
+        from tidegate.cli.timeline_printing import line_object, line_text
+
+        lines = [line for line in self._reader.read() if not line.line.detail]
+        timeline = self._reader.timeline()
+        if self._as_json:
+            return [as_json_text(line_object(timeline, line)) for line in lines]
+        notes, self._noted = timeline.notes[self._noted :], len(timeline.notes)
+        return [*(f"  ({note})" for note in notes), *map(line_text, lines)]
+
+
+class RawEvents:
+    """A reader of the events in the log of a job."""
+
+    def __init__(self, job: Job, as_json: bool) -> None:
+        from tidegate.storage.checkpoints.event_log import EventLog
+
+        self._log = EventLog(job._open_store(job.root), job.job_id)
+        self._job_id = job.job_id
+        self._as_json = as_json
+        self._index = 0
+
+    def news(self) -> list[str]:
+        """Returns the events since the previous call, as lines of text or of JSON."""
+        # Importing these modules registers the classes of events that a log may hold.
+        import tidegate.actors.coordinator.coordinator_state  # noqa: F401
+        from tidegate.recovery.event_history import EventHistory
+
+        lines = []
+        for at, entry, events, error in EventHistory.read(self._log, self._job_id, self._index).entries:
+            self._index = at + 1
+            if entry is None:
+                lines.append(as_json_text({"entry": at, "error": error}) if self._as_json else f"{at:>7}  {error}")
+                continue
+            for logged in events:
+                kind = type(logged.event).__name__
+                text = logged.event.describe()
+                if self._as_json:
+                    facts = {"event": logged.number, "at_ms": logged.at_ms, "cause": logged.cause, "kind": kind}
+                    lines.append(as_json_text(facts | {"text": text}))
+                else:
+                    number = "?" if logged.number is None else logged.number
+                    lines.append(f"{number:>7}  {time_text(logged.at_ms)}  {text}")
+        return lines
+
+
+def as_json_text(value: object) -> str:
+    """Formats a value as one line of JSON. Enumerations and ids are written as text."""
+    return json.dumps(value, ensure_ascii=False, default=str)

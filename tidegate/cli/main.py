@@ -1,13 +1,13 @@
 """The `tidegate` command, whose entry point is `main`.
 
-It puts the commands together, which are in `tidegate/cli/`. A command imports what it needs when it runs, so that
-`--help` is fast.
+It puts the command groups together; `terminal.py` has what they share.
 """
 
 from __future__ import annotations
 
-from tidegate.cli.checkpoints_command import app, checkpoints_app, state_app
-from tidegate.cli.config_command import config_app
+import typer
+
+from tidegate.cli.checkpoints_command import checkpoints_app
 from tidegate.cli.doctor_command import doctor_command, main_options
 from tidegate.cli.events_command import (
     events_command,
@@ -17,14 +17,23 @@ from tidegate.cli.events_command import (
     write_command,
 )
 from tidegate.cli.jobs_command import job_app, jobs_command
-from tidegate.cli.run_command import run_command
+from tidegate.cli.run_command import config_app, run_command
 from tidegate.cli.simulate_command import simulate_command
 from tidegate.cli.tables_command import vacuum_command
 from tidegate.storage.errors import TidegateError
 
 __all__ = ["app", "main"]
 
+app = typer.Typer(
+    help="Look at tidegate's checkpoints and event logs.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # Boxes around the help would cost more time than everything else.
+)
 app.callback()(main_options)
+app.add_typer(checkpoints_app, name="checkpoints", no_args_is_help=True)
+state_app = typer.Typer(help="The state in completed checkpoints and savepoints, as data.")
+app.add_typer(state_app, name="state", no_args_is_help=True)
 app.command("run")(run_command)
 app.command("doctor")(doctor_command)
 app.add_typer(config_app, name="config", no_args_is_help=True)
@@ -40,7 +49,7 @@ app.command("simulate")(simulate_command)
 
 
 def main() -> None:
-    """Run the command line. A TidegateError ends it with one sentence, never with a traceback."""
+    """Runs the command line. A TidegateError ends it with one sentence, without a traceback."""
     try:
         app()
     except TidegateError as error:

@@ -1,18 +1,23 @@
-"""`tidegate run MODULE:FUNC`: starts a program under a configuration, waits for its jobs, and ends as they do.
+"""The commands `tidegate run MODULE:FUNC` and `tidegate config check FILE`.
+
+`run` starts a program under a configuration, waits for its jobs, and ends as they do. `config check` prints the
+configuration in effect, each setting with its origin.
 
 Rules:
 
-- A function that takes an argument gets an environment, made as `execution.target` says. What it has not executed
-  itself is executed when it returns, under its name. A function without arguments makes its own environment; its
-  settings are those of the command all the same.
-- Ctrl-C and SIGTERM end the jobs of that environment as `--on-interrupt` says, once; the second one ends the program at
-  once. A detached job is left alone.
+- A function that takes an argument receives an environment, made as `execution.target` requires. Streams that it has
+  not executed itself are executed when it returns, under its name. A function without arguments makes its own
+  environment; the settings of the command apply to it too.
+- The first Ctrl-C or SIGTERM ends the jobs of that environment as `--on-interrupt` requires; a second one ends the
+  program at once. A detached job continues.
 - Exit codes: 0 all jobs have finished, or were stopped with a savepoint; 1 one has failed or was cancelled, or the
   program has raised an error; 2 wrong usage or configuration; 130 after Ctrl-C, 143 after SIGTERM.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import inspect
 import os
 import signal
@@ -20,29 +25,35 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from tidegate.cli.config_command import SetOption
+from tidegate.cli.terminal import JsonOption
 from tidegate.storage.errors import ConfigurationError, JobFailedError, TidegateError
 
-# A command imports what it needs when it runs, so that `--help` is fast.
-
 if TYPE_CHECKING:
-    from tidegate.api.config.sources import Given
+    from tidegate.api.config.config_file import Given
     from tidegate.api.environment import StreamEnvironment
     from tidegate.api.submission.job import Job
 
-FAILED, WRONG_USAGE, SIGNALLED = 1, 2, 128
+FAILED = 1
+WRONG_USAGE = 2
+SIGNALLED = 128
 END_TIMEOUT = "1min"
-"""For so long an interrupted job may take to be cancelled."""
+"""How long the cancellation of an interrupted job may take."""
 OnInterrupt = Literal["cancel", "savepoint"]
 
 
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="A setting that overrides file and variables; repeatable."),
+]
+
+
 class Interrupted(KeyboardInterrupt):
-    """A signal that asks the program to end."""
+    """The program received a signal to end."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -77,12 +88,10 @@ def run_command(
 ) -> None:
     """Run a program that makes streams, and wait for its jobs.
 
-    The function gets an environment, if it takes an argument. Ctrl-C cancels the jobs. Exit codes: 0 finished, 1 failed
+    A function with an argument receives an environment. Ctrl-C cancels the jobs. Exit codes: 0 finished, 1 failed
     or cancelled, 2 wrong usage or configuration, 130 after Ctrl-C, 143 after SIGTERM.
     """
-    from tidegate.api.config.config_file import load_config
-    from tidegate.api.config.sources import of_command_line, of_words
-    from tidegate.cli.loaded_functions import load_function
+    from tidegate.api.config.config_file import load_config, of_command_line, of_words
 
     try:
         words = [*(settings or []), *([] if restore is None else [f"execution.state-recovery.path={restore}"])]
@@ -90,7 +99,7 @@ def run_command(
             raise ConfigurationError("--check reports on a restore; name it with --restore PATH")
         layer = [*of_words(words), *([] if runtime_env is None else [_runtime_env(runtime_env)])]
         with of_command_line(config, layer), _as_main_program(program, arguments or []):
-            settings_in_effect = load_config()  # Before the program is loaded, which may take long.
+            settings_in_effect = load_config()  # First, because loading the program may take long.
             job_settings = settings_in_effect.job
             function = load_function(program)
             if runtime_env is not None and settings_in_effect.topology.target == "local":
@@ -112,6 +121,39 @@ def run_command(
         raise typer.Exit(WRONG_USAGE if isinstance(error, ConfigurationError) else FAILED) from error
 
 
+def load_function(reference: str) -> Callable[..., Any]:
+    """Returns the function of `MODULE:FUNC` or `FILE.py:FUNC`. Raises ConfigurationError if it does not exist."""
+    place, separator, name = reference.rpartition(":")
+    if not separator or not place or not name:
+        raise ConfigurationError(f"{reference!r} does not name a function: write MODULE:FUNC or FILE.py:FUNC")
+    module = _of_file(Path(place)) if place.endswith(".py") else _of_name(place, reference)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ConfigurationError(f"{place} has no function {name!r}")
+    found: Callable[..., Any] = function
+    return found
+
+
+def _of_file(path: Path) -> ModuleType:
+    path = path.resolve()
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ConfigurationError(f"{path} does not exist, or is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _of_name(name: str, reference: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # The module exists, and imports one that does not.
+        raise ConfigurationError(f"there is no module {name!r} (from {reference!r}): {error}") from error
+
+
 def _run_in_environment(function: Callable[..., Any], name: str, on_interrupt: OnInterrupt) -> None:
     from tidegate.api.environment import StreamEnvironment
 
@@ -126,14 +168,14 @@ def _run_in_environment(function: Callable[..., Any], name: str, on_interrupt: O
             _end([job for job, detached in jobs if not detached], on_interrupt, stopped)
             raise
     if cancelled:
-        raise JobFailedError(f"somebody has cancelled {', '.join(cancelled)}")
+        raise JobFailedError(f"{', '.join(cancelled)}: cancelled from outside of this program")
 
 
 def _runtime_env(given: str) -> Given:
-    """The setting that `--runtime-env` stands for: a YAML or JSON file, or JSON itself. ConfigurationError."""
+    """Returns the setting for `--runtime-env`: a YAML or JSON file, or JSON itself. Raises ConfigurationError."""
     import yaml
 
-    from tidegate.api.config.sources import Given
+    from tidegate.api.config.config_file import Given
 
     text = given
     if not given.lstrip().startswith("{"):
@@ -147,13 +189,13 @@ def _runtime_env(given: str) -> Given:
         raise ConfigurationError(f"--runtime-env {given}: neither JSON nor YAML: {error}") from error
     if not isinstance(found, dict):
         raise ConfigurationError(
-            f"--runtime-env {given}: holds no mapping such as {{working_dir: ., env_vars: {{A: b}}}}"
+            f"--runtime-env {given}: is not a mapping such as {{working_dir: ., env_vars: {{A: b}}}}"
         )
     return Given("ray.options", {"runtime_env": found}, "--runtime-env")
 
 
 def _refuse_in_one_process(function: Callable[..., Any]) -> None:
-    """Raise ConfigurationError for a runtime environment where Ray does not run. A function may make Ray by itself."""
+    """Raises ConfigurationError for a runtime environment without Ray. A function may start Ray by itself."""
     if _takes_an_environment(function):
         raise ConfigurationError(
             "--runtime-env is for Ray, and execution.target is local: add --set execution.target=ray"
@@ -161,21 +203,21 @@ def _refuse_in_one_process(function: Callable[..., Any]) -> None:
 
 
 def _check_runtime_env(runtime_env: Mapping[str, Any]) -> None:
-    """Raise ConfigurationError for a runtime environment that Ray does not take. With Spark, Ray would ignore names."""
+    """Raises ConfigurationError for an environment that Ray refuses. With Spark, Ray would ignore unknown names."""
     from tidegate.storage.extras import need
 
     need("--runtime-env", "ray")
-    from tidegate.actors.ray.driver.connection import check_runtime_env
+    from tidegate.actors.ray.connection import check_runtime_env
 
     check_runtime_env(runtime_env)
 
 
 class _Executed(BaseException):
-    """The program has called `execute` while a restore was only to be checked."""
+    """The program called `execute` during `--check`."""
 
 
 def _check(function: Callable[..., Any], name: str | None, restore: str | None) -> None:
-    """Print what a restore would do with the streams that a function makes, in an environment without Ray."""
+    """Prints what a restore would do with the streams that a function makes, in an environment without Ray."""
     from tidegate.api.environment import StreamEnvironment
 
     if not _takes_an_environment(function):
@@ -184,24 +226,24 @@ def _check(function: Callable[..., Any], name: str | None, restore: str | None) 
             "env.check_restore(path) in the program"
         )
     assert restore is not None, "a check without a restore"
-    asked: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
 
     class Checked(StreamEnvironment):
-        """An environment that executes nothing, and remembers what it was asked for."""
+        """An environment whose `execute` only records its arguments."""
 
         def execute(self, name: str | None = None, **options: Any) -> Job:
-            asked.append({"name": name, **options})
+            calls.append({"name": name, **options})
             raise _Executed
 
     with Checked.local() as env:
         with suppress(_Executed):
             function(env)
-        said = asked[0] if asked else {}
+        call = calls[0] if calls else {}
         report = env.check_restore(
             restore,
-            said.get("name") or name or function.__name__,
-            checkpoints=said.get("checkpoints"),
-            allow_non_restored_state=said.get("allow_non_restored_state"),
+            call.get("name") or name or function.__name__,
+            checkpoints=call.get("checkpoints"),
+            allow_non_restored_state=call.get("allow_non_restored_state"),
         )
     typer.echo(str(report))
     if not report.ok:
@@ -209,18 +251,18 @@ def _check(function: Callable[..., Any], name: str | None, restore: str | None) 
 
 
 def _execute_the_rest(env: StreamEnvironment, name: str, executed: bool) -> None:
-    """Execute what the function has made and not executed."""
+    """Executes the streams that the function made and did not execute."""
     if not env._program.nodes:
         if not executed:
-            raise ConfigurationError(f"{name} has made no stream in the environment that it was given")
+            raise ConfigurationError(f"{name} made no stream in its environment; begin one with env.from_...")
         return
     if executed:
-        raise ConfigurationError(f"{name} has made streams after its last execute(); execute them, or leave them out")
+        raise ConfigurationError(f"{name} made streams after its last execute(); execute them too, or remove them")
     env.execute(name)
 
 
 def _ended(job: Job, detached: bool) -> str:
-    """Wait for a job, unless it goes on without this process; its status then."""
+    """Waits for a job, unless it is detached. Returns its status."""
     typer.echo(f"{job.name} ({job.job_id}) is {job.status()}", err=True)
     if detached:
         return job.status()
@@ -230,7 +272,7 @@ def _ended(job: Job, detached: bool) -> str:
 
 
 def _end(jobs: list[Job], on_interrupt: OnInterrupt, why: Interrupted) -> None:
-    """End the jobs that are not over; the first one that cannot be ended does not keep the others."""
+    """Ends the jobs that are not over. A job that cannot be ended does not keep the next one from its end."""
     for job in jobs:
         if job.status() in ("finished", "failed", "cancelled", "suspended"):
             continue
@@ -245,7 +287,7 @@ def _end(jobs: list[Job], on_interrupt: OnInterrupt, why: Interrupted) -> None:
 
 
 def _send_by_value(function: Callable[..., Any], program: str) -> None:
-    """Processes on other machines have no such file: they get what is defined in it, as of a script."""
+    """Sends what a FILE.py defines by value: processes on other machines do not have the file."""
     import cloudpickle
 
     module = inspect.getmodule(function)
@@ -262,17 +304,18 @@ def _takes_an_environment(function: Callable[..., Any]) -> bool:
     ]
     if len(required) > 1:
         raise ConfigurationError(
-            f"{function.__name__} takes {len(required)} arguments; it gets an environment, and the rest is in sys.argv"
+            f"{function.__name__} takes {len(required)} arguments: it receives one, the environment; use sys.argv"
         )
     return bool(required)
 
 
 @contextmanager
 def _as_main_program(program: str, arguments: list[str]) -> Iterator[None]:
-    """What `python` does for a program: its folder is where modules are looked for, and sys.argv is its own."""
+    """Imports modules from the folder of the program and sets sys.argv, as `python` does."""
     place = program.rpartition(":")[0]
     folder = str(Path(place).resolve().parent) if place.endswith(".py") else os.getcwd()
-    before_path, before_argv = sys.path[:], sys.argv[:]
+    before_path = sys.path[:]
+    before_argv = sys.argv[:]
     sys.path.insert(0, folder)
     sys.argv = [place, *arguments]
     try:
@@ -283,7 +326,7 @@ def _as_main_program(program: str, arguments: list[str]) -> Iterator[None]:
 
 @contextmanager
 def _signals() -> Iterator[None]:
-    """Signals that ask the program to end raise Interrupted in the main thread."""
+    """Turns SIGINT and SIGTERM into Interrupted in the main thread."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise Interrupted(number)
@@ -294,3 +337,41 @@ def _signals() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+config_app = typer.Typer(help="Check a configuration.", no_args_is_help=True)
+
+
+@config_app.callback()
+def config_command() -> None:
+    """Check a configuration."""
+
+
+@config_app.command("check")
+def check_command(
+    path: Annotated[
+        str | None, typer.Argument(metavar="[FILE]", help="A YAML file; without it, only variables and defaults count.")
+    ] = None,
+    settings: SetOption = None,
+    changed: Annotated[
+        bool, typer.Option("--changed", help="Print only settings that differ from their default.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the configuration in effect, one setting a line with its origin. Exit code 2 if it is not valid."""
+    import json
+
+    from tidegate.api.config.config_file import load_config, of_command_line, of_words
+    from tidegate.api.config.settings_table import effective
+
+    try:
+        with of_command_line(None, of_words(settings or [])):
+            rows = [row for row in effective(load_config(path)) if not changed or row[2] != "default"]
+    except ConfigurationError as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(WRONG_USAGE) from error
+    for key, value, origin in rows:
+        if as_json:
+            typer.echo(json.dumps({"key": key, "value": value, "origin": origin}))
+        else:
+            typer.echo(f"{key}: {value}  # {origin}")

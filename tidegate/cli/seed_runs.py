@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from tidegate.cli.loaded_functions import load_function
+from tidegate.cli.run_command import load_function
 from tidegate.testing import Faults, SimulatedPipeline, SimulationReport, simulate_random
 
 SEEDS_A_TASK = 8

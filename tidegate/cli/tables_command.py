@@ -1,4 +1,4 @@
-"""The command `vacuum`, for output tables. `cli.py` adds it."""
+"""The command `tidegate vacuum` for output tables."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from tidegate.cli.checkpoints_command import JsonOption, explained, print_json
+from tidegate.cli.terminal import JsonOption, explained, print_json
 
 UrlArgument = Annotated[str, typer.Argument(metavar="URL", help="The table: a folder or s3://bucket/prefix.")]
 RetainOption = Annotated[
-    str, typer.Option("--retain", metavar="TIME", help="Whatever the table showed within this time stays.")
+    str, typer.Option("--retain", metavar="TIME", help="Keep everything the table showed within this time.")
 ]
-CommitsOption = Annotated[int, typer.Option("--retain-commits", metavar="N", help="So do its newest N commits.")]
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Delete nothing; print what would be.")]
+CommitsOption = Annotated[int, typer.Option("--retain-commits", metavar="N", help="Keep the newest N commits.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Delete nothing; print what would be deleted.")]
 
 
 def vacuum_command(
@@ -25,7 +25,7 @@ def vacuum_command(
 ) -> None:
     """Delete files of an output table that it has not shown for long. Older commits cannot be read then."""
     # Imported here, so that `--help` is fast.
-    from tidegate.api.tables.vacuumed_tables import vacuum_table
+    from tidegate.api.tables.output_tables import vacuum_table
     from tidegate.storage.files.file_system_store import open_store
 
     with explained():

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 import typer
 from rich.console import Console
 
-from tidegate.actors.coordinator.narrator import seconds_text
-from tidegate.cli.checkpoint_printing import make_console, time_text
+from tidegate.actors.coordinator.job_history import seconds_text
+from tidegate.cli.terminal import make_console, time_text
 from tidegate.recovery.state_processor.timeline import Timeline, TimelineLine
 from tidegate.storage.clock import now_ms
 from tidegate.storage.errors import ConfigurationError

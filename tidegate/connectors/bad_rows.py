@@ -1,11 +1,11 @@
-"""Dead letters: the records of a source that are no rows, with their bytes, their place and the reason.
+"""Dead letters: records of a source that cannot be read, with their bytes, place and reason.
 
 Rules:
 
-- `bad_rows` of a source decides: "fail" fails the job at the first one, "skip" leaves them out, "side" gives them to
+- `bad_rows` of a source decides: "fail" fails the job at the first one, "skip" drops them, "side" sends them to
   the stream `bad_rows()`.
-- A reader gives dead letters with the rows between which they stand (`ReadResult.bad`). They count when these rows do,
-  so each comes once, whatever is restarted.
+- A reader returns dead letters with the rows around them (`ReadResult.bad`). They count together with these rows, so
+  each is emitted once, also after restarts.
 - They are counted (`numRecordsInErrors`) and logged, at most LOGGED_MAX of a reader in a row and then one in a
   thousand.
 """
@@ -41,10 +41,10 @@ LOGGED_EVERY = 1_000
 
 
 def check_bad_rows(bad_rows: object, method: str) -> BadRows:
-    """What a user has given for `bad_rows`. Raises ConfigurationError for anything else."""
+    """Checks a user's `bad_rows`. Raises ConfigurationError for an unknown value."""
     known = get_args(BadRows)
     if bad_rows not in known:
-        raise ConfigurationError(f"{method}(bad_rows={bad_rows!r}): it is one of {', '.join(map(repr, known))}")
+        raise ConfigurationError(f"{method}(bad_rows={bad_rows!r}): give one of {', '.join(map(repr, known))}")
     return bad_rows  # type: ignore[return-value]
 
 
@@ -65,7 +65,7 @@ class BadRowsLog:
             if self._seen <= LOGGED_MAX or self._seen % LOGGED_EVERY == 0:
                 letter = {name: letters.column(name)[number].as_py() for name in letters.schema.names if name != "raw"}
                 self._log.warning(
-                    "%s is left out (bad row %d of this reader): %s",
+                    "%s is skipped (bad row %d of this reader): %s",
                     place.format(**letter),
                     self._seen,
                     logged_text(letter["error"]),

@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from tidegate.connectors.source import ReadResult, SourceReader, SourceSplit
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.schemas.owned_arrays import owned_table
-from tidegate.storage.schemas.plain_types import plain_schema, settled_type
+from tidegate.storage.schemas.arrow_types import plain_schema, settled_type
+from tidegate.storage.schemas.batches import owned_table
 from tidegate.storage.schemas.polars_frames import arrow_of, is_polars_frame
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Frame: TypeAlias = "pa.Table | pa.RecordBatch | pl.DataFrame | pd.DataFrame"
 InMemory: TypeAlias = "Frame | Sequence[Frame]"
-"""What `from_batches` takes. It makes Arrow tables of pandas frames."""
+"""The data that `from_batches` accepts. It converts pandas frames to Arrow tables."""
 
 
 class MemorySource:
@@ -31,7 +31,7 @@ class MemorySource:
 
     def __init__(self, data: pa.Table, splits: int) -> None:
         if not isinstance(splits, int) or splits < 1:
-            raise ConfigurationError(f"from_batches(splits={splits!r}): at least 1 is needed, a whole number")
+            raise ConfigurationError(f"from_batches(splits={splits!r}): give a whole number of at least 1")
         try:
             self._batch = data.combine_chunks().to_batches()
         except pa.ArrowInvalid as error:
@@ -54,7 +54,7 @@ class MemorySource:
             data.validate(full=True)
             plain_data = data if plain is data.schema else data.cast(plain)
         except ValueError as error:
-            raise ConfigurationError(f"from_batches: the data does not keep to its own schema: {error}") from error
+            raise ConfigurationError(f"from_batches: the data does not match its own schema: {error}") from error
         return MemorySource(owned_table(plain_data), splits)
 
     @property
@@ -63,7 +63,7 @@ class MemorySource:
         return self._schema
 
     def column(self, name: str) -> pa.ChunkedArray | None:
-        """All values of a column; None if there is no such column."""
+        """Returns all values of a column, or None if the column does not exist."""
         if name not in self._schema.names:
             return None
         return pa.Table.from_batches(self._batch, self._schema).column(name)
@@ -97,7 +97,7 @@ class _MemoryReader:
         return ReadResult(batch, next_offset, next_offset >= split.rows)
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Does nothing: the reader holds no resources."""
 
 
 def _table_of(frame: pl.DataFrame) -> pa.Table:
@@ -106,7 +106,7 @@ def _table_of(frame: pl.DataFrame) -> pa.Table:
 
 
 def _joined(given: object) -> pa.Table:
-    """The batches as one table. Raises ConfigurationError if there are none, or their schemas differ."""
+    """Joins batches to one table. Raises ConfigurationError for an empty list or different schemas."""
     if isinstance(given, str | bytes) or not isinstance(given, Sequence):
         raise ConfigurationError(
             "from_batches takes an Arrow table, a polars or pandas DataFrame, or a list of some, not "
@@ -125,7 +125,8 @@ def _joined(given: object) -> pa.Table:
     first = tables[0].schema
     for number, table in enumerate(tables):
         if not table.schema.equals(first):
-            ours, theirs = set(_fields(first)), set(_fields(table.schema))
+            ours = set(_fields(first))
+            theirs = set(_fields(table.schema))
             raise ConfigurationError(
                 f"from_batches: batch {number} has other columns than the first one: it lacks "
                 f"{sorted(ours - theirs) or 'none'} and has {sorted(theirs - ours) or 'none'} instead, or another order"

@@ -1,19 +1,26 @@
-"""What a program's filters say about the rows of a source, so that a source need not read those that they drop.
+"""Filters that a program pushes into its sources, so that a source need not read rows that the filter drops.
 
 Rules:
 
-- The filter stays where it is in the program. A source leaves out only rows that it knows the filter would drop. So it
-  may take such a row for one that counts, but never the other way round.
-- Constants are kept as polars writes them down. Nothing is concluded from them here: polars compares them.
+- The filter stays where it is in the program. A source skips only rows that the filter surely drops, so a row may be
+  read without need, but never the other way round.
+- A filter is understood if it compares columns with constants (`==`, `<`, `<=`, `>`, `>=`, `is_in`, `is_between`,
+  `is_null`, `is_not_null`), joined by `&`. If one part is not understood the whole filter is ignored: that part may
+  fail for a row, and then this row must be read.
+- Constants are stored as polars serializes them. Only polars compares them.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    import polars as pl
 
 ALTERNATIVES_MAX = 16
-"""Of a stream with more readers than this, all rows count."""
+"""For a stream with more alternatives than this, all rows count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +48,62 @@ def rows_renamed(columns: dict[str, str], after: Rows) -> Rows:
     if after is None or any(test.column not in columns for tests in after for test in tests):
         return None
     return tuple(tuple(replace(test, column=columns[test.column]) for test in tests) for tests in after)
+
+
+_COMPARISONS = {"Eq": "==", "Lt": "<", "LtEq": "<=", "Gt": ">", "GtEq": ">="}
+_MIRRORED = {"==": "==", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+_BETWEEN = {"Both": (">=", "<="), "Left": (">=", "<"), "Right": (">", "<="), "None": (">", "<")}
+_NULLS = {"IsNull": "is_null", "IsNotNull": "is_not_null"}
+
+
+def rows_kept(condition: pl.Expr, after: Rows) -> Rows:
+    """Returns the rows that count in the input of a filter, if `after` counts in its output."""
+    tests = tests_of(condition)
+    if tests is None or after is None:
+        return None if tests is None else (tests,)
+    return tuple(tests + more for more in after)
+
+
+def tests_of(condition: pl.Expr) -> tuple[ColumnTest, ...] | None:
+    """The tests that must all hold where a condition is true; None if not all of it is understood."""
+    condition = condition.meta.undo_aliases()
+    written = json.loads(condition.meta.serialize(format="json"))
+    # As JSON it has lost NaN and infinity; its parts have them.
+    parts = condition.meta.pop()[::-1]
+    match written:
+        case {"BinaryExpr": {"op": "And"}}:
+            first, second = map(tests_of, parts)
+            return None if first is None or second is None else first + second
+        case {"BinaryExpr": {"left": {"Column": str(name)}, "op": op, "right": {"Literal": literal}}}:
+            return _compared(name, _COMPARISONS.get(op), literal, parts[1])
+        case {"BinaryExpr": {"left": {"Literal": literal}, "op": op, "right": {"Column": str(name)}}}:
+            return _compared(name, _MIRRORED.get(_COMPARISONS.get(op, "")), literal, parts[0])
+        case {"Function": {"input": [{"Column": str(name)}, *literals], "function": {"Boolean": function}}}:
+            return _function(name, function, literals, parts[1:])
+    return None
+
+
+def constant_of(test: ColumnTest) -> pl.Expr:
+    """Returns the constant of a test, as a polars expression."""
+    import polars as pl  # A job without filters need not load polars.
+
+    return pl.Expr.deserialize(test.constant)
+
+
+def _function(name: str, function: Any, literals: list[Any], parts: list[pl.Expr]) -> tuple[ColumnTest, ...] | None:
+    match function, literals:
+        case str(test), [] if test in _NULLS:
+            return (ColumnTest(name, _NULLS[test]),)
+        case {"IsIn": {"nulls_equal": False}}, [{"Literal": {"Scalar": {"List": _}} | {"Series": _}}]:
+            return (ColumnTest(name, "is_in", parts[0].meta.serialize()),)
+        case {"IsBetween": {"closed": str(closed)}}, [{"Literal": low}, {"Literal": high}] if closed in _BETWEEN:
+            above, below = map(_compared, (name, name), _BETWEEN[closed], (low, high), parts)
+            return None if above is None or below is None else above + below
+    return None
+
+
+def _compared(name: str, test: str | None, literal: Any, part: pl.Expr) -> tuple[ColumnTest, ...] | None:
+    one_value = isinstance(literal, dict) and ("Dyn" in literal or "Scalar" in literal)
+    if test is None or not one_value:
+        return None
+    return (ColumnTest(name, test, part.meta.serialize()),)

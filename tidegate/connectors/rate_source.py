@@ -1,4 +1,4 @@
-"""`RateSource`: numbered rows with timestamps, so many a second, for demos and benchmarks (Spark's rate source).
+"""`RateSource`: numbered rows with timestamps, at a given rate, for demos and benchmarks (Spark's rate source).
 
 Rules:
 
@@ -32,10 +32,10 @@ _MS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class RateSource:
-    """`rows` rows (None: without end), `rows_per_second` of them (None: as many as are taken, dated 1 ms apart).
+    """A source of `rows` rows (None: endless) at `rows_per_second` (None: no limit, dated 1 ms apart).
 
-    Rows are dealt out to the splits in blocks of `block` rows, one after the other; the first block has one row.
-    `clock` says what time it is, in milliseconds since 1970.
+    Rows are distributed over the splits in blocks of `block` rows, in turn; the first block has one row. `clock`
+    returns the time in milliseconds since 1970.
     """
 
     rows_per_second: float | None
@@ -46,7 +46,8 @@ class RateSource:
 
     def __post_init__(self) -> None:
         wrong = None
-        rate, counts = self.rows_per_second, [self.split_count, *(() if self.rows is None else (self.rows,))]
+        rate = self.rows_per_second
+        counts = [self.split_count, *(() if self.rows is None else (self.rows,))]
         if rate is not None and not (isinstance(rate, int | float) and 0 < rate < float("inf")):
             wrong = f"rows_per_second={rate!r}: give a positive number, or None for no limit"
         elif not all(isinstance(count, int) for count in counts):
@@ -54,13 +55,13 @@ class RateSource:
         elif self.rows is not None and self.rows < 0:
             wrong = f"rows={self.rows}: give the number of rows, or None for rows without end"
         elif self.split_count < 1:
-            wrong = f"splits={self.split_count}: at least 1 is needed"
+            wrong = f"splits={self.split_count}: must be at least 1"
         if wrong is not None:
             raise ConfigurationError(f"from_rate: {wrong}")
 
     @property
     def ends(self) -> bool:
-        """Whether there is a last row."""
+        """Whether the source has a last row."""
         return self.rows is not None
 
     @property
@@ -85,7 +86,7 @@ class RateSource:
 
     @property
     def block(self) -> int:
-        """How many rows that follow one another are in one split: 1, or at a low rate those of a step."""
+        """The number of consecutive rows in one split: 1, or the rows of a step at a low rate."""
         a_step = 0 if self.rows_per_second is None else math.ceil(self.rows_per_second * TICK_MS / _MS)
         return a_step if 1 <= a_step < ROWS_A_BATCH * self.split_count else 1
 
@@ -96,12 +97,12 @@ class RateSource:
         changed = [split.split_id for split in splits if now.get(split.split_id) != split.rows]
         if changed or rates - {self._rate}:
             raise ConfigurationError(
-                f"from_rate: {changed[0] if changed else 'rows_per_second'!r} is not what it was; give it the "
-                "rows_per_second, rows and splits that it had, or start without restore"
+                f"from_rate: {changed[0] if changed else 'rows_per_second'!r} has changed; give the rows_per_second, "
+                "rows and splits of the checkpoint, or start without restore"
             )
 
     def reader(self) -> SourceReader:
-        """A reader for one subtask."""
+        """Returns a reader for one subtask."""
         return _RateReader(self.rows_per_second, self.split_count, self.block, self.schema, self.clock)
 
     @property
@@ -119,7 +120,8 @@ class _RateReader:
 
     def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
         """The rows of a split that are due."""
-        number, first_ms = int(split.split_id.split()[1]), int(split.payload.split()[0])
+        number = int(split.split_id.split()[1])
+        first_ms = int(split.payload.split()[0])
         stop = offset + rows_max
         if self.rows_per_second is not None:
             now_ms = self.clock()
@@ -140,11 +142,11 @@ class _RateReader:
         return ReadResult(pa.RecordBatch.from_arrays(columns, schema=self.schema), stop, at_end)
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Does nothing: the reader holds no resources."""
 
 
 def _share(rows: int, number: int, splits: int, block: int) -> int:
-    """How many of the first `rows` rows are in a split.
+    """Returns how many of the first `rows` rows are in a split.
 
     The first block has one row, which is due at once: so the rows of each later step are one block.
     """

@@ -1,7 +1,7 @@
 """`SocketSource`: lines of text from a TCP connection, for demos (Spark's and Flink's socket source).
 
-It breaks the rule of sources: nobody can read a socket twice. After a restore it connects again and takes what comes
-from then on. Lines that were read and are in no checkpoint are lost. Whoever makes one has to accept that.
+It breaks the rule of sources, because a socket cannot be read twice. After a restore it connects again and reads what
+arrives from then on. Lines that were read and are in no checkpoint are lost.
 
 A line that is not UTF-8, or has more than LINE_BYTES_MAX bytes, is a bad row.
 """
@@ -17,8 +17,8 @@ from typing import Literal
 import pyarrow as pa
 
 from tidegate.connectors.bad_rows import BadRows, BadRowsLog
-from tidegate.connectors.formats.line_records import LINE_SCHEMA
-from tidegate.connectors.formats.records import not_utf8
+from tidegate.connectors.formats.lines import LINE_SCHEMA
+from tidegate.connectors.formats.text import not_utf8
 from tidegate.connectors.source import ReadResult, SourceReader, SourceSplit
 from tidegate.storage.errors import ConfigurationError
 
@@ -27,7 +27,7 @@ CONNECT_S = 10.0
 _BYTES = 256 * 1024
 LINE_BYTES_MAX = 1024 * 1024
 LETTER_BYTES_MAX = 64 * 1024
-"""So many bytes of a bad line are kept in its dead letter."""
+"""How many bytes of a bad line its dead letter keeps."""
 LETTERS = pa.schema([("raw", pa.binary()), ("address", pa.string()), ("line", pa.int64()), ("error", pa.string())])
 """The columns of dead letters. `line` counts from 1 for each connection."""
 _PLACE = "line {line} from {address}"
@@ -70,7 +70,7 @@ class _SocketReader:
         self._address = f"{source.host}:{source.port}"
         self._connection: socket.socket | None = None
         self._rest = b""
-        """The begin of a line whose end has not come yet."""
+        """The begin of a line that has not ended yet."""
         self._passes = False
         """Whether the bytes up to the next line feed belong to a line that was too long, and was given already."""
         self._lines: list[bytes] = []
@@ -83,7 +83,8 @@ class _SocketReader:
         """Lines that have come, without waiting. OSError without a connection, ConfigurationError for a bad line."""
         if not self._lines and not self._closed:
             self._receive()
-        lines, self._lines = self._lines[:rows_max], self._lines[rows_max:]
+        lines = self._lines[:rows_max]
+        self._lines = self._lines[rows_max:]
         at_end = self._closed and not self._lines
         if not lines:
             return ReadResult(None, offset, at_end)
@@ -114,8 +115,8 @@ class _SocketReader:
         ]
         if self._source.bad_rows == "fail":
             raise ConfigurationError(
-                f"from_socket: {_PLACE.format(**rows[0])} cannot be read: {rows[0]['error']}. Leave such lines out "
-                'with from_socket(bad_rows="skip"), or give them to a stream of their own with bad_rows="side"'
+                f"from_socket: {_PLACE.format(**rows[0])} cannot be read: {rows[0]['error']}. Skip such lines "
+                'with from_socket(bad_rows="skip"), or read them as a stream with bad_rows="side"'
             )
         letters = pa.RecordBatch.from_pylist(rows, LETTERS)
         return self._log.add(letters, _PLACE)
@@ -138,8 +139,10 @@ class _SocketReader:
         # A carriage return may be the last byte of a line that just fits.
         self._passes = len(rest) > LINE_BYTES_MAX + 1
         if rest and (self._closed or self._passes):
-            lines, rest = [*lines, rest], b""
-        self._lines, self._rest = lines, rest
+            lines = [*lines, rest]
+            rest = b""
+        self._lines = lines
+        self._rest = rest
 
 
 def _fault(line: bytes) -> str | None:

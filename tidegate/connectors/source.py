@@ -1,12 +1,17 @@
 """`Source`: the contract of a source. Its splits can be read again from any position.
 
-Reading is I/O, so the task's machine never does it: the machine asks for a read, and gets the batch as an event. The
-machine keeps the positions (its splits, and the next row of each) and stores them in every checkpoint. So replay is
-exact only if the rows that `read` returns depend on its arguments alone.
+Reading is I/O, so the machine of a task never does it: the machine requests a read and receives the batch as an event.
+It keeps the positions (its splits, and the next row of each) and stores them in every checkpoint. So replay is exact
+only if the rows that `read` returns depend on its arguments alone.
 
-The number of the next row may not say where a source is: offsets of Kafka have gaps, and a folder has new files. Such a
-source gives a new payload of the split with its rows (`ReadResult.payload`). The next read gets it, and checkpoints
-have it. All that is known of a split then travels in its payload, and a reader can start from any of them.
+The number of the next row may not be enough to find a position: offsets of Kafka have gaps, and a folder gets new
+files. Such a source returns a new payload of the split with its rows (`ReadResult.payload`). The next read receives
+this payload, and checkpoints store it. A split's payload then contains the whole position, and any reader can start
+from it.
+
+A `MasterHook` notifies a system outside the job of checkpoints (Flink's `MasterTriggerRestoreHook`). An externally
+induced source needs one: the hook requests a checkpoint, the outside system puts a mark into the data, and the source
+begins the checkpoint at that mark.
 """
 
 from __future__ import annotations
@@ -40,23 +45,23 @@ class SourceSplit:
 
 @dataclass(frozen=True, slots=True)
 class ReadResult:
-    """Rows `[offset, next_offset)` of a split. `at_end`: no rows follow. `batch` is None if there were none.
+    """Rows `[offset, next_offset)` of a split. `at_end`: this is the end of the split. `batch` is None without rows.
 
-    No batch and not at the end means that nothing is there yet. Then the task tries the next split of an unbounded
-    source. When no split has anything it pauses for 1 to 100 ms. `induces`: an externally induced source wants this
-    checkpoint to begin right after these rows.
+    A result without a batch that is not at the end means that no rows are available yet. Then the task tries the next
+    split of an unbounded source. When no split has rows it pauses for 1 to 100 ms. `induces`: the checkpoint that an
+    externally induced source begins right after these rows.
 
-    `payload`: that of the split from `next_offset` on; None if it stays as it is. `found`: splits that this subtask
-    reads from now on, besides its others; only of an unbounded source. A split must be found once in a job: the split
-    that finds others remembers them in its payload.
+    `payload`: payload of the split from `next_offset` on; None if it does not change. `found`: additional splits that
+    this subtask reads from now on; only for an unbounded source. A split must be found once in a job: the split that
+    finds others stores them in its payload.
 
-    `bad`: dead letters, the records among these rows that are no rows (`bad_rows.py`). They count as read.
+    `bad`: dead letters, the records among these rows that cannot be read (`bad_rows.py`). They count as read.
 
-    `lost`: so many records were passed over, because they had been deleted before they could be read. They have no
-    numbers among the rows.
+    `lost`: number of records that were skipped because they had been deleted before they could be read. They have no
+    row numbers.
 
-    `skipped`: so many rows up to `next_offset` are not in the batch, because the filter of a `FilterableSource` drops
-    them. They count as read.
+    `skipped`: number of rows up to `next_offset` that are not in the batch, because the filter of a `FilterableSource`
+    drops them. They count as read.
     """
 
     batch: pa.RecordBatch | None
@@ -70,7 +75,7 @@ class ReadResult:
     lost: int = 0
 
     def says_nothing(self, offset: int) -> bool:
-        """Whether, asked for rows from `offset` on, the split has nothing at the moment, and nothing else to tell."""
+        """Whether a read from `offset` on returned neither rows nor any other news."""
         told = self.at_end or self.found or self.induces is not None or self.payload is not None
         return self.next_offset == offset and not told
 
@@ -79,7 +84,7 @@ class SourceReader(Protocol):
     """Reads the splits of one subtask. Called from one thread at a time."""
 
     def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
-        """Up to `rows_max` rows from row `offset` on. The same arguments must always give the same rows."""
+        """Reads up to `rows_max` rows from row `offset` on. The same arguments must always return the same rows."""
         ...
 
     def close(self) -> None:
@@ -100,11 +105,11 @@ class Source(Protocol):
         ...
 
     def splits(self) -> Sequence[SourceSplit]:
-        """All splits, in a fixed order. Asked once, when the job is submitted."""
+        """Returns all splits, in a fixed order. Called once, when the job is submitted."""
         ...
 
     def reader(self) -> SourceReader:
-        """A reader for one subtask."""
+        """Returns a reader for one subtask."""
         ...
 
 
@@ -112,8 +117,8 @@ class Source(Protocol):
 class ExternallyInducedSource(Protocol):
     """A source that decides after which row a checkpoint begins (Flink's ExternallyInducedSource).
 
-    The coordinator's trigger starts nothing at such a source. A master hook tells the outside system of the checkpoint,
-    and the reader answers with `ReadResult.induces`. Savepoints are triggered as for any source.
+    The coordinator's trigger starts nothing at such a source. A master hook notifies the outside system of the
+    checkpoint, and the reader returns `ReadResult.induces`. Savepoints are triggered as for any source.
     """
 
     externally_induced: Literal[True]
@@ -121,14 +126,14 @@ class ExternallyInducedSource(Protocol):
 
 @runtime_checkable
 class UnboundedSource(Protocol):
-    """A source whose splits never end, such as partitions. A subtask reads its splits in turn, a batch of each."""
+    """A source with splits that never end, such as partitions. A subtask reads a batch of each split in turn."""
 
     unbounded: Literal[True]
 
 
 @runtime_checkable
 class EndingSource(Protocol):
-    """A source whose splits are read in turn, and that may come to an end all the same."""
+    """A source that is read in turn like an unbounded one, but may end."""
 
     @property
     def ends(self) -> bool:
@@ -138,22 +143,22 @@ class EndingSource(Protocol):
 
 @runtime_checkable
 class DynamicSource(Protocol):
-    """A source whose splits are not the same at each submission: they move on, or others are found.
+    """A source with splits that differ between submissions: they advance, or new ones are found.
 
-    A restored job goes on in the splits of its checkpoint, whatever `splits()` says now.
+    A restored job continues in the splits of its checkpoint, and ignores `splits()`.
     """
 
     def check_restored(self, splits: Sequence[SourceSplit]) -> None:
-        """Raise ConfigurationError if this source cannot go on in the splits that a checkpoint has."""
+        """Raises ConfigurationError if this source cannot continue in the splits of a checkpoint."""
         ...
 
 
 @runtime_checkable
 class LastingInputSource(Protocol):
-    """A source that can say, before a job is restored, whether what it has still to read is as it was."""
+    """A source that can check, before a job is restored, whether its unread input is unchanged."""
 
     def check_unread(self, splits: Sequence[SourceSplit]) -> None:
-        """Raise ConfigurationError if one of these cannot be read any more, and StorageError."""
+        """Raises ConfigurationError if one of these splits can no longer be read, and StorageError."""
         ...
 
 
@@ -162,7 +167,7 @@ class ProjectableSource(Protocol):
     """A source that need not read all of its columns. Splits, and the numbers of their rows, stay what they are."""
 
     def projected(self, columns: Sequence[str]) -> Source:
-        """The same source with these columns only, which it has, in the order of its schema."""
+        """Returns this source with only these of its columns, in the order of its schema."""
         ...
 
 
@@ -171,13 +176,13 @@ class FilterableSource(Protocol):
     """A source that need not read all of its rows. Splits, and the numbers of their rows, stay what they are."""
 
     def filtered(self, rows: Rows) -> Source:
-        """The same source, which may leave out rows that are not in `rows`, and says how many (`skipped`)."""
+        """Returns this source, which may skip rows that are not in `rows` and counts them (`skipped`)."""
         ...
 
 
 @runtime_checkable
 class DeadLetterSource(Protocol):
-    """A source whose readers give dead letters (`ReadResult.bad`), which a program may read as a stream."""
+    """A source with readers that return dead letters (`ReadResult.bad`), which a program may read as a stream."""
 
     @property
     def bad_rows_schema(self) -> pa.Schema | None:
@@ -187,9 +192,9 @@ class DeadLetterSource(Protocol):
 
 @runtime_checkable
 class StaticSource(Protocol):
-    """A bounded source whose splits are dealt out before the job starts: split i to subtask i modulo the parallelism.
+    """A bounded source with splits that are assigned before the job starts: split i to subtask i modulo parallelism.
 
-    Without that a subtask gets its next split when it asks for it, and a fast one reads more of them.
+    Otherwise a subtask receives its next split on request, and a fast subtask reads more splits.
     """
 
     static_splits: Literal[True]
@@ -210,3 +215,30 @@ def is_unbounded(source: Source) -> bool:
 def never_ends(source: Source) -> bool:
     """Whether a job that reads this source has no end of its own."""
     return is_unbounded(source) and not (isinstance(source, EndingSource) and source.ends)
+
+
+@runtime_checkable
+class MasterHook(Protocol):
+    """The coordinator calls it, for one checkpoint at a time. It travels with the job by cloudpickle.
+
+    A call may be repeated, and a checkpoint may fail after its trigger. The outside system must cope with both.
+    """
+
+    @property
+    def identifier(self) -> str:
+        """The key of the hook's data in a checkpoint: unique in the job, and the same in every run."""
+        ...
+
+    def trigger(self, checkpoint_id: CheckpointId, timestamp_ms: int) -> bytes | None:
+        """Is called when a checkpoint begins, before any task. Returns the data to store with it.
+
+        Any error fails the checkpoint.
+        """
+        ...
+
+    def restore(self, checkpoint_id: CheckpointId, data: bytes | None) -> None:
+        """Is called before an attempt starts from this checkpoint. `data` is the result of `trigger`.
+
+        If it raises it is called again, a bounded number of times. Then the attempt fails.
+        """
+        ...

@@ -1,7 +1,7 @@
-"""Operators: what transforms batches inside a task.
+"""Operators, the code that transforms batches inside a task.
 
-`operator.py` is the contract. `batches/` has functions over whole batches and polars expressions; `aggregates/`,
-`windows/`, `ranking/` and `joins/` keep state in columns. `watermarks/` makes event time, `sinks/` the rows of a file.
-`rows/` calls functions of the user row by row, with the state and the timers of `state/`.
-Keyed state lies in a backend (`state_backends/`). No operator does I/O.
+`operator.py` is the contract. `functions/` calls functions of users and computes polars expressions, `aggregates/`,
+`windows/`, `ranking/` and `joins/` keep state in columns, `watermarks/` generates event time, and `sinks/` decides
+which rows become one file. `state/` has the keyed state, the operator state and the timers of functions. Keyed state is
+stored in a backend (`tidegate/state/`). Operators do no other I/O.
 """

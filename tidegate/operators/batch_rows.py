@@ -28,7 +28,7 @@ class BatchRows(NamedTuple):
 
 
 def check_batch_rows(name: str, batch_rows: object) -> BatchRows | None:
-    """What a user gave for an operator called `name`. ConfigurationError if it is not a pair of row counts."""
+    """Checks the `batch_rows=` of the operator `name`. Raises ConfigurationError if it is not a pair of row counts."""
     if batch_rows is None:
         return None
     rows = tuple(batch_rows) if isinstance(batch_rows, tuple | list) else ()

@@ -1,17 +1,18 @@
-"""Changes: rows that come and rows that are taken back, in one stream. A column says which, in Flink's words.
+"""A stream of changes has rows that are added and rows that are retracted, marked by a column with Flink's names.
 
 | `row_kind` | the row |
 | --- | --- |
-| `+I` | comes |
-| `-U` | is taken back, because a newer version follows |
-| `+U` | comes in the place of the one that was taken back |
-| `-D` | is taken back |
+| `+I` | is added |
+| `-U` | is retracted, because a newer version follows |
+| `+U` | replaces the retracted row |
+| `-D` | is retracted |
 
 Rules:
 
-- A row that is taken back is equal to one that came before it, in all columns.
-- `-U` and `-D` mean the same to whoever keeps rows, and so do `+I` and `+U`: a filter may let one half of a pair pass.
-- Operators that make changes emit what is taken back before what comes. All changes of a key come in order.
+- A retracted row equals an earlier added row in all columns.
+- `-U` and `-D` mean the same to an operator that stores rows, and so do `+I` and `+U`. A filter may therefore drop one
+  half of a pair.
+- Operators that emit changes emit retractions before additions. All changes of a key come in order.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tidegate.state.kernels.columns import plain
 from tidegate.storage.user_values import value_text
 
 CHANGE = "row_kind"
-"""The column that says what a row of a stream of changes is."""
+"""Name of the column with the kind of a change."""
 
 INSERT, UPDATE_AFTER, UPDATE_BEFORE, DELETE = "+I", "+U", "-U", "-D"
 _KINDS = (INSERT, UPDATE_AFTER, UPDATE_BEFORE, DELETE)
@@ -38,7 +39,7 @@ _COMES = 2
 _KIND_BYTES = 2
 _IT_COMES, _IT_GOES = 1, 2
 _MEANINGS = np.zeros(1 << 16, dtype=np.uint8)
-"""What each two bytes, as one number, say of a row; 0: nothing."""
+"""Maps the two bytes of a kind, as one number, to its meaning. 0 marks an unknown kind."""
 _MEANINGS[np.frombuffer("".join(_KINDS).encode(), dtype="<u2")] = [_IT_COMES] * _COMES + [_IT_GOES] * _COMES
 
 Flags = NDArray[np.bool_]
@@ -65,7 +66,7 @@ def rows_that_come(batch: pa.RecordBatch) -> Flags:
 
 
 def kinds_of(parts: Sequence[tuple[str, int]]) -> pa.Array:
-    """The column `CHANGE` of so many rows of each kind, in this order."""
+    """Returns the column `CHANGE` for parts with this many rows of each kind, in this order."""
     rows = sum(count for _, count in parts)
     texts = b"".join(kind.encode() * count for kind, count in parts)
     offsets = np.arange(0, _KIND_BYTES * rows + 1, _KIND_BYTES, dtype=np.int32)
@@ -73,9 +74,9 @@ def kinds_of(parts: Sequence[tuple[str, int]]) -> pa.Array:
 
 
 def changes(parts: Sequence[tuple[str, Sequence[pa.Array]]], schema: pa.Schema) -> pa.RecordBatch | None:
-    """One batch of changes: the rows of each part, in order, are of its kind. None without rows.
+    """Returns one batch of changes in which the rows of each part have its kind, or None without rows.
 
-    `schema` is that of the rows, with `CHANGE` as the last column.
+    `schema` is the schema of the rows, with `CHANGE` as the last column.
     """
     some = [(kind, columns) for kind, columns in parts if len(columns[0])]
     if not some:

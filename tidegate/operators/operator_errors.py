@@ -1,9 +1,7 @@
-"""Turns what went wrong inside an operator into an error that names the operator, the subtask and the row.
+"""Turns a failure inside an operator into an `OperatorError` that names the operator, the subtask and the row.
 
-Operators wrap calls of the user's functions in `blame`, `blame_row` or `blame_call`.
-
-### MERGE
-`own_copy`: each subtask of each attempt has a function object to itself, also where all of them share a process.
+Operators wrap calls of user functions in `blame`, `blame_row` or `blame_call`. They call the user's function through a
+copy of its own for each subtask and attempt (`own_copy`), because subtasks may share a process.
 """
 
 from __future__ import annotations
@@ -23,8 +21,7 @@ from typing import TypeVar
 import pyarrow as pa
 
 from tidegate.operators.operator import OperatorContext
-from tidegate.protocol.errors import OperatorError
-from tidegate.protocol.failure_reasons import error_text, interrupts
+from tidegate.protocol.failures import OperatorError, error_text, interrupts
 from tidegate.storage.errors import ConfigurationError, TidegateError
 from tidegate.storage.user_values import mark_values, value_text
 
@@ -33,35 +30,37 @@ _ROWS_SEARCHED_MAX = 10_000
 """Values of up to this many rows of a batch are searched for in the message of an exception."""
 _DEPTH_MAX = 8
 _CALLS_MAX = 64
-"""Exceptions of functions in expressions that are kept until one of them is blamed."""
+"""The most exceptions of functions in expressions that are kept until `Blame` looks one of them up."""
 _CALL = re.compile(r"call (\d+) of a function has failed")
 
 
 class Blame(AbstractContextManager[None]):
-    """Raises OperatorError, with the cause chained, for any exception inside; an OperatorError passes as it is.
+    """Raises OperatorError with the cause chained for any exception inside. An OperatorError passes unchanged.
 
-    `tell` says afterwards where it happened, and with which row. Never emit inside: what the next operator raises is no
-    fault of this one.
+    Never emit inside: an exception of the next operator would be attributed to this one.
     """
 
-    __slots__ = ("_batch", "_context", "_tell")
+    __slots__ = ("_batch", "_context", "_locate")
 
     def __init__(
         self,
         context: OperatorContext,
-        tell: Callable[[], tuple[str, Mapping[str, object] | None]],
+        locate: Callable[[], tuple[str, Mapping[str, object] | None]],
         batch: pa.RecordBatch | pa.Table | None = None,
     ) -> None:
-        """`batch`: the rows that the code inside works on, whose values are marked in the message of an exception."""
+        """Takes `locate`, which is called after a failure and returns the place and the row for the error text.
+
+        `batch` holds the rows that the code inside works on. Their values are marked in the message of an exception.
+        """
         self._context = context
-        self._tell = tell
+        self._locate = locate
         self._batch = batch
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if error is not None and not isinstance(error, OperatorError) and is_failure(error):
-            place, row = self._tell()
+            place, row = self._locate()
             call = _failed_call(error)
             if call is not None:
                 error, number = call
@@ -71,17 +70,17 @@ class Blame(AbstractContextManager[None]):
 
 
 def blame(context: OperatorContext, batch: pa.RecordBatch) -> Blame:
-    """Blame what is raised inside on the batch; the error shows its first row."""
+    """Attributes an exception inside to a batch. The error shows the first row of the batch."""
     return Blame(context, lambda: ("first row of the batch", first_row(batch)), batch)
 
 
 def blame_row(context: OperatorContext, row: Mapping[str, object], number: int) -> Blame:
-    """Blame what is raised inside on one row of a batch."""
+    """Attributes an exception inside to row `number` of a batch."""
     return Blame(context, lambda: (f"row {number} of the batch", row))
 
 
 class CallFailedError(Exception):
-    """Raised inside a polars expression for an exception of a function; its text has the number of that exception."""
+    """Raised inside a polars expression in place of an exception of a function. Its text holds a number for it."""
 
 
 _calls: OrderedDict[int, tuple[BaseException, int | None]] = OrderedDict()
@@ -90,9 +89,10 @@ _call_numbers = itertools.count(1)
 
 
 def call_failed(error: BaseException, row: int | None) -> CallFailedError:
-    """The exception to raise inside a polars expression for one of a function of the user, and its row in the batch.
+    """Stores an exception of a user function and its row in the batch, and returns the exception to raise instead.
 
-    polars makes a new exception of the text of one that it meets. `blame` finds the one that it stands for.
+    polars turns an exception inside an expression into a new one with the same text. `blame` finds the stored
+    exception by the number in that text.
     """
     with _calls_lock:
         number = next(_call_numbers)
@@ -103,7 +103,7 @@ def call_failed(error: BaseException, row: int | None) -> CallFailedError:
 
 
 def _failed_call(error: BaseException) -> tuple[BaseException, int | None] | None:
-    """The exception of a function that an exception of polars stands for, and its row; None for any other."""
+    """Returns the stored exception that an exception of polars stands for, and its row, or None for any other."""
     if not isinstance(error, CallFailedError):
         return None
     found = _CALL.search(str(error))
@@ -112,9 +112,9 @@ def _failed_call(error: BaseException) -> tuple[BaseException, int | None] | Non
 
 
 def first_row(rows: pa.RecordBatch) -> dict[str, object]:
-    """The first row, for an error's text; empty without one. Raises nothing: that would hide what was wrong.
+    """Returns the first row for an error text, empty without rows. Never raises, because that would hide the error.
 
-    Arrow has values that Python has not, such as days after the year 9999, and bytes in strings that are no UTF-8.
+    Arrow has values that Python lacks, such as days after the year 9999 and strings with bytes that are not UTF-8.
     """
     return {
         name: _shown(column[0]) for name, column in zip(rows.schema.names, rows.columns, strict=True) if len(column)
@@ -125,12 +125,12 @@ def _shown(value: pa.Scalar) -> object:
     try:
         return value.as_py()
     except (ValueError, OverflowError, pa.ArrowException):
-        return f"<{value.type}: {getattr(value, 'value', 'no value')}, of which Python has none>"
+        return f"<{value.type}: {getattr(value, 'value', 'no value')}, which Python cannot represent>"
 
 
 @contextmanager
 def blame_call(context: OperatorContext, method: str) -> Iterator[None]:
-    """Blame what is raised inside on a method of the user's that gets no row; a TidegateError passes as it is."""
+    """Attributes an exception inside to a user method that gets no row. A TidegateError passes unchanged."""
     try:
         yield
     except TidegateError:
@@ -142,9 +142,9 @@ def blame_call(context: OperatorContext, method: str) -> Iterator[None]:
 
 
 def is_failure(error: BaseException) -> bool:
-    """Whether an exception means that code of the user has failed: any does, also an exit or the panic of a library.
+    """Whether an exception means that user code has failed. Every exception does, also an exit or a library's panic.
 
-    Only Ctrl-C does not. Never leave a generator of ours inside a `Blame`: its `GeneratorExit` would count as one.
+    Only Ctrl-C does not. Never abandon a generator inside a `Blame`: its `GeneratorExit` would count as a failure.
     """
     return not interrupts(error)
 
@@ -156,22 +156,22 @@ def failure(
     row: Mapping[str, object] | None = None,
     batch: pa.RecordBatch | pa.Table | None = None,
 ) -> OperatorError:
-    """The error to raise for `error`, found at `place` and, if known, `row`, one of those of `batch`.
+    """Returns the OperatorError for `error`, which happened at `place` with `row` of `batch`, if these are known.
 
-    The row is marked as a value of the user, and so are values of the rows that the message of `error` repeats.
+    The row is marked as a user value, and so are values of the batch that the message of `error` repeats.
     """
     row_text = "" if row is None else value_text(row if type(row) is dict else dict(row), _ROW_CHARACTERS_MAX)
-    line = _raising_line(error)  # What the code itself writes is no value.
+    line = _raising_line(error)  # Texts that stand in the code itself are not user values.
     texts = [text for text in [*_texts_of(row), *_texts_of_batch(batch)] if text not in line]
-    if isinstance(error, TidegateError):  # It marks its values itself, and its other numbers are no values.
+    if isinstance(error, TidegateError):  # It marks its own values, and other numbers in it are not user values.
         texts = [text for text in texts if not text.lstrip("-").replace(".", "").isdigit()]
-    said = mark_values(error_text(error), texts)
+    message = mark_values(error_text(error), texts)
     shown = f": {row_text}" if row_text else ""
     failed = OperatorError(
         f"operator {context.name!r} (uid {context.uid!r}) failed on subtask {context.subtask + 1} of "
-        f"{context.parallelism}: {said}; {place}{shown}"
+        f"{context.parallelism}: {message}; {place}{shown}"
     )
-    if row_text and not isinstance(error, OSError):  # connections and timeouts pass by themselves
+    if row_text and not isinstance(error, OSError):  # An OSError may be transient, so it does not identify a bad row.
         known = "\0".join([str(context.uid), error_text(error), row_text])
         failed.fingerprint = hashlib.sha256(known.encode("utf-8", "backslashreplace")).hexdigest()[:32]
     return failed
@@ -183,7 +183,7 @@ def _raising_line(error: BaseException) -> str:
 
 
 def _texts_of(value: object, depth: int = 0) -> list[str]:
-    """How a message may write a value, or the values within it. Raises nothing."""
+    """Returns the texts that a message may contain for a value, or for the values inside it. Never raises."""
     if value is None or isinstance(value, bool) or depth > _DEPTH_MAX:
         return []
     if isinstance(value, Mapping):
@@ -216,13 +216,13 @@ F = TypeVar("F")
 
 
 def own_copy(function: F) -> F:
-    """A deep copy of a function object. ConfigurationError for one that cannot be copied."""
+    """Returns a deep copy of a function object for one subtask. Raises ConfigurationError if it cannot be copied."""
     try:
         return copy.deepcopy(function)
     except BaseException as error:
         if not is_failure(error):
             raise
         raise ConfigurationError(
-            f"{type(function).__name__} cannot be copied ({error_text(error)}), and each subtask needs a copy of its "
-            "own; make in open what cannot be copied"
+            f"{type(function).__name__} cannot be copied ({error_text(error)}), but each subtask needs its own copy. "
+            "Create attributes that cannot be copied in open"
         ) from error

@@ -17,8 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from tidegate.operators.row_values import InexactValueError, OwnRow, exact_array, exact_cast, own_row_of, shown
-from tidegate.storage.schemas.plain_types import plain_schema, settled_type
+from tidegate.operators.row_values import (
+    InexactValueError,
+    RowCopier,
+    exact_array,
+    exact_cast,
+    owned_row_copier,
+    shown,
+)
+from tidegate.storage.schemas.arrow_types import plain_schema, settled_type
 from tidegate.storage.schemas.polars_frames import check_arrow_has, check_polars_has, with_types_of_polars
 
 if TYPE_CHECKING:
@@ -43,7 +50,7 @@ class PinnedSchema:
         self._maker = maker
         self.schema: pa.Schema | None = given
         """None until the first batch."""
-        self.own_row: OwnRow = own_row_of(given)
+        self.own_row: RowCopier = owned_row_copier(given)
         """Copies a row when a function hands it over. TypeError for what is not a row."""
 
     def conform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -77,10 +84,10 @@ class PinnedSchema:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def from_rows(self, rows: Sequence[Mapping[str, Any]]) -> pa.RecordBatch:
-        """A batch made of one row or more. SchemaMismatchError as above.
+        """Returns a batch made of one or more rows. Raises SchemaMismatchError as `conform` does.
 
-        Without a given schema, columns that a row lacks are null there. With one, each row must have all columns: a
-        column that a function forgets would be null without a word.
+        Without a given schema, columns that a row lacks are null. With a given schema each row must have all columns,
+        because a forgotten column would become null unnoticed.
         """
         names = list(rows[0]) if self.schema is None else self.schema.names
         values = _alike(rows, names)
@@ -93,7 +100,7 @@ class PinnedSchema:
                 names = self.schema.names
             values = [[row.get(name) for row in rows] for name in names]
         if unnamed := [name for name in names if not isinstance(name, str)]:
-            raise SchemaMismatchError(f"a row has a value under {unnamed[0]!r}; names of columns are strings")
+            raise SchemaMismatchError(f"a row has the key {unnamed[0]!r}; column names must be strings")
         columns = [self._column(name, of_name) for name, of_name in zip(names, values, strict=True)]
         batch = pa.RecordBatch.from_arrays(columns, names=names)
         return self.conform(batch)
@@ -129,12 +136,12 @@ class PinnedSchema:
 
     def _fix(self, schema: pa.Schema) -> None:
         self.schema = schema
-        self.own_row = own_row_of(schema)
+        self.own_row = owned_row_copier(schema)
 
     def _check_names(self, names: Sequence[str]) -> None:
         assert self.schema is not None
         if len(set(names)) < len(names):
-            raise SchemaMismatchError(f"two columns share a name: {list(names)}")
+            raise SchemaMismatchError(f"two columns of the output share a name: {list(names)}")
         missing = [name for name in self.schema.names if name not in names]
         unknown = [name for name in names if name not in self.schema.names]
         if missing or unknown:
@@ -151,7 +158,7 @@ class PinnedSchema:
 
 
 def _called(maker: object) -> str:
-    """What the function that makes rows is called, for errors."""
+    """Returns the name of the function that makes the rows, for errors."""
     if maker is None:
         return "the function"
     name = getattr(maker, "__qualname__", None) or type(maker).__qualname__

@@ -1,42 +1,35 @@
-"""Puts Python values of rows into an Arrow column, so that none changes on the way.
+"""Converts rows between Python and Arrow without changing a value, and copies rows that functions hand over.
 
-Rows that functions return (`PinnedSchema`) and values of state (`StateType`) come through here. Rules:
+`exact_array` and `exact_cast` make Arrow columns of values. Rows that functions return (`PinnedSchema`) and values of
+state (`StateType`) use them. Rules:
 
-- A value comes back equal, or an error names it. Arrow alone would cut off what does not fit: the fraction of a float
-  in an integer column, the time of day in a date, microseconds, keys that a struct does not have.
-- A dict in a row that a function returns, or in a value of state, has every field of its struct: one that it forgets
-  would be null.
-- A column that a function returns is cast by the same rules (`exact_casts.py`), and not from numbers to text or back.
-- A float without a fraction counts as an integer. A float in a column of float32 or float16 is rounded, because such a
-  column is for that, but never to infinity.
-- An integer in a column of times counts their unit. A moment with a time zone needs a column with one, and the other
-  way round.
-- A NaT or NA of pandas is a null, as its `to_dict` leaves them in rows. True and False are no numbers.
-- Common values cost one pass over their Python types. Only uncommon ones are looked at one by one.
+- A value keeps its meaning, or an error names it. Arrow alone would cut off parts that do not fit: the fraction of a
+  float in an integer column, the time of day in a date, microseconds, keys that a struct does not have.
+- A dict in a row that a function returns, or in a value of state, must have every field of its struct, because a
+  forgotten field would become null.
+- A column that a function returns is cast by the same rules (`exact_casts.py`), but not between numbers and text.
+- A float without a fraction counts as an integer. A float in a float32 or float16 column is rounded, which is the
+  purpose of such a column, but never to infinity.
+- An integer in a time column counts the unit of the column. A time with a zone needs a column with one, and vice versa.
+- NaT and NA of pandas are nulls, because pandas' `to_dict` leaves them in rows. True and False are not numbers.
+- Common values cost one pass over their Python types. Only uncommon ones are checked one by one.
 
-### MERGE
-Copies of what a function of the user hands over, so that the function may change its own object afterwards.
-
-A row that was yielded, returned or emitted belongs to tidegate from that moment, as in engines that serialise it there.
-Operators call this module at that moment, before the function runs on. Rules:
+`owned_row` and `owned_value` copy objects that a function yields, returns or emits, because the function may change its
+object afterwards. Rules:
 
 - A row is a mapping, a dataclass object or a named tuple. It becomes a dict, and so do such objects inside it.
-- A row is always copied. A value in it is copied if it can be changed: lists, dicts, arrays, byte arrays.
-- `PinnedSchema.own_row` skips the look at each value where no column has a type that such a value fits.
+- A row is always copied. A value inside is copied if it is mutable: lists, dicts, arrays, byte arrays.
+  `owned_row_copier` skips the check of each value if no column has a type for mutable values.
 - Batches are copied by `owned_arrays.py`.
 
-### MERGE
-Rows of a batch as dicts, for functions of a row: what `RecordBatch.to_pylist` gives, in less time.
+`python_rows` returns the rows of a batch as dicts, like `RecordBatch.to_pylist` but faster. Rules:
 
-Rules:
-
-- The values are those of Arrow's own conversion. Only types for which NumPy makes the very same objects in one go
-  take that way.
-- A time of day that is finer than Python's is refused, where Arrow would cut it off. (Of timestamps and durations Arrow
-  makes pandas' objects, which have nanoseconds, or refuses them where there is no pandas.)
-
-The loop over the rows is compiled for the names of the columns, as `dataclasses` compiles methods: a dict display with
-constant keys takes a third of the time of `dict(zip(names, values))`.
+- Values equal the results of Arrow's own conversion. Only types for which NumPy creates the same objects at once use
+  NumPy.
+- A time of day with a fraction of a microsecond is refused, where Arrow would cut it off. (For timestamps and durations
+  in nanoseconds Arrow creates pandas objects, or raises without pandas.)
+- The loop over the rows is compiled for the column names, as `dataclasses` compiles methods. A dict display with
+  constant keys takes a third of the time of `dict(zip(names, values))`.
 """
 
 from __future__ import annotations
@@ -60,13 +53,13 @@ import pyarrow.compute as pc
 
 from tidegate.state.kernels.columns import plain
 from tidegate.storage.schemas import exact_casts
-from tidegate.storage.schemas.owned_arrays import owned_batch, owned_table
+from tidegate.storage.schemas.batches import owned_batch, owned_table
 from tidegate.storage.user_values import value_text
 
 _VALUE_CHARACTERS_MAX = 200
 _MILLISECOND = 1_000
 _SECOND = 1_000_000
-_SURROGATE = 'half of a surrogate pair is no text; decode with errors="replace" where it comes from'
+_SURROGATE = 'half of a surrogate pair is not valid text; decode the source with errors="replace"'
 _FLOATING = (float, np.floating)
 
 
@@ -158,10 +151,10 @@ def _python(value: pa.Scalar) -> object:
 
 
 def column_of(values: Any, wanted: pa.DataType) -> pa.Array:
-    """What a function gives as a column (an Arrow or NumPy array, a polars series, a list) in a type.
+    """Converts the column that a function returns (an Arrow or NumPy array, a polars series, a list) to a type.
 
-    A dict in a list, or in an array of objects, must have every field of its struct.
-    InexactValueError or ArrowException where a value would change, or none can be made of it.
+    A dict in a list, or in an array of objects, must have every field of its struct. Raises InexactValueError or
+    ArrowException if a value would change or cannot be converted.
     """
     if isinstance(values, list | tuple):
         return exact_array(values, wanted, complete=True)
@@ -212,7 +205,7 @@ def _check(
             _check_finite(values, wanted, array)
     elif not kinds <= _EXACT.get(wanted.id, _NONE):
         if kinds <= {int, float} and pa.types.is_integer(wanted):
-            _check_each((v for v in values if type(v) is float), wanted, float.is_integer, "it is no whole number")
+            _check_each((v for v in values if type(v) is float), wanted, float.is_integer, "it is not a whole number")
         elif not (kinds == {int} and pa.types.is_temporal(wanted)):
             _check_round_trip(values, wanted, array)
     elif kinds and pa.types.is_temporal(wanted):
@@ -224,7 +217,7 @@ def _check_nested(values: Sequence[Any], kinds: set[type], wanted: pa.DataType, 
     if pa.types.is_dictionary(wanted):
         _check(values, wanted.value_type, complete)
     elif pa.types.is_struct(wanted):
-        _check_kinds(present, kinds, (dict, Mapping), wanted, "it is no dict")
+        _check_kinds(present, kinds, (dict, Mapping), wanted, "it is not a dict")
         names = {field.name for field in wanted}
         if not set(chain.from_iterable(present)) <= names:
             value = next(value for value in present if not value.keys() <= names)
@@ -239,7 +232,7 @@ def _check_nested(values: Sequence[Any], kinds: set[type], wanted: pa.DataType, 
         for field in wanted:
             _check_field([value.get(field.name) for value in present], field, wanted, complete)
     elif pa.types.is_map(wanted):
-        _check_kinds(present, kinds, (dict, Mapping, list, tuple), wanted, "it is no dict")
+        _check_kinds(present, kinds, (dict, Mapping, list, tuple), wanted, "it is not a dict")
         pairs = [pair for value in present for pair in (value.items() if isinstance(value, Mapping) else value)]
         _check([key for key, _ in pairs], wanted.key_type, complete)
         _check_field([item for _, item in pairs], wanted.item_field, wanted, complete)
@@ -278,7 +271,7 @@ def _check_finite(values: Sequence[Any], wanted: pa.DataType, array: pa.Array | 
     if pc.any(pc.is_inf(array)).as_py():
         for value, taken in zip(values, array.to_pylist(), strict=True):
             if taken is not None and math.isinf(taken) and not math.isinf(value):
-                raise InexactValueError(value, wanted, "it is too great")
+                raise InexactValueError(value, wanted, "it is too large")
 
 
 def _check_times(present: Sequence[Any], kinds: set[type], wanted: pa.DataType) -> None:
@@ -314,7 +307,7 @@ _NONE: frozenset[type] = frozenset()
 
 
 def _exact_types() -> dict[int, frozenset[type]]:
-    """By Arrow type, the Python types whose values Arrow takes as they are, or refuses."""
+    """Returns for each Arrow type the Python types whose values Arrow stores exactly or refuses."""
     exact: dict[int, frozenset[type]] = {}
     for made in (pa.int8, pa.int16, pa.int32, pa.int64, pa.uint8, pa.uint16, pa.uint32, pa.uint64):
         exact[made().id] = frozenset({int})
@@ -346,11 +339,13 @@ _FIXED = frozenset(
         *(np.float16, np.float32, np.float64, np.datetime64, np.timedelta64, np.str_, np.bytes_),
     }
 )
-"""Python types whose values cannot be changed."""
+"""Immutable Python types."""
 _LEFT_ALONE = (pa.Scalar, str, bytes, int, float, dt.date, dt.time, dt.timedelta, decimal.Decimal, np.generic)
-"""Their subclasses, such as pandas' moments and enumerations of strings, cannot be changed where Arrow looks."""
+"""Subclasses of these types, such as pandas' timestamps and string enumerations, are immutable as far as Arrow reads
+them.
+"""
 
-OwnRow = Callable[[Any], dict[str, Any]]
+RowCopier = Callable[[Any], dict[str, Any]]
 
 
 def owned_row(row: Any) -> dict[str, Any]:
@@ -361,13 +356,13 @@ def owned_row(row: Any) -> dict[str, Any]:
 
 
 def owned_flat_row(row: Any) -> dict[str, Any]:
-    """Returns a copy of a row whose values cannot be changed. TypeError if it is not a row."""
+    """Returns a copy of a row whose values are immutable. Raises TypeError if it is not a row."""
     if type(row) is dict:
         return row.copy()
     return dict(row) if isinstance(row, Mapping) else _fields_of(row)
 
 
-def own_row_of(schema: pa.Schema | None) -> OwnRow:
+def owned_row_copier(schema: pa.Schema | None) -> RowCopier:
     """Returns what copies rows of a schema; None if the schema is not known yet."""
     return owned_row if schema is None or any(_may_change(field.type) for field in schema) else owned_flat_row
 

@@ -1,16 +1,16 @@
-"""`SourceSplits`: which split of the task's source the current rows are from, and how far event time is in each.
+"""`SourceSplits` tracks which split of the task's source the current rows are from, and the event time of each split.
 
-`SourceCursor` says so before each batch, and generators of watermarks in the same task ask. Rules (Flink's, for
+`SourceCursor` sets the split before each batch, and watermark generators in the same task read it. Rules (Flink's, for
 watermarks of each split):
 
-- A split holds event time back until it has ended, or has had no rows for the time that `idleness=` says. From its next
-  row on it holds event time back again.
-- When all splits that have not ended are idle, so is the task: nobody downstream waits for it.
-- A split that never has rows, and only finds others, never holds event time back. A split that was found does, from
+- A split holds event time back until it has ended, or has had no rows for the time of `idleness=`. From its next row on
+  it holds event time back again.
+- When all splits that have not ended are idle, the task is idle, and downstream tasks do not wait for it.
+- A split that only discovers other splits and never has rows never holds event time back. A discovered split does from
   then on.
-- If splits are read one after the other, only the order of the rows is known: `current` is None.
-- How far event time is in a split belongs to the position in the split. So after a restore a row is judged by the same
-  rows before it as without one.
+- If splits are read one after the other, only the order of the rows is known, and `current` is None.
+- The event time of a split belongs to the position in the split. After a restore a row is therefore judged by the same
+  earlier rows as without one.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from tidegate.storage.ids import OperatorUid
 EventTimes: TypeAlias = tuple[tuple[OperatorUid, int], ...]
 """The greatest timestamp that each generator of watermarks has seen in a split, in milliseconds."""
 Due: TypeAlias = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.int64]]
-"""How somebody tells rows apart by the watermark before them.
+"""Distinguishes rows by the watermark before them.
 
-For the times of rows, and the watermark that each of them lies behind: the last watermark up to this one that makes a
-difference to the row, as the one that ends its window; a later one if none does. It fails for no time.
+Takes the times of rows and the watermark at each row. Returns for each row the last watermark up to this one that makes
+a difference to the row, for example the end of its window, or a later watermark if there is none. Accepts every time.
 """
 
 
 def as_they_are(times: NDArray[np.int64], watermarks: NDArray[np.int64]) -> NDArray[np.int64]:
-    """What makes a difference is whether the watermark has reached the time of a row."""
+    """Distinguishes rows only by whether the watermark has reached their time."""
     return times
 
 
@@ -52,7 +52,7 @@ class DueByAge:
 
 @dataclass(slots=True)
 class SourceSplits:
-    """What is known of the rows that are processed now."""
+    """State of the source for the rows that are being processed."""
 
     in_turn: bool = False
     """Whether the task has a source whose splits are read in turn."""
@@ -63,11 +63,11 @@ class SourceSplits:
     idle: set[int] = field(default_factory=set)
     """Splits that have not ended, and have had no rows for long, or never have any."""
     newest_ms: dict[OperatorUid, dict[int | None, int]] = field(default_factory=dict)
-    """For each generator of watermarks the greatest timestamp of each split."""
+    """For each watermark generator the greatest timestamp of each split."""
 
     @property
     def all_idle(self) -> bool:
-        """Whether nobody needs to wait for the event time of this task."""
+        """Whether no other task needs to wait for the event time of this task."""
         return bool(self.idle) and not self.active
 
     def begin(self, splits: Iterable[int], without_rows: Iterable[int] = ()) -> None:
@@ -75,13 +75,13 @@ class SourceSplits:
         self.in_turn, self.active, self.idle = True, set(splits), set(without_rows)
 
     def restore(self, split: int | None, event_times: EventTimes) -> None:
-        """So far event time was in a split, in the checkpoint."""
+        """Restores the event time of a split from a checkpoint."""
         for uid, newest_ms in event_times:
             newest = self.newest_ms.setdefault(uid, {})
             newest[split] = max(newest_ms, newest.get(split, newest_ms))
 
     def event_times(self, split: int | None) -> EventTimes:
-        """So far event time is in a split."""
+        """Returns the event time of a split for each watermark generator."""
         return tuple((uid, newest[split]) for uid, newest in self.newest_ms.items() if split in newest)
 
     def joins(self, split: int, *, has_rows: bool) -> None:

@@ -1,6 +1,6 @@
 """The elements of a channel: record batches, and control elements that keep their place among them.
 
-Batches and control elements share one sequence. So on an aligned checkpoint a barrier never overtakes a batch.
+Batches and control elements share one sequence. On an aligned checkpoint a barrier therefore never overtakes a batch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_WATERMARK_MS = 2**63 - 1
 @wire
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """No element with a timestamp at or below `timestamp_ms` follows on this channel."""
+    """Promises that no element with a timestamp at or below `timestamp_ms` follows on this channel."""
 
     timestamp_ms: int
 
@@ -32,14 +32,14 @@ class Watermark:
 @wire
 @dataclass(frozen=True, slots=True)
 class WatermarkStatus:
-    """Whether the channel takes part in event time. An idle channel does not hold the watermark back."""
+    """Marks a channel as idle or active. An idle channel does not hold the watermark back."""
 
     idle: bool
 
 
 @wire
 class Alignment(enum.Enum):
-    """What a barrier does to the data around it (Flink's `AlignmentType`).
+    """The effect of a barrier on the data around it (Flink's `AlignmentType`).
 
     AT_LEAST_ONCE blocks nothing. ALIGNED blocks each channel from its barrier on. UNALIGNED overtakes queued data,
     which is stored with the checkpoint. FORCED_ALIGNED is what UNALIGNED becomes on an edge that does not support it.
@@ -54,10 +54,10 @@ class Alignment(enum.Enum):
 @wire
 @dataclass(frozen=True, slots=True)
 class BarrierOptions:
-    """How a checkpoint is taken; travels with its barrier.
+    """Options of a checkpoint, which travel with its barrier.
 
-    `aligned_timeout_ms`: after so long since the trigger an ALIGNED barrier that is still waiting becomes UNALIGNED;
-    None: never. Savepoints are never UNALIGNED. `savepoint_format` is for savepoints only.
+    `aligned_timeout_ms`: an ALIGNED barrier that still waits this long after the trigger becomes UNALIGNED. With None
+    it never does. Savepoints are never UNALIGNED. `savepoint_format` applies to savepoints only.
     """
 
     alignment: Alignment = Alignment.ALIGNED
@@ -67,7 +67,7 @@ class BarrierOptions:
 
     @property
     def canonical(self) -> bool:
-        """Whether state is written as sorted rows, as a full snapshot: a savepoint in canonical format."""
+        """Whether state is written as a full snapshot of sorted rows: a savepoint in canonical format."""
         return self.kind.is_savepoint and self.savepoint_format is SavepointFormat.CANONICAL
 
     @property
@@ -83,10 +83,10 @@ ALIGNED_BARRIER = BarrierOptions()
 @wire
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """Separates what belongs to checkpoint `checkpoint_id` (before) from what does not (after).
+    """Separates the elements that belong to checkpoint `checkpoint_id` (before) from those that do not (after).
 
-    `base`: a completed checkpoint that an incremental snapshot may build on. Its files are kept for that long. None:
-    full.
+    `base`: a completed checkpoint that an incremental snapshot may build on. Its files are kept meanwhile. With None
+    the snapshot is full.
     """
 
     checkpoint_id: CheckpointId
@@ -98,7 +98,7 @@ class Barrier:
 @wire
 @dataclass(frozen=True, slots=True)
 class CancelBarrier:
-    """The barrier of this checkpoint will not come: stop waiting for it."""
+    """Announces that the barrier of this checkpoint will not come. Receivers stop waiting for it."""
 
     checkpoint_id: CheckpointId
 
@@ -106,7 +106,7 @@ class CancelBarrier:
 @wire
 @dataclass(frozen=True, slots=True)
 class EndOfData:
-    """The upstream operators have finished. With `drain` the downstream ones finish too; without it they suspend.
+    """Announces that the upstream operators have finished. With `drain` downstream ones finish too, else they suspend.
 
     `stop`: the savepoint that ended the data, in a stop with savepoint. None if the source reached its end.
     """
@@ -118,7 +118,7 @@ class EndOfData:
 @wire
 @dataclass(frozen=True, slots=True)
 class EndOfPartition:
-    """Nothing follows on this channel."""
+    """Announces that no element follows on this channel."""
 
 
 Control: TypeAlias = Watermark | WatermarkStatus | Barrier | CancelBarrier | EndOfData | EndOfPartition
@@ -126,16 +126,17 @@ Element: TypeAlias = pa.RecordBatch | Control
 
 
 def element_size_bytes(element: Element) -> int:
-    """Bytes of credit that an element uses. Control elements are free: another limit bounds their number.
+    """Returns the bytes of credit that an element uses. Control elements are free: another limit bounds their number.
 
-    Both ends of a channel must count the same number, or credit leaks. `nbytes` would not do: a batch that went through
-    pickle may lack a validity bitmap that the original has. The size in Arrow's IPC format depends on content alone.
+    Both ends of a channel must count the same number, or credit leaks. `nbytes` does not work: a batch that went
+    through pickle may lack a validity bitmap that the original has. The size in Arrow's IPC format depends only on the
+    content.
     """
     return pa.ipc.get_record_batch_size(element) if isinstance(element, pa.RecordBatch) else 0
 
 
 def ends_in_flight(element: Element, checkpoint_id: CheckpointId) -> bool:
-    """Whether nothing behind this element is in flight for the checkpoint: it is its barrier, or the channel's end."""
+    """Returns whether no later element is in flight for the checkpoint: this is its barrier, or the channel's end."""
     return isinstance(element, EndOfPartition) or (
         isinstance(element, Barrier) and element.checkpoint_id == checkpoint_id
     )

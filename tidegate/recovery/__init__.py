@@ -18,49 +18,47 @@ if TYPE_CHECKING:
         load_operator_state,
         verify,
     )
-    from tidegate.recovery.cleanup.deletion import delete
-    from tidegate.recovery.contents.differences import CheckpointDiff, OperatorDiff, SplitDiff, StateDiff, diff
-    from tidegate.recovery.contents.inspection import CheckpointReport, OperatorReport, inspect
-    from tidegate.recovery.contents.row_comparison import KeyChanges
-    from tidegate.recovery.contents.state_catalog import StateInfo
-    from tidegate.recovery.contents.state_reader import read_state_batches
+    from tidegate.recovery.deletion import delete
+    from tidegate.recovery.differences import CheckpointDiff, KeyChanges, OperatorDiff, SplitDiff, StateDiff, diff
+    from tidegate.recovery.inspection import CheckpointReport, OperatorReport, StateInfo, inspect
     from tidegate.recovery.restart_strategy import RestartStrategy
     from tidegate.recovery.state_processor.explanations import Explanation, Step, explain, history
     from tidegate.recovery.state_processor.job_states import JobState, job_state
     from tidegate.recovery.state_processor.relocation import relocate
     from tidegate.recovery.state_processor.savepoint_writer import SavepointWriter
     from tidegate.recovery.state_processor.spark_state import read_state
+    from tidegate.recovery.state_reader import read_state_batches
 else:
     from tidegate.lazy_names import lazy_names
 
     _HOME_OF = {
-        "CheckpointDiff": "contents.differences",
-        "CheckpointReport": "contents.inspection",
+        "CheckpointDiff": "differences",
+        "CheckpointReport": "inspection",
         "CheckpointSummary": "checkpoints",
-        "Explanation": "tidegate.recovery.state_processor.explanations",
-        "JobState": "tidegate.recovery.state_processor.job_states",
-        "KeyChanges": "contents.row_comparison",
-        "OperatorDiff": "contents.differences",
-        "OperatorReport": "contents.inspection",
+        "Explanation": "state_processor.explanations",
+        "JobState": "state_processor.job_states",
+        "KeyChanges": "differences",
+        "OperatorDiff": "differences",
+        "OperatorReport": "inspection",
         "RestartStrategy": "restart_strategy",
-        "SavepointWriter": "tidegate.recovery.state_processor.savepoint_writer",
-        "SplitDiff": "contents.differences",
-        "StateDiff": "contents.differences",
-        "StateInfo": "contents.state_catalog",
-        "Step": "tidegate.recovery.state_processor.explanations",
+        "SavepointWriter": "state_processor.savepoint_writer",
+        "SplitDiff": "differences",
+        "StateDiff": "differences",
+        "StateInfo": "inspection",
+        "Step": "state_processor.explanations",
         "VerificationReport": "checkpoints",
-        "delete": "cleanup.deletion",
-        "diff": "contents.differences",
-        "explain": "tidegate.recovery.state_processor.explanations",
-        "history": "tidegate.recovery.state_processor.explanations",
-        "inspect": "contents.inspection",
-        "job_state": "tidegate.recovery.state_processor.job_states",
+        "delete": "deletion",
+        "diff": "differences",
+        "explain": "state_processor.explanations",
+        "history": "state_processor.explanations",
+        "inspect": "inspection",
+        "job_state": "state_processor.job_states",
         "latest": "checkpoints",
         "list_checkpoints": "checkpoints",
         "load_operator_state": "checkpoints",
-        "read_state": "tidegate.recovery.state_processor.spark_state",
-        "read_state_batches": "contents.state_reader",
-        "relocate": "tidegate.recovery.state_processor.relocation",
+        "read_state": "state_processor.spark_state",
+        "read_state_batches": "state_reader",
+        "relocate": "state_processor.relocation",
         "verify": "checkpoints",
     }
     __getattr__, __dir__ = lazy_names(__name__, _HOME_OF)

@@ -21,15 +21,14 @@ from tidegate.storage.checkpoints.layout import (
     parse_savepoint_name,
 )
 from tidegate.storage.checkpoints.lease import read_lease
-from tidegate.storage.checkpoints.metadata import CheckpointMetadata, NativeFile, StateHandle
-from tidegate.storage.checkpoints.metadata_file import read_pointed
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata, NativeFile, StateHandle, read_pointed
 from tidegate.storage.errors import DAMAGE, CodecError, CorruptionError, NotFoundError
 from tidegate.storage.files.file_system_store import join_url, open_store
 from tidegate.storage.files.store import OpenStore, Store
 from tidegate.storage.ids import CheckpointId, JobId, OperatorUid, name_in
 from tidegate.storage.state.snapshot import StateTable
-from tidegate.storage.state.verification import verify_native, verify_state
-from tidegate.storage.subtasks.subtask_state import read_subtask_state
+from tidegate.storage.state.state_file import verify_native, verify_state
+from tidegate.storage.state.subtask_state import read_subtask_state
 
 _logger = logging.getLogger(__name__)
 

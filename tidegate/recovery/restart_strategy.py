@@ -1,16 +1,17 @@
 """`RestartStrategy`: whether and when a job that failed starts again.
 
-A strategy is a value that travels with the job. The coordinator asks it after each failure. Rules:
+A strategy is a value that travels with the job. The coordinator calls it after each failure. Rules:
 
-- It is pure: times come from events, and chance from a number that the log decides. So a coordinator that replays its
-  log comes to the same decisions.
-- What it remembers is a `FailureHistory`, whose size has a limit however long the job runs.
+- It is pure: times come from events, and chance from a number that the log decides. A coordinator that replays its log
+  therefore comes to the same decisions.
+- It remembers a `FailureHistory`, whose size has a limit however long the job runs. The history is stored with the
+  coordinator's state.
 - The answer None means: give up, and report the failure to the user.
 
 Names, defaults and the arithmetic are those of Flink 2, with two exceptions. With `fixed_delay` a completed checkpoint
-resets the count of failures; in Flink the attempts are for the life of the job. And what resets the back-off of
-`exponential_delay` is the time for which all tasks have run. Flink counts from the restart on, so an attempt that takes
-long to deploy and never runs may reset it there.
+resets the count of failures; in Flink the attempts are for the life of the job. And the back-off of `exponential_delay`
+is reset by the time for which all tasks have run. Flink counts from the restart on, so an attempt that takes long to
+deploy and never runs may reset it there.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import math
 from dataclasses import dataclass
 from datetime import timedelta
 
-from tidegate.recovery.failure_history import FailureHistory
 from tidegate.storage.codec import wire
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.units import parse_duration_ms
@@ -253,3 +253,23 @@ def _number(setting: str, value: object) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or math.isnan(value):
         raise ConfigurationError(f"{setting}={value!r}: give a number")
     return float(value)
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class FailureHistory:
+    """The failures that still count. The strategy decides which do, and for how long."""
+
+    in_a_row: int = 0
+    """How many failures count, the present one included."""
+    times_ms: tuple[int, ...] = ()
+    """When the newest of them happened, oldest first, for a strategy that needs times. Their number is limited."""
+
+    def moved_before(self, at_ms: int) -> tuple[int, ...]:
+        """The times, moved so that none is later than `at_ms`.
+
+        If the wall clock was set back, old failures lie in the future, and would count until the clock gets there. So
+        the newest one is moved to `at_ms`, and the others with it.
+        """
+        ahead_ms = max(0, self.times_ms[-1] - at_ms) if self.times_ms else 0
+        return tuple(time_ms - ahead_ms for time_ms in self.times_ms)

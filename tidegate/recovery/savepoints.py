@@ -22,8 +22,13 @@ from dataclasses import replace
 from functools import partial
 
 from tidegate.storage.checkpoints.layout import METADATA_NAME, CheckpointLayout, savepoint_name
-from tidegate.storage.checkpoints.metadata import METADATA_VERSION, CheckpointMetadata, SubtaskState
-from tidegate.storage.checkpoints.metadata_file import encode_metadata, read_metadata
+from tidegate.storage.checkpoints.metadata import (
+    METADATA_VERSION,
+    CheckpointMetadata,
+    SubtaskState,
+    encode_metadata,
+    read_metadata,
+)
 from tidegate.storage.checkpoints.permits import DeletePermit, ExportPermit
 from tidegate.storage.errors import (
     AlreadyExistsError,
@@ -38,7 +43,7 @@ from tidegate.storage.errors import (
 from tidegate.storage.files.file_system_store import join_url
 from tidegate.storage.files.store import Buffer, OpenStore, Store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
-from tidegate.storage.state.verification import verified_native, verified_state
+from tidegate.storage.state.state_file import verified_native, verified_state
 
 
 def _never() -> bool:

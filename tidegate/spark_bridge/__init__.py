@@ -11,40 +11,37 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tidegate.spark_bridge.dataframes.dataframe_source import DataFrameSource
-    from tidegate.spark_bridge.dataframes.manifest import StagedFile
-    from tidegate.spark_bridge.dataframes.parquet_source import ParquetReader, ParquetSource
+    from tidegate.spark_bridge.dataframes.parquet_source import ParquetReader, ParquetSource, StagedFile
     from tidegate.spark_bridge.dataframes.spark_types import arrow_schema_of, spark_schema_of
-    from tidegate.spark_bridge.dataframes.staging import stage_dataframe
+    from tidegate.spark_bridge.dataframes.staging import DataFrameSource, stage_dataframe
     from tidegate.spark_bridge.dataframes.tables import files_to_dataframe, table_to_dataframe
     from tidegate.spark_bridge.errors import QueryFailedError, SparkBridgeError, SparkLostError, SparkTimeoutError
-    from tidegate.spark_bridge.ray_in_spark.ray_session import RayOnSparkSession
-    from tidegate.spark_bridge.session.java import ensure_java
-    from tidegate.spark_bridge.session.made_session import spark_session
-    from tidegate.spark_bridge.session.session import RayDPSession
-    from tidegate.spark_bridge.streams.stream_feed import StreamSettings
-    from tidegate.spark_bridge.streams.streaming_source import StreamingDataFrameSource
+    from tidegate.spark_bridge.java import ensure_java
+    from tidegate.spark_bridge.program_session import spark_session
+    from tidegate.spark_bridge.ray_on_spark import RayOnSparkSession
+    from tidegate.spark_bridge.session import RayDPSession
+    from tidegate.spark_bridge.streams.stream_feed import StreamingDataFrameSource, StreamSettings
 else:
     from tidegate.lazy_names import lazy_names
 
     _HOME_OF = {
-        "DataFrameSource": "dataframes.dataframe_source",
+        "DataFrameSource": "dataframes.staging",
         "ParquetReader": "dataframes.parquet_source",
         "ParquetSource": "dataframes.parquet_source",
         "QueryFailedError": "errors",
-        "RayDPSession": "session.session",
-        "RayOnSparkSession": "ray_in_spark.ray_session",
+        "RayDPSession": "session",
+        "RayOnSparkSession": "ray_on_spark",
         "SparkBridgeError": "errors",
         "SparkLostError": "errors",
         "SparkTimeoutError": "errors",
-        "StagedFile": "dataframes.manifest",
+        "StagedFile": "dataframes.parquet_source",
         "StreamSettings": "streams.stream_feed",
-        "StreamingDataFrameSource": "streams.streaming_source",
+        "StreamingDataFrameSource": "streams.stream_feed",
         "arrow_schema_of": "dataframes.spark_types",
-        "ensure_java": "session.java",
+        "ensure_java": "java",
         "files_to_dataframe": "dataframes.tables",
         "spark_schema_of": "dataframes.spark_types",
-        "spark_session": "session.made_session",
+        "spark_session": "program_session",
         "stage_dataframe": "dataframes.staging",
         "table_to_dataframe": "dataframes.tables",
     }

@@ -32,8 +32,8 @@ def refuse_connect(given: object, what: str) -> None:
     kind = f"{type(given).__module__}.{type(given).__name__}"
     if kind.startswith("pyspark.sql.connect"):
         raise ConfigurationError(
-            f"{what}: {kind} is of Spark Connect, and tidegate needs the SparkSession in whose driver this program "
-            "runs: make it with SparkSession.builder.master(...), or give Parquet files to from_files"
+            f"{what}: {kind} is of Spark Connect, and tidegate needs a SparkSession with its driver in this "
+            "process: make it with SparkSession.builder.master(...), or give Parquet files to from_files"
         )
 
 
@@ -63,7 +63,7 @@ def refuse_other_python(executable: str, what: str) -> None:
 
 
 def other_python_advice() -> str:
-    """What to do where Spark's workers have another Python."""
+    """Returns the advice for workers with another Python."""
     return (
         f"Set PYSPARK_PYTHON={sys.executable} (or spark.pyspark.python) before the SparkSession is made: workers need "
         "the Python environment of the driver"

@@ -7,23 +7,23 @@ aggregates. Everything here works row by row. What there is not is refused, with
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
 from sqlglot import exp
 
-from tidegate.api.user_functions import user_function
-from tidegate.sql.functions.aggregates import AGGREGATES
+from tidegate.api.program import UserFunction, user_function
+from tidegate.operators.functions.row_calls import RowCalls
+from tidegate.sql.functions.aggregates import AGGREGATES, is_aggregate
 from tidegate.sql.functions.call import Call, Functions
-from tidegate.sql.functions.json_texts import JSON
 from tidegate.sql.functions.numbers import NUMBERS
-from tidegate.sql.functions.texts import TEXTS, position, sliced
+from tidegate.sql.functions.texts import JSON, TEXTS, position, sliced
 from tidegate.sql.functions.times import CLOCK, RANDOM, TIMES, UNIT_MONTHS, UNIT_MS, extracted, unit_of
-from tidegate.sql.functions.user_calls import called_by_user, check_name
-from tidegate.sql.text.places import check_only, refused
-from tidegate.sql.values.operators import (
+from tidegate.sql.operators import (
     COMPARISONS,
     added,
     compared,
@@ -33,9 +33,26 @@ from tidegate.sql.values.operators import (
     remainder,
     whole_quotient,
 )
-from tidegate.sql.values.patterns import like
-from tidegate.sql.values.typed import Interval, Typed, as_type, literal, null, python_value, truth
-from tidegate.sql.values.types import DIGITS_MAX, is_integer, is_time, named, needed_common_type, type_of_name
+from tidegate.sql.query_text import WINDOW_TABLES, check_only, parse, refused
+from tidegate.sql.typed_values import (
+    DIGITS_MAX,
+    Interval,
+    Typed,
+    as_type,
+    calculated,
+    check_known,
+    is_integer,
+    is_time,
+    literal,
+    named,
+    needed_common_type,
+    null,
+    python_value,
+    truth,
+    type_of_name,
+)
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.polars_frames import check_polars_has
 
 FUNCTIONS: Functions = {**TEXTS, **NUMBERS, **TIMES, **JSON}
 _INT_MAX, _BIGINT_MAX = 2**31 - 1, 2**63 - 1
@@ -378,3 +395,104 @@ _KINDS: dict[Any, Callable[[Expressions, Any], Typed]] = {
     exp.Bracket: Expressions._element,
     exp.Dot: Expressions._field,
 }
+
+
+_OTHERS: tuple[str, ...] = (
+    "WINDOW",
+    "SESSION_WINDOW",
+    "ROW_NUMBER",
+    "RANK",
+    "DENSE_RANK",
+    "EXPLODE",
+    "EXPLODE_OUTER",
+    *WINDOW_TABLES,
+)
+_OTHERS += ("TABLE", "DESCRIPTOR", "UNNEST", "POSEXPLODE")
+"""Names of functions that the tables of functions do not have."""
+
+
+def called_by_user(call: Call, function: UserFunction) -> Typed:
+    """The expression that calls a function. ConfigurationError for other arguments than it takes."""
+    count = len(call.args)
+    if not function.least <= count <= function.most:
+        wanted = str(function.least) if function.least == function.most else f"{function.least} to {function.most}"
+        raise call.refused(f"the function {function.name} takes {wanted} arguments, and here are {count}")
+    inputs = []
+    for node, given in zip(call.nodes, call.args, strict=True):
+        if isinstance(given.value, Interval):
+            raise call.refused(f"{node.sql(dialect='spark')} is an interval, and no value of Python")
+        inputs.append(given.expr)
+    made = _polars_type(function.returns, call)
+    calls = RowCalls(function.name, function.function, function.returns, function.columns)
+    expr = pl.map_batches([*inputs, pl.lit(f"function {function.name}")], calls, return_dtype=made, is_elementwise=True)
+    of_kind = calculated(made)
+    return Typed(expr if of_kind == made else expr.cast(of_kind), of_kind)
+
+
+def _polars_type(data_type: pa.DataType, call: Call) -> pl.DataType:
+    """The type of polars for what a function returns. ConfigurationError for one that SQL does not calculate with."""
+    try:
+        check_polars_has(pa.schema([pa.field(call.name, data_type)]))
+        found = pl.Series(pa.array([], data_type)).dtype
+        check_known(call.name, found)
+    except ConfigurationError as error:
+        raise call.refused(f"the function returns {data_type}: {error}") from error
+    return found
+
+
+def check_name(name: str, builtin: bool) -> None:
+    """ConfigurationError for a name that queries read as something else. `builtin`: SQL has such a function."""
+    try:
+        (node,) = parse(f"SELECT {name}(a) FROM t").expressions
+    except ConfigurationError:
+        node = None
+    if builtin or not isinstance(node, exp.Anonymous) or is_aggregate(node) or name.upper() in _OTHERS:
+        raise ConfigurationError(
+            f"create_temporary_function({name!r}): in SQL this name is something else already; take another one"
+        )
+
+
+def like(node: exp.Expr, text: pl.Expr, pattern: str, escape: str, any_case: bool) -> pl.Expr:
+    """Whether a text is like a pattern. ConfigurationError for one that ends in an escape."""
+    parts = _parts(node, pattern, escape)
+    if any_case:
+        return text.str.contains(_regex(parts, "(?is)"))
+    fixed = "".join(part for part in parts if part is not None and part != "")
+    match parts:
+        case [] | [str()] if "" not in parts:
+            return text == fixed
+        case [str() as start, None] if start:
+            return text.str.starts_with(start)
+        case [None, str() as end] if end:
+            return text.str.ends_with(end)
+        case [None, str() as inside, None] if inside:
+            return text.str.contains(inside, literal=True)
+    return text.str.contains(_regex(parts, "(?s)"))
+
+
+def _parts(node: exp.Expr, pattern: str, escape: str) -> list[str | None]:
+    """Texts as they are, None for any text, and an empty text for any character."""
+    found: list[str | None] = []
+    letters, kept = iter(pattern), ""
+    for letter in letters:
+        if letter not in (escape, "%", "_"):
+            kept += letter
+            continue
+        if letter == escape:
+            following = next(letters, None)
+            if following is None:
+                raise refused(node, f"the pattern ends in the escape {escape!r}")
+            kept += following
+            continue
+        if kept:
+            found.append(kept)
+            kept = ""
+        found.append(None if letter == "%" else "")
+    if kept:
+        found.append(kept)
+    return found
+
+
+def _regex(parts: list[str | None], flags: str) -> str:
+    words = (".*" if part is None else "." if part == "" else re.escape(part) for part in parts)
+    return f"^{flags}{''.join(words)}$".replace("^(", "(", 1).replace(flags, f"{flags}^", 1)

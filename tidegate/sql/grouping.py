@@ -15,18 +15,15 @@ from sqlglot import exp
 
 from tidegate.api.streams.stream import Stream
 from tidegate.operators.aggregates.aggregate import count
-from tidegate.operators.windows.window_rows import WINDOW_END, WINDOW_START
+from tidegate.operators.windows.window_columns import WINDOW_END, WINDOW_START
 from tidegate.operators.windows.window_specs import Session
-from tidegate.sql.bounds import with_asked
 from tidegate.sql.expressions import Expressions
 from tidegate.sql.functions.aggregates import aggregate_of, column_of, is_aggregate
-from tidegate.sql.relations import WINDOW_TIME, Name, Relation, Spec, columns_in, columns_of, free_name
-from tidegate.sql.steps import Steps
-from tidegate.sql.text.dialect import is_call
-from tidegate.sql.text.places import refused, standing_at
-from tidegate.sql.values.operators import moved
-from tidegate.sql.values.typed import Interval, Typed
-from tidegate.sql.windows import grid_of, spark_window
+from tidegate.sql.operators import moved
+from tidegate.sql.query_text import is_call, refused, standing_at
+from tidegate.sql.relations import WINDOW_TIME, Name, Relation, Spec, Steps, columns_in, columns_of, free_name
+from tidegate.sql.typed_values import Interval, Typed
+from tidegate.sql.windows import grid_of, spark_window, with_asked
 from tidegate.storage.errors import ConfigurationError
 
 Emit = Literal["changes", "update", "final"]
@@ -197,7 +194,7 @@ class Grouping:
         emit, ttl = self._keeping.emit, self._keeping.ttl
         if not keys:
             return stream.aggregate(aggregates, emit=emit, uid=self._steps.uid("aggregate"))
-        if not aggregates and stream._updating is None:
+        if not aggregates and stream._changelog is None:
             pruned = self._steps.selected(stream, [(name, name) for name in self._with_time(stream, keys)])
             return pruned.key_by(*keys).deduplicate(uid=self._steps.uid("distinct"), ttl=ttl)
         aggregates = aggregates or {free_name("rows", keys): count()}
@@ -235,7 +232,7 @@ class Grouping:
         if grid is None or groups.bounds != {WINDOW_START, WINDOW_END}:
             raise ConfigurationError(
                 "results of windows are grouped by both of their bounds, and those of sessions by neither; for a "
-                "running aggregate of all of them leave the bounds out"
+                "running aggregate of all of them remove the bounds"
             )
         start = free_name("of_start", columns_of(stream))
         stream = self._steps.computed(stream, {start: pl.col(WINDOW_START)})

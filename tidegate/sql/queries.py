@@ -13,26 +13,20 @@ from typing import Any
 
 from sqlglot import exp
 
-from tidegate.api.program import Program
+from tidegate.api.program import Program, UserFunctions, Views, functions_of
 from tidegate.api.streams.stream import Stream
-from tidegate.api.user_functions import UserFunctions, functions_of
-from tidegate.api.views import Views
 from tidegate.operators.aggregates.aggregate import count
 from tidegate.operators.changes import CHANGE
-from tidegate.sql.bounds import with_held
-from tidegate.sql.exploding import selected_generator
 from tidegate.sql.expressions import Expressions
 from tidegate.sql.froms import From
 from tidegate.sql.grouping import Emit, Grouping, Keeping, aggregates_in, is_grouped
 from tidegate.sql.joining import pruned
+from tidegate.sql.query_text import check_only, parse, refused, standing_at
 from tidegate.sql.ranking import is_ranking, ordered, rank_of, ranked, taken_limit
-from tidegate.sql.relations import Name, Relation, all_of, columns_of, conjuncts, free_name
-from tidegate.sql.selecting import Item, items_of, selected
-from tidegate.sql.steps import Steps, prefix_of
-from tidegate.sql.text.dialect import parse
-from tidegate.sql.text.places import check_only, refused, standing_at
-from tidegate.sql.values.typed import as_type
-from tidegate.sql.values.types import needed_common_type
+from tidegate.sql.relations import Name, Relation, Steps, all_of, columns_of, conjuncts, free_name, prefix_of
+from tidegate.sql.selecting import Item, items_of, selected, selected_generator
+from tidegate.sql.typed_values import as_type, needed_common_type
+from tidegate.sql.windows import with_held
 from tidegate.storage.errors import ConfigurationError
 
 Queries = Mapping[str, "_Bound"]
@@ -48,12 +42,12 @@ _REFUSED = {
     "windows": "named windows are not covered: write OVER (…) out",
     "sample": "a sample is random, so that a replay gives other rows: take rows by a column, as in WHERE id % 100 = 0",
     "pivots": "PIVOT is not covered: write aggregates with FILTER (WHERE …)",
-    "distribute": "rows are dealt out by the steps that need it: leave it out",
-    "cluster": "rows are dealt out by the steps that need it: leave it out",
+    "distribute": "steps partition rows as they need it: remove it",
+    "cluster": "steps partition rows as they need it: remove it",
     "into": "a query makes a stream: write it with to_table(…)",
     "connect": "CONNECT BY is not covered",
     "match": "MATCH_RECOGNIZE is not covered: use key_by(…).process(…)",
-    "hint": "hints are not known here: leave it out",
+    "hint": "hints are not supported: remove it",
 }
 
 
@@ -96,7 +90,7 @@ def _finished(tree: exp.Expr, relation: Relation, steps: Steps) -> Stream:
     doubles = sorted({name for name in names if names.count(name) > 1})
     if doubles:
         raise refused(tree, f"the result would have {', '.join(doubles)} twice; give one of them another name with AS")
-    if CHANGE in names and relation.stream._updating is not None:
+    if CHANGE in names and relation.stream._changelog is not None:
         raise refused(tree, f"{CHANGE} is the column that says what a row is; give yours another name with AS")
     with standing_at(tree):
         return steps.selected(relation.stream, [(each.inner, each.name) for each in relation.names])
@@ -242,7 +236,7 @@ class _Query:
                 )
             ranking = ordered(node, made, source, items, self._steps)
             return ranked(ranking, number, False, self._steps, keeping)
-        if made.stream._updating is not None:
+        if made.stream._changelog is not None:
             raise refused(
                 limit,
                 "rows that are replaced or taken back have no first ones: LIMIT what stands for itself, such as "
@@ -282,10 +276,10 @@ class _Query:
         relation = pruned(relation, lambda _: True, self._steps)
         stream = relation.stream
         with standing_at(node):
-            if stream._updating is None:
+            if stream._changelog is None:
                 made = stream.key_by(*keys).deduplicate(ttl=keeping.ttl, uid=self._steps.uid("distinct"))
             elif keeping.ttl is not None:
-                raise refused(node, "DISTINCT of changes keeps all rows: ttl= cannot bound it; leave one out")
+                raise refused(node, "DISTINCT of changes keeps all rows: ttl= cannot bound it; remove one of the two")
             else:
                 name = free_name("rows", columns_of(stream))
                 counted: dict[str, Any] = {name: count()}

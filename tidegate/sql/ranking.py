@@ -12,17 +12,25 @@ from dataclasses import replace
 import polars as pl
 from sqlglot import exp
 
+from tidegate.api.streams.ranking_steps import RankEmit
 from tidegate.api.streams.stream import Stream
-from tidegate.api.streams.stream_ranking import RankEmit
-from tidegate.operators.windows.window_rows import WINDOW_END, WINDOW_START
-from tidegate.sql.bounds import with_asked
+from tidegate.operators.windows.window_columns import WINDOW_END, WINDOW_START
 from tidegate.sql.expressions import Expressions
 from tidegate.sql.grouping import Keeping, aggregates_in
 from tidegate.sql.joining import pruned
-from tidegate.sql.relations import WINDOW_TIME, Name, OrderColumn, Rank, Relation, columns_in, columns_of, free_name
-from tidegate.sql.steps import Steps
-from tidegate.sql.text.dialect import is_call
-from tidegate.sql.text.places import check_only, refused, standing_at
+from tidegate.sql.query_text import check_only, is_call, refused, standing_at
+from tidegate.sql.relations import (
+    WINDOW_TIME,
+    Name,
+    OrderColumn,
+    Rank,
+    Relation,
+    Steps,
+    columns_in,
+    columns_of,
+    free_name,
+)
+from tidegate.sql.windows import with_asked
 
 _TURNED: dict[type[exp.Expr], type[exp.Expr]] = {exp.GT: exp.LT, exp.GTE: exp.LTE, exp.EQ: exp.EQ}
 
@@ -136,7 +144,7 @@ def ranked(relation: Relation, limit: int, named: bool, steps: Steps, keeping: K
             made = _of_windows(stream, relation, partition, limit, rank, column, uid)
         elif rank.ties:
             raise refused(rank.node, "RANK is for windows, where no row comes later; use ROW_NUMBER")
-        elif stream._updating is not None:
+        elif stream._changelog is not None:
             raise refused(
                 rank.node,
                 'rows that may be taken back are not ranked: rank results of windows, or of emit="final"',
@@ -207,9 +215,9 @@ def _running(
         uid=uid,
         parallelism=alone,
     )
-    if alone and emit == "changes" and made._updating is not None:
+    if alone and emit == "changes" and made._changelog is not None:
         # One subtask emits them all, so they are in order for a table with any keys.
-        made._updating = replace(made._updating, keys=())
+        made._changelog = replace(made._changelog, keys=())
     return made
 
 

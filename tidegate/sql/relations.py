@@ -6,8 +6,11 @@ the stream while queries in FROM rename them: so event time and the bounds of wi
 
 from __future__ import annotations
 
+import hashlib
 import operator
-from collections.abc import Callable, Iterable
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,16 +18,18 @@ import polars as pl
 import pyarrow as pa
 from sqlglot import exp
 
-from tidegate.api.streams.steps.known_columns import known_schema
+from tidegate.api.program import Program
+from tidegate.api.streams.expression_columns import known_schema
+from tidegate.api.streams.step import StepOptions
 from tidegate.api.streams.stream import Stream
 from tidegate.operators.changes import CHANGE
 from tidegate.operators.output_schema import polars_frame
-from tidegate.operators.windows.window_rows import WINDOW_END, WINDOW_START
+from tidegate.operators.windows.window_columns import WINDOW_END, WINDOW_START
 from tidegate.operators.windows.window_specs import Cumulating, Session, Sliding, Tumbling
 from tidegate.sql.expressions import balanced, field_of
-from tidegate.sql.text.places import refused
-from tidegate.sql.values.typed import Typed, column
-from tidegate.sql.values.types import check_known
+from tidegate.sql.query_text import refused
+from tidegate.sql.typed_values import Typed, check_known, column
+from tidegate.storage.schemas.polars_frames import exact_column
 
 Spec = Tumbling | Sliding | Cumulating | Session
 WINDOW_TIME = "window_time"
@@ -91,7 +96,7 @@ class Relation:
     def of(stream: Stream, table: str | None) -> Relation:
         """A stream as it is registered. ConfigurationError where its columns are not known."""
         names = known_schema(stream, "SQL", repr(table)).names
-        if stream._updating is not None and stream._updating.changes:
+        if stream._changelog is not None and stream._changelog.changes:
             names = [name for name in names if name != CHANGE]
         return Relation(stream, tuple(Name(table, name, name) for name in names))
 
@@ -217,3 +222,70 @@ def all_of(conditions: list[pl.Expr]) -> pl.Expr:
 
 
 Translate = Callable[[exp.Expr], Typed]
+
+
+_DIGEST = 10
+_TEXT = re.compile(r"('(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.)*\"|`[^`]*`)|(?:--[^\n]*|/\*.*?\*/|\s+)+", re.DOTALL)
+
+
+def prefix_of(text: str, uid: str | None, program: Program) -> str:
+    """How the uids of a query begin. The second query of one text is told apart by a number."""
+    if uid is not None:
+        return uid
+    plain = _TEXT.sub(lambda found: found[1] or " ", text).strip().rstrip("; ")
+    wanted = f"sql-{hashlib.sha256(plain.encode()).hexdigest()[:_DIGEST]}"
+    prefix, number = wanted, 1
+    while any(str(node.uid).startswith(f"{prefix}-") for node in program.nodes):
+        number += 1
+        prefix = f"{wanted}.{number}"
+    return prefix
+
+
+class Steps:
+    """Makes steps of one query."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._made: Counter[str] = Counter()
+
+    def uid(self, kind: str) -> str:
+        """The uid of the next step of a kind."""
+        self._made[kind] += 1
+        return f"{self._prefix}-{kind}-{self._made[kind]}"
+
+    def computed(self, stream: Stream, columns: Mapping[str, pl.Expr]) -> Stream:
+        """The stream with columns more."""
+        if not columns:
+            return stream
+        expressions = [expr.alias(name) for name, expr in columns.items()]
+        wide = stream._input_parallelism
+        options = StepOptions("sql columns", self.uid("columns"), wide)
+        return stream._with_columns(expressions, options, are_keys=True)
+
+    def filtered(self, stream: Stream, condition: pl.Expr) -> Stream:
+        """The rows for which a condition is true."""
+        wide = stream._input_parallelism
+        return stream.filter(condition, name="sql where", uid=self.uid("where"), parallelism=wide)
+
+    def selected(self, stream: Stream, columns: Sequence[tuple[str, str]]) -> Stream:
+        """These columns, each with its new name; the same stream where nothing changes."""
+        assert stream.schema is not None, "columns that are not known"
+        kept = [name for name, _ in columns]
+        changing = stream._changelog is not None and stream._changelog.changes
+        names = [name for name in stream.schema.names if not (changing and name == "row_kind")]
+        if kept == names and all(name == new for name, new in columns):
+            return stream
+        return self.chosen(stream, {new: exact_column(name) for name, new in columns}, "select")
+
+    def chosen(self, stream: Stream, columns: Mapping[str, pl.Expr], kind: str) -> Stream:
+        """What a step of this kind computes, and nothing else. Event time that no query names goes without a word."""
+        kept = {expr.meta.output_name() for expr in columns.values() if expr.meta.is_column()}
+        if stream.timestamp not in kept:
+            stream = stream._derived(keyed_by=stream._keyed_by, changelog=stream._changelog)
+        expressions = [expr if _is(expr, name) else expr.alias(name) for name, expr in columns.items()]
+        wide = stream._input_parallelism
+        return stream._select(expressions, StepOptions(f"sql {kind}", self.uid(kind), wide))
+
+
+def _is(expr: pl.Expr, name: str) -> bool:
+    return expr.meta.is_column() and expr.meta.output_name() == name

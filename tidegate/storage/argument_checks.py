@@ -12,13 +12,13 @@ from tidegate.storage.errors import ConfigurationError
 INT64_MAX = 2**63 - 1
 
 
-def refused(options: object, field: str, allowed: str) -> ConfigurationError:
-    """Returns the error for the value of a field."""
+def invalid_field(options: object, field: str, allowed: str) -> ConfigurationError:
+    """Returns the error for a field with a wrong value. `allowed` describes the values that are allowed."""
     return ConfigurationError(f"{type(options).__name__}({field}={getattr(options, field)!r}): give {allowed}")
 
 
 def check_whole(options: object, *fields: str, least: int, most: int = INT64_MAX, none: bool = False) -> None:
-    """Raise ConfigurationError unless each field is a whole number from `least` to `most`. `none`: or None."""
+    """Raises ConfigurationError unless each field is a whole number from `least` to `most`. `none` also allows None."""
     for field in fields:
         value = getattr(options, field)
         if value is None and none:
@@ -26,31 +26,32 @@ def check_whole(options: object, *fields: str, least: int, most: int = INT64_MAX
         # True is an int to Python.
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
             end = "up" if most == INT64_MAX and not (isinstance(value, int) and value > most) else f"to {most:,}"
-            raise refused(options, field, f"a whole number from {least:,} {end}{', or None' if none else ''}")
+
+            raise invalid_field(options, field, f"a whole number from {least:,} {end}{', or None' if none else ''}")
 
 
 def check_switch(options: object, *fields: str) -> None:
-    """Raise ConfigurationError unless each field is True or False."""
+    """Raises ConfigurationError unless each field is True or False."""
     for field in fields:
         if not isinstance(getattr(options, field), bool):
-            raise refused(options, field, "True or False")
+            raise invalid_field(options, field, "True or False")
 
 
 def check_choice(options: object, field: str, choices: Sequence[str | None]) -> None:
-    """Raise ConfigurationError unless the field is one of the choices."""
+    """Raises ConfigurationError unless the field is one of the choices."""
     value = getattr(options, field)
     if not (value is None or isinstance(value, str)) or value not in choices:
-        raise refused(options, field, " or ".join(map(repr, choices)))
+        raise invalid_field(options, field, " or ".join(map(repr, choices)))
 
 
 def check_folder(options: object, field: str) -> None:
-    """Raise ConfigurationError unless the field is the path of a folder, or None."""
+    """Raises ConfigurationError unless the field is the path of a folder, or None."""
     value = getattr(options, field)
     if value is not None and (not isinstance(value, str) or not value):
-        raise refused(options, field, "the path of a folder as a str, or None")
+        raise invalid_field(options, field, "the path of a folder as a str, or None")
 
 
 def check_kind(options: object, field: str, kind: type) -> None:
-    """Raise ConfigurationError unless the field is an instance of `kind`."""
+    """Raises ConfigurationError unless the field is an instance of `kind`."""
     if not isinstance(getattr(options, field), kind):
-        raise refused(options, field, f"a {kind.__name__}")
+        raise invalid_field(options, field, f"a {kind.__name__}")

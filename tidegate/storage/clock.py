@@ -1,4 +1,4 @@
-"""The clocks of real time, for every room: the wall clock, and one that nobody sets. Machines never look at either."""
+"""The clocks of real time: the wall clock, and a monotonic clock. The machines never read either of them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import time
 
 
 def now_ms() -> int:
-    """Now, in ms since the epoch."""
+    """Returns the wall clock time in ms since the epoch. It jumps when the clock is set."""
     return time.time_ns() // 1_000_000
 
 
 def monotonic_ms() -> int:
-    """Time since some moment in ms, which nobody sets."""
+    """Returns the ms since an arbitrary moment. It never jumps."""
     return time.monotonic_ns() // 1_000_000

@@ -1,4 +1,4 @@
-"""Encodes and decodes everything that is typed and must outlive a process: one codec, over msgpack.
+"""Encodes and decodes typed values that must outlive a process: one codec, over msgpack.
 
 Events, instructions, elements and checkpoint metadata are frozen dataclasses. Each class registers itself
 with `@wire`; an instance travels as an extension holding its name and a map of its fields, so that fields
@@ -26,8 +26,7 @@ _FROZENSET = 3
 _ENUM = 4
 _SCHEMA = 5
 
-# What msgpack, Arrow (OSError and StopIteration too) and constructors raise for bytes that are not what they
-# should be.
+# Raised by msgpack, Arrow (OSError and StopIteration too) and constructors for malformed bytes.
 _MALFORMED = (
     ValueError,
     TypeError,
@@ -43,20 +42,20 @@ T = TypeVar("T")
 _classes: dict[str, type] = {}
 _field_names: dict[type, frozenset[str]] = {}
 _encoders: dict[type, Callable[[Any], object]] = {}
-"""How values that msgpack does not know are given to it, by their exact class."""
+"""Encoders of values that msgpack does not support, by their exact class."""
 
 _PACKER_BYTES = 16 * 1024
 _KEPT_BYTES_MAX = 1024 * 1024
 _idle_packers: list[msgpack.Packer] = []
-"""Packers that nobody uses: as many as values are nested, times threads. Making one for each value costs more than
-the value; one that has packed more than `_KEPT_BYTES_MAX` holds that much memory, and is dropped."""
+"""Packers that are not in use: one per nesting level and thread. Making a packer for each value costs more than
+encoding the value. A packer that has packed more than `_KEPT_BYTES_MAX` holds that much memory, and is dropped."""
 
-# What the constructor of ExtType does, without its checks in Python: one of them is made for every value.
+# The constructor of ExtType without its checks in Python: one is made for every value.
 _extension = partial(tuple.__new__, msgpack.ExtType)
 
 
 def wire(cls: type[T]) -> type[T]:
-    """Class decorator: make a frozen dataclass or an enum known to the codec under its own name."""
+    """Registers a frozen dataclass or an enum with the codec under its own name. Use it as a class decorator."""
     name = cls.__name__
     known = _classes.get(name)
     if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
@@ -71,17 +70,17 @@ def wire(cls: type[T]) -> type[T]:
     elif issubclass(cls, enum.Enum):
         _encoders[cls] = _enum_encoder(name, cls)
     else:
-        raise CodecError(f"{name!r} is neither a dataclass nor an enum; only those travel")
+        raise CodecError(f"{name!r} is neither a dataclass nor an enum: @wire supports only these")
     return cls
 
 
 def wire_types() -> dict[str, type]:
-    """Every registered wire type by name (a copy)."""
+    """Returns every registered wire type by name (a copy)."""
     return dict(_classes)
 
 
 def encode(value: object) -> bytes:
-    """Encode wire types, Arrow batches and schemas, and plain msgpack values.
+    """Encodes wire types, Arrow batches and schemas, and plain msgpack values.
 
     Tuples and lists both decode as tuples. Raises CodecError for anything else.
     """
@@ -92,7 +91,7 @@ def encode(value: object) -> bytes:
     try:
         packed = packer.pack(value)
     except (TypeError, ValueError, OverflowError) as error:
-        # The packer holds half of the value: it is not used again.
+        # The packer holds half of the value and is not used again.
         raise CodecError(f"cannot encode {type(value).__name__}: {error}") from error
     assert isinstance(packed, bytes)
     if len(packed) <= _KEPT_BYTES_MAX:
@@ -101,7 +100,7 @@ def encode(value: object) -> bytes:
 
 
 def decode(data: bytes | memoryview) -> Any:
-    """Inverse of `encode`. Raises CodecError for torn, foreign or newer bytes."""
+    """Decodes the bytes of `encode`. Raises CodecError for torn, foreign or newer bytes."""
     try:
         return msgpack.unpackb(data, ext_hook=_ext_hook, use_list=False, strict_map_key=False, raw=False)
     except CodecError:

@@ -1,4 +1,4 @@
-"""Errors that a user can cause or must act on. Each says what was wrong, where, and what to do."""
+"""Errors that a user can cause or must act on. Each names what is wrong, where, and what to do."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ class TidegateError(Exception):
 
 
 class StorageError(TidegateError):
-    """A file system did not do what was asked; the operation may be tried again."""
+    """A file system failed an operation, which may be tried again."""
 
 
 class AlreadyExistsError(StorageError):
-    """A conditional create lost: the path was there already."""
+    """A conditional create lost: the path exists already."""
 
 
 class NotFoundError(StorageError):
-    """A file that was asked for by name is not there."""
+    """A file that was requested by name does not exist."""
 
 
 class CorruptionError(StorageError):
-    """Bytes were read that do not match their checksum or their format."""
+    """Stored bytes do not match their checksum or their format."""
 
 
 class InvalidPathError(StorageError):
-    """No store has such a path, or such a range of a file: whoever asked is wrong, and will be wrong again."""
+    """A path or a range of a file is invalid in every store. Repeating the call fails again."""
 
 
 class StateTooLargeError(StorageError):
-    """A state has more bytes than its storage takes."""
+    """A state has more bytes than its storage accepts."""
 
 
 class LogDeletedError(StorageError):
-    """The event log of a job that runs is gone: somebody has deleted its folder."""
+    """The event log of a running job is gone: its folder was deleted."""
 
 
 class CodecError(TidegateError):
@@ -42,11 +42,11 @@ class CodecError(TidegateError):
 
 
 class FencedError(TidegateError):
-    """Somebody with a newer generation has taken over; the caller must stop."""
+    """A newer generation has taken over. The caller must stop."""
 
 
 class SavepointStoppedError(TidegateError):
-    """A savepoint was given up while it was being copied, so the copy was not completed."""
+    """A savepoint was given up while it was copied. The copy is incomplete."""
 
 
 class ConfigurationError(TidegateError):
@@ -54,44 +54,44 @@ class ConfigurationError(TidegateError):
 
 
 class IncompatibleStateError(ConfigurationError):
-    """A program cannot go on from the state of a checkpoint, because the state means something else to it.
+    """A program cannot continue from the state of a checkpoint, because the state means something else to it.
 
-    A restart cannot fix it: the job ends, whatever its restart strategy is.
+    A restart cannot fix that. The job ends, whatever its restart strategy is.
     """
 
 
 class ProtocolError(TidegateError):
     """A rule of the protocol was broken: a fault of tidegate or of the transport, never of the user.
 
-    The machine that raises it has changed nothing; its runtime fails the task or the job, which then recovers.
+    The machine that raises it has not changed. Its runtime fails the task or the job, which then recovers.
     """
 
 
 class InvariantError(TidegateError, AssertionError):
-    """What must always hold does not, inside one machine: a fault of tidegate itself. The text says what was broken.
+    """An invariant of a machine is broken: a fault of tidegate itself. The text names the invariant.
 
-    It ends the job, or the attempt, before harm is done. Unlike an `assert` it is there under `python -O` as well.
+    It ends the job, or the attempt, before harm is done. Unlike an `assert` it also works under `python -O`.
     """
 
 
 class TableError(TidegateError):
-    """An output table does not fit what a job wants to do with it."""
+    """An output table does not allow an operation, such as a write with other columns."""
 
 
 class CheckpointError(TidegateError):
-    """A checkpoint that a user asked for was not taken."""
+    """A checkpoint that a user requested was not taken."""
 
 
 class JobFailedError(TidegateError):
-    """A job has failed; the message holds the reason."""
+    """A job has failed. The message gives the reason."""
 
 
 class FailureCause(TidegateError):
-    """What failed a job, with the file, line and frames of the user's function: the cause of a `JobFailedError`."""
+    """The cause of a `JobFailedError`, with the file, line and frames of the user's function."""
 
 
 class JobTimeoutError(TidegateError, TimeoutError):
-    """A job has not done what was asked of it within the time that was given. It goes on."""
+    """A job did not complete a request within the given time. The job continues."""
 
 
 _FINAL = (
@@ -116,28 +116,28 @@ _FINAL_ERRNOS = _REFUSED_ERRNOS | frozenset(
 
 
 def may_pass(error: StorageError) -> bool:
-    """Whether the same operation may succeed later without anybody changing what was asked or what it was asked of.
+    """Returns whether the same operation may succeed later without any change to its arguments or its target.
 
-    True while storage does not answer or has no room: it comes back, or other files go. False for a refusal (a folder
-    that may not be written), damage, and a file that is missing or in the way.
+    True while storage does not answer or is full: it comes back, or other files are deleted. False for a refusal (a
+    folder without write permission), damage, and a file that is missing or in the way.
     """
     cause = error.__cause__
     return not isinstance(error, _FINAL) and not (isinstance(cause, OSError) and cause.errno in _FINAL_ERRNOS)
 
 
 def is_refused(error: StorageError) -> bool:
-    """Whether storage answers, and does not allow the operation: a folder that may not be written, or is read-only."""
+    """Returns whether storage answers and refuses the operation: a folder without write permission, or read-only."""
     return isinstance(error.__cause__, OSError) and error.__cause__.errno in _REFUSED_ERRNOS
 
 
 def may_be_awaited(error: StorageError) -> bool:
-    """Whether a running job waits for its storage after this error, as it does in an outage.
+    """Returns whether a running job waits for its storage after this error, as it does in an outage.
 
     True where `may_pass` is, and where storage refuses: the job was allowed to write there when it was submitted, so
-    somebody has changed the permissions and can change them back. A restart would not help.
+    the permissions were changed and can be changed back. A restart would not help.
     """
     return may_pass(error) or is_refused(error)
 
 
 DAMAGE = (CorruptionError, NotFoundError, CodecError)
-"""What reading something that was complete raises when it is damaged, and not when storage is away."""
+"""Errors of reading a complete file that is damaged, as opposed to a storage that does not answer."""

@@ -1,11 +1,11 @@
-"""Libraries that only some programs need: which extra brings each one, and the error that says which is missing.
+"""Optional libraries: which extra installs each one, and the error that names a missing one.
 
-`pip install tidegate` brings what the local runtime needs; the rest comes with extras: `pip install 'tidegate[ray]'`.
+`pip install tidegate` installs what the local runtime needs. The rest comes with extras: `pip install 'tidegate[ray]'`.
 Rules:
 
-- Who needs such a library asks here before it is imported: where a program is submitted, if it can be known there, and
-  where a task begins to use it, because another machine may lack what the driver has.
-- A module that imports one at its top is imported late, behind that question.
+- Code that needs such a library calls `need` before the import: where a program is submitted, if the need is known
+  there, and where a task begins to use it, because another machine may lack what the driver has.
+- A module that imports an optional library at its top is imported late, after that check.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "sql": ("sqlglot",),
     "web": ("starlette", "uvicorn", "jinja2"),
 }
-"""The modules that each extra of pyproject.toml brings."""
+"""The modules that each extra of pyproject.toml installs."""
 
 
 def need(what: str, *extras: str) -> None:
-    """Raise ConfigurationError, which names extra and library, unless those of `extras` are installed. Loads none."""
+    """Raises ConfigurationError, which names extra and library, unless all of `extras` are installed. Loads none."""
     missing = {extra: [name for name in EXTRAS[extra] if not _is_installed(name)] for extra in extras}
     names = [name for lacking in missing.values() for name in lacking]
     if names:
@@ -46,7 +46,7 @@ def need(what: str, *extras: str) -> None:
 
 
 def load(what: str, extra: str, name: str) -> Any:
-    """The module `name` of an extra. ConfigurationError as of `need`, and for one that is there but does not load."""
+    """Returns the module `name` of an extra. Raises ConfigurationError if it is not installed, or does not load."""
     need(what, extra)
     try:
         return import_module(name)

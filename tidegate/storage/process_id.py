@@ -1,7 +1,7 @@
 """`ProcessId`: names a process, so that a later one can tell whether it is gone.
 
-Rules: a process is known by where its number counts (host, boot and pid namespace), its number, and the moment when it
-began: numbers are used again. Only of a process of the same place can anything be known; of any other, nothing is.
+A process is identified by its place (host, boot and pid namespace), its number, and the moment when it began, because
+numbers are reused. Only a process of the same place can be checked.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from tidegate.storage.codec import wire
 
 _DEAD_STATES = ("Z", "X", "x")
 _STATE, _BEGAN = 0, 19
-"""Fields of `/proc/<pid>/stat` behind the name of the program, which may hold blanks and brackets."""
+"""Fields of `/proc/<pid>/stat` after the name of the program, which may contain blanks and brackets."""
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class ProcessId:
-    """One process of one machine. `place` is empty where the system does not say what it takes to know it again."""
+    """One process of one machine. `place` is empty where the system does not give what identifies a process."""
 
     host: str
     place: str
@@ -34,13 +34,13 @@ class ProcessId:
 
 
 def this_process() -> ProcessId:
-    """The process that asks."""
+    """Returns the id of this process."""
     pid = os.getpid()
     return ProcessId(socket.gethostname(), _place(), pid, (_stat(pid) or ("", ""))[1])
 
 
 def is_there(process: ProcessId) -> bool | None:
-    """Whether a process is alive; None where that cannot be known from here."""
+    """Returns whether a process is alive, or None if that cannot be known from this machine."""
     if not process.place or process.place != _place():
         return None
     stat = _stat(process.pid)
@@ -49,7 +49,7 @@ def is_there(process: ProcessId) -> bool | None:
 
 @cache
 def _place() -> str:
-    """What the processes have in common that share their numbers; empty where nobody knows."""
+    """Returns a text that all processes of one pid namespace share, or an empty text if it is unknown."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{socket.gethostname()}/{boot}/{os.readlink('/proc/self/ns/pid')}"
@@ -58,7 +58,7 @@ def _place() -> str:
 
 
 def _stat(pid: int) -> tuple[str, str] | None:
-    """State and beginning of a process; None if there is none of this number."""
+    """Returns state and start time of a process, or None if there is no process of this number."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

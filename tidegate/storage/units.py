@@ -64,7 +64,7 @@ def _duration_parts(text: str) -> list[str]:
 
 
 def parse_size_bytes(value: str | int, *, setting: str = "size") -> int:
-    """Bytes of `"64mb"`, `"20kb"`, `"1gib"`, or a number of bytes; `kb` and `kib` are both 1,024 bytes.
+    """Returns the bytes of `"64mb"`, `"20kb"`, `"1gib"`, or a number of bytes. `kb` and `kib` are both 1,024 bytes.
 
     Raises ConfigurationError, naming `setting`, for anything else, a negative value, or a part of a byte.
     """
@@ -91,7 +91,7 @@ def _parse(value: object, setting: str, units: dict[str, int], advice: str) -> i
 
 
 def duration_text(duration_ms: int) -> str:
-    """A duration in its two largest units, such as `2 h 5 min`. A negative one (clocks may differ) is `0 s`."""
+    """Returns a duration in its two largest units, such as `2 h 5 min`. A negative one (clocks may differ) is `0 s`."""
     seconds = max(0, duration_ms) // 1_000
     units = [("d", seconds // 86_400), ("h", seconds // 3_600 % 24), ("min", seconds // 60 % 60), ("s", seconds % 60)]
     first = next((place for place, (_, count) in enumerate(units) if count), len(units) - 1)

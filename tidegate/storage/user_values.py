@@ -1,16 +1,16 @@
-"""Values of users' rows, and secrets, in texts: how they stay out of logs, event logs, pages and REST.
+"""Keeps values of users' rows, and secrets, out of logs, event logs, pages and REST.
 
 Rules:
 
-- Whoever writes a value of a row, a key or a record into an error puts it between two marks (`value_text`, `marked`).
-  The marks are plain characters. So they survive whatever becomes of the text: it is nested in other errors, pickled,
-  or sent to another process.
-- A text that leaves for a log, an event log, a page or REST goes through `shown_text`. What stands between marks is
-  withheld there, unless the setting `log_rows` is on.
-- The program's own driver gets the values: `unmarked` takes the marks off.
-- Secrets are taken out of every such text, whatever the setting is (`without_secrets`): passwords in URLs, and what
-  stands behind a name such as `password`, `token` or `secret`.
-- A value never contains a mark: `marked` replaces those that it finds.
+- Code that writes a value of a row, a key or a record into an error puts it between two marks (`value_text`,
+  `marked`). The marks are plain characters. They survive when the text is nested in other errors, pickled, or sent to
+  another process.
+- A text for a log, an event log, a page or REST passes through `shown_text`. Text between marks is withheld there,
+  unless the setting `log_rows` is on.
+- The program's own driver gets the values: `unmarked` removes the marks.
+- Secrets are removed from every such text, whatever the setting is (`without_secrets`): passwords in URLs, and the
+  value after a name such as `password`, `token` or `secret`.
+- A value never contains a mark: `marked` replaces marks in it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections import OrderedDict
 
 OPEN, CLOSE = "\N{SINGLE LEFT-POINTING ANGLE QUOTATION MARK}", "\N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}"
 WITHHELD = "<withheld>"
-"""Stands for each value where `log_rows` is off."""
+"""Replaces each value where `log_rows` is off."""
 _BETWEEN_MARKS = re.compile(f"{OPEN}[^{OPEN}{CLOSE}]*(?:{CLOSE}|$)")
 _STAND_INS = str.maketrans({OPEN: "<", CLOSE: ">"})
 _REMOVED = str.maketrans({OPEN: None, CLOSE: None})
@@ -49,17 +49,20 @@ _rows_in_logs = False
 
 
 def marked(text: str) -> str:
-    """The text of a value, between marks."""
+    """Returns the text of a value between marks."""
     return f"{OPEN}{text.translate(_STAND_INS)}{CLOSE}"
 
 
 def value_text(value: object, characters_max: int = 500) -> str:
-    """The repr of a value between marks, shortened, for an error's text. Never raises."""
+    """Returns the repr of a value between marks, shortened, for an error's text. Never raises."""
     return marked(repr_text(value, characters_max))
 
 
 def repr_text(value: object, characters_max: int = 500) -> str:
-    """The repr of an argument of a program, shortened, for an error's text. Never raises. See `value_text` for rows."""
+    """Returns the repr of a program's argument, shortened, for an error's text. Never raises.
+
+    For values of rows use `value_text`.
+    """
     try:
         text = str.__str__(repr(value))
     except BaseException as raised:  # noqa: BLE001 (code of users: the failure must still be reported)
@@ -69,7 +72,7 @@ def repr_text(value: object, characters_max: int = 500) -> str:
 
 
 def mark_values(text: str, values: list[str]) -> str:
-    """Marks where one of the values stands in a text that somebody else wrote, such as an exception of a library."""
+    """Returns a foreign text, such as an exception of a library, with marks around each of the values in it."""
     wanted = sorted({value.translate(_STAND_INS) for value in values if value and value in text}, key=len, reverse=True)
     if not wanted:
         return text
@@ -82,7 +85,7 @@ def mark_values(text: str, values: list[str]) -> str:
 
 
 def _place_of(value: str) -> str:
-    """A pattern for a value. A short one counts only as a word, and a very short one, such as 7, only in quotes."""
+    """Returns a pattern for a value. A short value matches only as a word, and a very short one only in quotes."""
     exact = re.escape(value)
     if len(value) < _WORD_CHARACTERS:
         return rf"(?<=['\"`]){exact}(?=['\"`])"
@@ -90,7 +93,7 @@ def _place_of(value: str) -> str:
 
 
 def with_marks_of_cut(head: str, tail: str) -> tuple[str, str]:
-    """Both ends of a text whose middle was cut out, each with the marks that it has lost to the other."""
+    """Returns both ends of a text with its middle cut out, each with the marks that the cut removed."""
     if head.count(OPEN) > head.count(CLOSE):
         head += CLOSE
     if CLOSE in tail and (OPEN not in tail or tail.index(CLOSE) < tail.index(OPEN)):
@@ -99,12 +102,12 @@ def with_marks_of_cut(head: str, tail: str) -> tuple[str, str]:
 
 
 def unmarked(text: str) -> str:
-    """The text with its values and without marks: for the program's own driver, and for tables."""
+    """Returns the text with its values and without marks, for the program's own driver and for tables."""
     return text.translate(_REMOVED)
 
 
 def shown_text(text: str, rows: bool) -> str:
-    """The text as a log, an event log, a page or REST has it. `rows`: whether `log_rows` is on."""
+    """Returns the text for a log, an event log, a page or REST. `rows`: whether `log_rows` is on."""
     text = without_secrets(text)
     if OPEN not in text and CLOSE not in text:
         return text
@@ -112,31 +115,31 @@ def shown_text(text: str, rows: bool) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """The text with stars in place of passwords, tokens and keys."""
+    """Returns the text with stars in place of passwords, tokens and keys."""
     for pattern, shown in _SECRETS:
         text = pattern.sub(shown, text)
     return text
 
 
 def logged_text(text: str) -> str:
-    """The text as the logs of this process have it."""
+    """Returns the text for the logs of this process."""
     return shown_text(text, _rows_in_logs)
 
 
 def show_rows_in_logs(rows: bool) -> None:
-    """Set whether the logs of this process may have values of rows; the newest call holds, as for log levels."""
+    """Sets whether the logs of this process may have values of rows. The newest call wins, as for log levels."""
     global _rows_in_logs
     _rows_in_logs = rows
 
 
 class WithheldTexts:
-    """The newest texts of which values were withheld, in memory alone, for the program's own driver."""
+    """Remembers the newest texts with withheld values, in memory only, for the program's own driver."""
 
     def __init__(self) -> None:
         self._whole: OrderedDict[str, str] = OrderedDict()
 
     def withhold(self, text: str, rows: bool) -> str:
-        """The text as `shown_text` has it; what it was is remembered."""
+        """Returns the text of `shown_text`, and remembers the whole one."""
         shown = shown_text(text, rows)
         if shown != text:
             self._whole[shown] = without_secrets(unmarked(text))
@@ -146,7 +149,7 @@ class WithheldTexts:
         return shown
 
     def whole(self, text: str | None) -> str | None:
-        """The text with the values that were withheld, where they are still known."""
+        """Returns the text with the withheld values, if they are still known."""
         for shown, whole in list(self._whole.items()):
             if text is not None and shown in text:
                 return text.replace(shown, whole)

@@ -15,8 +15,8 @@ from typing import Any
 import pyarrow as pa
 
 from tidegate.actors.graph.job_graph import JobGraph, JobVertex, OperatorSpec
-from tidegate.actors.task.messages import events as ev
-from tidegate.actors.task.messages import instructions as do
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as do
 from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.testing.runtime.run import JobRun, JobSetting, Protocol, Simulation, counted
 from tidegate.testing.world.faults import Faults

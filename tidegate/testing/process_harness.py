@@ -19,7 +19,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from tidegate.api.streams.steps.method_checks import check_methods
+from tidegate.api.streams.step_checks import check_methods
 from tidegate.operators.aggregates.column_expressions import column_names
 from tidegate.operators.functions.event_time_order import EventTimeOrder
 from tidegate.operators.functions.failing_rows import error_tag
@@ -45,13 +45,13 @@ from tidegate.operators.state.keyed_state import (
 from tidegate.operators.state.operator_state import OperatorListState
 from tidegate.operators.state.timers import TimeDomain
 from tidegate.operators.watermarks.late_rows import LATE
-from tidegate.protocol.side_outputs import OutputTag
+from tidegate.protocol.edges import OutputTag
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex
 from tidegate.storage.schemas.row_schemas import SchemaLike, as_schema, returned_schema
 from tidegate.storage.state.snapshot import Cut, StateTable
-from tidegate.storage.state.timer_rows import TIMER_DOMAIN, TIMER_MOMENT, TIMERS_STATE
+from tidegate.storage.state.stored_rows import TIMER_DOMAIN, TIMER_MOMENT, TIMERS_STATE
 
 Row = dict[str, Any]
 Moment = int | datetime

@@ -11,10 +11,10 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from tidegate.actors.coordinator.requests.request_decider import REQUESTS_MAX
+from tidegate.actors.coordinator.checkpoint_requests import REQUESTS_MAX
 from tidegate.actors.drivers.job_context import DataPlaneOptions
-from tidegate.actors.task.channels.output_gate import BufferLimits
-from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
+from tidegate.actors.task.output_gate import BufferLimits
+from tidegate.api.config.checkpoint_config import CheckpointConfig
 from tidegate.api.environment import StreamEnvironment
 from tidegate.connectors.source import Source, is_unbounded
 from tidegate.recovery.restart_strategy import RestartStrategy
@@ -207,7 +207,7 @@ def _checkpoints(scenario: Scenario) -> CheckpointConfig:
     return CheckpointConfig.model_validate(
         {
             "storage": STORAGE,
-            "inline_bytes": 0 if _keeps_copies(scenario) else 600,
+            "inline_threshold": 0 if _keeps_copies(scenario) else 600,
             "interval": values["interval_ms"],
             "mode": str(values["mode"]).replace("-", "_"),
             "timeout": _timeout_ms(scenario),
@@ -216,11 +216,11 @@ def _checkpoints(scenario: Scenario) -> CheckpointConfig:
             "unaligned": alignment != "aligned",
             "aligned_timeout": scenario.aligned_timeout_ms if alignment == "timeout" else 0,
             "tolerable_failed_checkpoints": values["tolerable"],
-            "retained": values["retained"],
+            "num_retained": values["retained"],
             "retention": values["retention"],
             "incremental": values.get("state") == "incremental",
             "changelog": values.get("state") == "changelog",
-            "undo_memory": _UNDO_BYTES[str(values.get("survivors", "keep"))],
+            "rewind_memory": _UNDO_BYTES[str(values.get("survivors", "keep"))],
         }
     )
 

@@ -19,8 +19,8 @@ schedules. If its rows differ there as well, the report has `order_dependence` a
 from __future__ import annotations
 
 from tidegate.actors.drivers.job_context import DataPlaneOptions
-from tidegate.actors.task.channels.output_gate import BufferLimits
-from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
+from tidegate.actors.task.output_gate import BufferLimits
+from tidegate.api.config.checkpoint_config import CheckpointConfig
 from tidegate.storage.errors import ConfigurationError
 from tidegate.testing.order_dependence import order_dependence
 from tidegate.testing.report import SimulationReport, report_of
@@ -57,7 +57,7 @@ class SimulatedPipeline:
                 timeout="10s",
                 tolerable_failed_checkpoints=2,
                 storage=STORAGE,
-                inline_bytes=INLINE_BYTES,
+                inline_threshold=INLINE_BYTES,
             )
         if options is None:
             options = DataPlaneOptions(limits=SMALL_BUFFERS, source_rows_max=8)

@@ -1,10 +1,13 @@
-"""`WebActor`: the web server of a Ray: one small actor, which all drivers and all clients share.
+"""`WebActor`: the web server of a Ray cluster, one small actor that all drivers and clients share.
 
 Rules:
-- Whoever wants it and finds none starts it, on its own node, so that its address is one of that machine. Its name is
-  `tidegate/web`; Ray shows it with its address.
-- It reserves nothing, and works with the lowest priority of the machine: what is left by jobs is enough for it.
-- It is nobody's, and ends with its cluster. On one that outlives the driver it leaves when no job has run for a while.
+- A driver that needs the server and does not find it starts it on its own node, so that its address belongs to that
+  machine. Its name is `tidegate/web`; Ray's dashboard shows it with its address.
+- It reserves no resources and runs with the lowest priority of the machine.
+- No driver owns it: it ends with its cluster. On a cluster that outlives the driver it stops when no job has run for
+  `IDLE_MS`.
+- `RayJobs` finds coordinators by their actor names. It asks each one question at a time; a slow one delays no other.
+- The coordinator of a job that is over goes soon. `RayJobs` then reads the event log of the job, once.
 """
 
 from __future__ import annotations
@@ -12,43 +15,57 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
-from ray.exceptions import ActorAlreadyExistsError, RayError
+from ray.exceptions import ActorAlreadyExistsError, ActorDiedError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from tidegate.actors.ray.fleet.named_actors import find_actor
-from tidegate.actors.ray.process.calls import NAMESPACE
-from tidegate.actors.ray.process.death_words import death_of
-from tidegate.actors.ray.slots.reservation import started_here
-from tidegate.storage.clock import monotonic_ms
-from tidegate.storage.errors import ConfigurationError, TidegateError
+from tidegate.actors.coordinator.coordinator_state import JobStatus
+from tidegate.actors.coordinator.job_history import JobHistory
+from tidegate.actors.drivers.coordinator_driver import replay
+from tidegate.actors.ray.actor_calls import NAMESPACE, find_actor
+from tidegate.actors.ray.exit_probe import death_of
+from tidegate.actors.ray.ray_job import check_shared
+from tidegate.actors.ray.ray_runtime import COORDINATOR_SUFFIX
+from tidegate.actors.ray.reservation import started_here
+from tidegate.actors.ray.task_deployment import Handle
+from tidegate.actors.runtimes.job_snapshot import JobSnapshot, snapshot_of
+from tidegate.actors.runtimes.running_job import JobCard, SnapshotRequest, answers_of, progress_of
+from tidegate.recovery.deletion import delete
+from tidegate.storage.checkpoints.event_log import EventLog
+from tidegate.storage.clock import monotonic_ms, now_ms
+from tidegate.storage.errors import ConfigurationError, StorageError, TidegateError
+from tidegate.storage.files.file_system_store import check_savepoint_target
 from tidegate.storage.files.store import OpenStore
+from tidegate.storage.ids import JobId
+from tidegate.web.jobs import Look, NotReachedError, Question
 from tidegate.web.options import WebOptions, digest_of, find_token
-from tidegate.web.ray_jobs import RayJobs
 from tidegate.web.server import WebServer
 
 log = logging.getLogger(__name__)
-
 NAME = "tidegate/web"
 NICENESS = 19
 START_TIMEOUT_S = 60.0
 IDLE_MS = 600_000
-LOOK_S = 15.0
+IDLE_CHECK_S = 15.0
+ANSWER_S = 1.0
+"""How long a look waits for the answers of all coordinators."""
+CALL_TIMEOUT_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A web server, and whether it is the one that was asked for: it listens as asked, and knows the token."""
+    """The URL of a web server, and whether its token is the same as the caller's."""
 
     url: str
     same_token: bool
 
 
 class WebActor:
-    """The actor's class. `leaves`: whether it goes by itself."""
+    """The class of the actor. `leaves`: whether it ends by itself when it is idle."""
 
     def __init__(self, options: WebOptions, digest: bytes, open_store: OpenStore, namespace: str, leaves: bool) -> None:
         os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
@@ -62,15 +79,15 @@ class WebActor:
         return f"tidegate.web({self._server.url})"
 
     def served(self, digest: bytes) -> Served:
-        """Where it listens, and whether it knows this token."""
+        """Returns its URL, and whether it has this token."""
         self._used_ms = monotonic_ms()
         return Served(self._server.url, digest == self._digest)
 
     def _leave(self) -> None:
-        """Wait until nobody needs it, and go."""
+        """Waits until the server is idle for `IDLE_MS`, and ends the actor."""
         pause = threading.Event()
         while self._server.alive:
-            pause.wait(LOOK_S)
+            pause.wait(IDLE_CHECK_S)
             if self._server.watch.runs_jobs:
                 self._used_ms = monotonic_ms()
             if monotonic_ms() - self._used_ms > IDLE_MS:
@@ -79,18 +96,20 @@ class WebActor:
         ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
 
 
-# Ray's types do not know of all options.
+# Ray's type stubs lack some of these options.
 _remote: Any = ray.remote
+
 _Web: Any = _remote(num_cpus=0, max_restarts=-1, max_task_retries=0)(WebActor)
 
 
 def serve_on_ray(options: WebOptions, open_store: OpenStore, namespace: str = NAMESPACE) -> str:
-    """The address of the web server of this Ray, which is started unless it runs. ConfigurationError if it cannot.
+    """Returns the URL of the web server of this Ray cluster, and starts it if necessary.
 
-    A server that runs already stays as it is, whatever the options say.
+    A server that already runs keeps its options. Raises ConfigurationError if it cannot start.
     """
     token, where = find_token()
-    digest, leaves = digest_of(token), not started_here()
+    digest = digest_of(token)
+    leaves = not started_here()
     actor = find_actor(NAME, namespace) or _start(options, digest, open_store, namespace, leaves)
     try:
         served: Served = ray.get(actor.served.remote(digest), timeout=START_TIMEOUT_S)
@@ -99,9 +118,9 @@ def serve_on_ray(options: WebOptions, open_store: OpenStore, namespace: str = NA
     except RayError as error:
         cause = error.__cause__
         why = str(cause) if isinstance(cause, TidegateError) else death_of(error)
-        raise ConfigurationError(f"the web server has not started: {why}") from error
+        raise ConfigurationError(f"the web server did not start: {why}") from error
     if not served.same_token:
-        log.warning("the web server at %s was started with another token than that of %s", served.url, where)
+        log.warning("the web server at %s was started with a token that differs from %s", served.url, where)
     return served.url
 
 
@@ -112,3 +131,118 @@ def _start(options: WebOptions, digest: bytes, open_store: OpenStore, namespace:
         return actor.remote(options, digest, open_store, namespace, leaves)
     except ActorAlreadyExistsError:
         return ray.get_actor(NAME, namespace=namespace)
+
+
+class RayJobs:
+    """All jobs on the Ray cluster of this process (a `Jobs`)."""
+
+    def __init__(self, open_store: OpenStore, namespace: str = NAMESPACE) -> None:
+        self._open_store = open_store
+        self._namespace = namespace
+        self._coordinators: dict[str, _Coordinator] = {}
+
+    def look(self, questions: Mapping[JobId, Question]) -> Look:
+        gone = self._find()
+        for coordinator in self._coordinators.values():
+            if coordinator.asked is None and not coordinator.over:
+                card = coordinator.card
+                question = Question() if card is None else questions.get(card.job_id, Question())
+                coordinator.requests = question.requests
+                coordinator.asked = coordinator.handle.snapshot.remote(question.known, question.requests)
+        open_ones = {each.asked: name for name, each in self._coordinators.items() if each.asked is not None}
+        answered: list[Any] = []
+        if open_ones:
+            answered, _ = ray.wait(list(open_ones), num_returns=len(open_ones), timeout=ANSWER_S)
+        snapshots: list[JobSnapshot] = []
+        for reference in answered:
+            coordinator = self._coordinators[open_ones[reference]]
+            coordinator.asked = None
+            try:
+                snapshot: JobSnapshot | None = ray.get(reference)
+            except ActorDiedError as error:
+                log.info("a coordinator ended: %s", death_of(error))
+                gone.append(self._coordinators.pop(open_ones[reference]))
+                continue
+            except RayError:
+                continue  # Ray restarts it.
+            if snapshot is not None:
+                coordinator.card = snapshot.card
+                coordinator.over = snapshot.status.terminal
+                snapshots.append(snapshot)
+        snapshots += [end for each in gone if (end := self._end_of(each)) is not None]
+        return Look(tuple(snapshots), any(each.card is None for each in self._coordinators.values()))
+
+    def request(self, job_id: JobId, request: str, wanted: SnapshotRequest) -> None:
+        target = wanted.target
+        if target is not None:
+            check_shared(target)
+            target = self._open_store(target).url
+            check_savepoint_target(target, "the savepoint")
+        self._call(self._handle(job_id).request, job_id, request, wanted.kind, target, wanted.savepoint_format)
+
+    def cancel(self, job_id: JobId) -> None:
+        self._call(self._handle(job_id).cancel, job_id)
+
+    def delete_savepoint(self, path: str) -> None:
+        delete(path, open_store=self._open_store)
+
+    def close(self) -> None:
+        self._coordinators.clear()
+
+    def _find(self) -> list[_Coordinator]:
+        """Finds new coordinators. Returns the coordinators that have gone."""
+        names = {
+            actor["name"]
+            for actor in ray.util.list_named_actors(all_namespaces=True)
+            if actor["namespace"] == self._namespace and actor["name"].endswith(COORDINATOR_SUFFIX)
+        }
+        for name in names - self._coordinators.keys():
+            handle = find_actor(name, self._namespace)
+            if handle is not None:
+                self._coordinators[name] = _Coordinator(handle)
+        return [self._coordinators.pop(name) for name in self._coordinators.keys() - names]
+
+    def _end_of(self, coordinator: _Coordinator) -> JobSnapshot | None:
+        """Returns the end of a job whose coordinator has gone, from its log; None if it is known or unreadable."""
+        card = coordinator.card
+        if card is None or coordinator.over:
+            return None
+        job_history = JobHistory()
+        try:
+            machine, _ = replay(EventLog(self._open_store(card.root), card.job_id), job_history)
+        except TidegateError as error:
+            log.warning("the log of %s cannot be read: %s", card.job_id, error)
+            return None
+        state = machine.state
+        answers = {name: answer for name, answer in answers_of(state).items() if answer is not None}
+        end = snapshot_of(card, None, state, job_history, progress_of(state, {}), now_ms(), answers=answers)
+        if state.status.terminal:
+            return end
+        reason = "its coordinator is lost for good; execute the job again with restore='latest' to continue"
+        lost = replace(end.progress, status="failed", reason=reason)
+        return replace(end, status=JobStatus.FAILED, progress=lost)
+
+    def _handle(self, job_id: JobId) -> Handle:
+        for coordinator in list(self._coordinators.values()):
+            if coordinator.card is not None and coordinator.card.job_id == job_id:
+                return coordinator.handle
+        raise NotReachedError(f"the coordinator of job {job_id} was not found; try again")
+
+    def _call(self, method: Any, job_id: JobId, *arguments: object) -> None:
+        try:
+            ray.get(method.remote(*arguments), timeout=CALL_TIMEOUT_S)
+        except RayError as error:
+            raise NotReachedError(f"the coordinator of job {job_id} does not answer: {death_of(error)}") from error
+        except StorageError as error:
+            raise NotReachedError(str(error)) from error
+
+
+@dataclass(slots=True)
+class _Coordinator:
+    """One coordinator. `asked`: the pending question, if any."""
+
+    handle: Handle
+    card: JobCard | None = None
+    asked: Any = None
+    requests: tuple[str, ...] = field(default=())
+    over: bool = False

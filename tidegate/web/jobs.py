@@ -1,28 +1,38 @@
-"""`Jobs`: the jobs as a web server reaches them. There is one such class a runtime.
+"""The jobs of a web server: the interface to a runtime (`Jobs`), and the state of each job (`SeenJob`, `View`).
 
-Rules: calls block, for a bounded time, and are made on threads of the server; only one thread looks. What a server
-asks for is what it does not know yet.
+Rules:
+- A server asks a job only for what it does not know yet (`Question`), and keeps the rest.
+- `View` and `SeenJob` are immutable. All clients are answered from one view.
+- A `Sample` covers ten seconds: rows per second, lag and checkpoint durations, for the charts. An hour of them is kept.
+  The server looks at a job every second while a client watches and every 11 s otherwise, so an hour has up to 360.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from tidegate.actors.runtimes.job_snapshot import JobSnapshot, Known
+from tidegate.actors.coordinator.coordinator_state import JobStatus
+from tidegate.actors.coordinator.job_history import CHECKPOINTS_MAX, EndedCheckpoint, Past
+from tidegate.actors.runtimes.job_snapshot import About, JobSnapshot, Known
 from tidegate.actors.runtimes.running_job import SnapshotRequest
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.storage.errors import TidegateError
 from tidegate.storage.ids import JobId
 
+SAMPLE_MS = 10_000
+SAMPLES_MAX = 360
+HOUR_MS = 3_600_000
+
 
 class NotReachedError(TidegateError):
-    """The job does not answer now; whoever asks again later may have an answer."""
+    """The job does not answer now. A later request may be answered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked of one job: news, and the answers to these requests."""
+    """A request to one job for what is not known yet, and for the answers to these requests."""
 
     known: Known = Known()  # noqa: RUF009 (frozen)
     requests: tuple[str, ...] = ()
@@ -30,34 +40,166 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What one look has found. `nameless`: a job is there that has not answered yet, so nobody knows its id."""
+    """The result of one look. `nameless`: a job has not answered yet, so its id is not known."""
 
     snapshots: tuple[JobSnapshot, ...] = ()
     nameless: bool = False
 
 
 class Jobs(Protocol):
-    """All jobs of a runtime."""
+    """All jobs of a runtime.
+
+    Calls block for a bounded time and run on threads of the server; `look` runs on one thread only.
+    """
 
     def look(self, questions: Mapping[JobId, Question]) -> Look:
-        """Ask every job, those that nobody knows yet included. A job that has gone is told of once more: its end."""
+        """Asks every job, including jobs that are not known yet. The end of a job that has gone is included once."""
         ...
 
     def request(self, job_id: JobId, request: str, wanted: SnapshotRequest) -> None:
-        """Ask a job for a checkpoint or savepoint; a later look has the answer, under the name of the request.
+        """Requests a checkpoint or savepoint of a job. A later look has the answer under the name of the request.
 
-        Raises NotReachedError, and ConfigurationError for a target that cannot be.
+        Raises NotReachedError, and ConfigurationError for an invalid target.
         """
         ...
 
     def cancel(self, job_id: JobId) -> None:
-        """Ask a job to be cancelled. Raises NotReachedError."""
+        """Requests the cancellation of a job. Raises NotReachedError."""
         ...
 
     def delete_savepoint(self, path: str) -> None:
-        """Delete a savepoint. Raises what `recovery.delete` raises."""
+        """Deletes a savepoint. Raises the errors of `recovery.delete`."""
         ...
 
     def close(self) -> None:
-        """Nothing is asked any more."""
+        """Ends all requests."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class SeenJob:
+    """One job: its newest snapshot, and what earlier snapshots contained. Times are in ms since the epoch.
+
+    `now_ms` is the time of its view. `reachable`: its coordinator answers, or the job is over.
+    """
+
+    snapshot: JobSnapshot
+    about: About
+    ended: tuple[EndedCheckpoint, ...]
+    """Checkpoints that are over, oldest first."""
+    past: Past
+    now_ms: int
+    reachable: bool = True
+    samples: tuple[Sample, ...] = ()
+    """Of the last hour, oldest first."""
+
+    @property
+    def job_id(self) -> JobId:
+        return self.snapshot.card.job_id
+
+    @property
+    def over(self) -> bool:
+        return self.snapshot.status.terminal
+
+    @property
+    def stale_ms(self) -> int:
+        """The age of the snapshot in ms; 0 if the job is over or its coordinator answers."""
+        return 0 if self.reachable else max(0, self.now_ms - self.snapshot.at_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """All jobs at one time, in ms since the epoch."""
+
+    jobs: Mapping[JobId, SeenJob] = field(default_factory=dict)
+    at_ms: int = 0
+
+    def job(self, job_id: str) -> SeenJob | None:
+        """Returns the job of this id, or None."""
+        return self.jobs.get(JobId(job_id))
+
+    def at(self, now_ms: int) -> View:
+        """Returns the same jobs at another time."""
+        return View({name: replace(job, now_ms=now_ms) for name, job in self.jobs.items()}, now_ms)
+
+
+def seen(before: SeenJob | None, snapshot: JobSnapshot) -> SeenJob | None:
+    """Returns a job after another snapshot, or None as long as the parts that are sent only once are missing."""
+    about = snapshot.about if before is None or snapshot.about is not None else before.about
+    past = snapshot.past if before is None or snapshot.past is not None else before.past
+    if about is None or past is None:
+        return None
+    ended_now = {ended.record.checkpoint_id: ended for ended in snapshot.ended}
+    kept = () if before is None else (e for e in before.ended if e.record.checkpoint_id not in ended_now)
+    # A coordinator after a takeover sends checkpoints again, without the subtasks that its predecessor knew.
+    again = {} if before is None else {e.record.checkpoint_id: e for e in before.ended if e.subtasks}
+    news = (ended if ended.subtasks else again.get(number, ended) for number, ended in ended_now.items())
+    if before is not None:
+        # A coordinator after a takeover and the log of a job that is over do not know how recoveries ended.
+        ends = {**before.snapshot.recovery_ends, **snapshot.recovery_ends}
+        attempts = {recovery.attempt for recovery in past.recoveries}
+        snapshot = replace(snapshot, recovery_ends={a: each for a, each in ends.items() if a in attempts})
+    samples = with_sample(() if before is None else before.samples, snapshot, about)
+    return SeenJob(snapshot, about, (*kept, *news)[-CHECKPOINTS_MAX:], past, snapshot.at_ms, samples=samples)
+
+
+def known_of(job: SeenJob | None) -> Known:
+    """Returns what a job need not send again."""
+    return Known() if job is None else job.snapshot.known
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Figures of the looks at a job within `SAMPLE_MS` of `at_ms` (since the epoch). None if nothing was reported.
+
+    `rows_per_second`: rows that its sources read, the mean of `looks` looks. `lag_ms`: how far the event time of its
+    slowest vertex is behind the clock. `checkpoint_ms`: the duration of its slowest checkpoint. Both are maxima.
+    """
+
+    at_ms: int
+    looks: int
+    rows_per_second: float | None
+    lag_ms: int | None
+    checkpoint_ms: int | None
+
+
+def with_sample(samples: tuple[Sample, ...], snapshot: JobSnapshot, about: About) -> tuple[Sample, ...]:
+    """Returns the samples after another snapshot. The samples of a job that is over do not change."""
+    if snapshot.status.terminal:
+        return samples
+    now = _sample(snapshot, about)
+    if samples and now.at_ms < samples[-1].at_ms + SAMPLE_MS:
+        samples = (*samples[:-1], _merged(samples[-1], now))
+    else:
+        samples = (*samples, now)
+    return tuple(sample for sample in samples[-SAMPLES_MAX:] if sample.at_ms > now.at_ms - HOUR_MS)
+
+
+def _sample(snapshot: JobSnapshot, about: About) -> Sample:
+    durations = [ended.record.duration_ms for ended in snapshot.ended if ended.record.reason is None]
+    checkpoint_ms = max(durations, default=None)
+    if snapshot.status is not JobStatus.RUNNING:
+        return Sample(snapshot.at_ms, 0, None, None, checkpoint_ms)
+    fed = {edge.downstream for edge in about.edges}
+    rates = [v.records_in_per_second for v in snapshot.vertices if v.vertex not in fed and v.subtasks]
+    watermarks = [w for v in snapshot.vertices for w in (v.input_watermark_ms, v.output_watermark_ms) if w is not None]
+    # The watermark at the end of time comes with the end of the input: then the lag is 0.
+    lags = [0 if w >= MAX_WATERMARK_MS else max(0, snapshot.at_ms - w) for w in watermarks]
+    rows = sum(rates) if rates else None
+    return Sample(snapshot.at_ms, 0 if rows is None else 1, rows, max(lags, default=None), checkpoint_ms)
+
+
+def _merged(before: Sample, now: Sample) -> Sample:
+    looks = before.looks + now.looks
+    total = (before.rows_per_second or 0.0) * before.looks + (now.rows_per_second or 0.0) * now.looks
+    return Sample(
+        before.at_ms,
+        looks,
+        total / looks if looks else None,
+        _most(before.lag_ms, now.lag_ms),
+        _most(before.checkpoint_ms, now.checkpoint_ms),
+    )
+
+
+def _most(one: int | None, other: int | None) -> int | None:
+    return max((each for each in (one, other) if each is not None), default=None)

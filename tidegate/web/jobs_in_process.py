@@ -1,7 +1,7 @@
 """`LocalJobs`: the jobs of this process, for the web server of a local runtime.
 
-Rule: what a look says of a job is older than the answers that come with it. So a request that has ended its job, such
-as a stop, has its answer in the look that shows the end: later nobody answers.
+Rule: the state in a look is older than the answers that come with it. So a request that ended its job, such as a stop,
+has its answer in the look that shows the end. Later the job answers no more.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import replace
 from tidegate.actors.local.local_job import LocalJob, jobs_here
 from tidegate.actors.runtimes.job_snapshot import About, JobSnapshot, Known, snapshot_of
 from tidegate.actors.runtimes.running_job import Answer, SnapshotRequest
-from tidegate.protocol.failure_reasons import error_text
-from tidegate.recovery.cleanup.deletion import delete
+from tidegate.protocol.failures import error_text
+from tidegate.recovery.deletion import delete
 from tidegate.storage.clock import now_ms
 from tidegate.storage.errors import TidegateError
 from tidegate.storage.ids import JobId
@@ -26,61 +26,56 @@ log = logging.getLogger(__name__)
 REQUEST_THREADS = 4
 REQUEST_TIMEOUT_S = 600.0
 END_WAIT_S = 10.0
-"""How long a look waits for an answer of a job that is over: it is there, and its thread has yet to hand it on."""
+"""How long a look waits for an answer of a job that is over, whose thread has yet to deliver it."""
 
 
 class LocalJobs:
     """All jobs of this process (a `Jobs`)."""
 
     def __init__(self, ended: Callable[[], Sequence[LocalJob]] = lambda: ()) -> None:
-        """`ended` returns jobs that are over and are to be shown although no look may have seen them run."""
+        """`ended` returns jobs that are over and must be shown even if no look saw them run."""
         self._ended = ended
         self._known: dict[JobId, LocalJob] = {}
-        """Those that a look has found, until one has seen their end."""
-        self._told: set[JobId] = set()
-        """Jobs whose end a look has told of."""
+        """Jobs that a look has found, until a look has seen their end."""
+        self._reported: set[JobId] = set()
+        """Jobs whose end was part of a look."""
         self._answers: dict[str, tuple[JobId, Future[Answer]]] = {}
         self._requests = ThreadPoolExecutor(REQUEST_THREADS, "tidegate-web-request")
 
     def look(self, questions: Mapping[JobId, Question]) -> Look:
-        """See `Jobs`."""
-        # A short job may have ended before the first look: its page is there as long as the environment is.
+        # A short job may have ended before the first look. Its page exists as long as the environment.
         ended = {job.card.job_id: job for job in self._ended()}
-        self._told &= ended.keys()
-        self._known |= {job_id: job for job_id, job in ended.items() if job_id not in self._told}
+        self._reported &= ended.keys()
+        self._known |= {job_id: job for job_id, job in ended.items() if job_id not in self._reported}
         self._known |= {job.card.job_id: job for job in jobs_here()}
         snapshots = []
         for job_id, job in list(self._known.items()):
             over = job.over
             if over:
                 del self._known[job_id]
-                self._told.add(job_id)
+                self._reported.add(job_id)
             snapshot = _snapshot(job, questions.get(job_id, Question()).known)
             over = over or snapshot.status.terminal
             snapshots.append(replace(snapshot, answers=self._answers_of(job_id, END_WAIT_S if over else 0.0)))
         return Look(tuple(snapshots))
 
     def request(self, job_id: JobId, request: str, wanted: SnapshotRequest) -> None:
-        """See `Jobs`."""
         job = self._job(job_id)
-        self._answers[request] = job_id, self._requests.submit(_taken, job, wanted)
+        self._answers[request] = job_id, self._requests.submit(_request, job, wanted)
 
     def cancel(self, job_id: JobId) -> None:
-        """See `Jobs`."""
         self._job(job_id).cancel()
 
     def delete_savepoint(self, path: str) -> None:
-        """See `Jobs`."""
         delete(path)
 
     def close(self) -> None:
-        """See `Jobs`."""
         self._requests.shutdown(wait=False, cancel_futures=True)
 
     def _job(self, job_id: JobId) -> LocalJob:
         job = self._known.get(job_id)
         if job is None:
-            raise NotReachedError(f"job {job_id} does not run in this process any more")
+            raise NotReachedError(f"job {job_id} no longer runs in this process")
         return job
 
     def _answers_of(self, job_id: JobId, wait_s: float) -> dict[str, Answer]:
@@ -93,12 +88,13 @@ class LocalJobs:
 
 
 def _snapshot(job: LocalJob, known: Known) -> JobSnapshot:
-    state, vertices = job.coordinator.machine.state, job.vertices()
+    state = job.coordinator.machine.state
+    vertices = job.vertices()
     return snapshot_of(
         job.card,
         None if state.spec is None else About.of(job.context, state.spec),
         state,
-        job.coordinator.chronicle,
+        job.coordinator.job_history,
         job.progress(),
         now_ms(),
         known=known,
@@ -107,7 +103,7 @@ def _snapshot(job: LocalJob, known: Known) -> JobSnapshot:
     )
 
 
-def _taken(job: LocalJob, wanted: SnapshotRequest) -> Answer:
+def _request(job: LocalJob, wanted: SnapshotRequest) -> Answer:
     try:
         return job.request(wanted, REQUEST_TIMEOUT_S)
     except TidegateError as error:

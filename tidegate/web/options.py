@@ -1,4 +1,4 @@
-"""`WebOptions`: where a web server listens, and who may come in; and the token that lets them."""
+"""`WebOptions`: where a web server listens; and the token that its clients need."""
 
 from __future__ import annotations
 
@@ -15,24 +15,26 @@ from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.private_folders import make_private, open_private
 
 PORT = 8081
-"""Flink's."""
+"""The port of Flink's web UI."""
 PORTS_TRIED = 17
-"""The port, and so many less one above it."""
-TOKEN_VARIABLE, TOKEN_FILE = "TIDEGATE_REST_TOKEN", "rest_token"
+"""How many ports are tried: the given one and those after it."""
+TOKEN_VARIABLE = "TIDEGATE_REST_TOKEN"
+TOKEN_FILE = "rest_token"
 _TOKEN_BYTES = 32
-_TOKEN, _TOKEN_FORM = re.compile(r"[A-Za-z0-9._~-]{16,200}"), "16 to 200 letters, digits, dots, dashes, _ and ~"
+_TOKEN = re.compile(r"[A-Za-z0-9._~-]{16,200}")
+_TOKEN_FORM = "16 to 200 letters, digits, dots, dashes, _ and ~"
 
 
 @dataclass(frozen=True, slots=True)
 class WebOptions:
-    """Where a server listens. `port` 0: any that is free; another one: it, or one of the next that is free."""
+    """Where a server listens. `port` 0 stands for any free port, else the first free port from `port` on is used."""
 
     port: int = PORT
     address: str = "127.0.0.1"
 
     def __post_init__(self) -> None:
         if type(self.port) is not int or not 0 <= self.port <= 65_535:
-            raise ConfigurationError(f"rest.port is {self.port!r}: a port is a whole number from 0 to 65,535")
+            raise ConfigurationError(f"rest.port is {self.port!r}: give a whole number from 0 to 65,535")
         if (
             not isinstance(self.address, str)
             or not self.address
@@ -43,12 +45,12 @@ class WebOptions:
 
     @property
     def open_to_others(self) -> bool:
-        """Whether other machines may reach it: then everything needs the token."""
+        """Whether other machines may reach the server: then every request needs the token."""
         return not is_loopback(self.address)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the host of this name or address."""
+    """Whether only this machine can reach the host of this name or address."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -56,19 +58,19 @@ def is_loopback(host: str) -> bool:
 
 
 def token_file() -> Path:
-    """Where the token of this user is kept."""
+    """Returns the path of the file with the token of this user."""
     return Path.home() / ".tidegate" / TOKEN_FILE
 
 
 def find_token() -> tuple[str, str]:
-    """Returns the token that changes a job, and where it is kept, for people.
+    """Returns the token that changes a job, and where it is stored, for people.
 
-    It is that of `TIDEGATE_REST_TOKEN`, or else that of a file of this user, which is made where there is none. Raises
-    ConfigurationError for a file that others can read or change.
+    The token is the value of `TIDEGATE_REST_TOKEN`, or else the content of a file of this user, which is created if it
+    does not exist. Raises ConfigurationError for a file that other users can read or change.
     """
     if token := os.environ.get(TOKEN_VARIABLE):
         if not _TOKEN.fullmatch(token):
-            raise ConfigurationError(f"{TOKEN_VARIABLE} is not fit for a token: give {_TOKEN_FORM}")
+            raise ConfigurationError(f"{TOKEN_VARIABLE} is not a valid token: give {_TOKEN_FORM}")
         return token, TOKEN_VARIABLE
     path = token_file()
     try:
@@ -76,7 +78,7 @@ def find_token() -> tuple[str, str]:
         return _of_file(str(path)), str(path)
     except OSError as error:
         raise ConfigurationError(
-            f"the token of the web server cannot be kept in {path}: {error}; give it by {TOKEN_VARIABLE}"
+            f"the token of the web server cannot be stored in {path}: {error}; set {TOKEN_VARIABLE} instead"
         ) from error
 
 
@@ -85,7 +87,7 @@ def _of_file(path: str) -> str:
         with open(path, opener=open_private, encoding="ascii") as file:
             token = file.read().strip()
     except FileNotFoundError:
-        # Whole under another name first: two processes may begin at once.
+        # Written under another name first: two processes may begin at once.
         temporary = f"{path}.{secrets.token_hex(8)}"
         with open(temporary, "x", opener=open_private, encoding="ascii") as file:
             file.write(secrets.token_urlsafe(_TOKEN_BYTES))
@@ -99,17 +101,19 @@ def _of_file(path: str) -> str:
     except UnicodeDecodeError:
         token = ""
     if not _TOKEN.fullmatch(token):
-        raise ConfigurationError(f"{path} has no token ({_TOKEN_FORM}): delete it, and a new one is made")
+        raise ConfigurationError(
+            f"{path} does not contain a token ({_TOKEN_FORM}): delete the file, and a new token is created"
+        )
     return token
 
 
 def digest_of(token: str) -> bytes:
-    """What a server keeps of the token."""
+    """Returns the hash of the token, which is all a server keeps."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
 
 
 def listen(options: WebOptions) -> socket.socket:
-    """A socket that listens. ConfigurationError where the address is not one of this machine, or no port is free."""
+    """Returns a listening socket. Raises ConfigurationError for an address of another machine or a taken port."""
     ports = [0] if options.port == 0 else range(options.port, min(65_536, options.port + PORTS_TRIED))
     problem: OSError | None = None
     for port in ports:
@@ -139,7 +143,7 @@ def _bound(address: str, port: int) -> socket.socket:
 
 
 def url_of(listening: socket.socket, options: WebOptions) -> str:
-    """The address that people open. Of a server that listens everywhere, the name of this machine."""
+    """Returns the URL for people. A server that listens on all addresses is named by its machine."""
     port = listening.getsockname()[1]
     host = options.address.strip("[]")
     try:

@@ -1,32 +1,36 @@
-"""`WebServer`: serves the jobs of a runtime over HTTP, on a thread of its own with an event loop of its own."""
+"""`WebServer`: serves the jobs of a runtime over HTTP, on a thread with an event loop of its own."""
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 import uvicorn
+from starlette.applications import Starlette
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
 
-from tidegate.web.app import make_app
 from tidegate.web.jobs import Jobs
 from tidegate.web.options import WebOptions, listen, url_of
-from tidegate.web.page.routes import page_routes
-from tidegate.web.security.access import Access
-from tidegate.web.security.connections import ConnectionLimits, LimitedConnections
+from tidegate.web.page.pages import page_routes
+from tidegate.web.rest import ERRORS, Changing, Reading, error_answer
+from tidegate.web.security import Access, ConnectionLimits, Gate, LimitedConnections, Limits, login_routes
 from tidegate.web.watch import JobWatch
 
 log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX = 256
-"""More are answered with 503 at once."""
+"""Connections beyond this number are answered with 503 at once."""
 KEEP_ALIVE_S = 5
 STOP_S = 5.0
 
 
 class WebServer:
-    """One server: it listens from its making to `stop`. Raises ConfigurationError where it cannot listen.
+    """A server that listens until `stop`. Raises ConfigurationError if it cannot listen.
 
-    `digest` is that of the token.
+    `digest` is the hash of the token.
     """
 
     def __init__(
@@ -61,11 +65,10 @@ class WebServer:
 
     @property
     def alive(self) -> bool:
-        """Whether it answers."""
         return self._thread.is_alive()
 
     def stop(self) -> None:
-        """Answer nobody any more."""
+        """Stops listening and ends the thread."""
         self._server.should_exit = True
         self._thread.join(STOP_S)
 
@@ -76,3 +79,32 @@ class WebServer:
             log.exception("the web server at %s has ended", self.url)
         finally:
             self._socket.close()
+
+
+PREFIXES = ("", "/v1")
+"""Flink's paths also work with the version of its API as a prefix."""
+
+
+def make_app(
+    watch: JobWatch,
+    access: Access,
+    pages: Sequence[BaseRoute] = (),
+    limits: Limits = Limits(),  # noqa: B008 (frozen)
+) -> ASGIApp:
+    """Returns the ASGI application: REST, login, `pages` (routes of the job page), and the gate before them.
+
+    The watch looks at the jobs as long as the application runs.
+    """
+    reading = Reading(watch)
+    changing = Changing(watch)
+    rest = [route for prefix in PREFIXES for route in (*reading.routes(prefix), *changing.routes(prefix))]
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        async with watch.running():
+            yield
+
+    handlers = dict.fromkeys((*ERRORS, Exception), error_answer)
+    app = Starlette(routes=[*rest, *login_routes(access), *pages], lifespan=lifespan, exception_handlers=handlers)
+    app.router.redirect_slashes = False
+    return Gate(app, access, limits)

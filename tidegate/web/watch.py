@@ -1,12 +1,12 @@
-"""`JobWatch`: asks the jobs now and then, and answers all clients from what it was told.
+"""`JobWatch`: asks the jobs at intervals and answers all clients from the answers.
 
 Rules:
-- However many clients there are, a job is asked once a `refresh_s` at most, and not again before it has answered.
-- While nobody looks, jobs are asked rarely: often enough to know how one has ended that is gone.
-- A client waits for news for a short time, and then gets what is known, which says how old it is.
-- Jobs that are over are remembered, the newest of them.
+- A job is asked at most once per `refresh_s`, for any number of clients, and not again before it has answered.
+- Without clients, jobs are asked rarely, but often enough to learn how a job ended before its coordinator goes.
+- A client waits a short time for news, then gets the last view, which contains its age.
+- The newest `OVER_MAX` jobs that are over are kept.
 
-All methods but those of `Jobs` run on the event loop of the server.
+All methods except those of `Jobs` run on the event loop of the server.
 """
 
 from __future__ import annotations
@@ -16,29 +16,35 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from tidegate.actors.runtimes.running_job import Answer, SnapshotRequest
-from tidegate.protocol.failure_reasons import log_failure
+from tidegate.protocol.failures import log_failure
+from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.clock import monotonic_ms, now_ms
 from tidegate.storage.ids import JobId
-from tidegate.web.jobs import Jobs, Look, NotReachedError, Question
+from tidegate.web.jobs import Jobs, Look, NotReachedError, Question, SeenJob, View, known_of, seen
 from tidegate.web.model.states import ended_at_ms
-from tidegate.web.seen_job import SeenJob, View, known_of, seen
-from tidegate.web.triggers import Triggers
 
 log = logging.getLogger(__name__)
+KEPT_MAX = 200
 
-REFRESH_S, IDLE_S = 1.0, 10.0
+OPEN_MAX = 10
+"""Open requests of one job."""
+
+REFRESH_S = 1.0
+IDLE_S = 10.0
+
 ACTIVE_MS = 15_000
-"""For so long after the last client has asked, jobs are asked often."""
+"""How long after the last request of a client jobs are asked often."""
+
 PATIENCE_S = 2.0
 OVER_MAX = 20
 CALL_THREADS = 4
 
 
 class JobWatch:
-    """What a server knows of all jobs."""
+    """All jobs as a server knows them."""
 
     def __init__(
         self, jobs: Jobs, refresh_s: float = REFRESH_S, idle_s: float = IDLE_S, clock_ms: Callable[[], int] = now_ms
@@ -51,45 +57,45 @@ class JobWatch:
         self._clock_ms = clock_ms
         self._view: View | None = None
         self._looked_ms = self._asked_ms = 0
-        """When the last look was over, and when the last client asked, by the clock that nobody sets."""
+        """When the last look ended, and when the last client asked, by the monotonic clock."""
         self._nameless = False
         self._wanted = asyncio.Event()
         self._news = asyncio.Event()
         self._looks = ThreadPoolExecutor(1, "tidegate-web-look")
         self._calls = ThreadPoolExecutor(CALL_THREADS, "tidegate-web-call")
-        # Of its own: storage that does not answer must not keep a job from being cancelled.
+        # A pool for deletions alone: storage that hangs must not delay the cancellation of a job.
         self._deletions = ThreadPoolExecutor(1, "tidegate-web-delete")
 
     async def view(self) -> View:
-        """All jobs as of about now. Raises NotReachedError as long as nobody has told anything."""
+        """Returns all jobs as of about now. Raises NotReachedError before the first answer."""
         self._asked_ms = monotonic_ms()
         view = self._view
         if view is None or monotonic_ms() - self._looked_ms > 1_500 * self.refresh_s:
             news = await self._next_view()
-            view = news if news is not None or view is None else self._unheard(view)
+            view = news if news is not None or view is None else self._unreachable(view)
         if view is None:
-            raise NotReachedError("nobody has told of the jobs yet; ask again")
+            raise NotReachedError("the jobs have not answered yet; try again")
         return view
 
     async def job(self, job_id: str) -> SeenJob | None:
-        """The job of this id. One that is not known may just have begun: then it is waited for, for a short time.
+        """Returns the job of this id, or None. Waits a short time for a job that may just have begun.
 
-        Raises NotReachedError if it may be one that has not answered yet.
+        Raises NotReachedError if a job has not answered yet, which may be this one.
         """
         if (job := (await self.view()).job(job_id)) is not None:
             return job
         for _ in range(2):  # The first look may have begun before the job did.
             view = await self._next_view()
             if view is None:
-                raise NotReachedError("the jobs have not been looked at in time; ask again")
+                raise NotReachedError("the jobs did not answer in time; try again")
             if (job := view.job(job_id)) is not None:
                 return job
         if self._nameless:
-            raise NotReachedError("a job that may be this one has not answered yet; ask again")
+            raise NotReachedError("a job that may be this one has not answered yet; try again")
         return None
 
     async def _next_view(self) -> View | None:
-        """What the next look finds; None if that takes too long."""
+        """Returns the view after the next look, or None if that takes too long."""
         news = self._news
         self._wanted.set()
         try:
@@ -100,12 +106,12 @@ class JobWatch:
 
     @property
     def runs_jobs(self) -> bool:
-        """Whether a job runs, as far as is known. From any thread."""
+        """Whether a job runs, according to the last view. Safe to call from any thread."""
         view = self._view
         return view is not None and any(not job.over for job in view.jobs.values())
 
     async def request(self, job_id: JobId, trigger_id: str, wanted: SnapshotRequest) -> None:
-        """Ask a job for a checkpoint or savepoint, under a new id. Raises as `Jobs.request` does."""
+        """Requests a checkpoint or savepoint under a new id. Raises the errors of `Jobs.request`."""
         self.triggers.add(trigger_id, job_id, wanted.kind)
         self._on_the_way.add(trigger_id)
         try:
@@ -118,17 +124,17 @@ class JobWatch:
         self._wanted.set()
 
     async def cancel(self, job_id: JobId) -> None:
-        """Ask a job to be cancelled. Raises as `Jobs.cancel` does."""
+        """Requests the cancellation of a job. Raises the errors of `Jobs.cancel`."""
         await self._call(lambda: self._jobs.cancel(job_id))
         self._wanted.set()
 
     async def delete_savepoint(self, path: str) -> None:
-        """Delete a savepoint, beside what is asked of jobs. Raises as `Jobs.delete_savepoint` does."""
+        """Deletes a savepoint. Raises the errors of `Jobs.delete_savepoint`."""
         await asyncio.get_running_loop().run_in_executor(self._deletions, lambda: self._jobs.delete_savepoint(path))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Look as long as the block runs."""
+        """Looks at the jobs as long as the block runs."""
         task = asyncio.create_task(self._run(), name="tidegate-web-watch")
         try:
             yield
@@ -150,14 +156,14 @@ class JobWatch:
                     self._looks,
                     lambda questions=questions: self._jobs.look(questions),  # type: ignore[misc]
                 )
-            except Exception as error:  # noqa: BLE001 (whatever it is: the next look may work)
+            except Exception as error:  # noqa: BLE001 (the next look may work)
                 log_failure(log, "the jobs could not be looked at", error)
             else:
-                self._take_in(look)
+                self._update(look)
             await self._pause()
 
     async def _pause(self) -> None:
-        """Until it is time for the next look: soon if somebody wants to know, and never too soon."""
+        """Waits until the next look is due: `refresh_s` while clients ask, up to `idle_s` longer otherwise."""
         await asyncio.sleep(self.refresh_s)
         if monotonic_ms() - self._asked_ms > ACTIVE_MS and not self._wanted.is_set():
             try:
@@ -170,11 +176,12 @@ class JobWatch:
         return {job_id: Question(known_of(job), self._asked_of(job_id)) for job_id, job in jobs.items() if not job.over}
 
     def _asked_of(self, job_id: JobId) -> tuple[str, ...]:
-        """The open requests that a job has got. One that is on its way is not known there, and so not lost yet."""
+        """Returns the open requests that a job has received. A request on its way is not known there, but not lost."""
         return tuple(name for name in self.triggers.open_of(job_id) if name not in self._on_the_way)
 
-    def _take_in(self, look: Look) -> None:
-        now, self._nameless = self._clock_ms(), look.nameless
+    def _update(self, look: Look) -> None:
+        now = self._clock_ms()
+        self._nameless = look.nameless
         before = {} if self._view is None else dict(self._view.jobs)
         jobs = dict(before)
         for snapshot in look.snapshots:
@@ -184,9 +191,9 @@ class JobWatch:
                 jobs[job_id] = job
             for request, answer in snapshot.answers.items():
                 self.triggers.answer(request, answer)
-        told = {snapshot.card.job_id for snapshot in look.snapshots}
+        answered = {snapshot.card.job_id for snapshot in look.snapshots}
         for job_id, job in before.items():
-            if job_id not in told and not job.over:
+            if job_id not in answered and not job.over:
                 jobs[job_id] = replace(job, reachable=False)
         self._answer_for_ended(jobs)
         self._view = View(_newest(jobs), now).at(now)
@@ -195,19 +202,69 @@ class JobWatch:
         news.set()
 
     def _answer_for_ended(self, jobs: dict[JobId, SeenJob]) -> None:
-        """Nobody answers any more for a job that is over."""
+        """Answers the open requests of jobs that are over: such a job answers no more."""
         for job_id, job in jobs.items():
             for request in self._asked_of(job_id) if job.over else ():
                 self.triggers.answer(request, Answer(None, f"the job is {job.snapshot.progress.status}"))
 
-    def _unheard(self, view: View) -> View:
-        """What is known, where nobody has told anything new in time."""
+    def _unreachable(self, view: View) -> View:
+        """Returns the last view, with the jobs that did not answer in time as unreachable."""
         jobs = {name: job if job.over else replace(job, reachable=False) for name, job in view.jobs.items()}
         return View(jobs).at(self._clock_ms())
 
 
 def _newest(jobs: dict[JobId, SeenJob]) -> dict[JobId, SeenJob]:
-    """Those that run, and the newest of those that are over."""
+    """Returns the jobs that run, and the newest jobs that are over."""
     over = sorted((job for job in jobs.values() if job.over), key=ended_at_ms)
     dropped = {job.job_id for job in over[: max(0, len(over) - OVER_MAX)]}
     return {job_id: job for job_id, job in jobs.items() if job_id not in dropped}
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """A request; `answer` is None while it is open."""
+
+    job_id: JobId
+    kind: SnapshotKind
+    answer: Answer | None = None
+
+
+class Triggers:
+    """The requests of clients to one server, until the answer is fetched. Not thread-safe.
+
+    An id stands for one request, so a client that repeats a request gets the same one. The newest answered requests are
+    kept.
+    """
+
+    def __init__(self) -> None:
+        self._all: dict[str, Trigger] = {}
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def get(self, trigger_id: str) -> Trigger | None:
+        """Returns the request of this id, or None if it is unknown or no longer kept."""
+        return self._all.get(trigger_id)
+
+    def open_of(self, job_id: JobId) -> tuple[str, ...]:
+        """Returns the open requests of a job."""
+        return tuple(name for name, t in self._all.items() if t.job_id == job_id and t.answer is None)
+
+    def add(self, trigger_id: str, job_id: JobId, kind: SnapshotKind) -> None:
+        """Adds a request. The caller has checked that the job may have another one."""
+        assert trigger_id not in self._all, "an id stands for one request"
+        assert len(self.open_of(job_id)) < OPEN_MAX, "the number of open requests has a limit"
+        self._all[trigger_id] = Trigger(job_id, kind)
+        answered = [name for name, trigger in self._all.items() if trigger.answer is not None]
+        for name in answered[: max(0, len(self._all) - KEPT_MAX)]:
+            del self._all[name]
+
+    def drop(self, trigger_id: str) -> None:
+        """Removes a request that did not reach its job."""
+        self._all.pop(trigger_id, None)
+
+    def answer(self, trigger_id: str, answer: Answer) -> None:
+        """Stores the answer of the job. The first answer stays."""
+        trigger = self._all.get(trigger_id)
+        if trigger is not None and trigger.answer is None:
+            self._all[trigger_id] = replace(trigger, answer=answer)

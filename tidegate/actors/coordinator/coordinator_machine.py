@@ -1,7 +1,7 @@
 """The coordinator machine: it deploys one job, takes its checkpoints, restarts it after failures, and ends it.
 
-`CoordinatorHost` hands it events, logs them, and only then carries out the instructions that follow. Replaying the log
-without carrying anything out gives the same state. Rules:
+`CoordinatorDriver` hands it events, logs them, and only then carries out the instructions that follow. Replaying the
+log without carrying anything out gives the same state. Rules:
 
 - A checkpoint is complete when, and only when, one conditional create has made its `_metadata` (invariant 4).
 - An attempt begins when the fate of every checkpoint is known. It starts from the newest completed one that is whole
@@ -9,7 +9,7 @@ without carrying anything out gives the same state. Rules:
 - Sink files are committed checkpoint by checkpoint, in order. A completed checkpoint is deleted only after its sink
   files were committed and newer checkpoints are complete (invariants 5 and 6).
 - No checkpoint id is used twice, even if its checkpoint failed.
-- A stop ends the job after its savepoint. If that fails, the job goes on; if the attempt fails first, the next one
+- A stop ends the job after its savepoint. If that fails, the job continues; if the attempt fails first, the next one
   takes the savepoint. The user is answered when the outcome is certain.
 
 `invariants.py` has these rules as predicates and says why each is so. They are checked after every event, and before
@@ -19,28 +19,25 @@ cost of an event does not grow with the number of tasks, unless a checkpoint or 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import singledispatchmethod
 
+from tidegate.actors.coordinator import events as ev
+from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.coordinator import invariants
-from tidegate.actors.coordinator.adoption import Adoption
-from tidegate.actors.coordinator.checkpoints.checkpoint_keeper import CheckpointKeeper
-from tidegate.actors.coordinator.checkpoints.fallback import pass_over
-from tidegate.actors.coordinator.deployment import Deployer
-from tidegate.actors.coordinator.failover import Failover
-from tidegate.actors.coordinator.job.job_spec import COPIES_TIMEOUT_MS, ENDING_TIMEOUT_MS
-from tidegate.actors.coordinator.job.phases import OVER_BY, JobInput, JobStatus
-from tidegate.actors.coordinator.messages import events as ev
-from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.coordinator.requests.checkpoint_properties import keeps_checkpoints
-from tidegate.actors.coordinator.restarts import Restarts
-from tidegate.actors.coordinator.split_enumerator import assign
-from tidegate.actors.coordinator.state.coordinator_context import CoordinatorContext
-from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
-from tidegate.actors.coordinator.state.relevance import changes_nothing
-from tidegate.actors.coordinator.state.shared_state_registry import SharedStateRegistry
-from tidegate.protocol.failure_reasons import CheckpointFailureReason as Reason
+from tidegate.actors.coordinator.checkpoint_requests import keeps_checkpoints
+from tidegate.actors.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
+from tidegate.actors.coordinator.coordinator_context import CoordinatorContext
+from tidegate.actors.coordinator.coordinator_state import CoordinatorState, SharedStateRegistry
+from tidegate.actors.coordinator.deployment import Deployer, pass_over
+from tidegate.actors.coordinator.failover import Failover, Restarts, Takeover
+from tidegate.actors.coordinator.job_spec import COPIES_TIMEOUT_MS, ENDING_TIMEOUT_MS
+from tidegate.actors.coordinator.phases import OVER_BY, JobInput, JobStatus, PendingPhase
+from tidegate.actors.coordinator.source_coordinator import assign
+from tidegate.protocol.failures import CheckpointFailureReason as Reason
 from tidegate.protocol.identity import TaskId
 from tidegate.storage.errors import ProtocolError
+from tidegate.storage.ids import AttemptNumber, CheckpointId
 
 
 class CoordinatorMachine:
@@ -50,14 +47,14 @@ class CoordinatorMachine:
         self.state = state if state is not None else CoordinatorState()
         self._instructions: list[do.CoordinatorInstruction] = []
         self._context = CoordinatorContext(self.state, self._instructions.append)
-        self._checkpoints = CheckpointKeeper(self._context)
+        self._checkpoints = CheckpointCoordinator(self._context)
         self._deployer = Deployer(self._context)
         self._restarts = Restarts(self._context)
         self._failover = Failover(self._context, self._checkpoints, self._deployer)
-        self._adoption = Adoption(self._context, self._checkpoints, self._restarts)
+        self._takeover = Takeover(self._context, self._checkpoints, self._restarts)
 
     def handle(self, event: ev.CoordinatorEvent) -> list[do.CoordinatorInstruction]:
-        """Take in one event. Returns what has to be done, in order, once the event is logged."""
+        """Handles one event. Returns the instructions to carry out, in order, once the event is logged."""
         assert not self._instructions
         if self.ignores(event):
             return []
@@ -74,8 +71,8 @@ class CoordinatorMachine:
         return instructions
 
     def ignores(self, event: ev.CoordinatorEvent) -> bool:
-        """Whether nothing follows from this event, now or later. Then it is not logged."""
-        return changes_nothing(event, self.state)
+        """Returns whether nothing follows from this event, now or later. Then it is not logged."""
+        return is_noop(event, self.state)
 
     # --- life of the job ------------------------------------------------------------------------------------------
 
@@ -103,7 +100,7 @@ class CoordinatorMachine:
         if self.state.spec is None:
             return
         if self.state.status.terminal:
-            self._checkpoints.discards.take_over()
+            self._checkpoints.cleaner.take_over()
             self._instructions.append(do.EndJob(self.state.status.value, self.state.ending_reason))
             return
         if self.state.status is JobStatus.ENDING:
@@ -113,11 +110,11 @@ class CoordinatorMachine:
             self._forget_tasks()
             self.state.waits_for_copies = False
         else:
-            self._adoption.take_over(event.at_ms)
+            self._takeover.take_over(event.at_ms)
 
     @_on.register
     def _on_answered(self, event: ev.TaskAnswered) -> None:
-        self._adoption.answered(event)
+        self._takeover.answered(event)
         if event.finished:
             self._finished(event.task, event.at_ms)
 
@@ -208,9 +205,9 @@ class CoordinatorMachine:
         elif name == "copies":
             self.state.left_copies = True
         elif name == "ask":
-            self._adoption.ask(event.at_ms)
+            self._takeover.ask(event.at_ms)
         elif name == "adopt":
-            self._fail(*self._adoption.missing(), event.at_ms)
+            self._fail(*self._takeover.missing(), event.at_ms)
         else:
             self._checkpoints.timer(name, argument, event.at_ms)
 
@@ -239,32 +236,32 @@ class CoordinatorMachine:
     @_on.register
     def _on_exported(self, event: ev.SavepointWritten) -> None:
         if not self._checkpoints.copies.written(event):
-            self._checkpoints.writer.exported(event)
+            self._checkpoints.finalizer.exported(event)
 
     @_on.register
     def _on_export_failed(self, event: ev.SavepointWriteFailed) -> None:
         if not self._checkpoints.copies.failed(event):
-            self._checkpoints.writer.export_failed(event)
+            self._checkpoints.finalizer.export_failed(event)
 
     @_on.register
     def _on_savepoint_discarded(self, event: ev.SavepointDiscarded) -> None:
-        self._checkpoints.discards.savepoint_done(event.checkpoint_id)
+        self._checkpoints.cleaner.savepoint_done(event.checkpoint_id)
 
     @_on.register
     def _on_savepoint_discard_failed(self, event: ev.SavepointDiscardFailed) -> None:
-        self._checkpoints.discards.savepoint_failed(event)
+        self._checkpoints.cleaner.savepoint_failed(event)
 
     @_on.register
     def _on_metadata_written(self, event: ev.MetadataWritten) -> None:
-        self._checkpoints.writer.written(event)
+        self._checkpoints.finalizer.written(event)
 
     @_on.register
     def _on_voided(self, event: ev.CheckpointVoided) -> None:
-        self._checkpoints.writer.voided(event)
+        self._checkpoints.finalizer.voided(event)
 
     @_on.register
     def _on_metadata_failed(self, event: ev.MetadataWriteFailed) -> None:
-        self._checkpoints.writer.write_failed(event)
+        self._checkpoints.finalizer.write_failed(event)
 
     @_on.register
     def _on_committed(self, event: ev.SinksCommitted) -> None:
@@ -276,11 +273,11 @@ class CoordinatorMachine:
 
     @_on.register
     def _on_discarded(self, event: ev.CheckpointDiscarded) -> None:
-        self._checkpoints.discards.done(event.checkpoint_id)
+        self._checkpoints.cleaner.done(event.checkpoint_id)
 
     @_on.register
     def _on_discard_failed(self, event: ev.CheckpointDiscardFailed) -> None:
-        self._checkpoints.discards.failed(event)
+        self._checkpoints.cleaner.failed(event)
 
     # The handler that `self._on(event)` would find. `self._on` makes a new function for every call.
     _handler_of = staticmethod(_on.dispatcher.dispatch)
@@ -329,9 +326,10 @@ class CoordinatorMachine:
     def _end(self, status: JobStatus, reason: str | None, at_ms: int) -> None:
         state = self.state
         waits_for_tasks = status in (JobStatus.FINISHED, JobStatus.SUSPENDED) and state.status is JobStatus.RUNNING
-        state.ending_status, state.ending_reason = status, reason
+        state.ending_status = status
+        state.ending_reason = reason
         if waits_for_tasks:
-            # Before the status changes: tasks that go on are told which checkpoints are given up.
+            # Before the status changes: running tasks are notified which checkpoints are given up.
             self._checkpoints.drop(Reason.JOB_ENDING, at_ms, reason or status.value)
             state.move(JobInput.END)
             self._instructions.append(do.SetTimer("ending", at_ms + ENDING_TIMEOUT_MS))
@@ -352,7 +350,7 @@ class CoordinatorMachine:
         if state.spec is None:
             return
         if state.status is JobStatus.RUNNING:
-            self._checkpoints.writer.proceed(at_ms)
+            self._checkpoints.finalizer.proceed(at_ms)
         self._judge(at_ms)
         if state.status is JobStatus.RESTARTING and state.restart_due and invariants.is_fate_known(state):
             self._deployer.deploy(at_ms)
@@ -363,34 +361,41 @@ class CoordinatorMachine:
 
     def _judge(self, at_ms: int) -> None:
         """Carry out the verdicts: what the event means for the job as a whole."""
-        state, context = self.state, self._context
-        end, context.end = context.end, None
+        state = self.state
+        context = self._context
+        end = context.end
+        context.end = None
         if end is not None and state.status is not JobStatus.ENDING:
             self._end(end, None, at_ms)
-        restore_failure, context.restore_failure = context.restore_failure, None
+        restore_failure = context.restore_failure
+        context.restore_failure = None
         if restore_failure is not None:
             self._end(JobStatus.FAILED, restore_failure, at_ms)
-        passed_over, context.passed_over = context.passed_over, None
+        passed_over = context.passed_over
+        context.passed_over = None
         if passed_over is not None:
             # No task of the attempt has started. Checkpoints run out, so this ends.
             self._start_anew(passed_over, at_ms)
-        stop_failure, context.stop_failure = context.stop_failure, None
+        stop_failure = context.stop_failure
+        context.stop_failure = None
         if stop_failure is not None and state.status is JobStatus.RUNNING:
             self._start_anew(stop_failure, at_ms)
-        failure, context.attempt_failure = context.attempt_failure, None
+        failure = context.attempt_failure
+        context.attempt_failure = None
         if failure is not None and state.status is not JobStatus.RESTARTING:
             tasks = self._deployer.being_deployed() if state.status is JobStatus.DEPLOYING else None
             self._fail(tasks, failure, at_ms)
         if (failure := context.storage_failure) is not None and not state.gave_up:
             state.gave_up = True
-            self._checkpoints.abandoner.give_up_deciding(failure)
+            self._checkpoints.aborter.give_up_deciding(failure)
             if state.status is not JobStatus.ENDING:
                 self._end(JobStatus.FAILED, failure, at_ms)
             else:
-                state.ending_status, state.ending_reason = JobStatus.FAILED, failure
+                state.ending_status = JobStatus.FAILED
+                state.ending_reason = failure
 
     def _start_anew(self, reason: str, at_ms: int) -> None:
-        """Begin the next attempt at once. This one has not failed, so the restart strategy is not asked."""
+        """Begin the next attempt at once. This one has not failed, so the restart strategy is not consulted."""
         self.state.last_failure = reason
         self._restarts.left()
         self._failover.stop_whole(reason, at_ms)
@@ -405,26 +410,115 @@ class CoordinatorMachine:
             # What failed savepoints leave is deleted. Their folders may be unreachable, so the wait is short.
             if not state.waits_for_copies:
                 state.waits_for_copies = True
-                self._checkpoints.discards.repeat_savepoints()
+                self._checkpoints.cleaner.repeat_savepoints()
                 self._instructions.append(do.SetTimer("copies", at_ms + COPIES_TIMEOUT_MS))
             return
         if state.left_copies:
-            self._checkpoints.discards.repeat_savepoints()
+            self._checkpoints.cleaner.repeat_savepoints()
         assert state.ending_status is not None
         state.move(OVER_BY[state.ending_status])
         if not state.gave_up and not keeps_checkpoints(self._context.settings.retention, state.status):
             # The sweep deletes them with the rest. A job that gave up keeps them: a restore needs them.
-            state.completed, state.damaged, state.shared = (), (), SharedStateRegistry()
+            state.completed = ()
+            state.damaged = ()
+            state.shared = SharedStateRegistry()
         self._instructions.append(do.EndJob(state.status.value, state.ending_reason))
 
     def _on_after_end(self, event: ev.CoordinatorEvent) -> None:
-        """After the end only deletions go on. Requests are refused."""
+        """After the end only deletions continue. Requests are refused."""
         if isinstance(event, ev.CheckpointRequested):
             detail = f"the job is {self.state.status.value}"
-            self._checkpoints.abandoner.refuse((event.request,), Reason.NOT_ALL_REQUIRED_TASKS_RUNNING, detail)
+            self._checkpoints.aborter.refuse((event.request,), Reason.NOT_ALL_REQUIRED_TASKS_RUNNING, detail)
         elif isinstance(event, ev.CheckpointDiscarded):
-            self._checkpoints.discards.done(event.checkpoint_id)
+            self._checkpoints.cleaner.done(event.checkpoint_id)
         elif isinstance(event, ev.SavepointDiscarded):
-            self._checkpoints.discards.savepoint_done(event.checkpoint_id)
+            self._checkpoints.cleaner.savepoint_done(event.checkpoint_id)
         elif isinstance(event, ev.SavepointWritten | ev.SavepointWriteFailed):
-            self._checkpoints.abandoner.export_answered(event.checkpoint_id)
+            self._checkpoints.aborter.export_answered(event.checkpoint_id)
+
+
+_AFTER_THE_END = (
+    ev.CoordinatorStarted,
+    ev.CheckpointRequested,
+    ev.CheckpointDiscarded,
+    ev.SavepointDiscarded,
+    ev.SavepointWritten,
+    ev.SavepointWriteFailed,
+)
+
+
+def is_noop(event: ev.CoordinatorEvent, state: CoordinatorState) -> bool:
+    """Returns whether an event changes nothing. The driver neither logs such an event nor hands it to the machine.
+
+    `CoordinatorMachine.ignores` asks. It is a pure function of state and event, so a replay answers as before: an event
+    that was logged is relevant again.
+    """
+    if state.status.terminal:
+        return not isinstance(event, _AFTER_THE_END)
+    match event:
+        case ev.TimerFired(timer=timer):
+            return _has_passed(timer, state)
+        case ev.TaskReady(attempt=attempt, task=task) | ev.RestoreDelayed(attempt=attempt, task=task):
+            return not _is_being_deployed(task, attempt, state)
+        case ev.CheckpointDamaged(attempt=attempt):
+            return attempt != state.attempt or state.status is not JobStatus.DEPLOYING
+        case ev.TablesTakenBack(attempt=attempt) | ev.TablesNotTakenBack(attempt=attempt):
+            return attempt != state.attempt or state.fallback is None
+        case ev.TaskFailed(attempt=attempt, task=task):
+            return not state.is_current(task, attempt)
+        case ev.TaskAnswered(attempt=attempt, task=task, generation=generation):
+            asked = generation == state.generation and task in state.adopting
+            return not asked or not state.is_current(task, attempt)
+        case (
+            ev.TaskReachedEndOfData(attempt=attempt, task=task)
+            | ev.TaskFinished(attempt=attempt, task=task)
+            | ev.SplitsRequested(attempt=attempt, task=task)
+        ):
+            return not state.is_current(task, attempt)
+        case ev.WatermarkReported():
+            return True  # Answered outside the machine: it changes nothing that lasts.
+        case ev.StorageWentAway():
+            return state.spec is None or state.storage_away
+        case ev.StorageCameBack():
+            return not state.storage_away
+    return False
+
+
+def _is_being_deployed(task: TaskId, attempt: int, state: CoordinatorState) -> bool:
+    """Returns whether a task belongs to the attempt that is being deployed: it is the newest one."""
+    deploys = state.status is JobStatus.DEPLOYING
+    return deploys and attempt == state.attempt and state.is_current(task, AttemptNumber(attempt))
+
+
+def _waits_for_restart(state: CoordinatorState) -> bool:
+    """Returns whether something waits for its restart, even during a deployment."""
+    return state.status is JobStatus.RESTARTING or (state.status is JobStatus.DEPLOYING and bool(state.down))
+
+
+def _has_passed(timer: str, state: CoordinatorState) -> bool:
+    """Returns whether what a timer was set for is over, or has been put off."""
+    name, _, argument = timer.partition(":")
+    if name in ("ending", "copies"):
+        return state.status is not JobStatus.ENDING
+    number = int(argument)
+    pending = state.pending.get(CheckpointId(number))
+    deploys = state.status is JobStatus.DEPLOYING
+    still: dict[str, Callable[[], bool]] = {
+        "restart": lambda: _waits_for_restart(state) and number == state.attempt + 1,
+        "deploy": lambda: deploys and number == state.attempt and not state.deploy_delayed,
+        "deploy-delayed": lambda: deploys and number == state.deploy_delays and state.deploy_delayed,
+        "hooks": lambda: state.restoring_hooks and number == state.attempt,
+        "tables": lambda: state.fallback is not None and number == state.attempt,
+        "ask": lambda: bool(state.adopting) and number == state.generation,
+        "adopt": lambda: bool(state.adopting) and number == state.generation,
+        "periodic": lambda: state.status is JobStatus.RUNNING and number == state.attempt,
+        "final": lambda: state.status is JobStatus.RUNNING and number == state.attempt,
+        "timeout": lambda: pending is not None and pending.phase.open,
+        "export": lambda: number in state.copies or (pending is not None and pending.phase is PendingPhase.EXPORTING),
+        "copy": lambda: number in state.copies,
+        "void": lambda: pending is not None and pending.phase is PendingPhase.VOIDING,
+        "commit": lambda: bool(state.commits) and state.commits[0].checkpoint_id == number,
+        "discard": lambda: number in state.discards,
+        "discard-savepoint": lambda: number in state.savepoint_discards,
+    }
+    return name not in still or not still[name]()

@@ -1,7 +1,7 @@
 """Deploys an attempt: takes tables back, restores master hooks, deploys tasks, and starts them when all are ready.
 
 The machine calls `Deployer` for the first attempt and for each restart. An attempt has all tasks of the job, or the
-regions that were stopped; the tasks of other regions go on. Tables are taken back only if the newest checkpoint is
+regions that were stopped; the tasks of other regions continue. Tables are taken back only if the newest checkpoint is
 damaged and an older one is restored. With tables to take back, or with master hooks, the attempt has all tasks.
 
 Rules:
@@ -15,21 +15,23 @@ Rules:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from tidegate.actors.coordinator import events as ev
+from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.coordinator import invariants
-from tidegate.actors.coordinator.checkpoints.failure_manager import forgive
-from tidegate.actors.coordinator.checkpoints.fallback import passed_over_text
-from tidegate.actors.coordinator.job.job_spec import RestorePoint
-from tidegate.actors.coordinator.job.phases import JobInput, JobStatus
-from tidegate.actors.coordinator.messages import events as ev
-from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.coordinator.split_enumerator import took_up
-from tidegate.actors.coordinator.state.checkpoint_statistics import RestoredCheckpoint
-from tidegate.actors.coordinator.state.coordinator_context import CoordinatorContext
-from tidegate.actors.coordinator.state.coordinator_state import NEVER_MS, CoordinatorState
+from tidegate.actors.coordinator.checkpoint_statistics import PassedOverCheckpoint, RestoredCheckpoint
+from tidegate.actors.coordinator.checkpoints.checkpoint_aborter import forgive
+from tidegate.actors.coordinator.coordinator_context import CoordinatorContext
+from tidegate.actors.coordinator.coordinator_state import NEVER_MS, CoordinatorState, DamagedCheckpoint
+from tidegate.actors.coordinator.events import CheckpointDamaged
+from tidegate.actors.coordinator.job_spec import RestorePoint
+from tidegate.actors.coordinator.phases import JobInput, JobStatus
+from tidegate.actors.coordinator.source_coordinator import took_up
 from tidegate.protocol.identity import TaskId
 
 NAMED_MAX = 4
-"""So many tasks that are not ready are named."""
+"""The most tasks that an error names."""
 
 
 def not_ready(state: CoordinatorState) -> tuple[TaskId, ...]:
@@ -74,7 +76,7 @@ class Deployer:
         self._set_limit(at_ms)
 
     def tables_taken_back(self, event: ev.TablesTakenBack) -> None:
-        """Go on with the hooks or, without any, with the tasks."""
+        """Continues with the hooks or, without any, with the tasks."""
         self._context.state.know_tables(event.heads)
         if self._waits_for_tables(event.attempt):
             self._context.state.fallback = None
@@ -128,7 +130,7 @@ class Deployer:
             self._context.retry_later(f"{timer}:{self._context.state.attempt}", event.at_ms, failures)
 
     def _gives_up(self, at_ms: int, away_ms: int | None, failures: int) -> bool:
-        """Whether tables or hooks have failed for too long.
+        """Returns whether tables or hooks have failed for too long.
 
         `away_ms`: how long storage has not answered; None if it does. An outage has a limit of its own, so the timer of
         the deployment starts again.
@@ -157,11 +159,12 @@ class Deployer:
         return self.settle()
 
     def settle(self) -> bool:
-        """Start the attempt when all of its tasks are ready. Those that were stopped again meanwhile do not count.
+        """Starts the attempt when all of its tasks are ready. Tasks that were stopped meanwhile do not count.
 
         Returns whether the whole job runs now.
         """
-        state, spec = self._context.state, self._context.spec
+        state = self._context.state
+        spec = self._context.spec
         if state.status is not JobStatus.DEPLOYING or len(state.ready) + len(state.down) < len(spec.tasks):
             return False
         tasks = tuple(task for task in spec.tasks if task in state.ready and task not in state.older_attempts)
@@ -171,7 +174,7 @@ class Deployer:
         return not state.down
 
     def being_deployed(self) -> tuple[TaskId, ...]:
-        """Tasks of the attempt that is being deployed, without those that were stopped again meanwhile."""
+        """Tasks of the attempt that is being deployed, without tasks that were stopped meanwhile."""
         return _being_deployed(self._context.state)
 
     def delayed(self, event: ev.RestoreDelayed) -> None:
@@ -184,7 +187,8 @@ class Deployer:
 
     def expire(self) -> None:
         """The attempt was not ready in time, so it has failed."""
-        state, spec = self._context.state, self._context.spec
+        state = self._context.state
+        spec = self._context.spec
         limit = f"within {spec.deploy_timeout_ms} ms (jobmanager.deploy-timeout)"
         if state.fallback is not None:
             self._context.attempt_failure = f"the tables were not taken back {limit}"
@@ -198,8 +202,9 @@ class Deployer:
             self._context.attempt_failure = f"{named}{more} {verb} not ready {limit}"
 
     def restore_point(self) -> RestorePoint | None:
-        """What the attempt starts from."""
-        state, spec = self._context.state, self._context.spec
+        """Returns what the attempt starts from."""
+        state = self._context.state
+        spec = self._context.spec
         restore = spec.restore
         if state.completed:
             # `ignore_in_flight` stays False: the user named a checkpoint of another job, which may have this number.
@@ -209,7 +214,8 @@ class Deployer:
 
     def _begin(self, tasks: tuple[TaskId, ...] | None) -> None:
         """Restore the hooks or, without any, deploy these tasks (None: all)."""
-        state, restore = self._context.state, self.restore_point()
+        state = self._context.state
+        restore = self.restore_point()
         state.restoring_hooks = restore is not None and bool(self._context.spec.hooks)
         if state.restoring_hooks and restore is not None:
             self._context.instruct(do.RestoreHooks(state.attempt, restore))
@@ -239,3 +245,41 @@ class Deployer:
     def _set_limit(self, at_ms: int) -> None:
         due_at_ms = at_ms + self._context.spec.deploy_timeout_ms
         self._context.instruct(do.SetTimer(f"deploy:{self._context.state.attempt}", due_at_ms))
+
+
+def pass_over(context: CoordinatorContext, restore: RestorePoint | None, event: CheckpointDamaged) -> None:
+    """Passes over a damaged checkpoint for the one before it, down to the oldest one that is retained.
+
+    The machine calls it when a task or a master hook has found damage. Rules:
+
+    - Only damage counts: something of the checkpoint was read and is wrong, or is not there. If storage does not
+      answer, the same checkpoint is tried again.
+    - A checkpoint that was passed over is not tried again. It stays until a newer one is complete or the job is over:
+      an operator may repair it, or find out what happened.
+    - Rows that were committed after the older checkpoint are processed again. So tables are taken back before any task
+      is deployed, and after all waiting commits are done.
+    - When none is left, the job fails with all reasons. It never starts afresh, nor from another job's checkpoint: its
+      own rows would come twice.
+
+    The attempt cannot be restored from its checkpoint. Each of its tasks may report so: the first report counts.
+    """
+    state = context.state
+    stale = state.status is not JobStatus.DEPLOYING or event.attempt != state.attempt
+    if stale or restore is None or restore.checkpoint_id != event.checkpoint_id:
+        return
+    state.statistics.was_passed_over(PassedOverCheckpoint(event.checkpoint_id, event.at_ms, event.reason))
+    if not state.completed:
+        context.restore_failure = f"{restore.pointer}, from which the job starts, cannot be restored: {event.reason}"
+        return
+    state.completed = state.completed[:-1]
+    state.damaged = (*state.damaged, DamagedCheckpoint(event.checkpoint_id, event.reason))
+    if not state.completed:
+        context.restore_failure = f"no checkpoint is left to restart from: {passed_over_text(state.damaged)}"
+        return
+    state.fallback = state.completed[-1].checkpoint_id
+    context.passed_over = passed_over_text(state.damaged[-1:])
+
+
+def passed_over_text(damaged: Iterable[DamagedCheckpoint]) -> str:
+    """Returns which checkpoints are damaged, and how, for people."""
+    return "; ".join(f"checkpoint {one.checkpoint_id} is damaged ({one.reason})" for one in damaged)

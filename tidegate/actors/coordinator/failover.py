@@ -1,41 +1,54 @@
-"""Failover: decides which tasks stop after a failure, and wait for the next attempt (Flink's `FailoverStrategy`).
+"""What happens after a failure of a task, or of the coordinator itself.
 
-The machine calls it. A job consists of pipelined regions, and nothing is in flight between them. So a region can go
-back to the newest checkpoint alone: what the others processed since then stays processed, once. Rules:
+- `Failover` stops the tasks that have to be deployed again.
+- `Restarts` consults the restart strategy.
+- `Takeover` keeps running tasks when a new generation of the coordinator starts.
 
-- The region of a failed task stops as a whole. Tasks of other regions keep their processes, their attempt and their
-  state.
-- The whole job stops where one region would not be enough. (For the loss of a coordinator see `adoption.py`.)
-  - Too many checkpoints have failed, or a stop has.
-  - A checkpoint is damaged. An older one is restored, and the tables are taken back to it.
-  - A task fails while a savepoint that ends the job is pending. The other tasks have ended their data.
-  - A task fails in a job with master hooks. They stand for something outside that all tasks may share.
-- Union list state goes to every subtask of its vertex, so regions that share such a vertex stop together. Before the
-  first checkpoint of a restored job nobody knows which vertices have union list state, so all are treated so.
-- Every open checkpoint is given up, because the stopped region takes no part in it. The other tasks are told.
-- The restart strategy is asked for each failure. What fails while something else waits for its restart waits with it.
+The machine calls them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tidegate.actors.coordinator.checkpoints.checkpoint_keeper import CheckpointKeeper
+from tidegate.actors.coordinator import events as ev
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.coordinator import invariants
+from tidegate.actors.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
+from tidegate.actors.coordinator.coordinator_context import CoordinatorContext
+from tidegate.actors.coordinator.coordinator_state import NEVER_MS
 from tidegate.actors.coordinator.deployment import Deployer
-from tidegate.actors.coordinator.job.job_spec import FailoverStrategy
-from tidegate.actors.coordinator.job.phases import JobInput, JobStatus, PendingPhase
-from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.coordinator.state.coordinator_context import CoordinatorContext
+from tidegate.actors.coordinator.invariants import check_answer
+from tidegate.actors.coordinator.job_spec import FailoverStrategy, draw_fraction
+from tidegate.actors.coordinator.phases import JobInput, JobStatus, PendingPhase
 from tidegate.actors.graph.regions import pipelined_regions
-from tidegate.protocol.failure_reasons import CheckpointFailureReason as Reason
+from tidegate.protocol.failures import CheckpointFailureReason as Reason
 from tidegate.protocol.identity import TaskId
 from tidegate.storage.ids import VertexId
 
 
 class Failover:
-    """Stops the tasks of one job that have to be deployed anew."""
+    """Failover: decides which tasks stop after a failure, and wait for the next attempt (Flink's `FailoverStrategy`).
 
-    def __init__(self, context: CoordinatorContext, checkpoints: CheckpointKeeper, deployer: Deployer) -> None:
+    The machine calls it. A job consists of pipelined regions, and nothing is in flight between them. So a region can go
+    back to the newest checkpoint alone: what the other regions processed since then stays processed, once. Rules:
+
+    - The region of a failed task stops as a whole. Tasks of other regions keep their processes, their attempt and their
+      state.
+    - The whole job stops where one region would not be enough. (For the loss of a coordinator see `Takeover`.)
+      - Too many checkpoints have failed, or a stop has.
+      - A checkpoint is damaged. An older one is restored, and the tables are taken back to it.
+      - A task fails while a savepoint that ends the job is pending. The other tasks have ended their data.
+      - A task fails in a job with master hooks. They stand for something outside that all tasks may share.
+    - Union list state goes to every subtask of its vertex, so regions that share such a vertex stop together. Before
+      the first checkpoint of a restored job it is unknown which vertices have union list state, so all are treated as
+      if they had.
+    - Every open checkpoint is given up, because the stopped region takes no part in it. The other tasks are notified.
+    - The restart strategy is consulted for each failure. What fails while something else waits for its restart waits
+      with it.
+    """
+
+    def __init__(self, context: CoordinatorContext, checkpoints: CheckpointCoordinator, deployer: Deployer) -> None:
         self._context = context
         self._checkpoints = checkpoints
         self._deployer = deployer
@@ -69,8 +82,9 @@ class Failover:
             state.move(JobInput.RESTART)
 
     def _going_back(self, tasks: Iterable[TaskId]) -> tuple[TaskId, ...]:
-        """All tasks that stop with these, in the order of the job, without those that are down already."""
-        state, spec = self._context.state, self._context.spec
+        """Returns all tasks that stop with these, in the order of the job, without tasks that are down already."""
+        state = self._context.state
+        spec = self._context.spec
         if spec.failover is FailoverStrategy.FULL or spec.hooks or self._stops():
             return tuple(task for task in spec.tasks if task not in state.down)
         back = {other for task in tasks for other in self._region(task)}
@@ -83,13 +97,14 @@ class Failover:
             back |= more
 
     def _stops(self) -> bool:
-        """Whether tasks were told of a savepoint that ends the job."""
+        """Returns whether tasks were triggered for a savepoint that ends the job."""
         state = self._context.state
         return state.stopping is not None and state.pending[state.stopping].phase is not PendingPhase.HOOKS
 
     def _tied_vertices(self) -> set[VertexId]:
         """Vertices whose subtasks stop together whatever joins them, because they may have union list state."""
-        state, spec = self._context.state, self._context.spec
+        state = self._context.state
+        spec = self._context.spec
         if not state.completed and spec.restore is not None:
             return {task.vertex for task in spec.tasks}
         return {info.vertex for info in spec.operators if info.uid in state.union_operators}
@@ -100,3 +115,159 @@ class Failover:
             edges = ((edge.upstream, edge.downstream, edge.pointwise) for edge in spec.edges)
             self._regions = {t: region for region in pipelined_regions(spec.tasks, edges) for t in region}
         return self._regions[task]
+
+
+_JITTER = 1
+"""The purpose of the draw (`draw_fraction`)."""
+
+
+class Restarts:
+    """Consults the job's restart strategy after a failure, and stores what the strategy remembers.
+
+    The machine calls it. Rules:
+
+    - The strategy is consulted once for each failure. When a region has stopped, what its other tasks report belongs to
+      that failure.
+    - An error of the program itself ends the job without consulting the strategy: no restart can help.
+    - Only failures count. A lost coordinator, a checkpoint that was passed over, and a stop that could not be carried
+      out are none.
+    - Everything comes from the log: times from events, randomness from the job's seed and the number of the attempt.
+    """
+
+    def __init__(self, context: CoordinatorContext) -> None:
+        self._context = context
+
+    def runs(self, at_ms: int) -> None:
+        """All tasks of the attempt are running."""
+        self._context.state.running_since_ms = at_ms
+
+    @property
+    def keeps_failing(self) -> bool:
+        """Returns whether the same error has come back at the same row as often as the strategy bears."""
+        most = self._context.spec.restart.same_errors_max
+        return most is not None and self._context.state.same_failures >= most
+
+    def failed(self, at_ms: int, permanent: bool, fingerprint: str = "") -> int | None:
+        """Count a failure. Returns the delay in ms before the next attempt; None if there is none."""
+        state = self._context.state
+        spec = self._context.spec
+        since_ms = state.running_since_ms
+        state.running_since_ms = None
+        ran_ms = None if since_ms is None else max(0, at_ms - since_ms)
+        state.failures = spec.restart.count(state.failures, at_ms, ran_ms)
+        again = bool(fingerprint) and fingerprint == state.last_fingerprint
+        state.same_failures = state.same_failures + 1 if again else int(bool(fingerprint))
+        state.last_fingerprint = fingerprint
+        if permanent or self.keeps_failing:
+            return None
+        delay_ms = spec.restart.decide(state.failures, draw_fraction(spec.seed, _JITTER, state.attempt))
+        if delay_ms is not None:
+            invariants.check_wait(spec.restart, delay_ms)
+        return delay_ms
+
+    def left(self) -> None:
+        """The attempt is over without a failure."""
+        self._context.state.running_since_ms = None
+
+
+QUESTIONS = 5
+"""How often the status of a task is requested within the time that it has for an answer."""
+
+
+class Takeover:
+    """Takes over running tasks for a new generation of the coordinator.
+
+    The machine calls it when a new generation starts, and when tasks answer. Rules:
+
+    - A task that runs according to the log is requested to report its status. It keeps its attempt and its state, and
+      processes rows meanwhile: only the coordinator was lost.
+    - A task that was being deployed, or waited for its restart, is deployed anew at once: it is unknown how far it had
+      come.
+    - Open checkpoints are given up, and the tasks are notified. No new one starts before every task has answered.
+    - A task that does not answer in time has failed, like any other: its region restarts if the restart strategy allows
+      it. Requests and answers may get lost, so the request is repeated until then.
+    - If tasks were triggered for a savepoint that ends the job, they have ended their data. Then all tasks start anew,
+      and the stop is tried again.
+    - With `adoption_timeout_ms` None, all tasks start anew.
+    """
+
+    def __init__(self, context: CoordinatorContext, checkpoints: CheckpointCoordinator, restarts: Restarts) -> None:
+        self._context = context
+        self._checkpoints = checkpoints
+        self._restarts = restarts
+
+    def take_over(self, at_ms: int) -> None:
+        """A new generation takes charge of a job that is not over."""
+        state = self._context.state
+        tasks = self._context.spec.tasks
+        state.last_failure = f"the coordinator was lost; generation {state.generation} has taken over"
+        lost = self._lost()
+        if len(lost) == len(tasks):
+            self._context.instruct(do.CancelAttempt(state.attempt))
+            state.stop(tasks)
+            self._restarts.left()
+        else:
+            state.adopting = {task: None for task in tasks if task not in lost}
+            for attempt, group in state.by_attempt(lost):
+                self._context.instruct(do.CancelAttempt(attempt, group))
+            state.stop(lost)
+            state.final_not_before_ms = NEVER_MS
+            limit_ms = self._context.spec.adoption_timeout_ms
+            assert limit_ms is not None
+            self._context.instruct(do.SetTimer(f"adopt:{state.generation}", at_ms + limit_ms))
+            self.ask(at_ms)
+        if lost:
+            state.move(JobInput.RESTART)
+            state.restart_due = True
+        self._checkpoints.take_over(at_ms)
+
+    def ask(self, at_ms: int) -> None:
+        """Requests the status of tasks that have not answered, and sets the timer for the next request."""
+        state = self._context.state
+        limit_ms = self._context.spec.adoption_timeout_ms
+        assert limit_ms is not None
+        for attempt, tasks in state.by_attempt(state.adopting):
+            self._context.instruct(do.AskTasks(attempt, tasks, state.generation))
+        pause_ms = max(1, limit_ms // QUESTIONS)
+        self._context.instruct(do.SetTimer(f"ask:{state.generation}", at_ms + pause_ms))
+
+    def answered(self, event: ev.TaskAnswered) -> None:
+        """Adopts a task. Repeats what may not have reached it, and handles what may not have been logged."""
+        state = self._context.state
+        instruct = self._context.instruct
+        check_answer(state, event)
+        del state.adopting[event.task]
+        if not event.started:
+            instruct(do.StartTasks(event.attempt, (event.task,)))
+        newest = state.completed[-1].checkpoint_id if state.completed else 0
+        # It may hold a snapshot for a checkpoint that was given up, or still collect the barriers of one.
+        for number in sorted({event.snapshotted, event.collecting or event.snapshotted}):
+            if number > newest and number not in state.pending:
+                instruct(do.NotifyAborted(event.attempt, number, (event.task,)))
+        if event.ended:
+            state.ended[event.task] = None
+        if not state.adopting:
+            state.adoptions += 1
+            if state.status is JobStatus.RUNNING and state.due_since_ms is None:
+                self._checkpoints.start_periodic(event.at_ms)
+
+    def missing(self) -> tuple[tuple[TaskId, ...], str]:
+        """The tasks that have not answered in time, and the reason for their failure."""
+        state = self._context.state
+        limit_ms = self._context.spec.adoption_timeout_ms
+        tasks = tuple(state.adopting)
+        text = f"{tasks[0]}: it has not answered within {limit_ms} ms (jobmanager.adoption-timeout)"
+        return tasks, f"{text}, after the coordinator was lost"
+
+    def _lost(self) -> tuple[TaskId, ...]:
+        """Tasks that do not run according to the log."""
+        state = self._context.state
+        tasks = self._context.spec.tasks
+        if self._context.spec.adoption_timeout_ms is None:
+            return tasks
+        if state.status is JobStatus.RUNNING:
+            return ()
+        if state.status is JobStatus.DEPLOYING:
+            return tuple(task for task in tasks if task in state.down or task not in state.older_attempts)
+        # The fold of an older version has no `down`: there a job restarted as a whole.
+        return tuple(task for task in tasks if task in state.down) or tasks

@@ -1,8 +1,8 @@
 """The rules of the coordinator as predicates: what always holds, and what must hold before a step that is final.
 
-All parts of the coordinator call them. Each docstring says why its rule is so. The functions are of three kinds:
+All parts of the coordinator call them. Each docstring gives the reason of its rule. The functions are of three kinds:
 
-- Predicates look at the state and answer yes or no. They change nothing.
+- Predicates read the state and return a bool. They change nothing.
 - `check_*` raise `InvariantError` where a predicate says no. `check_state` checks what holds between any two events. It
   runs after each, and its cost does not grow with the number of tasks.
 - `permit_*` check, and return the permit (`tidegate/storage/checkpoints/permits.py`) without which the step cannot be
@@ -14,11 +14,12 @@ outside (`tidegate/testing/oracle`). `tests/simulation/broken_predicates.py` wea
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
-from tidegate.actors.coordinator.job.phases import JobStatus, PendingPhase
-from tidegate.actors.coordinator.requests.request_decider import REQUESTS_MAX
-from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState, PendingCheckpoint
+from tidegate.actors.coordinator.checkpoint_requests import REQUESTS_MAX
+from tidegate.actors.coordinator.coordinator_state import CoordinatorState, PendingCheckpoint
+from tidegate.actors.coordinator.events import TaskAnswered
+from tidegate.actors.coordinator.phases import JobStatus, PendingPhase
 from tidegate.actors.graph.regions import cut_edge
 from tidegate.protocol.identity import TaskId
 from tidegate.recovery.restart_strategy import RestartStrategy
@@ -28,17 +29,15 @@ from tidegate.storage.errors import InvariantError
 from tidegate.storage.ids import CheckpointId, Generation
 
 COPIES_MAX = 4
-"""How many savepoints may be copied, or deleted after a failure, side by side. One of a stop may be copied beside them.
-Each may hold a thread of the coordinator's process for as long as its storage does not answer."""
+"""How many savepoints may be copied, or deleted after a failure, side by side. In addition, the savepoint of a stop
+may be copied. Each may hold a thread of the coordinator's process for as long as its storage does not answer."""
+
 
 _OVER = (PendingPhase.COMPLETED, PendingPhase.FAILED)
 
 
-# --- between any two events -------------------------------------------------------------------------------------------
-
-
 def is_spent(state: CoordinatorState, checkpoint_id: CheckpointId) -> bool:
-    """Whether a number was given to a checkpoint already (4).
+    """Returns whether a number was given to a checkpoint already (4).
 
     `<` and not `<=`: `next_checkpoint_id` is the first free number. If it were taken, the next trigger would use it a
     second time, and two checkpoints would write into one folder.
@@ -47,7 +46,7 @@ def is_spent(state: CoordinatorState, checkpoint_id: CheckpointId) -> bool:
 
 
 def is_in_its_time(state: CoordinatorState, pending: PendingCheckpoint) -> bool:
-    """Whether a pending checkpoint may be in its phase while the job is in its status (7).
+    """Returns whether a pending checkpoint may be in its phase while the job is in its status (7).
 
     An open one exists only while the job runs, and ends with the attempt. One that storage decides about may outlive
     the attempt: nobody can call back a create that is on its way. What is over is not pending.
@@ -56,21 +55,21 @@ def is_in_its_time(state: CoordinatorState, pending: PendingCheckpoint) -> bool:
 
 
 def is_whole_while_running(state: CoordinatorState) -> bool:
-    """Whether no task is down while the job counts as running (4, 7). A checkpoint would have a hole."""
+    """Returns whether no task is down while the job counts as running (4, 7). A checkpoint would have a hole."""
     return state.status is not JobStatus.RUNNING or not state.down
 
 
 def is_base_held(state: CoordinatorState, pending: PendingCheckpoint) -> bool:
-    """Whether the files that a pending checkpoint is built on are still there (5).
+    """Returns whether the files that a pending checkpoint is built on are still there (5).
 
     They may belong to a checkpoint that is no longer retained. The registry keeps its files until the pending one is
-    over: the tasks were told of this base, and will refer to its files.
+    over: the tasks were given this base, and will refer to its files.
     """
     return pending.base is None or state.shared.can_be_base(pending.base)
 
 
 def is_covered(pending: PendingCheckpoint) -> bool:
-    """Whether every task of the plan has acknowledged, so that the cut has no hole (4).
+    """Returns whether every task of the plan has acknowledged, so that the cut has no hole (4).
 
     Most tasks are not enough. A restore would lose what the missing task had received and not yet passed on.
     """
@@ -78,7 +77,7 @@ def is_covered(pending: PendingCheckpoint) -> bool:
 
 
 def being_written(state: CoordinatorState) -> int:
-    """How many checkpoints storage is deciding about (4, 6): one at most.
+    """Returns how many checkpoints storage is deciding about (4, 6): one at most.
 
     So checkpoints complete in the order of their numbers, and each names only sink files that no completed one covers.
     With two at once the newer could complete first, and both would name the same files.
@@ -87,12 +86,14 @@ def being_written(state: CoordinatorState) -> int:
 
 
 def is_stop_pending(state: CoordinatorState) -> bool:
-    """Whether a stop that has begun still has its pending savepoint (7). Without it the job would wait for ever."""
+    """Returns whether a stop that has begun still has its pending savepoint (7). Without it the job would wait for
+    ever.
+    """
     return state.stopping is None or state.stopping in state.pending
 
 
 def are_ascending(checkpoint_ids: Iterable[CheckpointId]) -> bool:
-    """Whether completed checkpoints are in the order of their numbers (4, 7): a restart takes the last one.
+    """Returns whether completed checkpoints are in the order of their numbers (4, 7): a restart takes the last one.
 
     `<` and not `<=`: with an equal number a checkpoint would have completed twice.
     """
@@ -105,14 +106,15 @@ def are_ascending(checkpoint_ids: Iterable[CheckpointId]) -> bool:
 
 
 def is_queue_bounded(state: CoordinatorState) -> bool:
-    """Whether the queue of requests keeps its limit (10). `<=`: a full queue has exactly that many."""
+    """Returns whether the queue of requests keeps its limit (10). `<=`: a full queue has exactly that many."""
     return len(state.requests) <= REQUESTS_MAX
 
 
 def is_queue_in_its_time(state: CoordinatorState) -> bool:
-    """Whether somebody will answer every request that waits (7).
+    """Returns whether every request that waits will be answered (7).
 
-    While no attempt runs, only a stop waits: the next attempt begins with it. A job that ends has answered everybody.
+    While no attempt runs, only a stop waits: the next attempt begins with it. A job that ends has answered all
+    requests.
     """
     if state.status is JobStatus.RUNNING:
         return True
@@ -121,7 +123,9 @@ def is_queue_in_its_time(state: CoordinatorState) -> bool:
 
 
 def is_ending(state: CoordinatorState) -> bool:
-    """Whether the job ends, or is over (7). It gives up savepoints that are being copied, and answers their users."""
+    """Returns whether the job ends, or is over (7). It gives up savepoints that are being copied, and answers their
+    users.
+    """
     return state.status is JobStatus.ENDING or state.status.terminal
 
 
@@ -146,11 +150,8 @@ def check_state(state: CoordinatorState) -> None:
     _require(is_queue_in_its_time(state), "7: who waits for a checkpoint is answered by an attempt, or by the end")
 
 
-# --- before an attempt ------------------------------------------------------------------------------------------------
-
-
 def is_newer(state: CoordinatorState, generation: Generation) -> bool:
-    """Whether a coordinator may take over (8).
+    """Returns whether a coordinator may take over (8).
 
     `>` and not `>=`: two coordinators of one generation would both take the log for theirs.
     """
@@ -158,7 +159,7 @@ def is_newer(state: CoordinatorState, generation: Generation) -> bool:
 
 
 def is_fate_known(state: CoordinatorState) -> bool:
-    """Whether nothing that an attempt starts from can change any more (7).
+    """Returns whether nothing that an attempt starts from can change any more (7).
 
     A pending checkpoint may turn out to be complete. An attempt that started from the one before would process again
     what the newer one has committed. Where tables are taken back, all waiting commits come first: a later one would not
@@ -168,7 +169,7 @@ def is_fate_known(state: CoordinatorState) -> bool:
 
 
 def is_start_newest(state: CoordinatorState, checkpoint_id: CheckpointId | None) -> bool:
-    """Whether an attempt starts from the newest checkpoint that is not known to be damaged (7).
+    """Returns whether an attempt starts from the newest checkpoint that is not known to be damaged (7).
 
     It may start afresh, or from another job's checkpoint, only while this job has neither completed nor passed over one
     of its own. Later it would process again what it has committed.
@@ -179,7 +180,9 @@ def is_start_newest(state: CoordinatorState, checkpoint_id: CheckpointId | None)
 
 
 def is_wait_bounded(strategy: RestartStrategy, delay_ms: int) -> bool:
-    """Whether the delay of a restart is within the strategy's limit (7). With no limit a job might never come back."""
+    """Returns whether the delay of a restart is within the strategy's limit (7). With no limit a job might never
+    come back.
+    """
     return 0 <= delay_ms <= strategy.wait_ms_max
 
 
@@ -193,7 +196,7 @@ def check_deploy(state: CoordinatorState) -> None:
     _require(is_fate_known(state), "7: an attempt begins when the fate of every checkpoint is known")
 
 
-def goes_on(state: CoordinatorState, tasks: Iterable[TaskId]) -> TaskId | None:
+def first_running(state: CoordinatorState, tasks: Iterable[TaskId]) -> TaskId | None:
     """The first of these tasks that runs, if there is one (1, 7). Deployed again, it would process rows twice."""
     return next((task for task in tasks if task in state.ready), None)
 
@@ -201,7 +204,7 @@ def goes_on(state: CoordinatorState, tasks: Iterable[TaskId]) -> TaskId | None:
 def check_deployed(state: CoordinatorState, tasks: Sequence[TaskId] | None) -> None:
     """Before these tasks (None: all) are deployed in an attempt that has just begun."""
     if tasks is not None and state.spec is not None:
-        _require(goes_on(state, tasks) is None, "7: what runs keeps its attempt")
+        _require(first_running(state, tasks) is None, "7: what runs keeps its attempt")
         edges = ((edge.upstream, edge.downstream, edge.pointwise) for edge in state.spec.edges)
         _require(cut_edge(tasks, state.spec.tasks, edges) is None, "1: what channels join goes back together")
 
@@ -211,17 +214,15 @@ def check_start(state: CoordinatorState, checkpoint_id: CheckpointId | None) -> 
     _require(is_start_newest(state, checkpoint_id), "7: an attempt starts from the newest checkpoint that is whole")
 
 
-# --- before a checkpoint is exported, or completed --------------------------------------------------------------------
-
-
 def copies_under_way(state: CoordinatorState) -> int:
-    """How many savepoints may hold a thread (10): those that are copied, or will be, and those that are deleted."""
+    """Returns how many savepoints may hold a thread (10): copies under way, copies to come, and deletions."""
     pending = {number for number, each in state.pending.items() if each.properties.kind.is_savepoint}
     return len(pending | state.copies.keys() | state.exports.keys() | state.savepoint_discards.keys())
 
 
 def may_copy(state: CoordinatorState, kind: SnapshotKind) -> bool:
-    """Whether another savepoint may be triggered (10): it will be copied. `<` and not `<=`: its own copy counts, too.
+    """Returns whether another savepoint may be triggered (10): it will be copied. `<` and not `<=`: its own copy
+    counts, too.
 
     A stop has a place of its own, so that copies which hang do not keep a job from being stopped.
     """
@@ -229,12 +230,12 @@ def may_copy(state: CoordinatorState, kind: SnapshotKind) -> bool:
 
 
 def are_copies_bounded(state: CoordinatorState) -> bool:
-    """Whether copies of savepoints are within their limit (10), with the one of a stop."""
+    """Returns whether copies of savepoints are within their limit (10), with the one of a stop."""
     return copies_under_way(state) <= COPIES_MAX + 1
 
 
 def may_export(pending: PendingCheckpoint) -> bool:
-    """Whether the savepoint of a stop may be copied into its own folder now (4).
+    """Returns whether the savepoint of a stop may be copied into its own folder now (4).
 
     All of it has to be there, and no other copy of it may be under way: the answer of that one would be taken for the
     answer of this one, which still writes.
@@ -249,7 +250,7 @@ def may_export(pending: PendingCheckpoint) -> bool:
 
 
 def may_complete(state: CoordinatorState, pending: PendingCheckpoint) -> bool:
-    """Whether `_metadata` may be created, which makes the checkpoint complete (4).
+    """Returns whether `_metadata` may be created, which makes the checkpoint complete (4).
 
     All tasks of the *job* have to be in it, as acknowledged or as finished before: the plan may have forgotten one. The
     folder of a stop's savepoint is whole before: a job must not end with half of it.
@@ -265,7 +266,7 @@ def may_complete(state: CoordinatorState, pending: PendingCheckpoint) -> bool:
 
 
 def may_count_as_complete(state: CoordinatorState, pending: PendingCheckpoint) -> bool:
-    """Whether a checkpoint whose `_metadata` was found may join the completed ones (4, 5).
+    """Returns whether a checkpoint whose `_metadata` was found may join the completed ones (4, 5).
 
     It has to be newer than all of them. `>` and not `>=`: a checkpoint completes once.
     """
@@ -283,7 +284,7 @@ def permit_export(pending: PendingCheckpoint) -> permits.ExportPermit:
 
 
 def may_copy_complete(state: CoordinatorState, savepoint: PendingCheckpoint) -> bool:
-    """Whether a savepoint whose checkpoint is complete may be copied into its own folder now (4, 5).
+    """Returns whether a savepoint whose checkpoint is complete may be copied into its own folder now (4, 5).
 
     Its checkpoint stays meanwhile (`is_needed`), and no other copy of it is under way.
     """
@@ -309,9 +310,9 @@ def permit_completion(state: CoordinatorState, pending: PendingCheckpoint) -> pe
 
 
 def strange_file(state: CoordinatorState, pending: PendingCheckpoint) -> str | None:
-    """A shared file of the checkpoint that is neither its own, nor its base's, nor a changelog's, if there is one (5).
+    """Returns a shared file of the checkpoint that is neither its own, nor its base's, nor a changelog's, or None (5).
 
-    Nobody would know how long it has to stay: its owner may be deleted, and the file with it.
+    It would be unknown how long it has to stay: its owner may be deleted, and the file with it.
     """
     return None if pending.metadata is None else state.shared.strange_file(pending.metadata, pending.base)
 
@@ -323,11 +324,8 @@ def check_complete(state: CoordinatorState, pending: PendingCheckpoint) -> None:
     _require(strange is None, f"5: {strange} is neither a file of the checkpoint nor of the one that it is built on")
 
 
-# --- before sink files are committed ----------------------------------------------------------------------------------
-
-
 def may_commit(state: CoordinatorState, checkpoint_id: CheckpointId) -> bool:
-    """Whether the sink files of a checkpoint may become visible (6).
+    """Returns whether the sink files of a checkpoint may become visible (6).
 
     It must be complete: before that it may still fail, and a restore would write the same rows again. A damaged one is
     complete, and its rows are part of the output. Its turn has come: a table would drop an older checkpoint after a
@@ -343,13 +341,10 @@ def permit_commit(state: CoordinatorState, checkpoint_id: CheckpointId) -> permi
     return permits.CommitPermit(permits._DECIDED, checkpoint_id)
 
 
-# --- before something is deleted --------------------------------------------------------------------------------------
-
-
 def is_needed(state: CoordinatorState, checkpoint_id: CheckpointId) -> bool:
-    """Whether a checkpoint has to stay (5), for one of four reasons.
+    """Returns whether a checkpoint has to stay (5), for one of four reasons.
 
-    It is retained, even if damaged: somebody may repair it. Or its sink files are not visible yet, and nothing else
+    It is retained, even if damaged: an operator may repair it. Or its sink files are not visible yet, and nothing else
     names them. Or a pending checkpoint is built on it, and will refer to its files. Or it is being copied.
     """
     return (
@@ -361,23 +356,23 @@ def is_needed(state: CoordinatorState, checkpoint_id: CheckpointId) -> bool:
 
 
 def is_built_on(state: CoordinatorState, checkpoint_id: CheckpointId) -> bool:
-    """Whether a pending checkpoint is built on this one, and will refer to its files (5)."""
+    """Returns whether a pending checkpoint is built on this one, and will refer to its files (5)."""
     return any(pending.base == checkpoint_id for pending in state.pending.values())
 
 
 def may_delete(state: CoordinatorState, checkpoint_id: CheckpointId) -> bool:
-    """Whether a checkpoint may be deleted (5): it is not pending, and nobody needs it."""
+    """Returns whether a checkpoint may be deleted (5): it is neither pending nor needed."""
     return checkpoint_id not in state.pending and not is_needed(state, checkpoint_id)
 
 
 def may_delete_shared(state: CoordinatorState, paths: Iterable[str]) -> bool:
-    """Whether no completed checkpoint refers to any of these files (5)."""
+    """Returns whether no completed checkpoint refers to any of these files (5)."""
     paths = set(paths)
     return not paths or all(paths.isdisjoint(others) for others in state.shared.references.values())
 
 
 def is_counted(state: CoordinatorState, checkpoint_id: CheckpointId, task: TaskId) -> bool:
-    """Whether a pending checkpoint holds the acknowledgement of a task (4, 5).
+    """Returns whether a pending checkpoint holds the acknowledgement of a task (4, 5).
 
     Another one is a duplicate then, even from an older attempt. It names the same files. They stay: storage may have
     completed the checkpoint, and the answer may be on its way.
@@ -387,12 +382,13 @@ def is_counted(state: CoordinatorState, checkpoint_id: CheckpointId, task: TaskI
 
 
 def may_delete_refused(state: CoordinatorState, number: CheckpointId, task: TaskId, shared: Iterable[str]) -> bool:
-    """Whether the files of a refused acknowledgement may go (5): no checkpoint has them, or may get them."""
+    """Returns whether the files of a refused acknowledgement may go (5): no checkpoint has them, or may get them."""
     return number not in state.kept and not is_counted(state, number, task) and may_delete_shared(state, shared)
 
 
 def may_delete_savepoint(state: CoordinatorState, checkpoint_id: CheckpointId, voided: bool) -> bool:
-    """Whether the folder of a failed savepoint may be deleted (5): who still writes to it would leave half a folder.
+    """Returns whether the folder of a failed savepoint may be deleted (5): a copy that is still being written would
+    leave half a folder.
 
     A coordinator that was replaced cannot be waited for: there a tombstone has to stay, so that it cannot become whole.
     """
@@ -405,7 +401,9 @@ def may_delete_savepoint(state: CoordinatorState, checkpoint_id: CheckpointId, v
 def permit_deletion(
     state: CoordinatorState, checkpoint_id: CheckpointId, shared: Iterable[str] | None
 ) -> permits.DeletePermit:
-    """The permit to delete a checkpoint and these shared files; None: those that were written for it alone."""
+    """Returns the permit to delete a checkpoint and these shared files. None: the files that were written for it
+    alone.
+    """
     _require(may_delete(state, checkpoint_id), "5: what is retained, not committed or built on is never deleted")
     _require(may_delete_shared(state, shared or ()), "5: a shared file goes with the last one that refers to it")
     return permits.DeletePermit(permits._DECIDED, checkpoint_id)
@@ -426,7 +424,8 @@ def permit_savepoint_deletion(state: CoordinatorState, number: CheckpointId, voi
 
 
 def may_sweep(state: CoordinatorState) -> bool:
-    """Whether the files that a job does not leave behind may be deleted (5): it is over, and nothing is pending.
+    """Returns whether the files that a job does not leave behind may be deleted (5): it is over, and nothing is
+    pending.
 
     Ending is not over: a savepoint or a last checkpoint may still complete, and would have lost its files. A job that
     gave up does not wait for that, so its pending checkpoints stay with all files (`EndPermit.undecided`).
@@ -450,3 +449,91 @@ def permit_sweep(state: CoordinatorState) -> permits.EndPermit:
 def _require(holds: bool, rule: str) -> None:
     if not holds:
         raise InvariantError(f"invariant {rule}")
+
+
+def may_trigger(state: CoordinatorState) -> bool:
+    """Returns whether a checkpoint may start (7, 8): not before every running task has answered the new coordinator.
+
+    A task that has not answered may be dead, and the checkpoint would wait for it. Or it still obeys the previous
+    coordinator, which may be alive and may have triggered other checkpoints.
+    """
+    return not state.adopting
+
+
+def knows_its_checkpoints(state: CoordinatorState, answer: TaskAnswered) -> bool:
+    """Returns whether the log contains every checkpoint that a task has taken part in (4).
+
+    `<` and not `<=`: the next number is still free. A task with a snapshot for it obeys a coordinator that writes
+    another log, and two checkpoints would share the number.
+    """
+    return answer.snapshotted < state.next_checkpoint_id
+
+
+def runs_by_the_log(state: CoordinatorState, answer: TaskAnswered) -> bool:
+    """Returns whether a task that answers runs according to the log (7): in its attempt, and not stopped."""
+    return state.is_current(answer.task, answer.attempt) and answer.task in state.ready
+
+
+def check_trigger(state: CoordinatorState) -> None:
+    """Before a checkpoint is given a number."""
+    _require(may_trigger(state), "8: no checkpoint begins before every task has answered its new coordinator")
+
+
+def check_answer(state: CoordinatorState, answer: TaskAnswered) -> None:
+    """Before a task is adopted."""
+    _require(runs_by_the_log(state, answer), "7: a task that is adopted runs, in its own attempt")
+    _require(knows_its_checkpoints(state, answer), "4: a task has taken part in no checkpoint that the log lacks")
+
+
+def is_untaken(splits: Collection[int], taken: Collection[int]) -> bool:
+    """Returns whether no subtask has any of these splits (9): the rows of a split that two subtasks read would count
+    twice.
+
+    A subtask that is down has what it was given, until it reports what its checkpoint had.
+    """
+    return not any(split in taken for split in splits)
+
+
+def may_tell_end(left: Collection[int], others_ask: bool) -> bool:
+    """Returns whether a subtask may be notified that there are no more splits for it (7).
+
+    Splits that are left need a subtask that will still request them. Otherwise the job would end without reading them.
+    """
+    return not left or others_ask
+
+
+def is_answerable(first: int, given: int) -> bool:
+    """Returns whether a question is one that can come (7): a subtask has taken no more than it was given.
+
+    `<=` and not `==`: a question that comes twice is older than what was given since.
+    """
+    return first <= given
+
+
+def is_prefix(in_snapshot: int, restored: int, given: int) -> bool:
+    """Returns whether a snapshot has all that its subtask was restored with, and the first of what it was given (3).
+
+    So each split is in one place: in the snapshot of one subtask or, if its answer was still on the way or it was
+    unassigned, in the pool of the checkpoint.
+    """
+    return restored <= in_snapshot <= restored + given
+
+
+def check_assigned(splits: Collection[int], taken: Collection[int]) -> None:
+    """Before splits are given to a subtask."""
+    _require(is_untaken(splits, taken), "9: a split is given to one subtask")
+
+
+def check_told_end(left: Collection[int], others_ask: bool) -> None:
+    """Raises InvariantError before a subtask is notified wrongly that there are no more splits."""
+    _require(may_tell_end(left, others_ask), "7: a source ends when all of its splits are taken")
+
+
+def check_question(first: int, given: int) -> None:
+    """Before a question is answered."""
+    _require(is_answerable(first, given), "7: a subtask has taken no more splits than it was given")
+
+
+def check_snapshot(in_snapshot: int, restored: int, given: int) -> None:
+    """Before a checkpoint with this snapshot is written."""
+    _require(is_prefix(in_snapshot, restored, given), "3: a snapshot has the first splits that its subtask was given")

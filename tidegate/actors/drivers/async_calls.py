@@ -7,7 +7,7 @@ Rules:
 - The error of a call that took too long names what the function may have waited for, if the runtime can find it.
 - Answers are collected by one I/O of the task at a time: `collect` waits for one answer, and takes all that are there.
 - In virtual time there is no thread: `call_now` makes one call, and gives its answer.
-- After `close` calls are cancelled, and nobody waits for them.
+- After `close` calls are cancelled, and are not waited for.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from tidegate.actors.task.messages.instructions import MakeCalls
+from tidegate.actors.task.instructions import MakeCalls
 from tidegate.operators.functions.async_map import Answer, AsyncFunction, Call
 from tidegate.operators.operator_errors import is_failure
 from tidegate.operators.row_values import owned_result
@@ -61,7 +61,7 @@ class AsyncCalls:
 
     @property
     def under_way(self) -> bool:
-        """Whether answers are missing."""
+        """Returns whether answers are missing."""
         return bool(self._under_way)
 
     def ask(self, instruction: MakeCalls) -> None:
@@ -95,7 +95,8 @@ class AsyncCalls:
         """Cancel what is under way. May be called again."""
         with self._lock:
             self._closed = True
-            loop, self._loop = self._loop, None
+            loop = self._loop
+            self._loop = None
         self._answers.put(None)
         self.oldest = None
         if loop is not None:

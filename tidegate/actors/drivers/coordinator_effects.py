@@ -1,27 +1,35 @@
-"""Does the I/O that a coordinator asks for: metadata, savepoints, sink commits, deletion; and calls master hooks."""
+"""Does the I/O that a coordinator orders: metadata, savepoints, sink commits, deletions, and calls of master hooks."""
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 
+from tidegate.actors.coordinator import events as ev
+from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.coordinator.invariants import COPIES_MAX
-from tidegate.actors.coordinator.messages import events as ev
-from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.drivers.deletions import delete_files
-from tidegate.actors.drivers.hook_calls import HookCalls, HookError
 from tidegate.actors.drivers.job_context import JobContext
-from tidegate.actors.drivers.own_sinks import OwnSinks, SinkFailedError, SinkHangsError
-from tidegate.actors.drivers.table_compactor import TableCompactor
+from tidegate.actors.drivers.outages import delete_files
+from tidegate.actors.drivers.threads import leave_if_forked
+from tidegate.actors.drivers.user_sinks import SinkCommitters, SinkFailedError, SinkHangsError
 from tidegate.actors.drivers.work_folders import remove_work
-from tidegate.recovery.cleanup.end_of_job import sweep_checkpoints
+from tidegate.connectors.source import MasterHook
+from tidegate.protocol.failures import failure_text, log_failure
+from tidegate.recovery.deletion import sweep_checkpoints
 from tidegate.recovery.savepoints import discard_savepoint, void_savepoint, write_savepoint
-from tidegate.storage.checkpoints.metadata import CheckpointMetadata, DataFile, TableHead, is_own_sink
-from tidegate.storage.checkpoints.metadata_file import create_metadata, read_metadata
+from tidegate.storage.checkpoints.layout import parse_checkpoint_name
+from tidegate.storage.checkpoints.metadata import (
+    CheckpointMetadata,
+    DataFile,
+    TableHead,
+    create_metadata,
+    is_own_sink,
+    read_metadata,
+)
 from tidegate.storage.checkpoints.permits import CompletionPermit, EndPermit
-from tidegate.storage.copies.local_copies import remove_copies
-from tidegate.storage.copies.node_folder import OpenNodeFolder, PrivateFolder
 from tidegate.storage.errors import (
     DAMAGE,
     AlreadyExistsError,
@@ -36,14 +44,15 @@ from tidegate.storage.errors import (
 )
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import CheckpointId
+from tidegate.storage.local_copies import OpenNodeFolder, PrivateFolder, remove_copies
+from tidegate.storage.tables.maintenance import RunningCompaction, RunningVacuum
 from tidegate.storage.tables.table_files import delete_unreferenced
 from tidegate.storage.tables.table_log import TableLog
+from tidegate.storage.user_values import repr_text
 
 log = logging.getLogger(__name__)
-
 COPY_THREADS = COPIES_MAX + 1
 """Threads that copy and delete savepoints, one for each that may be under way: storage may be silent for long."""
-
 _Decided = ev.MetadataWritten | ev.CheckpointVoided | ev.MetadataWriteFailed
 
 
@@ -66,16 +75,16 @@ class CoordinatorEffects:
         self._table_logs: dict[str, TableLog] = {}
         self._copies: dict[CheckpointId, threading.Event] = {}
         """Set for a copy that is to stop."""
-        self._sinks = OwnSinks(context.graph.sinks, context.storage_outage_ms)
+        self._sinks = SinkCommitters(context.graph.sinks, context.storage_outage_ms)
         self.compactor = TableCompactor(context, open_store, self._table_log, now_ms)
 
     def write_metadata(self, metadata: CheckpointMetadata, permit: CompletionPermit) -> _Decided:
-        """Create `_metadata`, unless a tombstone is there, and tell which of the two is."""
+        """Creates `_metadata`, unless there is a tombstone. Reports which of the two there is."""
         permit.check(metadata.checkpoint_id)
         return self._create(metadata)
 
     def void_checkpoint(self, tombstone: CheckpointMetadata) -> _Decided:
-        """Create a tombstone, unless `_metadata` is there, and tell which of the two is."""
+        """Creates a tombstone, unless there is `_metadata`. Reports which of the two there is."""
         if not tombstone.void:
             raise InvariantError("a checkpoint is completed by `write_metadata`, with a permit")
         return self._create(tombstone)
@@ -120,9 +129,11 @@ class CoordinatorEffects:
     def _write_savepoint(
         self, instruction: do.WriteSavepoint, stops: threading.Event
     ) -> ev.SavepointWritten | ev.SavepointWriteFailed:
-        metadata, checkpoint_id = instruction.metadata, instruction.metadata.checkpoint_id
+        metadata = instruction.metadata
+        checkpoint_id = instruction.metadata.checkpoint_id
         try:
-            root, target = self._context.root, instruction.target
+            root = self._context.root
+            target = instruction.target
             if instruction.complete:
                 # Not what the log has: there inlined state is without its bytes.
                 metadata = read_metadata(self._open_store(root), metadata.job_id, checkpoint_id)
@@ -133,19 +144,23 @@ class CoordinatorEffects:
                 self._open_store, root, target, metadata, instruction.permit, stops.is_set, instruction.contested
             )
         except TidegateError as error:
-            # Of a folder that refuses it the user hears at once: it is not one that the job writes to otherwise.
+            # A folder that refuses the copy is reported at once: the job does not write to it otherwise.
             permanent = not (isinstance(error, StorageError) and may_pass(error))
             return ev.SavepointWriteFailed(self._now_ms(), checkpoint_id, str(error), permanent)
         return ev.SavepointWritten(self._now_ms(), checkpoint_id, path)
 
     def discard_savepoint(self, instruction: do.DiscardSavepoint) -> ev.SavepointDiscarded | ev.SavepointDiscardFailed:
-        """Delete the folder of a savepoint that failed after all. Where somebody may write to it a tombstone stays."""
-        checkpoint_id, target = instruction.checkpoint_id, instruction.target
-        job_id, permit = instruction.job_id, instruction.permit
+        """Deletes the folder of a failed savepoint. A tombstone stays where a replaced coordinator may still write to
+        it."""
+        checkpoint_id = instruction.checkpoint_id
+        target = instruction.target
+        job_id = instruction.job_id
+        permit = instruction.permit
         exported = False
         try:
             if instruction.voided:
-                name, now_ms = self._context.job_name, self._now_ms()
+                name = self._context.job_name
+                now_ms = self._now_ms()
                 exported = void_savepoint(self._open_store, target, job_id, name, now_ms, permit)
             else:
                 discard_savepoint(self._open_store, target, job_id, permit)
@@ -162,8 +177,9 @@ class CoordinatorEffects:
         return ev.HooksTriggered(self._now_ms(), instruction.checkpoint_id, states)
 
     def take_tables_back(self, instruction: do.TakeTablesBack) -> ev.TablesTakenBack | ev.TablesNotTakenBack:
-        """Every table goes on from what the checkpoint covers; repeating that changes nothing."""
-        job_id, attempt = self._context.job_id, instruction.attempt
+        """Every table continues from what the checkpoint covers; repeating that changes nothing."""
+        job_id = self._context.job_id
+        attempt = instruction.attempt
         try:
             self._expect(instruction.heads)
             restored = job_id, instruction.checkpoint_id
@@ -237,7 +253,7 @@ class CoordinatorEffects:
     def discard_checkpoint(
         self, instruction: do.DiscardCheckpoint
     ) -> ev.CheckpointDiscarded | ev.CheckpointDiscardFailed:
-        """Delete a checkpoint: `_metadata` first, so that nobody finds it half deleted. A tombstone stays."""
+        """Delete a checkpoint: `_metadata` first, so that no reader finds it half deleted. A tombstone stays."""
         store = self._open_store(self._context.root)
         layout = self._context.layout
         folder = layout.checkpoint_dir(instruction.checkpoint_id)
@@ -266,7 +282,7 @@ class CoordinatorEffects:
     def sweep(self, permit: EndPermit) -> None:
         """After the last task is gone: delete what no retained checkpoint and no commit refers to.
 
-        Tables in which something is still to be committed are left alone: nobody knows of it but the checkpoints.
+        Tables in which something is still to be committed are left alone: it is unknown of it but the checkpoints.
         Local copies, and folders of backends, on this node go too; copies on other nodes when a later job starts there.
         """
         if (work := self._context.options.backend.directory) is not None:
@@ -286,7 +302,9 @@ class CoordinatorEffects:
             log.warning("the sweep of job %s did not finish, files are left behind: %s", self._context.job_id, error)
 
     def _is_whole(self, table: str) -> bool:
-        """Whether the log of a table has all that was committed. If not, its files are all that is left of the rows."""
+        """Returns whether the log of a table has all that was committed. If not, its files are all that is left of
+        the rows.
+        """
         try:
             self._table_log(table).head(self._context.job_id)
         except TableError as error:
@@ -298,3 +316,204 @@ class CoordinatorEffects:
 def _away_ms(error: Exception) -> int | None:
     """0 where storage does not answer or refuses, which counts from now on; None where waiting cannot help."""
     return 0 if isinstance(error, StorageError) and may_be_awaited(error) else None
+
+
+TURN_TIMEOUT_S = 10.0
+"""How long a call waits for earlier calls. A waiting call holds a thread of the coordinator."""
+
+
+class HookError(Exception):
+    """A master hook raised, or an earlier call has not come back."""
+
+
+class HookCalls:
+    """Calls a job's master hooks: one at a time, and on a thread of their own, because they are code of users.
+
+    Rules:
+
+    - A call that does not come back holds its own thread and the one that waits for it, never more, however many calls
+      follow: those fail after a while. So checkpoints are still written and committed.
+    - Closing lets the waiting thread go; the hook's thread is a daemon, so a process can end without it.
+    """
+
+    def __init__(self, hooks: Sequence[MasterHook], turn_timeout_s: float = TURN_TIMEOUT_S) -> None:
+        self._hooks = hooks
+        self._turn_timeout_s = turn_timeout_s
+        self._turn = threading.Lock()
+        self._guard = threading.Lock()
+        self._waiting: Future[object] | None = None
+        self._closed = False
+        self._running = ""
+        self._pid = os.getpid()
+
+    def trigger(self, checkpoint_id: CheckpointId, timestamp_ms: int) -> tuple[tuple[str, bytes], ...]:
+        """Call every hook for a checkpoint that starts; returns what is to be kept. HookError."""
+        states: list[tuple[str, bytes]] = []
+
+        def call(hook: MasterHook) -> None:
+            data = hook.trigger(checkpoint_id, timestamp_ms)
+            if data is not None:
+                states.append((hook.identifier, bytes(data)))
+
+        self._call_all(call, f"for checkpoint {checkpoint_id}")
+        return tuple(states)
+
+    def restore(self, checkpoint_id: CheckpointId, states: Mapping[str, bytes]) -> None:
+        """Give every hook what it had kept with a checkpoint. HookError."""
+        self._call_all(
+            lambda hook: hook.restore(checkpoint_id, states.get(hook.identifier)), f"to restore {checkpoint_id}"
+        )
+
+    def close(self) -> None:
+        """Releases the waiting thread: the job is over."""
+        with self._guard:
+            self._closed = True
+            if self._waiting is not None and not self._waiting.done():
+                self._waiting.set_exception(HookError("the job is over"))
+
+    def _call_all(self, call: Callable[[MasterHook], None], what: str) -> None:
+        if not self._turn.acquire(timeout=self._turn_timeout_s):
+            raise HookError(f"master hook {self._running} has not come back yet, so none was called {what}")
+        done: Future[object] = Future()
+        with self._guard:
+            self._waiting = done
+        try:
+            threading.Thread(target=self._run, args=(call, what, done), name="tidegate-hooks", daemon=True).start()
+        except RuntimeError as error:
+            self._turn.release()
+            raise HookError(f"no master hook was called {what}: {error}") from error
+        if self._closed:
+            self.close()
+        done.result()
+
+    def _run(self, call: Callable[[MasterHook], None], what: str, done: Future[object]) -> None:
+        error: HookError | None = None
+        name = "of unknown identifier"
+        try:
+            for hook in self._hooks:
+                name = repr_text(hook.identifier)
+                self._running = f"{name} {what}"
+                call(hook)
+        except BaseException as raised:  # noqa: BLE001 (code of the user: whatever it raises, also an exit, is reported)
+            error = HookError(f"master hook {name} raised {failure_text(raised)}")
+        leave_if_forked(self._pid)
+        self._turn.release()
+        with self._guard:
+            if done.done():
+                return
+            if error is None:
+                done.set_result(None)
+            else:
+                done.set_exception(error)
+
+
+class _StoppedError(Exception):
+    """The job is over."""
+
+
+class TableCompactor:
+    """Compacts small files of a job's tables, and deletes unneeded ones, while the job commits.
+
+    Rules:
+
+    - A step after a commit, on a thread that commits do not need. While a step is under way no other begins.
+    - Small files are put together first. Then files are deleted that the table has not shown for its history.
+    - A step that fails changes nothing, and neither fails the job nor a checkpoint. The next one tries again, but where
+      a file of the table is damaged or lost: a reader of the table will find that out, and it is logged once.
+    - Before the files of the job are swept, what is under way ends; it looks for that at each file.
+    """
+
+    def __init__(
+        self,
+        context: JobContext,
+        open_store: OpenStore,
+        log_of: Callable[[str], TableLog],
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._context = context
+        self._open_store = open_store
+        self._log_of = log_of
+        self._lock = threading.Lock()
+        self._stopped = False
+        self._now_ms = now_ms
+        self._tables: dict[str, RunningCompaction] = {}
+        self._vacuums: dict[str, RunningVacuum] = {}
+        self._given_up: set[tuple[str, str]] = set()
+
+    @property
+    def compacts(self) -> bool:
+        """Returns whether there is any table to look at."""
+        return bool(self._context.compactions or self._context.histories) and not self._stopped
+
+    def step(self) -> None:
+        """Look at each table, put together what is due, once, and delete some of what is due."""
+        if self._stopped or not self._lock.acquire(blocking=False):
+            return
+        try:
+            for url in self._context.compactions:
+                self._step(url, "the small files of {} are put together", lambda: self._of(url))  # noqa: B023
+            for url in self._context.histories:
+                self._step(url, "old files of {} are deleted", lambda: self._vacuum_of(url))  # noqa: B023
+        except _StoppedError:
+            log.debug("a compaction of %s is left, because the job is over", self._context.job_id)
+        finally:
+            self._lock.release()
+
+    def stop(self) -> None:
+        """Begin nothing any more, and end what is under way soon."""
+        self._stopped = True
+
+    def close(self) -> None:
+        """Stop, wait until nothing is under way, and delete what was written in vain. Raises StorageError.
+
+        Nothing is deleted of a table whose log has lost entries: its files are all that is left of their rows.
+        """
+        self.stop()
+        with self._lock:
+            for url in self._context.compactions:
+                try:
+                    self._of(url).close()
+                except TableError as error:
+                    log.error("files of compactions are not deleted: %s", error)
+
+    def _step(self, url: str, what: str, of: Callable[[], RunningCompaction | RunningVacuum]) -> None:
+        """`what` is done, in words, with the table in the place of {}."""
+        if (url, what) in self._given_up:
+            return
+        try:
+            of().step(self._may_go_on)
+        except _StoppedError:
+            raise
+        except Exception as error:  # noqa: BLE001 (whatever it is: the job is worth more than the size of its files)
+            if isinstance(error, StorageError) and may_be_awaited(error):
+                log.warning("%s later: %s", what.format(url), error)
+                return
+            self._given_up.add((url, what))
+            log_failure(log, f"no longer: {what.format(url)}", error)
+
+    def _of(self, url: str) -> RunningCompaction:
+        if url not in self._tables:
+            settings = self._context.compactions[url]
+            store = self._open_store(url)
+            table_log = self._log_of(url)
+            self._tables[url] = RunningCompaction(store, table_log, self._context.job_id, settings)
+        return self._tables[url]
+
+    def _vacuum_of(self, url: str) -> RunningVacuum:
+        if url not in self._vacuums:
+            store = self._open_store(url)
+            table_log = self._log_of(url)
+            context = self._context
+            self._vacuums[url] = RunningVacuum(
+                store, table_log, context.job_id, context.histories[url], self._checkpoints, self._now_ms
+            )
+        return self._vacuums[url]
+
+    def _checkpoints(self) -> tuple[CheckpointId, ...]:
+        """The checkpoints of the job that are there, whatever state they are in. StorageError."""
+        names = self._open_store(self._context.root).list(self._context.layout.job_dir())
+        return tuple(found for found in map(parse_checkpoint_name, names) if found is not None)
+
+    def _may_go_on(self) -> None:
+        if self._stopped:
+            raise _StoppedError

@@ -6,24 +6,58 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from secrets import token_bytes
+from typing import Literal, TypeAlias
 
-from tidegate.actors.coordinator.job.outages import STORAGE_OUTAGE_MS
-from tidegate.actors.drivers.heartbeat_settings import HeartbeatSettings
+from tidegate.actors.coordinator.job_spec import STORAGE_OUTAGE_MS
 from tidegate.actors.drivers.log_lines import LogSettings
-from tidegate.actors.drivers.process_settings import ProcessSettings
 from tidegate.actors.drivers.work_folders import work_folder
 from tidegate.actors.graph.job_graph import JobGraph
-from tidegate.actors.task.channels.output_gate import BufferLimits
-from tidegate.actors.task.pipeline.split_positions import SplitPosition
-from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor, describe_task
-from tidegate.connectors.master_hooks import MasterHook
+from tidegate.actors.task.output_gate import BufferLimits
+from tidegate.actors.task.split_positions import SplitPosition
+from tidegate.actors.task.task_descriptor import TaskDescriptor, describe_task
+from tidegate.connectors.source import MasterHook
 from tidegate.protocol.identity import TaskId
 from tidegate.state.common.options import StateBackendOptions
 from tidegate.storage.argument_checks import check_folder, check_kind, check_switch, check_whole
 from tidegate.storage.checkpoints.layout import CheckpointLayout
 from tidegate.storage.checkpoints.lease import LEASE_MS_DEFAULT
 from tidegate.storage.ids import AttemptNumber, JobId, OperatorUid
-from tidegate.storage.tables.compaction.compaction_plan import CompactionSettings
+from tidegate.storage.tables.maintenance import CompactionSettings
+
+INTERVAL_MS = 10_000
+TIMEOUT_MS = 50_000
+TICK_MS_MAX = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatSettings:
+    """`interval_ms` between two questions; `timeout_ms` without an answer; `call_timeout_ms` in one call, if any."""
+
+    interval_ms: int = INTERVAL_MS
+    timeout_ms: int = TIMEOUT_MS
+    call_timeout_ms: int | None = None
+
+    @property
+    def tick_ms(self) -> int:
+        """Returns how often the monitor looks."""
+        return max(1, min(TICK_MS_MAX, self.interval_ms // 2))
+
+
+SLOT_REQUEST_TIMEOUT_MS = 300_000
+STANDBY_DELAY_MS = 3_000
+AUTO_STANDBY_DELAY_MS = 10_000
+"""From a deployment on: later, so that no spare process takes the processor from the tasks that start."""
+Standbys: TypeAlias = int | Literal["auto", "warm"]
+"""A number of spare processes; as many as there is room for; or that, and one more for each keyed task."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSettings:
+    """`standbys`: None leaves them to the runtime. `slot_request_timeout_ms`: how long an attempt waits for room."""
+
+    standbys: Standbys | None = None
+    slot_request_timeout_ms: int = SLOT_REQUEST_TIMEOUT_MS
+
 
 SECRET_BYTES = 32
 
@@ -42,18 +76,19 @@ class DataPlaneOptions:
     shared_bytes: int = 16 * 1024 * 1024
     """Memory for the rows that a worker sends to another one on its node, in bytes; 0: rows go over the socket."""
     sockets: bool = True
-    """Whether processes on one node send each other frames, credit and orders over sockets, not by calls of Ray."""
+    """Whether processes on one node exchange frames, credit and orders over sockets instead of Ray calls."""
     inline_bytes_max: int = 20 * 1024
     exactly_once: bool = True
     """False: barriers block nothing, and rows may be processed twice after a failure."""
     backend: StateBackendOptions = field(default_factory=StateBackendOptions)
-    """Where keyed state lives; its folder is that of all jobs of this user on a machine."""
+    """The backend of keyed state. All jobs of a user on a machine share its folder."""
     local_copies: str | None = None
     """Folder of each machine in which tasks keep copies of their newest state; None: they keep none."""
     state_bytes_max: int | None = None
-    """How large a state of a subtask may be; None: as large as it likes."""
+    """The largest state of a subtask, in bytes; None for no limit."""
     paused_ms_max: int = 0
-    """For how long whoever writes a large snapshot may pause in all, so that processing goes on; 0: not at all."""
+    """How long the thread that writes a large snapshot may pause in all, so that processing continues; 0 for no
+    pauses."""
 
     def __post_init__(self) -> None:
         check_kind(self, "limits", BufferLimits)
@@ -74,23 +109,23 @@ class JobContext:
     root: str
     graph: JobGraph
     splits: dict[OperatorUid, tuple[SplitPosition, ...]]
-    """All splits of each source."""
+    """The splits of each source."""
     options: DataPlaneOptions = field(default_factory=DataPlaneOptions)
     hooks: tuple[MasterHook, ...] = ()
     lease_ms: int = LEASE_MS_DEFAULT
-    """After so long without a sign of life the job counts as dead."""
+    """Without a renewal of its lease for this long, the job counts as dead."""
     storage_outage_ms: int = STORAGE_OUTAGE_MS
     """For how long the tasks wait for storage that does not answer."""
     heartbeats: HeartbeatSettings = field(default_factory=HeartbeatSettings)
     """When a process of a task counts as hung, in a runtime that has processes."""
     processes: ProcessSettings = field(default_factory=ProcessSettings)
-    """Likewise which ones it keeps beside those of its tasks."""
+    """The spare processes that the job keeps, in a runtime that has processes."""
     handed_on: tuple[str, ...] = ()
-    """Tables whose commits somebody follows, who may hold the sources back."""
+    """Tables whose commits a reader follows, which may hold the sources back."""
     compactions: Mapping[str, CompactionSettings] = field(default_factory=dict)
     """Tables whose small files are put together while the job runs, by URL."""
     histories: Mapping[str, int] = field(default_factory=dict)
-    """For how long tables keep what they do not show any more, in ms, by URL; others keep it for ever."""
+    """How long tables keep files that they no longer show, in ms, by URL; other tables keep them for ever."""
     assigned: frozenset[OperatorUid] = frozenset()
     """Sources whose splits the coordinator assigns."""
     log: LogSettings = field(default_factory=LogSettings)
@@ -100,16 +135,16 @@ class JobContext:
     temporary: bool = False
     """Whether `root` is a temporary folder, from which the job is deleted when it is over and nothing needs it."""
     secret: bytes = field(default_factory=partial(token_bytes, SECRET_BYTES), repr=False)
-    """What a process of the job shows another one that it connects to."""
+    """The secret that a process of the job presents when it connects to another one."""
 
     @property
     def layout(self) -> CheckpointLayout:
-        """Where the files of this job lie under `root`."""
+        """Returns where the files of this job lie under `root`."""
         return CheckpointLayout(self.job_id)
 
     @property
     def table_urls(self) -> list[str]:
-        """Where the output tables of this job are, in the order of their operators."""
+        """Returns where the output tables of this job are, in the order of their operators."""
         return list(self.graph.table_urls)
 
     def describe(self, task: TaskId, attempt: AttemptNumber) -> TaskDescriptor:

@@ -1,7 +1,7 @@
 """Renews the lease of a job, by a thread of its own: whatever else its process does, or waits for, the job is alive.
 
 The thread waits by the monotonic clock. A renewal that fails, whatever with, is tried again soon, for as long as the
-job goes on: a living job without a lease would be taken for dead, and its files for abandoned.
+job continues: a living job without a lease would be taken for dead, and its files for abandoned.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ log = logging.getLogger(__name__)
 
 TRIES_A_RENEWAL = 5
 END_WAIT_S = 5.0
-"""How long a renewal under way is waited for, before the end is written beside it."""
+"""How long a renewal under way is waited for, before the end is written in spite of it."""
 
 
 class LeaseKeeper:
     """Keeps one job's lease from `start` to `end` or `abandon`.
 
-    `driver`: the process that starts this one again if it is lost. `own`: no other process goes on with the lease, so
-    within this one it is known at once when nobody renews it any more. `asking`: the lease asks for the name of the
-    job, until `take`.
+    `driver`: the process that starts this one again if it is lost. `own`: no other process continues with the lease, so
+    this process notices at once when the lease is no longer renewed. `asking`: the lease requests the name of the job,
+    until `take`.
     """
 
     def __init__(
@@ -79,24 +79,25 @@ class LeaseKeeper:
             raise
 
     def take(self) -> None:
-        """The name is the job's: the lease asks for it no longer. Raises StorageError where that cannot be written."""
+        """Takes the name for the job: the lease no longer requests it. Raises StorageError if that cannot be
+        written."""
         with self._renewing:
             self._lease = replace(self._lease.renewed(self._clock()), asking=False)
             write_lease(self._store, self._lease)
 
     def end(self, *, finished: bool = False) -> None:
-        """The job is over, and says so, and whether it has finished. Nothing more follows; may be called again."""
+        """Ends the lease: the job is over. `finished`: whether it has finished. May be called again."""
         if not self.abandon():
             return
         try:
             found = read_lease(self._store, self._lease.job_id)
-            if found is None or found.token == self._token:  # Else somebody else goes on with the job.
+            if found is None or found.token == self._token:  # Otherwise another process continues the job.
                 write_lease(self._store, self._lease.ended_at(self._clock(), finished=finished))
         except Exception as error:  # noqa: BLE001 (it is the last that a job does, and must not keep it from its end)
             log.warning("the lease of job %s was not ended, and will expire: %s", self._lease.job_id, error)
 
     def abandon(self) -> bool:
-        """Stop renewing, and leave it to whoever goes on with the job. Whether that is new."""
+        """Stops renewing, and leaves the lease to the process that continues the job. Returns whether that is new."""
         if self._stopped.is_set():
             return False
         self._stopped.set()

@@ -1,4 +1,4 @@
-"""What the logs of tidegate's processes look like: one line a record, as text or as JSON.
+"""Formats the logs of tidegate's processes: one line a record, as text or as JSON.
 
 Rules:
 
@@ -6,9 +6,9 @@ Rules:
   pass for another record, or reach the terminal. A stack trace is bounded and escaped as well.
 - A message has a limit: values of users come into it only as excerpts, and what is longer loses its middle.
 - Values of users' rows are withheld unless `log_rows` is on (`tidegate/storage/user_values.py`).
-- With JSON a line is one object: time, level, logger, message, process, and what is known of job, job_id, attempt,
-  checkpoint, task, the event that the line tells of, and the event that caused it.
-- `tidegate`'s loggers alone get a handler; a program that logs by itself goes on doing that.
+- With JSON a line is one object: time, level, logger, message, process, and as far as known job, job_id, attempt,
+  checkpoint, task, the event that the line is about, and its cause.
+- `tidegate`'s loggers alone get a handler; logging of the program itself is unchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TextIO
 
-from tidegate.protocol.failure_reasons import bounded_text
+from tidegate.protocol.failures import bounded_text
 from tidegate.storage.user_values import logged_text, show_rows_in_logs
 
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -31,7 +31,7 @@ _EXTRA = "tidegate_fields"
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """How a job's processes log. `level` None: each process as it thinks fit."""
+    """The log settings of a job's processes. `level` None leaves it to each process."""
 
     level: str | None = None
     levels: Mapping[str, str] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class LogSettings:
 
 
 def log_fields(**given: object) -> dict[str, object]:
-    """The `extra=` of a record with these of `FIELDS`; those that are None are left out."""
+    """The `extra=` of a record with these of `FIELDS`; fields that are None are dropped."""
     return {_EXTRA: {name: given[name] for name in FIELDS if given.get(name) is not None}}
 
 
@@ -101,9 +101,8 @@ _handler: logging.Handler | None = None
 
 
 def log_to(stream: TextIO, settings: LogSettings, level: str, known: Mapping[str, object]) -> None:
-    """Let lines of tidegate's loggers appear on a stream; `level` is that of a process whose settings have none.
-
-    In place of what an earlier call has said.
+    """Writes lines of tidegate's loggers to a stream, replacing an earlier call. `level` applies if the settings have
+    none.
     """
     global _handler
     logger = logging.getLogger("tidegate")
@@ -116,7 +115,7 @@ def log_to(stream: TextIO, settings: LogSettings, level: str, known: Mapping[str
 
 
 def set_levels(settings: LogSettings, level: str | None = None) -> None:
-    """Set the levels of tidegate's loggers and of those that are named, and whether their lines may have rows."""
+    """Sets the levels of tidegate's loggers and of the named ones, and whether lines may contain rows."""
     show_rows_in_logs(settings.rows)
     chosen = settings.level or level
     if chosen is not None:

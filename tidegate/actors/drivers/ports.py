@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-if TYPE_CHECKING:  # A task has no use for what coordinators are told to do.
-    from tidegate.actors.coordinator.messages.events import CoordinatorEvent
-    from tidegate.actors.coordinator.messages.instructions import (
+if TYPE_CHECKING:  # A task does not need the instructions of coordinators.
+    from tidegate.actors.coordinator.events import CoordinatorEvent
+    from tidegate.actors.coordinator.instructions import (
         CancelAttempt,
         CompleteRequest,
         DeployAttempt,
@@ -16,14 +16,14 @@ if TYPE_CHECKING:  # A task has no use for what coordinators are told to do.
         KillProcess,
         SetTimer,
     )
-    from tidegate.actors.task.messages.events import TaskEvent
-    from tidegate.actors.task.messages.instructions import GrantCredit, SendFrame, SetTaskTimer
+    from tidegate.actors.task.events import TaskEvent
+    from tidegate.actors.task.instructions import GrantCredit, SendFrame, SetTaskTimer
     from tidegate.protocol.identity import TaskId
 
 
 @dataclass(frozen=True, slots=True)
 class TryAgain:
-    """What comes of I/O that could not be done, because storage did not answer."""
+    """The result of I/O that could not be done, because storage did not answer."""
 
     delay_ms: int
     again: Callable[[], None]
@@ -40,7 +40,7 @@ class TaskPort(Protocol):
         ...
 
     def monotonic_ms(self) -> int:
-        """A time that nobody sets: how long something takes."""
+        """The monotonic time, to measure durations."""
         ...
 
     def send_frame(self, frame: SendFrame) -> None:
@@ -52,11 +52,11 @@ class TaskPort(Protocol):
         ...
 
     def report(self, event: CoordinatorEvent) -> None:
-        """Tell the coordinator."""
+        """Report to the coordinator."""
         ...
 
     def run_io(self, work: Callable[[], TaskEvent | TryAgain | None]) -> None:
-        """Run beside the mailbox; what it returns goes to the task's host. An exception fails the task."""
+        """Run off the mailbox thread; what it returns goes to the task's host. An exception fails the task."""
         ...
 
     def call_later(self, delay_ms: int, action: Callable[[], None]) -> None:
@@ -64,7 +64,7 @@ class TaskPort(Protocol):
         ...
 
     def set_timer(self, instruction: SetTaskTimer, delay_ms: int) -> None:
-        """Send the task a `TimerDue` after a while, by a clock that nobody sets."""
+        """Send the task a `TimerDue` after a delay, by the monotonic clock."""
         ...
 
 
@@ -76,11 +76,11 @@ class CoordinatorPort(Protocol):
         ...
 
     def monotonic_ms(self) -> int:
-        """A time that nobody sets: how long something takes."""
+        """The monotonic time, to measure durations."""
         ...
 
     def deploy(self, instruction: DeployAttempt) -> None:
-        """Start the tasks of an attempt, in place of those that they were before."""
+        """Start the tasks of an attempt, replacing their earlier attempts."""
         ...
 
     def cancel_attempt(self, instruction: CancelAttempt) -> None:
@@ -96,21 +96,21 @@ class CoordinatorPort(Protocol):
         ...
 
     def run_io(self, work: Callable[[], CoordinatorEvent | None]) -> None:
-        """Run beside the mailbox; the event that it returns goes to the coordinator."""
+        """Run off the mailbox thread; the event that it returns goes to the coordinator."""
         ...
 
     def run_copy(self, work: Callable[[], CoordinatorEvent | None]) -> None:
-        """As `run_io`, on threads that only the folders of savepoints use. The end of the job does not wait."""
+        """Like `run_io`, on threads that only the folders of savepoints use. The end of the job does not wait."""
         ...
 
     def append(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
-        """Run a write of the event log beside the mailbox, and `done` with its error on the mailbox."""
+        """Run a write of the event log off the mailbox thread, and `done` with its error on the mailbox."""
         ...
 
     def set_timer(self, instruction: SetTimer, delay_ms: int) -> None:
         """Send the coordinator a `TimerFired` after a while; replaces a timer of the same name.
 
-        What waits goes by a clock that nobody sets: the time of the instruction is that of the wall clock.
+        The delay is measured by the monotonic clock; the time in the instruction is wall-clock time.
         """
         ...
 
@@ -135,9 +135,9 @@ class CoordinatorPort(Protocol):
         ...
 
     def halt(self, reason: str, *, fenced: bool) -> None:
-        """This coordinator must not go on: it was fenced, or its log cannot be written. The job has failed for it.
+        """This coordinator must not continue: it was fenced, or its log cannot be written. The job has failed for it.
 
         `fenced`: another one is known to be in charge, and this one touches nothing any more. Otherwise another one may
-        be: whatever ends the job's tasks has to be refused by those that obey it.
+        be: then orders of this one that end tasks are refused by the tasks that obey the other.
         """
         ...

@@ -1,38 +1,47 @@
-"""Does the I/O that a task asks for: reads its source, reads and writes its state, stages its sink files."""
+"""Does the I/O that a task orders: reads its source, reads and writes its state, stages its sink files."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
 
 import pyarrow as pa
 
-from tidegate.actors.coordinator.job.job_spec import RestorePoint
+from tidegate.actors.coordinator.job_spec import RestorePoint
 from tidegate.actors.drivers.async_calls import AsyncCalls
-from tidegate.actors.drivers.deletions import delete_files
-from tidegate.actors.drivers.held_sources import HeldSources
 from tidegate.actors.drivers.job_context import JobContext
-from tidegate.actors.drivers.sink_writers import SinkWriters
-from tidegate.actors.drivers.snapshot_writer import write_segment, write_snapshot
-from tidegate.actors.drivers.split_reads import SplitReads
-from tidegate.actors.drivers.state_stores import StateStores
+from tidegate.actors.drivers.outages import delete_files
+from tidegate.actors.drivers.source_reads import HeldSources, SplitReads
+from tidegate.actors.drivers.user_sinks import SinkWriters
 from tidegate.actors.drivers.work_folders import prepare_work
 from tidegate.actors.drivers.write_pace import paced
 from tidegate.actors.restore.restore_task import restore_task
 from tidegate.actors.restore.state_follower import StateFollower
-from tidegate.actors.task.checkpoints.snapshots import Written
-from tidegate.actors.task.incremental.lineage import Lineage
-from tidegate.actors.task.messages import events as ev
-from tidegate.actors.task.messages import instructions as do
-from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as do
+from tidegate.actors.task.incremental_base import LAYERS_MAX, Chain, IncrementalBase
+from tidegate.actors.task.snapshots import Written
+from tidegate.actors.task.task_descriptor import TaskDescriptor
+from tidegate.protocol.identity import TaskId
 from tidegate.state.common.backend import KeyedBackend
-from tidegate.storage.copies.node_folder import OpenNodeFolder, PrivateFolder
+from tidegate.storage.checkpoints.memory_limit import MemoryStorage
+from tidegate.storage.checkpoints.metadata import NativeState, StateHandle
 from tidegate.storage.errors import DAMAGE, StorageError, may_be_awaited
-from tidegate.storage.files.store import OpenStore
-from tidegate.storage.ids import OperatorUid
-from tidegate.storage.subtasks.in_flight import ChannelEnd, InFlightRows, write_in_flight
+from tidegate.storage.files.store import OpenStore, Store
+from tidegate.storage.ids import AttemptNumber, CheckpointId, OperatorUid
+from tidegate.storage.local_copies import (
+    LocalCopies,
+    NodeFolder,
+    OpenNodeFolder,
+    PrivateFolder,
+    remove_stale_copies,
+)
+from tidegate.storage.state.backend_files import write_native
+from tidegate.storage.state.in_flight import ChannelEnd, InFlightRows, write_in_flight
+from tidegate.storage.state.state_file import write_state
 
 log = logging.getLogger(__name__)
 
@@ -55,11 +64,11 @@ class TaskEffects:
         open_folder: OpenNodeFolder = PrivateFolder,
         why_late: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """State is restored by up to `readers` threads; with one by the thread that asks for it.
+        """State is restored by up to `readers` threads; with one reader, by the calling thread.
 
         `kept` is what the attempt before has handed over, in the same process; `follower` has held the state of a task
-        that ran elsewhere. `open_folder` opens the node's folder for local copies.
-        `why_late` describes what a call of `map_async` may have waited for in vain, or returns None.
+        that ran elsewhere. `open_folder` opens the node's folder for local copies. `why_late` describes what a call of
+        `map_async` may have waited for in vain, or returns None.
         """
         self._follower = follower
         self._readers = readers
@@ -83,7 +92,7 @@ class TaskEffects:
     def restore(self, restore: RestorePoint | None) -> ev.TaskRestored | ev.DamageFound:
         """Read what the operators of this task had in a checkpoint, and what was in flight towards it.
 
-        A checkpoint that is damaged is no fault of the task. What earlier attempts have left on this node's disk is
+        A damaged checkpoint is not a failure of the task. What earlier attempts have left on this node's disk is
         deleted before.
         """
         work = self._context.options.backend.directory
@@ -93,16 +102,18 @@ class TaskEffects:
             self.kept = {}
             return ev.TaskRestored(self._now_ms(), ())
         if self._follower is not None:
-            self.kept, self._follower = self._follower.take(restore), None
+            self.kept = self._follower.take(restore)
+            self._follower = None
         store = self._open_store(restore.root)
         task = self._descriptor.task
-        backend, own = self._descriptor.backend, restore.job_id == self._context.job_id and not restore.savepoint
+        backend = self._descriptor.backend
+        own = restore.job_id == self._context.job_id and not restore.savepoint
         # Files of a native savepoint are copies, like those of the job's own checkpoints. A changelog begins with rows.
         fits = own or (restore.savepoint and not backend.changelog)
         folder = backend.directory if backend.kind == "rocksdb" and fits else None
         known = {uid: kept.kept(restore.checkpoint_id) for uid, kept in self.kept.items()} if own else {}
         usable = {uid: tables for uid, tables in known.items() if tables is not None}
-        # What leads elsewhere goes before anything is read: there is no room for both.
+        # State that leads elsewhere is dropped before anything is read: there is not enough memory for both.
         self.kept = {uid: kept for uid, kept in self.kept.items() if uid in usable}
         try:
             context = self._context
@@ -119,13 +130,21 @@ class TaskEffects:
             )
         except DAMAGE as error:
             return ev.DamageFound(self._now_ms(), restore.checkpoint_id, f"{task}: {error}")
-        part, lineage = restored.part, None
+        part = restored.part
+        lineage = None
         if part is not None and own:
             # The files of another job's checkpoint are not this job's to keep.
-            lineage = Lineage.of(restore.checkpoint_id, part)
+            lineage = IncrementalBase.of(restore.checkpoint_id, part)
         kept = {uid: kept for uid, kept in self.kept.items() if uid in restored.kept}
-        read = restored.tables, restored.finished, restored.in_flight
-        return ev.TaskRestored(self._now_ms(), *read, lineage, kept, restored.origin)
+        return ev.TaskRestored(
+            self._now_ms(),
+            restored.tables,
+            finished=restored.finished,
+            in_flight=restored.in_flight,
+            lineage=lineage,
+            kept=kept,
+            origin=restored.origin,
+        )
 
     def read_source(self, instruction: do.ReadSource, patient: bool = True) -> ev.SourceBatchRead | None:
         """Read one batch; nothing once the task is closed. `patient`: it may take time to wait for rows."""
@@ -158,7 +177,8 @@ class TaskEffects:
 
         What is written when the task is over meanwhile is deleted at once, as by `persist`.
         """
-        task, graph = self._descriptor.task, self._context.graph
+        task = self._descriptor.task
+        graph = self._context.graph
         rows = [
             InFlightRows.of(
                 ChannelEnd(
@@ -192,12 +212,14 @@ class TaskEffects:
 
     def persist_segment(self, instruction: do.PersistSegment) -> ev.SegmentPersisted | ev.SegmentFailed | None:
         """Write a segment of the changelog, or a base. What comes too late is deleted, as by `persist`."""
-        store, descriptor = self._stores.to_write(None), self._descriptor
-        number, whole = instruction.number, instruction.whole
+        store = self._stores.to_write(None)
+        descriptor = self._descriptor
+        number = instruction.number
+        whole = instruction.whole
         try:
             handle = write_segment(store, self._context, descriptor.task, descriptor.attempt, instruction)
         except StorageError as error:
-            # A checkpoint tells of it only if it needs what was to be written, which may be none.
+            # A checkpoint reports it only if it needs this segment.
             log.warning("a part of the changelog of %s was not written: %s", descriptor.task, error)
             return ev.SegmentFailed(self._now_ms(), number, whole, str(error), away=may_be_awaited(error))
         if self._over.is_set():
@@ -207,23 +229,23 @@ class TaskEffects:
 
     @property
     def storage_outage_ms(self) -> int:
-        """For how long storage is waited for."""
+        """Returns for how long storage is waited for."""
         return self._context.storage_outage_ms
 
     @property
     def keeps_copies(self) -> bool:
-        """Whether `checkpoint_over` wants to be told."""
+        """Whether `checkpoint_over` has to be called."""
         return self._stores.keeps_copies
 
     def checkpoint_over(self, event: ev.CheckpointCompleted | ev.CheckpointAborted) -> None:
-        """A checkpoint is complete, or was given up: local copies that nobody needs any more go."""
+        """Deletes local copies that are no longer needed, after a checkpoint was completed or given up."""
         if isinstance(event, ev.CheckpointCompleted):
             self._stores.completed(event.checkpoint_id)
         else:
             self._stores.aborted(event.checkpoint_id)
 
     def stage(self, instruction: do.StageFile) -> ev.FileStaged | None:
-        """Write one data file of a sink; nobody sees it before it is committed."""
+        """Write one data file of a sink; no reader sees it before it is committed."""
         if instruction.uid in self.sinks:
             prepared = self.sinks.stage(instruction)
             if prepared is None:
@@ -260,3 +282,139 @@ class TaskEffects:
             self._follower.close()
         self.sinks.close()
         self.calls.close()
+
+
+COPIES_BYTES_MAX = 64 * 1024**3
+"""Local copies of a task never take more, whatever is retained."""
+STALE_MS = 7 * 24 * 3600 * 1000
+"""Copies of a job that has written none for this long are over: their node was not there when the job ended."""
+REMEMBERED_MAX = 64
+"""Checkpoints of which it is remembered which files they need; older ones were given up long ago."""
+
+
+class StateStores:
+    """The stores to which one task writes its state: checkpoint storage, and local copies if the job wants them.
+
+    With local copies everything that is written goes to the node's disk too, and what a restart reads comes from there
+    as long as it is right. With storage in the coordinator's memory a state has a limit.
+    """
+
+    def __init__(
+        self, context: JobContext, task: TaskId, open_store: OpenStore, now_ms: int, folder: NodeFolder | None
+    ) -> None:
+        """`folder`: the folder of this node, if copies are kept."""
+        self._context = context
+        self._open_store = open_store
+        self._lock = threading.Lock()
+        if folder is not None:
+            remove_stale_copies(folder, now_ms - STALE_MS)
+        self._needed: dict[CheckpointId, tuple[frozenset[str], Chain | None]] = {}
+        self._completed = CheckpointId(1)
+        self._copies = (
+            None
+            if folder is None
+            else LocalCopies(folder, context.job_id, task.vertex, task.subtask, size_bytes_max=COPIES_BYTES_MAX)
+        )
+
+    @property
+    def keeps_copies(self) -> bool:
+        """Returns whether it matters what became of a checkpoint."""
+        return self._copies is not None
+
+    def to_write(self, checkpoint_id: CheckpointId | None) -> Store:
+        """Returns the store for the files of one checkpoint; with None, for the files of the changelog."""
+        store = self._open_store(self._context.root)
+        limit = self._context.options.state_bytes_max
+        if limit is not None:
+            store = MemoryStorage(store, limit)
+        if self._copies is None:
+            return store
+        # Copies of the changelog count as copies of the last checkpoint: the next one names the copies that it needs.
+        return self._copies.store_for(store, self._completed if checkpoint_id is None else checkpoint_id)
+
+    def wrote(self, checkpoint_id: CheckpointId, needed: frozenset[str], chain: Chain | None = None) -> None:
+        """The task's part of a checkpoint is durable, and consists of these files, and of layers of the changelog."""
+        if self._copies is not None:
+            with self._lock:
+                before, chain_before = self._needed.get(checkpoint_id, (frozenset(), None))
+                self._needed[checkpoint_id] = before | needed, chain or chain_before
+                while len(self._needed) > REMEMBERED_MAX:
+                    del self._needed[min(self._needed)]
+
+    def completed(self, checkpoint_id: CheckpointId) -> None:
+        """The checkpoint is complete: copies that it does not need are over."""
+        if self._copies is None:
+            return
+        with self._lock:
+            known = self._needed.get(checkpoint_id)
+            self._needed = {n: needed for n, needed in self._needed.items() if n > checkpoint_id}
+            self._completed = max(self._completed, checkpoint_id)
+        if known is not None:
+            needed, chain = known
+            layers = () if chain is None else chain.handles
+            self._copies.confirmed(checkpoint_id, needed | {h.path for h in layers if h.path is not None})
+
+    def aborted(self, checkpoint_id: CheckpointId) -> None:
+        """The checkpoint was given up, and its copies with it."""
+        if self._copies is not None:
+            with self._lock:
+                self._needed.pop(checkpoint_id, None)
+                with_changelog = checkpoint_id == self._completed
+            if not with_changelog:
+                # Before any checkpoint is complete, copies of the changelog are stored with those of the first, which
+                # may fail.
+                self._copies.aborted(checkpoint_id)
+
+
+def write_snapshot(store: Store, context: JobContext, task: TaskId, snapshot: do.PersistSnapshot) -> Written:
+    """Writes snapshots (the asynchronous part): what was frozen becomes files, each written once and never changed.
+
+    Rules: states that belong to one checkpoint alone go into one file; what is put on the layers of keyed state goes
+    into another one, which later checkpoints refer to; files of backends go into folders. A snapshot that cannot be
+    written leaves nothing behind, as far as it can be deleted, and never touches a file of what it is built on.
+
+    Store everything that a subtask has frozen. Raises StorageError.
+    """
+    layout = context.layout
+    options = context.options
+    number = snapshot.checkpoint_id
+    known = {} if snapshot.base is None else {state.uid: state for state in snapshot.base.native}
+    inline_threshold = options.inline_bytes_max
+    handle: StateHandle | None = None
+    layer: StateHandle | None = None
+    native: list[NativeState] = []
+
+    write = partial(write_state, store, compression=options.backend.compression)
+    try:
+        exclusive = [(s.uid, state) for s in snapshot.snapshots for state in s.states]
+        handle = write(
+            layout.state_file(number, task.vertex, task.subtask), exclusive, inline_bytes_max=inline_threshold
+        )
+        put = [(s.uid, state) for s in snapshot.snapshots for state in s.layer]
+        # All layers of a stack together are no more in the metadata than one file may be.
+        layer_path = layout.layer_file(number, task.vertex, task.subtask)
+        layer = write(layer_path, put, inline_bytes_max=inline_threshold // LAYERS_MAX)
+        for s in snapshot.snapshots:
+            if s.native is not None:
+                folder = layout.native_dir(number, task.vertex, task.subtask, s.uid)
+                native.append(write_native(store, folder, s.native, known.get(s.uid)))
+    except StorageError:
+        delete_files(store, Written(handle, layer, tuple(native)).files(snapshot.base))
+        raise
+    finally:
+        for s in snapshot.snapshots:
+            if s.native is not None:
+                s.native.release()
+    return Written(handle, layer, tuple(native))
+
+
+def write_segment(
+    store: Store, context: JobContext, task: TaskId, attempt: AttemptNumber, segment: do.PersistSegment
+) -> StateHandle | None:
+    """Store what a subtask has frozen for its changelog; None if that is nothing. Raises StorageError."""
+    path = context.layout.changelog_file(task.vertex, task.subtask, attempt, segment.number, segment.whole)
+    put = [(s.uid, state) for s in segment.snapshots for state in (*s.states, *s.layer)]
+    inline_threshold = context.options.inline_bytes_max // LAYERS_MAX
+    return write_state(
+        store, path, put, inline_bytes_max=inline_threshold, compression=context.options.backend.compression
+    )

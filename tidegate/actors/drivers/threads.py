@@ -1,12 +1,13 @@
-"""Threads of our own, for code that may block, raise anything, or fork.
+"""Runs code that may block, raise anything, or fork, on threads of our own.
 
 Rules:
 
-- All are daemons that nobody joins without a limit: a read that blocks for ever must not keep a process from ending.
-- All are started with the pool, so that a process that can start no thread any more says so before it has work to do.
-- Whatever a piece of work raises, also an exit, is its result. A thread that dies for another reason tells `died`.
-- The queue has a limit. Who asks for more gets an error: nothing of ours has so much to do at once.
-- A process that user code has forked must not go on as a second copy of a task: it ends when that code has returned.
+- All are daemons that are never joined without a limit: a read that blocks for ever must not keep a process from
+  ending.
+- All are started with the pool, so that a process which can start no more threads fails before it has work to do.
+- Whatever a piece of work raises, also an exit, is its result. A thread that dies for another reason calls `died`.
+- The queue has a limit. A caller that adds more gets an error: no part of tidegate has that much to do at once.
+- A process that user code has forked must not continue as a second copy of a task: it ends when that code has returned.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ T = TypeVar("T")
 WAITING_MAX = 10_000
 
 EXIT_UNREPORTED = 77
-"""A failure could not be told to anybody: the process ends, which is noticed."""
+"""The exit code if a failure could not be reported: the end of the process is noticed."""
 EXIT_FORKED = 78
 """A copy of the process came out of user code."""
 
@@ -37,11 +38,11 @@ _FORKED = b"tidegate: a process that user code has forked came back from it, and
 
 
 def _nothing() -> None:
-    """What follows when nobody asked for anything."""
+    """The default callback: does nothing."""
 
 
 def leave(code: int, last_words: bytes) -> None:
-    """End the process now, without asking anybody."""
+    """Ends the process now, without cleaning up."""
     try:
         os.write(2, last_words)
     finally:
@@ -49,7 +50,7 @@ def leave(code: int, last_words: bytes) -> None:
 
 
 def leave_unreported() -> None:
-    """End the process because a failure could not be told to anybody."""
+    """Ends the process because a failure could not be reported."""
     leave(EXIT_UNREPORTED, _UNREPORTED)
 
 
@@ -60,13 +61,12 @@ def leave_if_forked(pid: int) -> None:
 
 
 class NotBackError(Exception):
-    """A call has not come back within its limit. It goes on; what comes of it is dropped."""
+    """A call has not come back within its limit. It continues; what comes of it is dropped."""
 
 
 def call_within(call: Callable[[], T], limit_s: float, name: str) -> T:
-    """Call code that may never come back, on a daemon thread, and wait so long for its result. NotBackError.
-
-    RuntimeError if the thread cannot be started.
+    """Calls code that may never return, on a daemon thread, and waits up to `limit_s` for its result. Raises
+    NotBackError after that. RuntimeError if the thread cannot be started.
     """
     future: Future[T] = Future()
     pid = os.getpid()
@@ -74,7 +74,7 @@ def call_within(call: Callable[[], T], limit_s: float, name: str) -> T:
     def run() -> None:
         try:
             future.set_result(call())
-        except BaseException as error:  # noqa: BLE001 (code of users: whoever waits is told)
+        except BaseException as error:  # noqa: BLE001 (code of users: the waiting caller gets it)
             future.set_exception(error)
         finally:
             leave_if_forked(pid)
@@ -86,7 +86,7 @@ def call_within(call: Callable[[], T], limit_s: float, name: str) -> T:
 
 
 def lacks_threads(error: BaseException | None) -> bool:
-    """Whether an error, or what caused it, says that the process can start no thread any more."""
+    """Returns whether an error, or what caused it, shows that the process can start no more threads."""
     for _ in range(100):  # Causes can form a ring.
         if error is None:
             return False
@@ -97,7 +97,8 @@ def lacks_threads(error: BaseException | None) -> bool:
 
 
 def is_unfit(error: BaseException | None) -> bool:
-    """Whether an error, or what caused it, lies in the process: it can start no thread, or open no file any more."""
+    """Returns whether an error, or what caused it, is in the process: it can start no more threads, or open no more
+    files."""
     if lacks_threads(error):
         return True
     for _ in range(100):  # Causes can form a ring.
@@ -109,7 +110,7 @@ def is_unfit(error: BaseException | None) -> bool:
     return False
 
 
-class WorkerPool:
+class ThreadPool:
     """Runs pieces of work side by side. RuntimeError from the constructor if its threads cannot be started."""
 
     def __init__(self, threads: int, name: str, died: Callable[[BaseException], object]) -> None:
@@ -146,7 +147,7 @@ class WorkerPool:
             future: Future[T] = Future()
             try:
                 future.set_result(work())
-            except BaseException as error:  # noqa: BLE001 (code of users, too: `done` is told)
+            except BaseException as error:  # noqa: BLE001 (code of users, too: `done` gets it)
                 future.set_exception(error)
             finally:
                 leave_if_forked(self._pid)
@@ -161,7 +162,7 @@ class WorkerPool:
 
     @property
     def closed(self) -> bool:
-        """Whether it takes no more work."""
+        """Returns whether it takes no more work."""
         return self._closed
 
     def close(self, then: Callable[[], object] = _nothing) -> None:
@@ -169,7 +170,8 @@ class WorkerPool:
         with self._lock:
             if self._closed:
                 return
-            self._closed, self._then = True, then
+            self._closed = True
+            self._then = then
             nobody = not self._alive
             with suppress(queue.Empty):
                 while True:
@@ -180,7 +182,7 @@ class WorkerPool:
             self._over()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait, after `close`, until all threads have come back; whether they have."""
+        """Waits, after `close`, until all threads have returned. Returns whether they have."""
         return self._idle.wait(timeout_s)
 
     def _run(self) -> None:
@@ -206,7 +208,7 @@ class WorkerPool:
             self._idle.set()
 
 
-def join_all(pools: tuple[WorkerPool, ...], timeout_s: float) -> bool:
+def join_all(pools: tuple[ThreadPool, ...], timeout_s: float) -> bool:
     """Wait for closed pools, all together for so long; whether all have come to an end."""
     deadline_s = time.monotonic() + timeout_s
     return all(pool.join(max(0.0, deadline_s - time.monotonic())) for pool in pools)

@@ -1,4 +1,4 @@
-"""Makes and clears the local folders in which backends work, also those that dead processes have left.
+"""Makes and clears the local folders in which backends work, including folders that dead processes have left.
 
     <folder>/<job>/<vertex>-<subtask>/attempt-3/<operator uid>
     <folder>/<job>/<vertex>-<subtask>/process-3
@@ -6,11 +6,11 @@
 Rules:
 
 - An attempt has a folder of its own, because one that was given up may live on for a while.
-- Beside it lies which process works in it, written before anything else. A process that is killed deletes nothing, and
-  its task may go on at another node, or its job be over.
-- Who begins an attempt deletes what earlier ones of the task have left on its node, and what processes of any job have
-  left there that are gone. Nothing is deleted for its age, because a job may live and be idle, nor where it cannot be
-  known whether the process is gone.
+- Next to it a file names the process that works in it, written before anything else. A process that is killed deletes
+  nothing, and its task may continue at another node, or its job be over.
+- A new attempt deletes what earlier attempts of the task have left on its node, and what dead processes of any job have
+  left there. Nothing is deleted for its age, because a job may live and be idle, nor where it cannot be known whether
+  the process is gone.
 - What a job leaves on the coordinator's node goes when it ends.
 - No deletion raises. The folder is this user's alone, or it is not used: files that lie in it are taken for the state
   of a task, which may hold pickles.
@@ -39,18 +39,19 @@ from tidegate.storage.process_id import ProcessId, is_there, this_process
 
 log = logging.getLogger(__name__)
 
-_WORK, _PROCESS = "attempt-", "process-"
+_WORK = "attempt-"
+_PROCESS = "process-"
 _TRIES_MAX = 10
-"""Whoever clears up may delete an empty folder before its first file is in it."""
+"""A cleanup may delete an empty folder before its first file is in it."""
 
 
 def work_folder(folder: str, job_id: JobId, task: TaskId, attempt: AttemptNumber) -> str:
-    """That of one task in one attempt; `folder` is the node's, for all jobs, and holds nothing else."""
+    """Returns the folder of one task in one attempt. `folder` is the node's, for all jobs, and holds nothing else."""
     return os.path.join(folder, _task_folder(job_id, task), f"{_WORK}{attempt}")
 
 
 def prepare_work(folder: str, job_id: JobId, task: TaskId, attempt: AttemptNumber) -> None:
-    """Make the node's folder, say that this process works in it, and delete what nobody works in any more.
+    """Makes the node's folder, marks that this process works in it, and deletes abandoned folders.
 
     ConfigurationError if the folder is not this user's alone, StorageError if it cannot be made.
     """
@@ -77,7 +78,7 @@ def remove_work(folder: str, job_id: JobId) -> None:
 
 
 def _sign(folder: str, own: str, attempt: AttemptNumber) -> None:
-    """Write down that this process works in the folder of an attempt."""
+    """Writes a file that marks the folder of an attempt as used by this process."""
     for tries_left in reversed(range(_TRIES_MAX)):
         try:
             path = os.path.join(make_inside(folder, own), f"{_PROCESS}{attempt}")
@@ -90,21 +91,21 @@ def _sign(folder: str, own: str, attempt: AttemptNumber) -> None:
 
 
 def _remove_abandoned(folder: str) -> None:
-    """Delete the folders of attempts, of any job, whose process is gone."""
+    """Deletes the folders of attempts, of any job, if their process is gone."""
     for job in list_inside(folder):
         for task in list_inside(folder, job):
             below = os.path.join(job, task)
             for name in list_inside(folder, below):
                 if name.startswith(_PROCESS) and _is_gone(os.path.join(folder, below, name)):
                     remove_inside(folder, os.path.join(below, f"{_WORK}{name.removeprefix(_PROCESS)}"))
-                    # Last: who is interrupted leaves it to the next one.
+                    # Last: an interrupted cleanup leaves it to the next one.
                     remove_inside(folder, os.path.join(below, name))
             remove_if_empty(folder, below)
         remove_if_empty(folder, job)
 
 
 def _is_gone(path: str) -> bool:
-    """Whether the process that a file names is known to be gone."""
+    """Returns whether the process that a file names is known to be gone."""
     try:
         with open(path, "rb", opener=open_private) as file:
             process = decode(file.read())

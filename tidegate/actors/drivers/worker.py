@@ -3,9 +3,9 @@
 A slot holds subtask i of every step that shares it. Rules:
 
 - Subtasks take turns. A turn is the work on one batch at most. What subtasks of the worker send each other is appended
-  to one queue, without copying or encoding it, and taken in before the next turn, in the order in which it was sent.
+  to one queue, without copying or encoding it, and handled before the next turn, in the order in which it was sent.
   `transport.py` says how frames travel in general.
-- What a subtask raises has failed that subtask alone; the others go on. The failure is reported before anything is
+- What a subtask raises has failed that subtask alone; the others continue. The failure is reported before anything is
   closed or logged, because that may fail too, or never return.
 - A subtask that is stopped leaves its keyed state to the next attempt of the same subtask in this worker.
 - What a subtask holds is closed once its I/O that is under way has returned. I/O that waits for a thread is dropped.
@@ -14,6 +14,7 @@ A slot holds subtask i of every step that shares it. Rules:
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 import weakref
@@ -24,28 +25,56 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Protocol
 
-from tidegate.actors.coordinator.messages.events import CoordinatorEvent
+from tidegate.actors.coordinator.events import CoordinatorEvent
 from tidegate.actors.drivers.log_lines import lines_are_about
 from tidegate.actors.drivers.ports import TryAgain
-from tidegate.actors.drivers.task_host import TaskHost
-from tidegate.actors.drivers.threads import WorkerPool, leave_if_forked
-from tidegate.actors.drivers.transport import Transport
+from tidegate.actors.drivers.task_driver import TaskDriver
+from tidegate.actors.drivers.threads import ThreadPool, leave_if_forked
 from tidegate.actors.graph.job_graph import JobGraph
-from tidegate.actors.task.messages import events as ev
-from tidegate.actors.task.messages import instructions as do
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as do
 from tidegate.protocol.identity import ChannelId, TaskId
 from tidegate.state.common.backend import KeyedBackend
 from tidegate.storage.clock import monotonic_ms, now_ms
 from tidegate.storage.ids import AttemptNumber, OperatorUid
 
+
+class Transport(Protocol):
+    """Carries frames and credit between two subtasks. One interface, three implementations.
+
+    A subtask sends by `Subtask.connect(peer)`, which gives the transport to a neighbour, once for each channel and
+    attempt. Whatever carries it, a frame arrives as `FrameArrived` at `Worker.deliver`, and a grant as `CreditGranted`.
+
+    - In the same worker: `QueueTransport` (`worker.py`) appends the elements themselves to the queue of the worker.
+    - In another worker on the same node: `PeerLink` (`runtimes/ray/exchange/peer_links.py`) writes to a socket, and
+      rows to shared memory. A socket keeps the order.
+    - On another node, or without sockets: `PeerCalls` (`runtimes/ray/task/peer_calls.py`) makes calls of Ray, which Ray
+      repeats. Frames are numbered, and the receiver sorts them (`runtimes/ray/task/frame_order.py`).
+
+    Rules that all of them keep:
+
+    - The transport of a channel is known before the subtask reports that it is ready, so before rows flow. It never
+      changes during an attempt.
+    - Elements of one channel are handed over once and in the order in which they were sent, or the attempt fails.
+    - No send waits. What is on its way is bounded by the credit of the channel.
+    - The receiver drops everything that belongs to another attempt.
+    - A subtask that has finished has ended once its receivers have handled all that it has sent.
+    """
+
+    def send(self, frame: do.SendFrame) -> None:
+        """Send a frame to the receiver of its channel."""
+
+    def grant(self, grant: do.GrantCredit) -> None:
+        """Grant credit to the sender of a channel."""
+
+
 IO_THREADS = 4
 """Threads of a worker for everything but reads of sources, and waiting for functions that are called asynchronously."""
-
 Kept = Mapping[OperatorUid, KeyedBackend]
 """Keyed state that a subtask leaves to its next attempt."""
 
 
-class IoPool(WorkerPool):
+class IoPool(ThreadPool):
     """The threads for the I/O of subtasks that begin an attempt together. They end with the last of these subtasks."""
 
     def __init__(self, threads: int, name: str, died: Callable[[BaseException], object]) -> None:
@@ -92,7 +121,7 @@ class Wiring(Protocol):
         """A subtask has finished, and is not among the running ones any more."""
 
     def acted(self, subtask: Subtask) -> None:
-        """A subtask has done something, and goes on."""
+        """A subtask has done something, and continues."""
 
 
 class Subtask(ABC):
@@ -101,25 +130,28 @@ class Subtask(ABC):
     virtual = False
 
     def __init__(self, worker: Worker, task: TaskId, attempt: AttemptNumber, beside: Collection[TaskId]) -> None:
-        """`beside`: the subtasks that begin this attempt with it in the same worker."""
-        self.worker, self.task, self.attempt = worker, task, attempt
+        """`beside`: the subtasks that begin this attempt in the same worker."""
+        self.worker = worker
+        self.task = task
+        self.attempt = attempt
         self._beside = beside
         self.log_fields: Mapping[str, object] = {"task": str(task), "attempt": attempt}
         self._transports: dict[ChannelId, Transport] = {}
-        self._host: TaskHost | None = None
+        self._host: TaskDriver | None = None
         self._pool: IoPool | None = None
         self._lock = threading.Lock()
         self._io_under_way = 0
         self._retired = False
 
-    def begin(self, host: TaskHost, pool: IoPool | None) -> None:
+    def begin(self, host: TaskDriver, pool: IoPool | None) -> None:
         """Set what drives the machine, and the threads for its I/O. None where a runtime has none."""
         if pool is not None:
             pool.enter()
-        self._host, self._pool = host, pool
+        self._host = host
+        self._pool = pool
 
     @property
-    def host(self) -> TaskHost:
+    def host(self) -> TaskDriver:
         """The host that drives the machine."""
         assert self._host is not None
         return self._host
@@ -149,7 +181,7 @@ class Subtask(ABC):
         return self.connect_out(neighbour)
 
     def is_beside(self, task: TaskId) -> bool:
-        """Whether a subtask has begun this attempt in the same worker."""
+        """Returns whether a subtask has begun this attempt in the same worker."""
         return task in self._beside
 
     def send_frame(self, frame: do.SendFrame) -> None:
@@ -173,7 +205,8 @@ class Subtask(ABC):
 
     def set_timer(self, instruction: do.SetTaskTimer, delay_ms: int) -> None:
         # A timer may be far away: it must not keep the state of a subtask that is over until then.
-        worker, weak = self.worker, weakref.ref(self)
+        worker = self.worker
+        weak = weakref.ref(self)
 
         def fire() -> None:
             if (subtask := weak()) is not None:
@@ -211,7 +244,8 @@ class Subtask(ABC):
         assert self._pool is not None
         self.host.hurry()
         with self._lock:
-            self._retired, closes = True, not self._io_under_way
+            self._retired = True
+            closes = not self._io_under_way
         try:
             if closes:
                 self.host.close()
@@ -237,7 +271,10 @@ class QueueTransport:
         now_ms: Callable[[], int],
     ) -> None:
         """`deliver`: hands a fact to the subtask, when its turn in the queue comes."""
-        self._to, self._queue, self._deliver, self._now_ms = to, queue, deliver, now_ms
+        self._to = to
+        self._queue = queue
+        self._deliver = deliver
+        self._now_ms = now_ms
 
     def send(self, frame: do.SendFrame) -> None:
         """Append a frame to the queue."""
@@ -254,16 +291,17 @@ class Worker:
     """The subtasks of one slot. Every method runs on the worker's thread, except `doing`."""
 
     def __init__(self, graph: JobGraph, wiring: Wiring, queue: deque[Callable[[], object]] | None = None) -> None:
-        """`queue`: shared with what else runs on this thread and takes it in; None: the worker takes in its own."""
-        self.graph, self.wiring = graph, wiring
+        """`queue`: shared with what else runs on this thread and takes it in; None: the worker handles its own."""
+        self.graph = graph
+        self.wiring = wiring
         self.queue: deque[Callable[[], object]] = deque() if queue is None else queue
-        """What its subtasks have sent each other."""
+        """Frames and grants between its subtasks."""
         self.subtasks: dict[TaskId, Subtask] = {}
-        """Those that run."""
+        """Running subtasks."""
         self._kept: dict[TaskId, Kept] = {}
         self._order: list[Subtask] = []
         self._next = 0
-        """Which of them is offered the next turn first."""
+        """The index of the subtask that is offered the next turn first."""
         self._pid = os.getpid()
         self.doing: TaskId | None = None
         """The subtask that acts now, or acted last. From any thread."""
@@ -283,14 +321,14 @@ class Worker:
         self._order.append(subtask)
 
     def stop(self, task: TaskId) -> Subtask | None:
-        """Stop a subtask, if it runs, and keep its keyed state. Returns it; `retire` lets go of what it holds."""
+        """Stops a subtask, if it runs, and keeps its keyed state. Returns it; `retire` releases what it holds."""
         subtask = self._remove(task)
         if subtask is not None:
             self._kept[task] = subtask.host.hand_over()
         return subtask
 
     def deliver(self, task: TaskId, attempt: AttemptNumber, event: ev.TaskEvent) -> bool:
-        """Let a subtask take in a fact. Returns whether it runs in this attempt."""
+        """Lets a subtask handle an event. Returns whether it runs in this attempt."""
         subtask = self.subtasks.get(task)
         if subtask is None or subtask.attempt != attempt:
             return False
@@ -298,12 +336,12 @@ class Worker:
         return True
 
     def turn(self) -> bool:
-        """Take in what subtasks have sent each other, then give one turn. Returns whether anything was done."""
+        """Delivers what subtasks have sent each other, then gives one turn. Returns whether anything was done."""
         busy = self.take_in()
         return self.next_turn() or busy
 
     def take_in(self) -> bool:
-        """Take in what subtasks have sent each other, in that order. Returns whether there was anything."""
+        """Delivers what subtasks have sent each other, in that order. Returns whether there was anything."""
         busy = bool(self.queue)
         while self.queue:
             self.queue.popleft()()
@@ -311,7 +349,8 @@ class Worker:
 
     def next_turn(self) -> bool:
         """Give one turn, to the next subtask that has something to do. Returns whether there was one."""
-        order, count = self._order, len(self._order)
+        order = self._order
+        count = len(self._order)
         for index in range(count):
             at = (self._next + index) % count
             subtask = order[at]
@@ -352,3 +391,34 @@ class Worker:
             # A new list: this may happen while `next_turn` looks at the old one.
             self._order = [each for each in self._order if each is not subtask]
         return subtask
+
+
+MAPPED_FROM_BYTES = 4 << 20
+KEPT_BYTES = 16 << 20
+_TRIM_THRESHOLD = -1
+_MMAP_THRESHOLD = -3
+"""Parameters of `mallopt`."""
+_OWN_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
+
+
+def keep_freed_memory(environment: Mapping[str, str] = os.environ) -> bool:
+    """Makes the allocator of the C library keep freed memory, in processes that run tasks.
+
+    Each batch takes some arrays of a megabyte and gives them back. By itself glibc returns the end of its heap to the
+    system as soon as a few of them are free, and the next batch waits for the same pages again, which are cleared
+    first: a hundred to two thousand page faults a batch. Rules:
+
+    - Arrays of up to `MAPPED_FROM_BYTES` lie in heaps, of which threads have their own; up to `KEPT_BYTES` at the end
+      of each stay free for the next ones.
+    - Larger arrays are mapped by themselves, and are returned to the system at once: state, and what a restore takes.
+    - Thresholds that are set in the environment (`MALLOC_*`, `GLIBC_TUNABLES`) stay as they are.
+
+    Set the thresholds of this process. Returns False if the C library has none, or the environment sets them.
+    """
+    if any(name in environment for name in _OWN_SETTINGS) or "glibc.malloc" in environment.get("GLIBC_TUNABLES", ""):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    # To set one of them keeps glibc from moving either.
+    return bool(mallopt(_MMAP_THRESHOLD, MAPPED_FROM_BYTES)) and bool(mallopt(_TRIM_THRESHOLD, KEPT_BYTES))

@@ -1,14 +1,14 @@
-"""`WritePace`: when the thread that writes a large snapshot pauses, so that processing is hardly held up.
+"""`WritePace`: decides when the thread that writes a large snapshot pauses, so that processing is hardly held up.
 
 `TaskEffects` puts a `PacedStore` in front of what a snapshot is written to. Rules:
 
-- A small snapshot is written as fast as can be: its first `FREE_MS` of processor time cause no pause.
+- A small snapshot is written at full speed: its first `FREE_MS` of processor time cause no pause.
 - Beyond that, writing takes one part in `PARTS` of the time, as long as the process works on other things and the
-  writing thread has to wait for a processor. Where there is a free one, or nothing else to do, nobody gains by a pause.
+  writing thread has to wait for a processor. With a free processor, or nothing else to do, a pause gains nothing.
 - All pauses of a snapshot together have a limit, so that it comes well before its timeout, and before the next one.
 - A task that is closed ends the pause.
 
-`WritePace` decides, of times that it is told; `PacedStore` measures and waits.
+`WritePace` decides from the times that it gets; `PacedStore` measures and waits.
 """
 
 from __future__ import annotations
@@ -19,19 +19,18 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-from tidegate.storage.files.store import Buffer, Store
-from tidegate.storage.files.wrapped_store import WrappedStore
+from tidegate.storage.files.store import Buffer, Store, WrappedStore
 
 FREE_MS = 100
 PARTS = 12
 STEP_MS = 20
-"""So much is written between two decisions."""
+"""Processor time that writing takes between two decisions."""
 PAUSED_MS_MAX = 10_000
 WAITED_FROM = 0.1
 OTHERS_FROM = 0.25
-"""Where the thread waits, or the others run, for less than such a part of what it runs itself, that is nothing: a
-process without rows does so much on a busy machine. The time that has passed is no measure: it grows with whatever else
-the machine does."""
+"""If the thread waits, or the others run, for less than this part of its own time, that does not count: a process
+without rows does as much on a busy machine. Elapsed time is not a measure: it grows with whatever else the machine
+does."""
 
 _NS_A_MS = 1_000_000
 _SCHEDULING = "/proc/thread-self/schedstat"
@@ -45,13 +44,13 @@ def paused_ms_max(timeout_ms: int, interval_ms: int | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What a thread has used of the processors so far, in ms; differences count."""
+    """The processor time that a thread has used so far, in ms; differences count."""
 
     own_ms: float
     process_ms: float
-    """Of all threads."""
+    """The time of all threads."""
     waited_ms: float | None
-    """For how long the thread could have run and had no processor. None where the system does not tell."""
+    """How long the thread was ready and had no processor. None if the system does not report it."""
 
 
 class WritePace:
@@ -63,15 +62,15 @@ class WritePace:
         self._since: Usage | None = None
 
     def begin(self, now: Usage) -> None:
-        """A thread begins to write, or goes on after a pause."""
+        """A thread begins to write, or continues after a pause."""
         self._since = now
 
     def is_due(self, own_ms: float) -> bool:
-        """Whether there is something to decide, now that the thread has used so much. Before that nobody need ask."""
+        """Returns whether there is something to decide, now that the thread has used `own_ms`."""
         return self._since is not None and own_ms - self._since.own_ms >= STEP_MS
 
     def pause_ms(self, now: Usage) -> float:
-        """For how long the thread is to pause now; 0: not at all. After a pause it must call `begin`."""
+        """Returns for how long the thread is to pause now; 0: not at all. After a pause it must call `begin`."""
         assert self._since is not None, "a pace that has not begun"
         since = self._since
         own_ms = now.own_ms - since.own_ms
@@ -114,14 +113,14 @@ class PacedStore(WrappedStore):
         self._pace.begin(self._usage())
         for chunk in chunks:
             yield chunk
-            # A snapshot has many small chunks, and to ask what all threads have used costs more than such a chunk.
+            # A snapshot has many small chunks, and measuring what all threads have used costs more than such a chunk.
             if self._pace.is_due(self._own_ms()) and (pause_ms := self._pace.pause_ms(self._usage())) > 0:
                 self._wait(pause_ms / 1000)
                 self._pace.begin(self._usage())
 
 
 def paced(store: Store, paused_ms_max: int, closed: threading.Event) -> Store:
-    """A store for one snapshot, with pauses of at most so long in all, until `closed` is set."""
+    """Returns a store for one snapshot, with pauses of at most `paused_ms_max` in all, until `closed` is set."""
     return PacedStore(store, WritePace(paused_ms_max), closed.wait) if paused_ms_max else store
 
 
@@ -131,7 +130,7 @@ def own_ms_of_this_thread() -> float:
 
 
 def usage_of_this_thread() -> Usage:
-    """What the calling thread has used."""
+    """Returns what the calling thread has used."""
     waited_ms = None
     with suppress(OSError, ValueError, IndexError), open(_SCHEDULING, encoding="ascii") as file:
         waited_ms = int(file.read().split()[1]) / _NS_A_MS

@@ -6,7 +6,7 @@ and a restore maps the state of a checkpoint onto it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tidegate.actors.graph.resources import Resources
@@ -14,14 +14,12 @@ from tidegate.connectors.pushed_filters import Rows
 from tidegate.connectors.source import Source
 from tidegate.operators.batch_rows import BatchRows
 from tidegate.operators.functions.async_map import AsyncFunction
-from tidegate.operators.local_aggregation.local_aggregation import LocalAggregation
+from tidegate.operators.local_aggregation import LocalAggregation
 from tidegate.operators.operator import OperatorFactory
 from tidegate.operators.sinks.sink import Sink
+from tidegate.protocol.edges import Partitioning, PartitioningKind, SideOutput
 from tidegate.protocol.identity import ChannelId, TaskId
-from tidegate.protocol.partitioning import Partitioning, PartitioningKind
-from tidegate.protocol.side_outputs import SideOutput
-from tidegate.storage.checkpoints.metadata import OperatorInfo
-from tidegate.storage.checkpoints.state_meaning import StateMeaning
+from tidegate.storage.checkpoints.metadata import OperatorInfo, StateMeaning
 from tidegate.storage.ids import OperatorUid, SubtaskIndex, VertexId
 
 DEFAULT_GROUP = "default"
@@ -32,9 +30,8 @@ MAX_PARALLELISM = 128
 
 @dataclass(frozen=True, slots=True)
 class OperatorSpec:
-    """How to make an operator. `table` is the url of the output table if the operator is a table sink.
-
-    With a `sink` of the user's it is the place of that (`own_sink_place`).
+    """A recipe for an operator. `table` is the url of the output table if the operator is a table sink. With a user's
+    `sink` it is the place of that sink (`own_sink_place`).
     """
 
     uid: OperatorUid
@@ -45,13 +42,13 @@ class OperatorSpec:
     """Bounds on the rows of a batch that the operator gets, if the user has set them."""
     sink: Sink | None = None
     calls: AsyncFunction | None = None
-    """The function that the operator wants to be called."""
+    """The asynchronous function of the operator."""
     meaning: StateMeaning | None = None
-    """What the state of the operator means; None for an operator without state."""
+    """The meaning of the operator's state; None for an operator without state."""
     error_tags: tuple[str, ...] = ()
     """The side outputs of rows for which its function fails."""
     makes: str = ""
-    """The rows that the operator emits, as far as the program tells."""
+    """The rows that the operator emits, as far as the program shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +59,9 @@ class SourceSpec:
     name: str
     source: Source
     columns: tuple[str, ...] | None = None
-    """The columns that the program uses; None: all, or nobody knows."""
+    """The columns that the program uses; None: all, or it is unknown."""
     rows: Rows = None
-    """Likewise the rows."""
+    """The rows that the program uses; None for all, or if unknown."""
     makes: str = ""
     """The columns of the source."""
 
@@ -79,7 +76,7 @@ class JobVertex:
     operators: tuple[OperatorSpec, ...]
     source: SourceSpec | None = None
     resources: Resources | None = None
-    """What each of its slots reserves, which belong to it alone; None: it is in slots with others of its group."""
+    """The resources of each of its own slots; None if it shares slots with other vertices of its group."""
     slot_group: str = DEFAULT_GROUP
     """The slot sharing group: subtask i of every vertex of a group without resources is in slot i of the group."""
 
@@ -108,7 +105,7 @@ class JobEdge:
 
     `input` is the input of the first downstream operator at which they arrive. Several edges may share one (a union).
     `side`: the side output of an upstream operator whose rows these are; None: the output of the chain.
-    `combines`: how senders may combine the rows of a batch; None: not at all.
+    `combines`: how senders may combine the rows of a batch; None for not at all.
     `event_time`: whether anything behind the edge waits for watermarks (`with_event_time`).
     """
 
@@ -147,7 +144,7 @@ class JobGraph:
 
     @property
     def table_urls(self) -> tuple[str, ...]:
-        """Where the output tables are, in the order of their operators."""
+        """Returns where the output tables are, in the order of their operators."""
         specs = (spec for vertex in self.vertices for spec in vertex.operators if spec.sink is None)
         return tuple(spec.table for spec in specs if spec.table is not None)
 
@@ -158,12 +155,12 @@ class JobGraph:
         return {spec.table: spec for spec in specs if spec.table is not None}
 
     def keyed_tasks(self) -> tuple[TaskId, ...]:
-        """Subtasks that may have keyed state. Makes one operator of each spec to ask it."""
+        """Subtasks that may have keyed state. Makes one operator of each spec to find out."""
         keyed = {v.vertex for v in self.vertices if any(spec.factory().has_keyed_state for spec in v.operators)}
         return tuple(task for task in self.tasks() if task.vertex in keyed)
 
     def operator_infos(self) -> tuple[OperatorInfo, ...]:
-        """What checkpoint metadata says of each operator. In a chain, the source comes first."""
+        """Returns the entry of each operator in checkpoint metadata. In a chain, the source comes first."""
         return tuple(
             OperatorInfo(
                 spec.uid,
@@ -182,7 +179,8 @@ class JobGraph:
         )
 
     def _inputs(self, vertex: JobVertex, uid: OperatorUid) -> tuple[OperatorUid, ...]:
-        """The operators whose rows come to one: the one before it in its chain, or those at the other ends of edges."""
+        """The operators whose rows come to one: the operator before it in its chain, or the operators at the other ends
+        of edges."""
         place = vertex.uids.index(uid)
         if place:
             return (vertex.uids[place - 1],)
@@ -212,17 +210,18 @@ class JobGraph:
 
     def channels(self, edge: JobEdge) -> tuple[ChannelId, ...]:
         """All channels of an edge: subtask i to subtask i for a forward edge, all to all for any other."""
-        up, down = self.vertex(edge.upstream).parallelism, self.vertex(edge.downstream).parallelism
+        up = self.vertex(edge.upstream).parallelism
+        down = self.vertex(edge.downstream).parallelism
         if edge.partitioning.kind is PartitioningKind.FORWARD:
             assert up == down, "a forward edge joins equal parallelisms"
             return tuple(ChannelId(edge.index, SubtaskIndex(i), SubtaskIndex(i)) for i in range(up))
         return tuple(ChannelId(edge.index, SubtaskIndex(i), SubtaskIndex(j)) for i in range(up) for j in range(down))
 
     def supports_unaligned(self, edge: JobEdge) -> bool:
-        """Whether a barrier may overtake in-flight data on an edge (Flink's rule).
+        """Returns whether a barrier may overtake in-flight data on an edge (Flink's rule).
 
         Not on a forward or broadcast edge: at another parallelism its in-flight batches could not be routed again. Nor
-        on the other edges into the same vertex: their barriers would arrive long before those that wait their turn.
+        on the other edges into the same vertex: their barriers would arrive long before aligned ones.
         """
         fixed = (PartitioningKind.FORWARD, PartitioningKind.BROADCAST)
         return not any(e.downstream == edge.downstream and e.partitioning.kind in fixed for e in self.edges)
@@ -236,11 +235,48 @@ class JobGraph:
         return TaskId(self.edges[channel.edge].upstream, channel.upstream)
 
     def neighbours(self) -> dict[TaskId, set[TaskId]]:
-        """For each task those that it sends to or receives from."""
+        """Returns for each task the tasks that it sends to or receives from."""
         found: dict[TaskId, set[TaskId]] = {task: set() for task in self.tasks()}
         for edge in self.edges:
             for channel in self.channels(edge):
-                sender, receiver = self.sender(channel), self.receiver(channel)
+                sender = self.sender(channel)
+                receiver = self.receiver(channel)
                 found[sender].add(receiver)
                 found[receiver].add(sender)
         return found
+
+
+NAME_CHARACTERS_MAX = 48
+
+
+def vertex_labels(graph: JobGraph) -> dict[VertexId, str]:
+    """Short names for people, one for each vertex, all different."""
+    labels: dict[VertexId, str] = {}
+    taken: set[str] = set()
+    for vertex in graph.vertices:
+        label = _shortened([part.strip() for part in vertex.name.split("->")])
+        number = 2
+        unique = label
+        while unique in taken:
+            unique = f"{label} {number}"
+            number += 1
+        labels[vertex.vertex] = unique
+        taken.add(unique)
+    return labels
+
+
+def task_names(graph: JobGraph) -> dict[TaskId, str]:
+    """Returns short names of tasks: the name of the vertex, and the number of the subtask from 1 on."""
+    labels = vertex_labels(graph)
+    return {
+        task: f"{labels[task.vertex]} ({task.subtask + 1}/{graph.vertex(task.vertex).parallelism})"
+        for task in graph.tasks()
+    }
+
+
+def _shortened(parts: Sequence[str]) -> str:
+    """A chain by its operators, or by its ends where that is too long."""
+    whole = " -> ".join(parts)
+    if len(whole) > NAME_CHARACTERS_MAX and len(parts) > 2:
+        whole = f"{parts[0]} -> … -> {parts[-1]}"
+    return whole if len(whole) <= NAME_CHARACTERS_MAX else whole[: NAME_CHARACTERS_MAX - 1] + "…"

@@ -29,7 +29,8 @@ def pipelined_regions(tasks: Sequence[TaskId], edges: Iterable[Joined]) -> tuple
     for task in tasks:
         of_vertex.setdefault(task.vertex, []).append(task)
     for upstream, downstream, pointwise in edges:
-        senders, receivers = of_vertex[upstream], of_vertex[downstream]
+        senders = of_vertex[upstream]
+        receivers = of_vertex[downstream]
         if pointwise:
             for sender, receiver in zip(senders, receivers, strict=True):
                 regions.join(sender, receiver)
@@ -52,7 +53,8 @@ def cut_edge(part: Iterable[TaskId], tasks: Iterable[TaskId], edges: Iterable[Jo
         subtasks.setdefault(task.vertex, set()).add(task.subtask)
     parallelism = Counter(task.vertex for task in tasks)
     for upstream, downstream, pointwise in edges:
-        senders, receivers = subtasks.get(upstream, set()), subtasks.get(downstream, set())
+        senders = subtasks.get(upstream, set())
+        receivers = subtasks.get(downstream, set())
         whole = len(senders) == parallelism[upstream] and len(receivers) == parallelism[downstream]
         if not (whole or (pointwise and senders == receivers) or not (senders or receivers)):
             return upstream, downstream, pointwise
@@ -60,7 +62,7 @@ def cut_edge(part: Iterable[TaskId], tasks: Iterable[TaskId], edges: Iterable[Jo
 
 
 class _Components:
-    """Which tasks belong together: union-find, with path halving.
+    """Groups tasks that belong together: union-find, with path halving.
 
     Source: Tarjan and van Leeuwen, Worst-case Analysis of Set Union Algorithms, 1984.
     """

@@ -19,16 +19,16 @@ from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.user_values import repr_text
 
 SLOT_CPUS = 1.0
-"""CPUs of a slot that says nothing else, common or not."""
+"""CPUs of a slot without resources of its own."""
 STEPS_OF_ONE = 10_000
-"""Ray counts in so many parts of one."""
+"""Ray counts in this many parts of one."""
 _NAMED = {"CPU": "num_cpus=", "GPU": "num_gpus="}
 _OF_RAY = ("memory", "object_store_memory")
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What a process reserves; made with `of`, which checks it. `custom`: by name, in order."""
+    """The resources that a process reserves; made with `of`, which checks them. `custom`: by name, in order."""
 
     cpus: float
     gpus: float = 0.0
@@ -42,7 +42,8 @@ class Resources:
         num_gpus: float | None = None,
         resources: Mapping[str, float] | None = None,
     ) -> Resources | None:
-        """The resources of a step; None if nothing is said. Without `num_cpus` it is that of a common slot, 1.
+        """Returns the resources of a step; None if none are given. Without `num_cpus` a step reserves 1 CPU, like a
+        common slot.
 
         Raises ConfigurationError, which names the step, for what Ray cannot reserve.
         """

@@ -1,4 +1,4 @@
-"""Which slots a job needs, which worker runs each of its subtasks, and in which bundle it belongs. Pure.
+"""Plans the slots of a job: which worker runs each subtask, and in which bundle it belongs. Pure.
 
 Rules:
 
@@ -32,14 +32,14 @@ from tidegate.storage.ids import SubtaskIndex, VertexId
 from tidegate.storage.user_values import repr_text
 
 Placement: TypeAlias = Literal["spread", "pack", "strict_pack"]
-"""How bundles lie on nodes: on as many as can be, on as few as can be, or all on one."""
+"""The distribution of bundles over nodes: over as many as possible, over as few as possible, or all on one."""
 Strategy: TypeAlias = Literal["SPREAD", "PACK", "STRICT_PACK"]
-"""The same, as Ray calls it."""
+"""Ray's name of a placement."""
 
 STEPS_SHOWN_MAX = 6
 """The most steps of a worker that the dashboard names."""
 SLOT_BUNDLE: Mapping[str, float] = {"CPU": SLOT_CPUS}
-"""What a common slot reserves, without an executor beside it."""
+"""The resources of a common slot, without an executor."""
 _STRATEGIES: Mapping[str, Strategy] = {"spread": "SPREAD", "pack": "PACK", "strict_pack": "STRICT_PACK"}
 
 
@@ -108,7 +108,9 @@ class SlotPlan:
 
     @property
     def groups_text(self) -> str:
-        """How many common slots each slot sharing group has, for people; empty if all are of the default group."""
+        """Returns how many common slots each slot sharing group has, for people; empty if all are of the default
+        group.
+        """
         if set(self.groups) <= {DEFAULT_GROUP}:
             return ""
         return ", ".join(f"{slots} for slot sharing group {group!r}" for group, slots in self.groups.items())
@@ -136,7 +138,8 @@ def slot_plan(graph: JobGraph, labels: Mapping[VertexId, str]) -> SlotPlan:
     slots: dict[WorkerId, int] = {}
     names: dict[WorkerId, str] = {}
     steps: dict[WorkerId, list[str]] = {}
-    first, begins = 0, _begins(graph, widths)
+    first = 0
+    begins = _begins(graph, widths)
     for vertex in graph.vertices:
         shares = vertex.resources is None and graph.slot_sharing
         group = f"group {vertex.slot_group}" if shares else str(vertex.vertex)
@@ -181,10 +184,12 @@ def _begins(graph: JobGraph, widths: Mapping[str, int]) -> dict[VertexId, int]:
 
 
 def _pipelines(graph: JobGraph) -> dict[VertexId, VertexId]:
-    """For each vertex the first one of its pipeline: those that channels join, directly or not."""
+    """Returns for each vertex the first vertex of its pipeline. A pipeline has all vertices that channels join,
+    directly or not."""
     first = {vertex.vertex: vertex.vertex for vertex in graph.vertices}
     for edge in graph.edges:
-        one, other = first[edge.upstream], first[edge.downstream]
+        one = first[edge.upstream]
+        other = first[edge.downstream]
         if one != other:
             first = {vertex: one if of == other else of for vertex, of in first.items()}
     return first

@@ -1,8 +1,8 @@
-"""Checks what a source returns. A source may be user code, so the answers are checked where they come in.
+"""Checks what a source returns. A source may be user code, so its answers are checked where they arrive.
 
 Rules:
 - A wrong answer is a ConfigurationError: a restart would get the same answer again. If it passed, the job could finish
-  with a table that nobody can read, or a replay could miss rows.
+  with an unreadable table, or a replay could miss rows.
 - Anything that `splits()` raises at submission counts as the source's fault, even SystemExit: a driver must not end
   without a word. Only Ctrl-C passes through.
 """
@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from tidegate.actors.graph.job_graph import SourceSpec
 from tidegate.connectors.source import FilterableSource, ReadResult, SourceSplit, is_unbounded
-from tidegate.protocol.failure_reasons import error_text, interrupts
+from tidegate.protocol.failures import error_text, interrupts
 from tidegate.storage.errors import ConfigurationError, TidegateError
-from tidegate.storage.schemas.columns_text import columns_text
+from tidegate.storage.schemas.column_names import columns_text
 from tidegate.storage.user_values import repr_text
 
 
@@ -69,7 +69,8 @@ def splits_of(source: SourceSpec) -> tuple[SourceSplit, ...]:
 def _fault(schema: pa.Schema, offset: int, result: object) -> str | None:
     if not isinstance(result, ReadResult):
         return f"returned {type(result).__name__}, and not a tg.ReadResult"
-    batch, next_offset = result.batch, result.next_offset
+    batch = result.batch
+    next_offset = result.next_offset
     if not isinstance(next_offset, int) or isinstance(next_offset, bool):
         return f"has a next_offset that is no int: {next_offset!r}"
     if not isinstance(result.at_end, bool):

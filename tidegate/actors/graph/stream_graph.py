@@ -29,17 +29,15 @@ from tidegate.actors.graph.resources import Resources
 from tidegate.connectors.source import Source, is_unbounded
 from tidegate.operators.batch_rows import BatchRows
 from tidegate.operators.functions.async_map import AsyncFunction
-from tidegate.operators.local_aggregation.combining_rule import CombiningMode
-from tidegate.operators.local_aggregation.local_aggregation import LocalAggregation
+from tidegate.operators.local_aggregation import CombiningMode, LocalAggregation
 from tidegate.operators.operator import OperatorFactory
 from tidegate.operators.sinks.sink import Sink
 from tidegate.operators.watermarks.kept_time import KeptTime
-from tidegate.protocol.partitioning import Partitioning, PartitioningKind
-from tidegate.protocol.side_outputs import ErrorTag, OutputTag, SideOutput
-from tidegate.storage.checkpoints.state_meaning import StateMeaning
+from tidegate.protocol.edges import ErrorTag, OutputTag, Partitioning, PartitioningKind, SideOutput
+from tidegate.storage.checkpoints.metadata import StateMeaning
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import OperatorUid, VertexId
-from tidegate.storage.schemas.columns_text import columns_text
+from tidegate.storage.schemas.column_names import columns_text
 from tidegate.storage.state.key_groups import MAX_PARALLELISM_LIMIT
 
 FORWARD = Partitioning(PartitioningKind.FORWARD)
@@ -57,11 +55,11 @@ class StreamNode:
     `side_outputs`: the tags under which the operator may emit rows. A node with `taps` stands for the rows of another
     one under a tag: it is no operator, belongs to no program, and is only an input of others.
 
-    `combines`: how the operator lets senders combine rows before they come to it; None: not at all.
+    `combines`: how the operator lets senders combine rows before they come to it; None for not at all.
 
-    `slot_group`: the slot sharing group that the program names; None: the group of the inputs.
+    `slot_group`: the slot sharing group that the program names; None for the group of the inputs.
 
-    `meaning`: what the state of the operator means; None for an operator without state.
+    `meaning`: the meaning of the operator's state; None for an operator without state.
 
     `retimes`: the column of event time, if the operator gives it other times. `kept_time`: what checks that a function
     does not.
@@ -70,7 +68,7 @@ class StreamNode:
 
     `key_texts`: by name, the keys of the next step that the operator computes, and their expressions as text.
 
-    `takes_back`: who makes the changes that the operator counts on, each of which must come once; None: none.
+    `retracts`: name of the step whose retractions must arrive exactly once, or None.
     """
 
     uid: OperatorUid
@@ -89,7 +87,7 @@ class StreamNode:
     taps: tuple[StreamNode, str] | None = None
     sink: Sink | None = None
     calls: AsyncFunction | None = None
-    takes_back: str | None = None
+    retracts: str | None = None
     combines: LocalAggregation | None = None
     meaning: StateMeaning | None = None
     computes: str = ""
@@ -109,7 +107,8 @@ class StreamNode:
         return self if self.taps is None else self.taps[0]
 
     def tells_splits(self, parallelism: int) -> bool:
-        """Whether an operator with this parallelism behind it is told the split of each row, of splits that go on."""
+        """Returns whether an operator with this parallelism behind it gets the split of each row, for an unbounded
+        source."""
         return self.source is not None and is_unbounded(self.source) and self.parallelism == parallelism
 
     def side_output(self, tag: str) -> StreamNode:
@@ -256,7 +255,7 @@ def _vertex(chain: Sequence[StreamNode], names: Mapping[OperatorUid, str], slot_
 
 
 def _makes(node: StreamNode) -> str:
-    """The rows of a node, as far as the program tells. The order of columns does not count: rows have them by name."""
+    """The rows of a node, as far as the program shows. The order of columns does not count: rows have them by name."""
     columns = "columns that are not known" if node.schema is None else columns_text(sorted(node.schema, key=_name_of))
     return f"{node.computes} {columns}".lstrip()
 

@@ -1,12 +1,14 @@
-"""`LocalJob`: one job on the local runtime: a `Worker` for each slot, and the coordinator, in one process.
+"""`LocalJob`: one job on the local runtime: a `Worker` for each slot and the coordinator, in one process.
 
-One thread drives the coordinator and all workers; a small pool does the I/O. Messages between machines are appended to
-one queue, so nothing overtakes anything. Messages and timers go before turns, each of them: a barrier waits for no more
-than one turn of one subtask, however many have something to do. Workers take turns, and so do the subtasks of each.
+One thread drives the coordinator and all workers. A small pool does the I/O. Rules:
 
-Rules: code of users runs on threads of the job, never on the driver's main thread. So whatever it raises, also an exit
-or an interrupt, has failed its task; Ctrl-C reaches whoever waits in the main thread. None of the threads keeps the
-driver from ending: a job that runs then is left as by a crash.
+- Messages between machines are appended to one queue, so nothing overtakes anything. Messages and timers go before
+  turns, each of them: a barrier waits for at most one turn of one subtask. Workers take turns, and so do the subtasks
+  of each worker.
+- Code of users runs on threads of the job, never on the driver's main thread. So whatever it raises, also an exit or an
+  interrupt, fails its task. Ctrl-C reaches the caller that waits in the main thread.
+- No thread keeps the driver from ending: a running job then stops as after a crash.
+- Numbers of tasks are measured on the job's thread, and are read on any thread (`TaskMetricsView`).
 """
 
 from __future__ import annotations
@@ -27,26 +29,32 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from tidegate.actors.coordinator import events as co
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.coordinator.checkpoint_statistics import CheckpointStatistics
+from tidegate.actors.coordinator.events import CoordinatorEvent
 from tidegate.actors.coordinator.invariants import permit_sweep
-from tidegate.actors.coordinator.job.phases import JobStatus
-from tidegate.actors.coordinator.messages import events as co
-from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.coordinator.messages.events import CoordinatorEvent
-from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointStatistics
+from tidegate.actors.coordinator.phases import JobStatus
+from tidegate.actors.drivers.coordinator_driver import CoordinatorDriver, replay
 from tidegate.actors.drivers.coordinator_effects import COPY_THREADS, CoordinatorEffects
-from tidegate.actors.drivers.coordinator_host import CoordinatorHost, replay
-from tidegate.actors.drivers.freed_memory import keep_freed_memory
 from tidegate.actors.drivers.lease_keeper import LeaseKeeper
+from tidegate.actors.drivers.task_driver import TaskDriver
 from tidegate.actors.drivers.task_effects import TaskEffects
-from tidegate.actors.drivers.task_host import TaskHost
-from tidegate.actors.drivers.threads import WorkerPool, join_all, leave_if_forked
-from tidegate.actors.drivers.worker import IO_THREADS, IoPool, Subtask, Worker, io_pool
+from tidegate.actors.drivers.threads import ThreadPool, join_all, leave_if_forked
+from tidegate.actors.drivers.worker import (
+    IO_THREADS,
+    IoPool,
+    QueueTransport,
+    Subtask,
+    Transport,
+    Worker,
+    io_pool,
+    keep_freed_memory,
+)
+from tidegate.actors.graph.job_graph import JobGraph, vertex_labels
 from tidegate.actors.graph.slot_plan import slot_plan
-from tidegate.actors.graph.vertex_labels import vertex_labels
-from tidegate.actors.local.local_ports import LocalCoordinatorPort, LocalSubtask, LocalWiring
-from tidegate.actors.local.task_looks import TaskLooks
 from tidegate.actors.runtimes.dropped_row_reports import EVERY_MS, DroppedRowReports
-from tidegate.actors.runtimes.metrics.recovery_times import RecoveryEnds
+from tidegate.actors.runtimes.job_metrics import RecoveryEnds, RecoveryWatch
 from tidegate.actors.runtimes.running_job import (
     Answer,
     JobOverview,
@@ -57,14 +65,15 @@ from tidegate.actors.runtimes.running_job import (
     not_taken,
     progress_of,
 )
+from tidegate.actors.runtimes.task_metrics import SubtaskMetrics, TaskMeter, TaskTotals, VertexMetrics, vertices_of
 from tidegate.actors.runtimes.timers import Timers
-from tidegate.actors.runtimes.vertex_metrics import VertexMetrics
+from tidegate.actors.task import events as ev
 from tidegate.actors.task.task_machine import TaskMachine
-from tidegate.protocol.failure_reasons import error_text, failure_text, fingerprint, is_permanent, log_failure
+from tidegate.protocol.failures import error_text, failure_text, fingerprint, is_permanent, log_failure
 from tidegate.protocol.identity import TaskId
 from tidegate.storage.checkpoints.event_log import EventLog
-from tidegate.storage.clock import now_ms
-from tidegate.storage.errors import JobTimeoutError
+from tidegate.storage.clock import monotonic_ms, now_ms
+from tidegate.storage.errors import JobTimeoutError, ProtocolError
 from tidegate.storage.files.retrying_store import retrying
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import AttemptNumber
@@ -83,7 +92,7 @@ LEAVE_WAIT_S = 2.0
 
 
 class LocalJob:
-    """One job, and the loop that drives it. Its ports (`local_ports`) see what begins with an underscore."""
+    """One job, and the loop that drives it."""
 
     def __init__(self, submission: Submission, open_store: OpenStore) -> None:
         self._spec = submission.spec
@@ -100,7 +109,7 @@ class LocalJob:
         self._worker_of = {task: workers[worker] for task, worker in plan.workers.items()}
         self._next_worker = 0
         """Which of the workers is offered the next turn first."""
-        self._looks = TaskLooks(graph)
+        self._looks = TaskMetricsView(graph)
         self._dropped_rows = DroppedRowReports(graph)
         self._dropped_rows_due_ms = now_ms() + EVERY_MS
         self._pid = os.getpid()
@@ -111,7 +120,7 @@ class LocalJob:
         machine, position = replay(event_log)
         self._effects = CoordinatorEffects(self.context, open_store, now_ms)
         port, incarnation = LocalCoordinatorPort(self), uuid.uuid4().hex
-        self.coordinator = CoordinatorHost(
+        self.coordinator = CoordinatorDriver(
             machine, position, event_log, self._effects, port, incarnation, log_rows=self.context.log.rows
         )
         with ExitStack() as opened:  # RuntimeError if the process may have no more threads: then none is left.
@@ -119,11 +128,11 @@ class LocalJob:
             """The threads for the I/O of the first attempt, until it begins."""
             opened.callback(self._first_pool.close)
             # Of its own: a source that blocks must not keep the coordinator from its work, nor a hook from its log.
-            self.coordinator_pool = WorkerPool(IO_THREADS, "tidegate-coordinator", self._thread_died)
+            self.coordinator_pool = ThreadPool(IO_THREADS, "tidegate-coordinator", self._thread_died)
             opened.callback(self.coordinator_pool.close)
-            self.copy_pool = WorkerPool(COPY_THREADS, "tidegate-savepoints", self._thread_died)
+            self.copy_pool = ThreadPool(COPY_THREADS, "tidegate-savepoints", self._thread_died)
             opened.callback(self.copy_pool.close)
-            self.log_pool = WorkerPool(1, "tidegate-log", self._thread_died)
+            self.log_pool = ThreadPool(1, "tidegate-log", self._thread_died)
             opened.pop_all()
 
     # --- for users ------------------------------------------------------------------------------------------------
@@ -353,7 +362,7 @@ class LocalJob:
         )
         log_failure(log, f"task {task} of attempt {attempt} failed", error)
 
-    def _hosts(self) -> dict[TaskId, TaskHost]:
+    def _hosts(self) -> dict[TaskId, TaskDriver]:
         """The hosts of the subtasks that run. From any thread."""
         found = (subtask for worker in self._workers for subtask in list(worker.subtasks.values()))
         return {subtask.task: subtask.host for subtask in found}
@@ -396,7 +405,7 @@ class LocalJob:
             descriptor = self.context.describe(task, attempt)
             store = retrying(self._open_store)
             effects = TaskEffects(self.context, descriptor, store, now_ms, kept=worker.kept(task))
-            host = TaskHost(TaskMachine(descriptor), effects, subtask)
+            host = TaskDriver(TaskMachine(descriptor), effects, subtask)
         except BaseException as error:  # noqa: BLE001 (a function of the user is copied here, by its own code)
             leave_if_forked(self._pid)
             self._report_failure(task, attempt, error)
@@ -438,3 +447,156 @@ def _let_go() -> None:
         job.abandon()
     for job in jobs:
         job.join(deadline_s)
+
+
+class LocalWiring:
+    """What a local job does for its workers (a `Wiring`)."""
+
+    def __init__(self, job: LocalJob) -> None:
+        self._job = job
+
+    def post(self, action: Callable[[], object]) -> None:
+        self._job.post(action)
+
+    def call_later(self, delay_ms: int, action: Callable[[], object]) -> None:
+        self._job.timers.after(delay_ms, action)
+
+    def failed(self, subtask: Subtask, error: BaseException) -> None:
+        self._job.failed(subtask, error)
+
+    def finished(self, subtask: Subtask) -> None:
+        self._job.let_go(subtask)
+
+    def acted(self, subtask: Subtask) -> None:
+        """Users look at a subtask when they like: it need not report how far it is."""
+
+
+class LocalSubtask(Subtask):
+    """A subtask of a local job: the other workers of the job are in the same process."""
+
+    def __init__(
+        self, job: LocalJob, worker: Worker, task: TaskId, attempt: AttemptNumber, beside: Collection[TaskId]
+    ) -> None:
+        super().__init__(worker, task, attempt, beside)
+        self._job = job
+
+    def report(self, event: CoordinatorEvent) -> None:
+        self._job.messages.append(partial(self._job.coordinator.handle, event))
+
+    def connect_out(self, neighbour: TaskId) -> Transport:
+        return QueueTransport(neighbour, self._job.messages, self._job.worker_of(neighbour).deliver, self.now_ms)
+
+
+class LocalCoordinatorPort:
+    """The world as the coordinator of a local job sees it."""
+
+    def __init__(self, job: LocalJob) -> None:
+        self._job = job
+
+    def now_ms(self) -> int:
+        return now_ms()
+
+    def monotonic_ms(self) -> int:
+        return monotonic_ms()
+
+    def deploy(self, instruction: do.DeployAttempt) -> None:
+        self._job.deploy(instruction)
+
+    def cancel_attempt(self, instruction: do.CancelAttempt) -> None:
+        self._job.cancel_tasks(instruction)
+
+    def kill_process(self, instruction: do.KillProcess) -> None:
+        raise ProtocolError(f"the process {instruction.process} is to be ended, and there is one process")
+
+    def tell(self, task: TaskId, event: ev.TaskEvent) -> None:
+        def deliver() -> None:
+            worker = self._job.worker_of(task)
+            if (subtask := worker.subtasks.get(task)) is not None:
+                worker.deliver(task, subtask.attempt, event)
+
+        self._job.messages.append(deliver)
+
+    def run_io(self, work: Callable[[], CoordinatorEvent | None]) -> None:
+        self._run(self._job.coordinator_pool, work)
+
+    def run_copy(self, work: Callable[[], CoordinatorEvent | None]) -> None:
+        self._run(self._job.copy_pool, work)
+
+    def _run(self, pool: ThreadPool, work: Callable[[], CoordinatorEvent | None]) -> None:
+        def finish(future: Future[CoordinatorEvent | None]) -> None:
+            event = future.result()
+            if event is not None:
+                self._job.coordinator.handle(event)
+
+        pool.submit(work, lambda future: self._job.post(lambda: finish(future)))
+
+    def append(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
+        def finish(future: Future[None]) -> None:
+            self._job.post(lambda: done(future.exception()))
+
+        self._job.log_pool.submit(work, finish)
+
+    def set_timer(self, instruction: do.SetTimer, delay_ms: int) -> None:
+        timer = instruction.timer
+        self._job.timers.after(delay_ms, lambda: self._job.coordinator.handle(co.TimerFired(now_ms(), timer)), timer)
+
+    def cancel_timer(self, timer: str) -> None:
+        self._job.timers.cancel(timer)
+
+    def call_later(self, delay_ms: int, action: Callable[[], None]) -> None:
+        self._job.timers.after(delay_ms, action)
+
+    def complete_request(self, instruction: do.CompleteRequest) -> None:
+        future = self._job.requests.pop(instruction.request, None)
+        if future is not None:
+            future.set_result(Answer(instruction.checkpoint_id, instruction.error, instruction.path))
+
+    def end_job(self, instruction: do.EndJob) -> None:
+        self._job.end(instruction)
+
+    def replay_again(self, reason: str) -> None:
+        # A job's id is new with each submission, so nobody else can have written to its log.
+        self.halt(reason, fenced=True)
+
+    def halt(self, reason: str, *, fenced: bool) -> None:
+        # All of the job is in this process: nobody can have adopted a task of it.
+        log.error("job %s has failed: its coordinator stops: %s", self._job.name, reason)
+        self._job.break_down(f"the coordinator stopped: {reason}")
+
+
+class TaskMetricsView:
+    """Those of one job."""
+
+    def __init__(self, graph: JobGraph) -> None:
+        self._graph = graph
+        self._meters: dict[TaskId, TaskMeter] = {}
+        self._seen: dict[TaskId, SubtaskMetrics] = {}
+        self.recoveries = RecoveryWatch(graph)
+        """As far as looks have shown."""
+
+    def begin(self, task: TaskId, attempt: AttemptNumber) -> None:
+        """A task begins an attempt."""
+        self._meters[task] = TaskMeter(task, attempt, monotonic_ms())
+        self._seen.pop(task, None)
+
+    def look(self, hosts: Mapping[TaskId, TaskDriver]) -> None:
+        """Look at the tasks that run."""
+        came = [(host.first_row_at_ms, task) for task, host in hosts.items() if host.first_row_at_ms is not None]
+        for at_ms, task in sorted(came):
+            self.recoveries.row_came_in(hosts[task].machine.attempt, task, at_ms)
+        for task, host in hosts.items():
+            self._seen[task] = self._meters[task].read(TaskTotals.of(host, monotonic_ms()), now_ms())
+
+    def leave(self, task: TaskId, host: TaskDriver) -> None:
+        """A task is over, or is stopped: look for the last time."""
+        self.look({task: host})
+        self._seen[task] = self._seen[task].at_rest
+
+    def rows_in(self) -> dict[TaskId, int]:
+        """Returns how many rows have come into each task in its newest attempt, as far as looks have shown."""
+        return {task: seen.records_in for task, seen in dict(self._seen).items()}
+
+    def vertices(self) -> tuple[VertexMetrics, ...]:
+        """What was seen last."""
+        seen = dict(self._seen)
+        return vertices_of(self._graph, seen, {task: each.attempt for task, each in seen.items()})

@@ -13,7 +13,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from tidegate.actors.ray.process.calls import NAMESPACE
+from tidegate.actors.ray.actor_calls import NAMESPACE
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.file_system import FileInfo, Files
 from tidegate.storage.files.file_system_store import RAY_MEMORY, FileSystemStore, join_url, open_store

@@ -12,10 +12,11 @@ from functools import cache, lru_cache
 
 from ray.util.metrics import Counter, Gauge
 
-from tidegate.actors.coordinator.messages.events import CheckpointAcknowledged, CoordinatorEvent, TaskReady
-from tidegate.actors.runtimes.metrics import registry as m
-from tidegate.actors.runtimes.metrics.registry import Metric
-from tidegate.actors.runtimes.metrics.task_values import (
+from tidegate.actors.coordinator.events import CheckpointAcknowledged, CoordinatorEvent, TaskReady
+from tidegate.actors.runtimes import metric_registry as m
+from tidegate.actors.runtimes.metric_registry import Metric
+from tidegate.actors.runtimes.task_metrics import (
+    SubtaskMetrics,
     gauges_at_rest,
     gauges_of,
     request_values,
@@ -24,8 +25,7 @@ from tidegate.actors.runtimes.metrics.task_values import (
     totals_of,
     user_values,
 )
-from tidegate.actors.runtimes.vertex_metrics import SubtaskMetrics
-from tidegate.storage.files.request_counts import OF_THIS_PROCESS
+from tidegate.storage.files.file_system import OF_THIS_PROCESS
 from tidegate.storage.ids import CheckpointId
 
 USER_NAMES_MAX = 1_000

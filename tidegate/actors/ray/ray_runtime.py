@@ -1,46 +1,55 @@
-"""`RayRuntime`: the Ray runtime as the driver sees it: one coordinator actor a job, and one actor a worker.
+"""`RayRuntime`: starts, finds and lists jobs on a Ray cluster. A job has one coordinator actor and one actor a worker.
 
 Rules:
 
-- A job takes as many common slots as the widest vertex of each slot sharing group has subtasks, and keeps them until
-  it is over. Steps with resources have slots of their own, which are reserved when the job is submitted
-  (`slots/slot_plan.py`).
-- A job ends with its driver: all its processes are the driver's. A detached one is nobody's (`detached.py`): it has
-  slots of its own, and nothing that it needs lies in the driver.
+- A job takes as many common slots as the widest vertex of each slot sharing group has subtasks, until it is over. Steps
+  with resources have slots of their own, which are reserved when the job is submitted (`slot_plan.py`).
+- All processes of a job end with its driver. A detached job (`detached.py`) belongs to no driver: it has slots of its
+  own, and nothing that it needs is in the driver.
+- The list of jobs shows the jobs of all drivers: coordinators are named actors that describe their jobs. It includes
+  jobs whose coordinator does not answer, and jobs whose coordinator has died for good while processes of workers or the
+  program of a detached job are left.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import replace
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import ray
-from ray.exceptions import ActorAlreadyExistsError
+from ray.exceptions import ActorAlreadyExistsError, ActorDiedError, RayError
 from ray.util.placement_group import PlacementGroup
 
-from tidegate.actors.drivers.process_settings import Standbys
-from tidegate.actors.graph.job_graph import JobGraph
+from tidegate.actors.drivers.job_context import Standbys
+from tidegate.actors.graph.job_graph import JobGraph, vertex_labels
 from tidegate.actors.graph.slot_plan import SLOT_BUNDLE, Placement, SlotPlan, slot_plan, strategy_of
-from tidegate.actors.graph.vertex_labels import vertex_labels
-from tidegate.actors.ray.coordinator.coordinator_actor import CoordinatorProcess
-from tidegate.actors.ray.driver.detached import check_detachable, start_detached
-from tidegate.actors.ray.driver.listing import find, jobs_on_ray
-from tidegate.actors.ray.driver.ray_job import RayJob, check_shared
-from tidegate.actors.ray.fleet.standby_plan import standby_delay_ms, standbys_kept
-from tidegate.actors.ray.fleet_options import FleetOptions, SlotPlacement
+from tidegate.actors.ray.actor_calls import CONCURRENCY_GROUPS, NAMESPACE, find_actor
+from tidegate.actors.ray.authentication import is_on_spark, warn_if_open
+from tidegate.actors.ray.coordinator_actor import CoordinatorProcess
+from tidegate.actors.ray.coordinator_liveness import end_orphans
+from tidegate.actors.ray.detached import check_detachable, holders_of, start_detached
 from tidegate.actors.ray.memory_store import open_store_on_ray, start_memory
-from tidegate.actors.ray.process.calls import CONCURRENCY_GROUPS, NAMESPACE
-from tidegate.actors.ray.process.orders import Handle
-from tidegate.actors.ray.process.orphans import end_orphans
-from tidegate.actors.ray.shared_value import SharedValue, share_modules_by_value
-from tidegate.actors.ray.slots.own_slots import ADVICE, COMMON, common_slots, own_slots
-from tidegate.actors.ray.slots.reservation import check_fits, release, reserve, started_here
-from tidegate.actors.ray.slots.wanted import Wanted
-from tidegate.actors.ray.token_check import is_on_spark, warn_if_open
+from tidegate.actors.ray.missing_resources import SlotRequest
+from tidegate.actors.ray.placement import PoolOptions, SlotPlacement, standby_delay_ms, standbys_kept
+from tidegate.actors.ray.ray_job import RayJob, SharedValue, check_shared, share_modules_by_value
+from tidegate.actors.ray.reservation import (
+    ADVICE,
+    COMMON,
+    check_fits,
+    common_slots,
+    own_slots,
+    release,
+    reserve,
+    started_here,
+)
+from tidegate.actors.ray.task_deployment import Handle
 from tidegate.actors.restore.state_follower import can_follow
-from tidegate.actors.runtimes.running_job import JobCard, JobOverview, SilentJob, Submission
+from tidegate.actors.runtimes.running_job import JobCard, JobOverview, SilentJob, Submission, not_there
+from tidegate.storage.clock import now_ms
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import JobId
@@ -69,7 +78,7 @@ class RayRuntime:
     `placement` gives the slots of a reservation; without one, actors go where Ray puts them and reserve nothing, but
     for those of steps with resources. `strategy` says how what is reserved for a job alone lies on nodes.
     `standbys` is the number of spare processes of each job that names none itself: more of them survive more failures
-    at once without the start of a process, at some 200 MB of memory each (see `standby_plan.py`).
+    at once without the start of a process, at some 200 MB of memory each (see `placement.py`).
     """
 
     def __init__(
@@ -95,7 +104,7 @@ class RayRuntime:
     def with_slots(cls, slots: int, strategy: Placement, timeout_s: float) -> Self:
         """With common slots, a CPU each, from now until `stop`. ConfigurationError where there is no room in time."""
         bundles, labels = [SLOT_BUNDLE] * slots, [COMMON] * slots
-        wanted = Wanted("tidegate (slots)", bundles, labels, strategy_of(strategy))
+        wanted = SlotRequest("tidegate (slots)", bundles, labels, strategy_of(strategy))
         group = reserve(wanted, timeout_s, "Ask for fewer slots, or add nodes")
         runtime = cls(SlotPlacement(group, tuple(range(slots))), strategy=strategy)
         runtime._rented = group
@@ -152,7 +161,7 @@ class RayRuntime:
         self._jobs.append(job)
         return job
 
-    def _start_free(self, submission: Submission, options: FleetOptions) -> tuple[Handle, SharedValue]:
+    def _start_free(self, submission: Submission, options: PoolOptions) -> tuple[Handle, SharedValue]:
         """Start the coordinator, under the id of the job where its name is taken."""
         # One copy in the object store, for the coordinator, its successors, and all tasks.
         context = SharedValue(submission.context)
@@ -185,7 +194,7 @@ class RayRuntime:
         coordinator = start_detached(submission, options, COORDINATOR_RESTARTS_MAX)
         return RayJob(submission.card, coordinator, None, range(0), self.open_store)
 
-    def _with_detached_slots(self, submission: Submission, plan: SlotPlan, options: FleetOptions) -> FleetOptions:
+    def _with_detached_slots(self, submission: Submission, plan: SlotPlan, options: PoolOptions) -> PoolOptions:
         """With common slots of the job alone, beside those of this session, and those of its steps with resources."""
         own = self._reserve_own(submission, plan)
         if self._placement is None:
@@ -229,7 +238,7 @@ class RayRuntime:
         first_slot: int,
         free_slots: int,
         driver: ProcessId | None,
-    ) -> FleetOptions:
+    ) -> PoolOptions:
         settings = submission.context.processes
         wanted = self._standbys if settings.standbys is None else settings.standbys
         graph, backend = submission.context.graph, submission.context.options.backend
@@ -237,7 +246,7 @@ class RayRuntime:
         keyed = graph.keyed_tasks() if wanted == "warm" and can_follow(backend) else ()
         followed = [task for task in keyed if plan.workers[task] in plan.slots]
         followers = len({plan.workers[task] for task in followed})
-        return FleetOptions(
+        return PoolOptions(
             prefix=submission.spec.job_name,
             namespace=self._namespace,
             placement=placement,
@@ -250,7 +259,7 @@ class RayRuntime:
             standby_delay_ms=standby_delay_ms(wanted),
         )
 
-    def _start(self, submission: Submission, context: SharedValue, options: FleetOptions) -> Handle:
+    def _start(self, submission: Submission, context: SharedValue, options: PoolOptions) -> Handle:
         name = f"{options.prefix}/coordinator"
         actor = _CoordinatorActor.options(name=name, namespace=self._namespace)
         return actor.remote(submission.spec, context.pickled, options, submission.card)
@@ -297,3 +306,131 @@ def _too_few_slots(graph: JobGraph, plan: SlotPlan, slots: int) -> str:
 
 def _plan(graph: JobGraph) -> SlotPlan:
     return slot_plan(graph, vertex_labels(graph))
+
+
+ANSWER_TIMEOUT_S = 30.0
+ASK_AGAIN_S = 0.5
+COORDINATOR_SUFFIX = "/coordinator"
+DIED = "its coordinator has died, and Ray does not restart it"
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A job. `coordinator` is None for one whose coordinator has died for good."""
+
+    actor: str
+    """The name that its actors begin with: the job's, or its id where that was taken."""
+    coordinator: Handle | None
+    overview: JobOverview | SilentJob
+
+
+def jobs_on_ray(namespace: str = NAMESPACE, timeout_s: float = ANSWER_TIMEOUT_S) -> list[Listed]:
+    """Return all jobs, by name. Those whose coordinator does not answer within the time are among them."""
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    named = [actor["name"] for actor in actors if actor["namespace"] == namespace]
+    handles: dict[str, Handle] = {}
+    for name in named:
+        if name.endswith(COORDINATOR_SUFFIX) and (handle := find_actor(name, namespace)) is not None:
+            handles[name.removesuffix(COORDINATOR_SUFFIX)] = handle
+    asked_ms = now_ms()
+    overviews = _overviews(handles, timeout_s)
+    silent = SilentJob(asked_ms, f"its coordinator has not answered for {timeout_s:g} s")
+    found = [Listed(name, handles[name], overview or silent) for name, overview in overviews.items()]
+    ids = {each.overview.card.job_id for each in found if isinstance(each.overview, JobOverview)}
+    left = left_behind(named, overviews.keys(), ids)
+    if left:
+        died = without_coordinator(left, _died_ms())
+        found += [Listed(name, None, SilentJob(at_ms, DIED)) for name, at_ms in died.items()]
+    return sorted(found, key=lambda each: each.actor)
+
+
+def left_behind(named: Sequence[str], living: Collection[str], ids: Collection[JobId]) -> list[str]:
+    """Return the names of actors that belong to no job with a coordinator. `living`: the names of such jobs."""
+    kept = {name for job_id in ids for name in holders_of(job_id)}
+    return [
+        name
+        for name in named
+        if name not in kept
+        and not any(name.startswith(f"{job}/") or _is_program_of(job, name) for job in living)
+        and not name.endswith(COORDINATOR_SUFFIX)
+    ]
+
+
+def without_coordinator(left: Sequence[str], died_ms: Mapping[str, int]) -> dict[str, int]:
+    """Return the jobs that actors were left behind by, and when their coordinators died (ms since the epoch).
+
+    `died_ms`: the names of all jobs whose coordinators Ray knows to be dead. A job that ended in order leaves nothing.
+    """
+    return {
+        job: at_ms
+        for job, at_ms in died_ms.items()
+        if any(name.startswith(f"{job}/") or _is_program_of(job, name) for name in left)
+    }
+
+
+def _is_program_of(job: str, name: str) -> bool:
+    """Whether an actor holds the program of a job of this name, whose id continues with a suffix."""
+    job_id = JobId(name.rpartition("/")[0])
+    return name in holders_of(job_id) and job_id.rpartition("-")[0] == job
+
+
+def _died_ms() -> dict[str, int]:
+    """When coordinators died that Ray does not restart, by the names of their jobs. Asks Ray."""
+    # Ray's public list of actors needs its dashboard.
+    known: Any = ray._private.state.actors()
+    return {
+        actor["Name"].removesuffix(COORDINATOR_SUFFIX): int(actor["EndTime"])
+        for actor in known.values()
+        if actor["State"] == "DEAD" and str(actor["Name"]).endswith(COORDINATOR_SUFFIX)
+    }
+
+
+def find(name: str, namespace: str = NAMESPACE) -> tuple[JobCard, Handle]:
+    """The job of a name or id. ConfigurationError, with the jobs that run, where there is not just one."""
+    jobs = jobs_on_ray(namespace)
+    cards = [
+        (job.overview.card, job.coordinator)
+        for job in jobs
+        if isinstance(job.overview, JobOverview) and job.coordinator is not None
+    ]
+    found = [(card, handle) for card, handle in cards if name in (card.name, card.job_id)]
+    if len(found) == 1:
+        return found[0]
+    silent = next((job.overview for job in jobs if job.actor == name and isinstance(job.overview, SilentJob)), None)
+    if not found and silent is not None and silent.why == DIED:
+        raise ConfigurationError(f'{name!r}: {DIED}; start the job again with restore="latest"')
+    if not found and silent is not None:
+        raise ConfigurationError(
+            f"the coordinator of {name!r} has not answered for {ANSWER_TIMEOUT_S:g} s: it is starting, or Ray restarts "
+            "it; ask again, or look for dead nodes"
+        )
+    raise not_there(name, "on this Ray", [card for card, _ in cards])
+
+
+def _overviews(handles: dict[str, Handle], timeout_s: float) -> dict[str, JobOverview | None]:
+    """Return the answers of coordinators, None for one that is late.
+
+    One that has died for good is left out. One that is being restarted is asked again.
+    """
+    deadline = time.monotonic() + timeout_s
+    found: dict[str, JobOverview | None] = {}
+    open_names = list(handles)
+    while open_names:
+        asked = {handles[name].overview.remote(): name for name in open_names}
+        answered, late = ray.wait(list(asked), num_returns=len(asked), timeout=max(0.0, deadline - time.monotonic()))
+        found |= {asked[reference]: None for reference in late}
+        open_names = []
+        for reference in answered:
+            name = asked[reference]
+            try:
+                found[name] = ray.get(reference)
+            except ActorDiedError:
+                continue
+            except RayError:
+                found[name] = None
+                open_names.append(name)
+        if time.monotonic() >= deadline:
+            break
+        if open_names:
+            threading.Event().wait(ASK_AGAIN_S)
+    return found

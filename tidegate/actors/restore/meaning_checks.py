@@ -1,39 +1,48 @@
 """Compares what stored state means with what a restored program makes of it, before anything runs.
 
-Both sides are descriptions (`tidegate/storage/checkpoints/state_meaning.py`); no operator is made and no state is
-read. Rules:
-
-- Aggregates that were added start empty, and those that were removed are dropped if the user agrees
-  (`allow_non_restored_state`). The types of an aggregate may widen.
-- Every other difference is refused: another function, filter, key, window, order, time to live or kind of step. Its
-  state holds something else, and results would be wrong without an error.
-- Key types do not change, because the hash of a key decides which subtask has it. Stored rows keep their columns; their
-  types may widen.
-- State without a description, which `recovery.SavepointWriter` makes, is compared by the tasks.
+`comparisons` compares the recorded meanings, and `rehearsed` opens the operators on the columns of the checkpoint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+import logging
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
-from tidegate.actors.graph.job_graph import JobGraph
-from tidegate.actors.restore.restore_in_flight import edges_with_in_flight
+from tidegate.actors.graph.job_graph import JobGraph, OperatorSpec
+from tidegate.actors.restore.restore_task import edges_with_in_flight, subtasks_of
 from tidegate.operators.aggregates.aggregate_state import SPREADS, AggregateKind
 from tidegate.operators.aggregates.stored_layout import field_refusal
-from tidegate.storage.checkpoints.metadata import CheckpointMetadata, OperatorInfo
-from tidegate.storage.checkpoints.state_meaning import MeaningColumns, MeaningPart, StateMeaning
-from tidegate.storage.ids import OperatorUid
-from tidegate.storage.schemas.columns_text import columns_text
+from tidegate.operators.functions.process_operator import ProcessOperator
+from tidegate.operators.operator import Operator, OperatorContext, ProcessingTime
+from tidegate.operators.operator_errors import is_failure
+from tidegate.operators.state.keyed_state import UndeclaredStateError
+from tidegate.protocol.failures import OperatorError, error_text
+from tidegate.state.common.options import StateBackendOptions
+from tidegate.storage.checkpoints.metadata import (
+    CheckpointMetadata,
+    MeaningColumns,
+    MeaningPart,
+    OperatorInfo,
+    StateMeaning,
+)
+from tidegate.storage.clock import now_ms
+from tidegate.storage.errors import TidegateError
+from tidegate.storage.files.store import Store
+from tidegate.storage.ids import OperatorUid, SubtaskIndex
+from tidegate.storage.schemas.column_names import columns_text
 from tidegate.storage.schemas.evolution import widens
-from tidegate.storage.subtasks.subtask_state import operators_with_state
+from tidegate.storage.state.handover import Handover
+from tidegate.storage.state.snapshot import StateTable
+from tidegate.storage.state.stored_rows import TIMERS_STATE
+from tidegate.storage.state.subtask_state import operators_with_state, stored_columns
 
 
 @dataclass
 class Comparison:
-    """What becomes of the state of one operator.
+    """The fate of the state of one operator.
 
     `problems`: what does not fit, each a sentence. `started_empty`, `dropped` and `migrated`: names of parts, such as
     `aggregate n`. `dropped_states`: names of the states of a function among those that are dropped.
@@ -49,7 +58,7 @@ class Comparison:
 
     @property
     def changes(self) -> bool:
-        """Whether the state of the operator is restored in another form."""
+        """Returns whether the state of the operator is restored in another form."""
         return bool(self.started_empty or self.dropped or self.migrated)
 
     @property
@@ -60,7 +69,21 @@ class Comparison:
 
 
 def comparisons(metadata: CheckpointMetadata, graph: JobGraph, allow_non_restored_state: bool) -> list[Comparison]:
-    """What becomes of the state of each operator that both the checkpoint and the graph have, in the graph's order."""
+    """Compares what stored state means with what a restored program makes of it, before anything runs.
+
+    Both sides are descriptions (`tidegate/storage/checkpoints/metadata.py`); no operator is made and no state is
+    read. Rules:
+
+    - Aggregates that were added start empty, and those that were removed are dropped if the user agrees
+      (`allow_non_restored_state`). The types of an aggregate may widen.
+    - Every other difference is refused: another function, filter, key, window, order, time to live or kind of step. Its
+      state holds something else, and results would be wrong without an error.
+    - Key types do not change, because the hash of a key decides which subtask has it. Stored rows keep their columns;
+      their types may widen.
+    - State without a description, which `recovery.SavepointWriter` makes, is compared by the tasks.
+
+    What becomes of the state of each operator that both the checkpoint and the graph have, in the graph's order.
+    """
     held = {info.uid: info for info in metadata.operators}
     with_state = {uid for subtask in metadata.subtasks for uid in operators_with_state(subtask)}
     in_flight = {_receiver(edge) for edge in edges_with_in_flight(metadata)}
@@ -118,7 +141,8 @@ def _compare_parts(found: Comparison, held: StateMeaning, now: StateMeaning, all
     evolves = {role for role in now.evolves if role in held.evolves}
     known = {(columns.role, columns.name) for columns in now.columns}
     for key in dict.fromkeys((*before, *after)):
-        old, new = before.get(key), after.get(key)
+        old = before.get(key)
+        new = after.get(key)
         if old is not None and new is not None:
             if _kept(old) != _kept(new):
                 found.problems.append(f"the checkpoint has {old.label}, and the program {new.label}")
@@ -145,7 +169,7 @@ def _compare_parts(found: Comparison, held: StateMeaning, now: StateMeaning, all
 
 
 def _kept(part: MeaningPart) -> str:
-    """What a part keeps. Variances and standard deviations keep the same moments, and calculate from these."""
+    """Returns what a part keeps. Variances and standard deviations keep the same moments, and calculate from these."""
     function, paren, rest = part.text.partition("(")
     return f"moments({rest}" if paren and function in _SPREADS else part.text
 
@@ -165,7 +189,8 @@ def _changed_columns(found: Comparison, held: StateMeaning, now: StateMeaning) -
         old = before.get(key)
         if old is None or old.schema == columns.schema:
             continue
-        schema, expected = old.arrow_schema, columns.arrow_schema
+        schema = old.arrow_schema
+        expected = columns.arrow_schema
         if columns.role == "keys" and schema.names != expected.names and found.problems:
             continue  # The parts have other keys too, and one reason is enough.
         reason = _refusal(columns, schema, expected, texts.get(key, ""))
@@ -177,7 +202,7 @@ def _changed_columns(found: Comparison, held: StateMeaning, now: StateMeaning) -
 
 
 def _refusal(columns: MeaningColumns, before: pa.Schema, now: pa.Schema, text: str) -> str | None:
-    """Why stored columns cannot become those of the program; None if they can."""
+    """Returns why stored columns cannot become the columns of the program; None if they can."""
     match columns.role:
         case "keys":
             if before.types == now.types and before.names == now.names:
@@ -192,3 +217,150 @@ def _refusal(columns: MeaningColumns, before: pa.Schema, now: pa.Schema, text: s
             return None
         case _:
             return field_refusal(AggregateKind(text.partition("(")[0]), list(before), list(now))
+
+
+log = logging.getLogger(__name__)
+
+
+def rehearsed(
+    store: Store,
+    metadata: CheckpointMetadata,
+    graph: JobGraph,
+    left_out: Collection[OperatorUid] = (),
+    *,
+    allow_non_restored_state: bool = False,
+) -> list[Comparison]:
+    """Opens the operators of a program on the columns of a checkpoint, to find at submission what their tasks would
+    refuse.
+
+    The states of a function are known only after its `open` has declared them. So each operator with state is made and
+    opened once in the process that submits the job, with tables that have the columns of the checkpoint and no rows,
+    and is closed again. It is the same code that runs in a task, so both refuse the same. Rules:
+
+    - Table sinks and sinks of users are not opened: what they keep is tidegate's own.
+    - State lies in memory meanwhile, whatever the backend of the job is.
+    - A state that a function does not declare any more is dropped if the user agrees (`allow_non_restored_state`). The
+      restore point of the job names it, and no task reads it. Without consent it is refused.
+    - A function whose `open` fails here (it needs a machine of the cluster, or rows) is compared by its task, as the
+      log reports. A mismatch that is found there ends the job without a restart, and so does a state that is not
+      declared.
+
+    What becomes of the states of each operator that has state in the checkpoint, in the graph's order.
+
+    `store` is opened at the root of the checkpoint. `left_out`: operators that are not opened.
+    `allow_non_restored_state`: states that functions do not declare any more are dropped. Raises CorruptionError,
+    NotFoundError, CodecError and StorageError if the state cannot be read.
+    """
+    known = {info.uid: info.max_parallelism for info in metadata.operators}
+    with_state = {uid for subtask in metadata.subtasks for uid in operators_with_state(subtask)}
+    return [
+        _rehearsed(store, metadata, spec, vertex.parallelism, known[spec.uid], allow_non_restored_state)
+        for vertex in graph.vertices
+        for spec in vertex.operators
+        if spec.uid in known.keys() & with_state
+        and spec.uid not in left_out
+        and spec.table is None
+        and spec.sink is None
+    ]
+
+
+def _rehearsed(
+    store: Store,
+    metadata: CheckpointMetadata,
+    spec: OperatorSpec,
+    parallelism: int,
+    max_parallelism: int,
+    allow_non_restored_state: bool,
+) -> Comparison:
+    found = Comparison(spec.uid, spec.name)
+    tables: Sequence[StateTable] = stored_columns(store, subtasks_of(metadata, spec.uid), spec.uid)
+    context = OperatorContext(
+        spec.uid, spec.name, SubtaskIndex(0), parallelism, max_parallelism, backend=StateBackendOptions()
+    )
+    try:
+        refusal, operator = _opened(spec, context, tables)
+        while isinstance(refusal, UndeclaredStateError):
+            _leave_behind(found, refusal, allow_non_restored_state)
+            tables = [table for table in tables if table.state != refusal.state]
+            refusal, operator = _opened(spec, context, tables)
+        if refusal is None:
+            if not found.problems:
+                _compare_states(found, operator, tables)
+            return found
+        found.problems.append(str(refusal))
+        if isinstance(operator, ProcessOperator):
+            for alone in _refused_alone(spec, context, tables):
+                if isinstance(alone, UndeclaredStateError):
+                    _leave_behind(found, alone, allow_non_restored_state)
+                elif str(alone) not in found.problems:
+                    found.problems.append(str(alone))
+    except TidegateError as error:
+        log.info(
+            "The states of operator %r (%r) are compared by its tasks: its function failed where it was opened to find "
+            "which states it declares: %s",
+            spec.uid, spec.name, error_text(error),
+        )  # fmt: skip
+    return found
+
+
+def _leave_behind(found: Comparison, undeclared: UndeclaredStateError, allow_non_restored_state: bool) -> None:
+    """Drop a state of the checkpoint, or refuse it."""
+    if allow_non_restored_state:
+        found.dropped.append(f"state {undeclared.state}")
+        found.dropped_states.append(undeclared.state)
+    else:
+        found.problems.append(f"{undeclared}; or drop the state with allow_non_restored_state=True")
+
+
+def _opened(
+    spec: OperatorSpec, context: OperatorContext, tables: Sequence[StateTable]
+) -> tuple[TidegateError | None, Operator]:
+    """Open and close the operator. Returns why it refuses the tables, if it does. OperatorError if a function fails."""
+    operator = spec.factory()
+    refusal: TidegateError | None = None
+    try:
+        operator.open(replace(context, time=ProcessingTime(now_ms())), Handover(tables))
+    except OperatorError as error:
+        if not isinstance(error.__cause__, TidegateError) and error.__cause__ is not None:
+            raise
+        refusal = error
+    except TidegateError as error:
+        refusal = error
+    finally:
+        _close(operator, context)
+    return refusal, operator
+
+
+def _close(operator: Operator, context: OperatorContext) -> None:
+    try:
+        operator.close()
+    except BaseException as error:
+        if not is_failure(error):
+            raise
+        # A function that was not opened to its end may be unable to close.
+        log.debug("Operator %r could not be closed again: %s", context.uid, error_text(error))
+
+
+def _refused_alone(
+    spec: OperatorSpec, context: OperatorContext, tables: Sequence[StateTable]
+) -> Iterator[TidegateError]:
+    """Returns why a function refuses each of its states, one by one: the first open reports only the first of them."""
+    for state in dict.fromkeys(table.state for table in tables):
+        refusal, _ = _opened(spec, context, [table for table in tables if table.state == state])
+        if refusal is not None:
+            yield refusal
+
+
+def _compare_states(found: Comparison, operator: Operator, tables: Sequence[StateTable]) -> None:
+    """Report the states of a function that start empty, and those whose types widen."""
+    if not isinstance(operator, ProcessOperator):
+        return
+    stored: dict[str, list[pa.DataType]] = {}
+    for table in tables:
+        if not table.removed and table.state != TIMERS_STATE:
+            stored.setdefault(table.state, []).append(table.rows.schema.types[-1])
+    for name, data_type in operator.bound_states.items():
+        if name not in stored:
+            found.started_empty.append(f"state {name}")
+        elif any(not before.equals(data_type) for before in stored[name]):
+            found.migrated.append(f"state {name}")

@@ -1,10 +1,9 @@
 """The source positions that stored checkpoints hold: which rows of a source may still be read after a restore.
 
-The feed of a streaming DataFrame asks before it deletes rows from its log. Rules:
-* It looks at the completed checkpoints of one job, and at the savepoints of any job, in the job's checkpoint folder and
-  in the configured savepoint folder. A savepoint belongs to the user, who may restore it at any time.
-* None of them ever changes, so each is read once.
-* One that cannot be read may need any row. Nothing may be deleted until it is readable or gone.
+The feed of a streaming DataFrame looks here before it deletes rows from its log. Rules: * It looks at the completed
+checkpoints of one job, and at the savepoints of any job, in the job's checkpoint folder and in the configured savepoint
+folder. A savepoint belongs to the user, who may restore it at any time. * None of them ever changes, so each is read
+once. * One that cannot be read may need any row. Nothing may be deleted until it is readable or gone.
 """
 
 from __future__ import annotations
@@ -14,19 +13,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tidegate.actors.restore.restore_task import subtasks_of
-from tidegate.actors.task.pipeline.split_positions import positions_from_tables
+from tidegate.actors.task.split_positions import positions_from_tables
 from tidegate.storage.checkpoints.layout import (
     CheckpointLayout,
     CheckpointPointer,
     parse_checkpoint_name,
     parse_savepoint_name,
 )
-from tidegate.storage.checkpoints.metadata_file import read_pointed
+from tidegate.storage.checkpoints.metadata import read_pointed
 from tidegate.storage.errors import CodecError, CorruptionError, NotFoundError
 from tidegate.storage.files.file_system_store import join_url
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import JobId, OperatorUid
-from tidegate.storage.subtasks.subtask_state import read_subtask_state
+from tidegate.storage.state.subtask_state import read_subtask_state
 
 _logger = logging.getLogger(__name__)
 
@@ -36,7 +35,7 @@ Positions = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True)
 class RestingPositions:
-    """Positions in the job's checkpoints, oldest first, and in savepoints that know the source.
+    """Positions in the job's checkpoints, oldest first, and in savepoints that contain the source.
 
     `whole`: all of them could be read.
     """
@@ -62,7 +61,8 @@ class PositionsAtRest:
 
     def look(self) -> RestingPositions:
         """The positions that are stored now. Raises StorageError if the storage does not answer."""
-        checkpoints, savepoints = list(self._checkpoints()), list(self._savepoints())
+        checkpoints = list(self._checkpoints())
+        savepoints = list(self._savepoints())
         found = {at: self._known[at] for at in (*checkpoints, *savepoints) if self._is_known(at)}
         self._known = found
         return RestingPositions(

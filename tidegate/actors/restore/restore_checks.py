@@ -24,18 +24,16 @@ from difflib import get_close_matches
 
 from tidegate.actors.graph.job_graph import JobEdge, JobGraph, JobVertex
 from tidegate.actors.graph.source_checks import splits_of
-from tidegate.actors.restore.meaning_checks import Comparison, comparisons
-from tidegate.actors.restore.rehearsal import rehearsed
-from tidegate.actors.restore.restore_in_flight import can_take_in_flight, edges_with_in_flight
-from tidegate.actors.restore.restore_task import subtasks_of
-from tidegate.actors.task.pipeline.split_positions import SplitPosition, positions_from_tables
+from tidegate.actors.restore.meaning_checks import Comparison, comparisons, rehearsed
+from tidegate.actors.restore.restore_task import can_take_in_flight, edges_with_in_flight, subtasks_of
+from tidegate.actors.task.split_positions import SplitPosition, positions_from_tables
 from tidegate.connectors.source import DynamicSource, LastingInputSource, SourceSplit
-from tidegate.protocol.partitioning import PartitioningKind
+from tidegate.protocol.edges import PartitioningKind
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, OperatorInfo, SnapshotKind
 from tidegate.storage.errors import ConfigurationError, IncompatibleStateError
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import OperatorUid, VertexId
-from tidegate.storage.subtasks.subtask_state import operators_with_state, read_subtask_state
+from tidegate.storage.state.subtask_state import operators_with_state, read_subtask_state
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +51,7 @@ def check_restorable(
     rehearsal: Sequence[Comparison] = (),
     dropped_states: Sequence[tuple[OperatorUid, str]] = (),
 ) -> None:
-    """Raise IncompatibleStateError if the graph cannot go on from the checkpoint.
+    """Raise IncompatibleStateError if the graph cannot continue from the checkpoint.
 
     The error lists every problem, so that the user can mend them all at once. `store` is opened at the root of the
     checkpoint. With `allow_non_restored_state` the state of operators that the graph lacks is dropped, with a warning;
@@ -82,9 +80,8 @@ def check_restorable(
 
 
 def check_unread(store: Store, metadata: CheckpointMetadata, graph: JobGraph) -> None:
-    """Raise ConfigurationError where a source of the graph could not read on behind the checkpoint.
-
-    Sources are asked as they are to be read, staged ones included, and only some know. Raises StorageError.
+    """Raise ConfigurationError where a source of the graph could not continue after the checkpoint. Sources are checked
+    as they will be read, staged ones included; only some can answer. Raises StorageError.
     """
     known = {info.uid for info in metadata.operators}
     for vertex in graph.vertices:
@@ -101,9 +98,8 @@ def check_unread(store: Store, metadata: CheckpointMetadata, graph: JobGraph) ->
 def rehearse(
     store: Store, metadata: CheckpointMetadata, graph: JobGraph, *, allow_non_restored_state: bool = False
 ) -> list[Comparison]:
-    """What becomes of states that only the operators themselves know: they are opened on the checkpoint's columns.
-
-    Operators whose meaning does not fit, or whose state is dropped, are left out. `store` is opened at the root of the
+    """Returns the fate of states that only the operators themselves know: they are opened on the checkpoint's columns.
+    Operators whose meaning does not fit, or whose state is dropped, are skipped. `store` is opened at the root of the
     checkpoint. Raises CorruptionError, NotFoundError, CodecError and StorageError if the state cannot be read.
     """
     described = comparisons(metadata, graph, allow_non_restored_state)
@@ -121,7 +117,7 @@ def misfits(
     ignore_in_flight: bool = False,
     allow_non_restored_state: bool = False,
 ) -> list[str]:
-    """The problems that metadata and graph alone show, one text each. Asks no source for its splits."""
+    """Returns the problems that metadata and graph alone show, one text each. Calls no source."""
     return [
         *(() if allow_non_restored_state else _without_an_operator(metadata, graph)),
         *_other_meanings(metadata, graph, allow_non_restored_state),
@@ -171,7 +167,7 @@ def _where(metadata: CheckpointMetadata) -> str:
 def non_restored(metadata: CheckpointMetadata, graph: JobGraph) -> dict[OperatorUid, tuple[int, int]]:
     """Operators with state in the checkpoint that the graph lacks: how many states, and how many bytes.
 
-    The native files of a backend count as one state, because nobody opens them here.
+    The native files of a backend count as one state, because they are not opened here.
     """
     known = {info.uid for info in graph.operator_infos()}
     found: dict[OperatorUid, tuple[set[str], int]] = {}
@@ -210,7 +206,7 @@ def _say_that_nothing_is_left_to_do(metadata: CheckpointMetadata, graph: JobGrap
 
 
 def _without_an_operator(metadata: CheckpointMetadata, graph: JobGraph) -> Iterator[str]:
-    """State whose operator is gone or has another uid: it would be lost silently."""
+    """Yields state whose operator is gone or has another uid: it would be lost silently."""
     names = {info.uid: info.name for info in metadata.operators}
     uids = [info.uid for info in graph.operator_infos()]
     new = [uid for uid in uids if uid not in names]
@@ -278,13 +274,15 @@ def _made_by_others(metadata: CheckpointMetadata, graph: JobGraph) -> Iterator[s
         name = graph.edge_name(edge)
         if name not in in_flight:
             continue
-        left, seen = [(graph.emitter(edge), True)], set[tuple[OperatorUid, bool]]()
+        left = [(graph.emitter(edge), True)]
+        seen = set[tuple[OperatorUid, bool]]()
         while left:
             uid, passes = left.pop()
             if (uid, passes) in seen or uid not in held or uid not in now:
                 continue
             seen.add((uid, passes))
-            before, after = held[uid], now[uid]
+            before = held[uid]
+            after = now[uid]
             missed = _columns_not_read(before, after) if passes else []
             if before.makes != after.makes:
                 found.setdefault(uid, (name, f"made {before.makes}, and in the program it makes {after.makes}"))
@@ -312,13 +310,15 @@ def _columns_not_read(before: OperatorInfo, after: OperatorInfo) -> list[str]:
 
 
 def _chooses_columns(info: OperatorInfo) -> bool:
-    """Whether a step emits columns that it names, whatever else its input has. Others pass all that they get."""
+    """Returns whether a step emits columns that it names, whatever else its input has. Others pass all that they
+    get.
+    """
     aggregates = info.meaning is not None and info.meaning.kind.endswith("aggregate")
     return aggregates or info.makes.startswith("select(")
 
 
 def _changed_sources(store: Store, metadata: CheckpointMetadata, graph: JobGraph) -> Iterator[str]:
-    """Sources whose splits are not those in the checkpoint: they would skip rows, or read others.
+    """Yields sources whose splits differ from the checkpoint: they would skip rows, or read others.
 
     If a subtask had finished, its splits may be missing from the checkpoint; then only the splits that are there are
     compared. A staged source is read again from the staged files, so it is not compared. A dynamic source is asked.
@@ -350,7 +350,7 @@ def _changed_sources(store: Store, metadata: CheckpointMetadata, graph: JobGraph
 
 
 def _positions(store: Store, metadata: CheckpointMetadata, uid: OperatorUid) -> tuple[SplitPosition, ...]:
-    """Of the splits that subtasks had."""
+    """Returns the positions of the splits that subtasks had."""
     subtasks = subtasks_of(metadata, uid)
     return positions_from_tables([table for each in subtasks for table in read_subtask_state(store, each, uid)])
 
@@ -361,7 +361,7 @@ def _pooled(metadata: CheckpointMetadata, uid: OperatorUid) -> list[SourceSplit]
 
 
 class _Finished(enum.Enum):
-    """How many subtasks of a vertex had finished. A new operator counts as not finished."""
+    """The share of subtasks of a vertex that had finished. A new operator counts as not finished."""
 
     NONE = "not finished"
     PARTLY = "partly finished"
@@ -380,7 +380,8 @@ def _fed_after_the_end(metadata: CheckpointMetadata, graph: JobGraph) -> Iterato
                 f"{listed}; leave out the new one, or restore from a checkpoint before the end"
             )
     for edge in graph.edges:
-        upstream, downstream = found[edge.upstream][-1], found[edge.downstream][0]
+        upstream = found[edge.upstream][-1]
+        downstream = found[edge.downstream][0]
         if not _may_feed(upstream, downstream, edge):
             yield (
                 f"{_name(graph, edge.downstream)} had {downstream.value} at {_where(metadata)}, and "
@@ -399,12 +400,13 @@ def _may_feed(upstream: _Finished, downstream: _Finished, edge: JobEdge) -> bool
 
 
 def _finished(metadata: CheckpointMetadata, vertex: JobVertex) -> list[tuple[_Finished, OperatorUid]]:
-    """What the operators of a vertex had reached, in their order: of each run that had finished alike, the first one.
+    """Returns what the operators of a vertex had reached, in their order: of each run that had finished alike, the
+    first one.
 
     A new one had not finished.
 
     Operators that had tasks of their own may be chained now, as when a job shrinks to one subtask. Then the rest of one
-    that had partly finished, such as a source with fewer splits than subtasks, goes on feeding one that had not.
+    that had partly finished, such as a source with fewer splits than subtasks, continues feeding one that had not.
     """
     known = {info.uid for info in metadata.operators}
     sources = () if vertex.source is None else (vertex.source,)

@@ -1,6 +1,6 @@
 """Restores a task: finds what it starts with in a checkpoint or savepoint.
 
-The host of a task calls `restore_task` before the task is ready. Rules:
+The driver of a task calls `restore_task` before the task is ready. Rules:
 - Keyed state is cut to the key groups of the subtask. Its layers come oldest first.
 - List state stays with its subtask at the same parallelism. At another one its elements are dealt out round robin.
   Union state goes whole to every subtask. Broadcast state goes to every subtask, from one that had not finished.
@@ -9,7 +9,7 @@ The host of a task calls `restore_task` before the task is ready. Rules:
 - If some subtasks of a source had finished, each takes over its own splits as read to the end. At another parallelism
   subtask 0 takes over the splits of all of them. Otherwise the coordinator would assign these splits again, and later
   checkpoints would not know them.
-- Watermarks between the rows of calls that wait are left out unless event time goes on (`restored_event_time.py`).
+- Watermarks between the rows of calls that wait are left out unless event time continues (`restored_event_time.py`).
 - States that the restore point drops are left out of the rows here, for every backend, and nowhere else. Files of a
   backend that hold such a state are read as rows, and no later checkpoint builds on what they were read from.
 - `restore_in_flight.py` has the rules for in-flight data.
@@ -17,41 +17,50 @@ The host of a task calls `restore_task` before the task is ready. Rules:
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
+import numpy as np
 import pyarrow as pa
 
-from tidegate.actors.coordinator.job.job_spec import RestorePoint
-from tidegate.actors.graph.job_graph import JobGraph, JobVertex
-from tidegate.actors.restore.restore_in_flight import RestoredChannels, restore_in_flight
-from tidegate.actors.restore.restored_event_time import event_time_goes_on
-from tidegate.actors.task.pipeline.split_positions import FrozenPositions
+from tidegate.actors.coordinator.job_spec import RestorePoint
+from tidegate.actors.graph.job_graph import JobEdge, JobGraph, JobVertex
+from tidegate.actors.task.channels import InFlightElement, has_rows
+from tidegate.actors.task.split_positions import FrozenPositions
 from tidegate.operators.functions.async_map import WATERMARKS
-from tidegate.protocol.identity import TaskId
-from tidegate.protocol.state_origin import StateOrigin
+from tidegate.protocol.edges import PartitioningKind
+from tidegate.protocol.identity import ChannelId, TaskId
+from tidegate.protocol.stream_elements import MIN_WATERMARK_MS, Watermark
+from tidegate.protocol.task_reports import StateOrigin
 from tidegate.state.factory import backend_folder
+from tidegate.state.kernels.hashing import hash_columns
+from tidegate.state.kernels.partition import gather
 from tidegate.storage.checkpoints.layout import NATIVE_MARK
-from tidegate.storage.checkpoints.metadata import CheckpointMetadata, OperatorInfo, SectionRef, StateKind, SubtaskState
-from tidegate.storage.checkpoints.metadata_file import read_metadata
-from tidegate.storage.copies.local_first import LocalFirstStore
-from tidegate.storage.copies.node_folder import NodeFolder
-from tidegate.storage.errors import CorruptionError
+from tidegate.storage.checkpoints.metadata import (
+    CheckpointMetadata,
+    OperatorInfo,
+    SectionRef,
+    StateKind,
+    SubtaskState,
+    read_metadata,
+)
+from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.files.store import Store
-from tidegate.storage.ids import OperatorUid, SubtaskIndex
-from tidegate.storage.state.handover import Handover
-from tidegate.storage.state.key_groups import key_group_range
+from tidegate.storage.ids import OperatorUid, SubtaskIndex, VertexId
+from tidegate.storage.local_copies import LocalFirstStore, NodeFolder
+from tidegate.storage.state.backend_files import fetch_native, tables_of_fetched
+from tidegate.storage.state.handover import Handover, Spool, SpooledTables
+from tidegate.storage.state.in_flight import ChannelEnd, InFlightRows, edges_in_flight, read_in_flight
+from tidegate.storage.state.key_groups import key_group_range, key_groups_meet, key_groups_of
 from tidegate.storage.state.snapshot import StateTable
-from tidegate.storage.state.spool import Spool, SpooledTables
-from tidegate.storage.subtasks.backend_files import fetch_native, tables_of_fetched
-from tidegate.storage.subtasks.subtask_state import iter_subtask_state, read_subtask_state
+from tidegate.storage.state.subtask_state import iter_subtask_state, read_subtask_state
 
 
 @dataclass(frozen=True, slots=True)
 class RestoredTask:
-    """What one task starts with."""
+    """The state with which one task starts."""
 
     tables: tuple[tuple[OperatorUid, Sequence[StateTable]], ...]
     """The state of each operator. The operator consumes its tables, and so frees them (`Handover`)."""
@@ -76,9 +85,9 @@ def restore_task(
     kept: Mapping[OperatorUid, Sequence[StateTable]] = MappingProxyType({}),
     spool_folder: str | None = None,
 ) -> RestoredTask:
-    """Read what one task starts with. `store` is opened at the root of the restore point.
+    """Reads the state with which one task starts. `store` is opened at the root of the restore point.
 
-    - `readers`: up to so many threads read state at a time.
+    - `readers`: up to this many threads read state at a time.
     - `spool_folder`: keyed state beyond a few MB waits in this folder, not in memory, until the backend loads it.
     - `local_copies`: state is read from this folder of the node where a copy there verifies.
     - `native_folder`: files of a backend go there if their key groups are still those of the task. The backend then
@@ -246,3 +255,182 @@ def _deal_out(
         if mine:
             dealt.append(replace(table, rows=table.rows.take(pa.array(mine, pa.int64()))))
     return dealt
+
+
+RestoredChannels = tuple[tuple[ChannelId, tuple[InFlightElement, ...]], ...]
+
+
+def restore_in_flight(store: Store, metadata: CheckpointMetadata, graph: JobGraph, task: TaskId) -> RestoredChannels:
+    """Distributes the in-flight data of a checkpoint over the input channels of the tasks that start from it.
+
+    All of it becomes input of the downstream task, even what a sender had not sent yet. Output queues start empty, as
+    in Flink with `execution.checkpointing.unaligned.recover-output-on-downstream`. Rules:
+    - The order of an old channel is kept: first the receiver's part, then what the sender had not sent.
+    - HASH: a row goes to the owner of its key group. A subtask reads only old channels that can have such rows.
+    - REBALANCE: each old channel goes to one subtask, whole. So it is on an edge that was rebalanced because its two
+      ends had different parallelisms, and is forward now. Other forward edges, and broadcast edges, have no in-flight
+      data.
+    - A task takes the data in on its channel from upstream subtask `old upstream % new parallelism`.
+    - If the parallelism of the sender and of all before it is unchanged, a channel has what one sender has sent, and
+      that sender continues behind it. So watermarks in flight keep their places: each row meets the one that it would
+      have met. Where several old channels come to one, the one that is furthest behind in event time goes first (Flink
+      has a virtual channel for each).
+    - If one has changed, or the edge is forward now, watermarks in flight are left out: rows of another old sender, or
+      of another split, may follow on the channel, and some may be before such a watermark though they are in time. A
+      row in flight that was late may count then. None becomes late that was in time.
+
+    If both parallelisms are unchanged, these rules map every old channel to itself.
+
+    What the input channels of a task start with, oldest first. Channels without rows are left out.
+
+    Raises StorageError (CorruptionError is one), and ConfigurationError for rows that were keyed by other columns.
+    """
+    restored: dict[ChannelId, dict[tuple[int, int], list[InFlightElement]]] = {}
+    for edge in graph.edges:
+        if edge.downstream != task.vertex:
+            continue
+        route = _Route(metadata, graph, edge, task.subtask)
+        for held in _held(store, metadata, route):
+            parts = restored.setdefault(route.channel(held.end), {})
+            parts.setdefault((held.end.upstream, held.end.downstream), []).extend(route.elements(held))
+    merged = ((channel, tuple(_merged([*parts.values()]))) for channel, parts in restored.items())
+    return tuple((channel, elements) for channel, elements in merged if has_rows(elements))
+
+
+def edges_with_in_flight(metadata: CheckpointMetadata) -> frozenset[str]:
+    """Names of the edges that have in-flight data in a checkpoint."""
+    return frozenset(
+        name
+        for subtask in metadata.subtasks
+        if subtask.in_flight is not None
+        for name in edges_in_flight(subtask.in_flight)
+    )
+
+
+def can_take_in_flight(metadata: CheckpointMetadata, graph: JobGraph, edge: JobEdge) -> bool:
+    """Returns whether in-flight data of an edge can be routed over the edge as it is now."""
+    match edge.partitioning.kind:
+        case PartitioningKind.HASH | PartitioningKind.REBALANCE:
+            return True
+        case PartitioningKind.FORWARD:
+            up = graph.emitter(edge)
+            down = graph.vertex(edge.downstream).head
+            return old_parallelism(metadata, up) != old_parallelism(metadata, down)
+        case PartitioningKind.BROADCAST:
+            return False
+
+
+class _Route:
+    """Selects the rows of old channels that belong to one downstream subtask, and the channel on which they arrive."""
+
+    def __init__(self, metadata: CheckpointMetadata, graph: JobGraph, edge: JobEdge, subtask: SubtaskIndex) -> None:
+        self.edge = edge
+        self.name = graph.edge_name(edge)
+        self._takes_any = can_take_in_flight(metadata, graph, edge)
+        self._subtask = subtask
+        self._where = f"checkpoint {metadata.checkpoint_id} of {metadata.job_id}"
+        self._upstreams = graph.vertex(edge.upstream).parallelism
+        self._downstreams = graph.vertex(edge.downstream).parallelism
+        goes_on = event_time_goes_on(metadata, graph, edge.upstream)
+        self._keeps_watermarks = goes_on and edge.partitioning.kind is not PartitioningKind.FORWARD
+        self._old_downstreams = old_parallelism(metadata, graph.vertex(edge.downstream).head)
+        self._max_parallelism = graph.max_parallelism
+        self._own = key_group_range(subtask, graph.max_parallelism, self._downstreams)
+
+    def reads(self, end: ChannelEnd) -> bool:
+        """Returns whether this old channel may have rows for the subtask. CorruptionError if it cannot have any at
+        all.
+        """
+        if not self._takes_any or end.downstream >= self._old_downstreams:
+            raise CorruptionError(
+                f"{self._where} has in-flight elements of channel {end.upstream}>{end.downstream} of the "
+                f"{self.edge.partitioning.kind.value} edge {self.name!r}, which cannot have any"
+            )
+        if self.edge.partitioning.kind is PartitioningKind.HASH:
+            return key_groups_meet(self._old_key_groups(end), self._own)
+        return (end.upstream * self._old_downstreams + end.downstream) % self._downstreams == self._subtask
+
+    def elements(self, held: InFlightRows) -> Iterator[InFlightElement]:
+        """Returns what of one end of an old channel, that `reads` accepts, the subtask handles."""
+        for element in held.elements() if self._keeps_watermarks else held.batches:
+            if isinstance(element, int):
+                yield Watermark(element)
+            elif (mine := self.mine(held.end, element)) is not None:
+                yield mine
+
+    def mine(self, end: ChannelEnd, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+        """The subtask's rows of a batch, of an old channel that `reads` accepts. None if there are none."""
+        if self.edge.partitioning.kind is not PartitioningKind.HASH:
+            return batch
+        groups = key_groups_of(hash_columns(batch, self.edge.partitioning.keys), self._max_parallelism)
+        old = self._old_key_groups(end)
+        if len(groups) and not (old.start <= groups.min() and groups.max() < old.stop):
+            raise ConfigurationError(
+                f"{self._where} has in-flight rows on {self.name!r} that were not partitioned by "
+                f"{list(self.edge.partitioning.keys)}; keep the keys of that edge, or restore from a savepoint, "
+                "which has no in-flight rows"
+            )
+        rows = np.flatnonzero((groups >= self._own.start) & (groups < self._own.stop)).astype(np.int32)
+        if len(rows) == batch.num_rows:
+            return batch
+        return gather(batch, rows) if len(rows) else None
+
+    def channel(self, end: ChannelEnd) -> ChannelId:
+        """The input channel on which the rows of an old channel arrive."""
+        if self.edge.partitioning.kind is PartitioningKind.FORWARD:
+            return ChannelId(self.edge.index, self._subtask, self._subtask)
+        return ChannelId(self.edge.index, SubtaskIndex(end.upstream % self._upstreams), self._subtask)
+
+    def _old_key_groups(self, end: ChannelEnd) -> range:
+        return key_group_range(end.downstream, self._max_parallelism, self._old_downstreams)
+
+
+def _merged(parts: Sequence[Sequence[InFlightElement]]) -> Iterator[InFlightElement]:
+    """Returns what the old channels of one sender held, as one channel: each in its order, and no watermark before
+    its time.
+    """
+    queues = [deque(part) for part in parts]
+    reached_ms = [MIN_WATERMARK_MS for _ in parts]
+    told_ms = MIN_WATERMARK_MS
+    while waiting := [number for number, queue in enumerate(queues) if queue]:
+        first = min(waiting, key=reached_ms.__getitem__)
+        element = queues[first].popleft()
+        if isinstance(element, Watermark):
+            reached_ms[first] = max(reached_ms[first], element.timestamp_ms)
+            continue
+        if reached_ms[first] > told_ms:
+            told_ms = reached_ms[first]
+            yield Watermark(told_ms)
+        yield element
+    if (last_ms := max(reached_ms)) > told_ms:
+        yield Watermark(last_ms)
+
+
+def _held(store: Store, metadata: CheckpointMetadata, route: _Route) -> list[InFlightRows]:
+    """Returns what the old subtasks at both ends of an edge held, by channel, the receiver's part first."""
+    found: list[InFlightRows] = []
+    for subtask in metadata.subtasks:
+        if subtask.in_flight is not None:
+            found += read_in_flight(store, subtask.in_flight, route.name, route.reads)
+    return sorted(found, key=lambda held: (held.end.upstream, held.end.downstream, held.end.direction == "output"))
+
+
+def event_time_goes_on(metadata: CheckpointMetadata, graph: JobGraph, vertex: VertexId) -> bool:
+    """Returns whether all operators of a vertex, and of those before it, are in the checkpoint with the same
+    parallelism.
+    """
+    before = [vertex]
+    found = set[VertexId]()
+    while before:
+        found.add(reached := before.pop())
+        before += [edge.upstream for edge in graph.edges if edge.downstream == reached and edge.upstream not in found]
+    return all(
+        old_parallelism(metadata, uid) == graph.vertex(each).parallelism
+        for each in found
+        for uid in graph.vertex(each).uids
+    )
+
+
+def old_parallelism(metadata: CheckpointMetadata, uid: OperatorUid) -> int:
+    """Parallelism of an operator in the checkpoint, whatever it was chained to. 0 if it is new."""
+    return next((info.parallelism for info in metadata.operators if info.uid == uid), 0)

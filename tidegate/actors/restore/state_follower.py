@@ -1,7 +1,8 @@
 """`StateFollower`: keeps a copy of a task's keyed state in a standby process, as of the newest checkpoint.
 
-A warm standby has one. It hears of every completed checkpoint, and reads what is new in it. When the task is deployed
-in its process, the follower hands its backends over, and the task reads next to nothing (docs/decisions/0021). Rules:
+A warm standby has one. It is notified of every completed checkpoint, and reads what is new in it. When the task is
+deployed in its process, the follower hands its backends over, and the task reads next to nothing (docs/decisions/0021).
+Rules:
 - Layers of state never change. If a checkpoint's layers begin with those already read, only the others are read. For
   any other checkpoint (an older one, or one with a new base) the follower drops its state first, for there is memory
   for one copy, and reads everything.
@@ -21,35 +22,33 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from tidegate.actors.coordinator.job.job_spec import RestorePoint
+from tidegate.actors.coordinator.job_spec import RestorePoint
 from tidegate.actors.graph.job_graph import JobGraph, OperatorSpec
 from tidegate.actors.restore.restore_task import part_of
-from tidegate.actors.task.incremental.lineage import Lineage
+from tidegate.actors.task.incremental_base import IncrementalBase
 from tidegate.operators.operator import Operator, OperatorContext, ProcessingTime
-from tidegate.protocol.failure_reasons import error_text
+from tidegate.protocol.failures import error_text
 from tidegate.protocol.identity import TaskId
 from tidegate.state.common.backend import KeyedBackend
 from tidegate.state.common.options import StateBackendOptions
-from tidegate.storage.checkpoints.metadata import SectionRef, StateHandle, StateKind, SubtaskState
-from tidegate.storage.checkpoints.metadata_file import read_metadata
-from tidegate.storage.copies.local_first import LocalFirstStore
-from tidegate.storage.copies.node_folder import NodeFolder
+from tidegate.storage.checkpoints.metadata import SectionRef, StateHandle, StateKind, SubtaskState, read_metadata
 from tidegate.storage.errors import NotFoundError
 from tidegate.storage.files.store import OpenStore, Store
 from tidegate.storage.ids import CheckpointId, OperatorUid
+from tidegate.storage.local_copies import LocalFirstStore, NodeFolder
 from tidegate.storage.state.handover import Handover
 from tidegate.storage.state.key_groups import key_group_range
-from tidegate.storage.subtasks.subtask_state import read_subtask_state
+from tidegate.storage.state.subtask_state import read_subtask_state
 
 log = logging.getLogger(__name__)
 
 FAILURES_MAX = 3
 TAKE_TIMEOUT_S = 60.0
-"""How long a task waits for a read that is under way. To start over would take as long."""
+"""How long a task waits for a read that is under way. Starting over would take as long."""
 
 
 def can_follow(backend: StateBackendOptions) -> bool:
-    """Whether keyed state with these options lies in layers, and can be kept for a checkpoint."""
+    """Returns whether keyed state with these options is stored in layers, and can be kept for a checkpoint."""
     return backend.kind == "columnar" and backend.incremental and not backend.changelog and backend.undo_bytes > 0
 
 
@@ -159,7 +158,7 @@ class StateFollower:
         if part is None:
             self._drop()
             return
-        layers = Lineage.of(restore.checkpoint_id, part).layers
+        layers = IncrementalBase.of(restore.checkpoint_id, part).layers
         if anew and not layers:
             return  # a canonical savepoint has no layers; the next checkpoint builds on those from before it
         part = replace(part, handle=None, in_flight=None, layers=layers)
@@ -200,7 +199,7 @@ class StateFollower:
 
     def _go_on(self, store: Store, part: SubtaskState, held: _Held, uid: OperatorUid, number: CheckpointId) -> None:
         tables = self._read(store, part, uid, len(held.layers))
-        # Nobody goes back to the checkpoint before, so these changes need no undo log.
+        # The previous checkpoint is not needed again, so these changes need no undo log.
         held.backend.completed(number)
         held.operator.load(tables)
         held.backend.leave()
@@ -223,7 +222,7 @@ class StateFollower:
         operator = self._held.pop(uid).operator
         try:
             operator.close()
-        except Exception as error:  # noqa: BLE001 (user code, and nobody needs it any more)
+        except Exception as error:  # noqa: BLE001 (user code, which is no longer needed)
             log.warning("closing %s of %s, which was only held, failed: %s", uid, self.task, error_text(error))
 
 
@@ -232,5 +231,5 @@ def _is_keyed(section: SectionRef) -> bool:
 
 
 def _is_above(part: SubtaskState, held: _Held) -> bool:
-    """Whether a checkpoint has the held layers, perhaps with others on top."""
+    """Returns whether a checkpoint has the held layers, perhaps with others on top."""
     return part.layers[: len(held.layers)] == held.layers

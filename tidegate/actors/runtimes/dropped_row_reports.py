@@ -15,10 +15,10 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 from tidegate.actors.graph.job_graph import JobGraph
-from tidegate.actors.runtimes.vertex_metrics import VertexMetrics
+from tidegate.actors.runtimes.task_metrics import VertexMetrics
 from tidegate.connectors.bad_rows import BAD_ROWS, RECORDS_LOST
 from tidegate.operators.watermarks.late_rows import LATE, LATE_RECORDS, LEFT_RECORDS
-from tidegate.protocol.side_outputs import RECORDS_IN_ERRORS
+from tidegate.protocol.edges import RECORDS_IN_ERRORS
 from tidegate.storage.ids import OperatorUid
 
 EVERY_MS = 60_000

@@ -14,20 +14,20 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from tidegate.actors.coordinator.chronicle import Chronicle, EndedCheckpoint, Past
-from tidegate.actors.coordinator.job.job_spec import CheckpointSettings, JobSpec
-from tidegate.actors.coordinator.state.checkpoint_statistics import (
+from tidegate.actors.coordinator.checkpoint_statistics import (
     CheckpointRecord,
     RestoredCheckpoint,
     SubtaskStatistics,
 )
-from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState, JobStatus, PendingCheckpoint
+from tidegate.actors.coordinator.coordinator_state import CoordinatorState, PendingCheckpoint
+from tidegate.actors.coordinator.job_history import EndedCheckpoint, JobHistory, Past
+from tidegate.actors.coordinator.job_spec import CheckpointSettings, JobSpec
+from tidegate.actors.coordinator.phases import JobStatus
 from tidegate.actors.drivers.job_context import JobContext
 from tidegate.actors.graph.job_graph import DEFAULT_GROUP, JobVertex
-from tidegate.actors.runtimes.metrics.job_values import JobTimes, job_values
-from tidegate.actors.runtimes.metrics.recovery_times import RecoveryEnds
+from tidegate.actors.runtimes.job_metrics import JobTimes, RecoveryEnds, job_values
 from tidegate.actors.runtimes.running_job import Answer, JobCard, JobProgress, TaskProcessInfo
-from tidegate.actors.runtimes.vertex_metrics import VertexMetrics
+from tidegate.actors.runtimes.task_metrics import VertexMetrics
 from tidegate.protocol.identity import TaskId
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind
@@ -174,7 +174,7 @@ def snapshot_of(
     card: JobCard,
     about: About | None,
     state: CoordinatorState,
-    chronicle: Chronicle,
+    job_history: JobHistory,
     progress: JobProgress,
     now_ms: int,
     *,
@@ -185,9 +185,9 @@ def snapshot_of(
     recovery_ends: Mapping[AttemptNumber, RecoveryEnds] | None = None,
 ) -> JobSnapshot:
     """The job now, without what is known. Without `about`, somebody who knows of the job must be asking."""
-    past = chronicle.past
+    past = job_history.past
     news = known if known.generation == state.generation else Known()
-    ended = chronicle.ended_after(news.ended)
+    ended = job_history.ended_after(news.ended)
     last = Known(state.generation, ended[-1].number if ended else news.ended, past.version)
     return JobSnapshot(
         card,
@@ -202,7 +202,7 @@ def snapshot_of(
         checkpoints=_checkpoints_now(state),
         ended=ended,
         past=None if past.version == news.past_version else past,
-        values=_values(state, progress, card, chronicle, now_ms),
+        values=_values(state, progress, card, job_history, now_ms),
         vertices=vertices,
         answers={} if answers is None else answers,
         recovery_ends={} if recovery_ends is None else recovery_ends,
@@ -285,8 +285,8 @@ def _vertex(vertex: JobVertex) -> PlanVertex:
 
 
 def _values(
-    state: CoordinatorState, progress: JobProgress, card: JobCard, chronicle: Chronicle, now_ms: int
+    state: CoordinatorState, progress: JobProgress, card: JobCard, job_history: JobHistory, now_ms: int
 ) -> dict[str, float]:
-    times = JobTimes(card.submitted_at_ms, chronicle.down_since_ms).at(state, now_ms)
+    times = JobTimes(card.submitted_at_ms, job_history.down_since_ms).at(state, now_ms)
     values = job_values(state, progress, times, now_ms)
     return {metric.flink: value for metric, value in values.items() if metric.flink is not None}

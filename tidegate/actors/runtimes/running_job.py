@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tidegate.actors.coordinator.job.job_spec import JobSpec
-from tidegate.actors.coordinator.split_enumerator import splits_left
-from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointStatistics
-from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState, JobStatus
+from tidegate.actors.coordinator.checkpoint_statistics import CheckpointStatistics
+from tidegate.actors.coordinator.coordinator_state import CoordinatorState
+from tidegate.actors.coordinator.job_spec import JobSpec
+from tidegate.actors.coordinator.phases import JobStatus
+from tidegate.actors.coordinator.source_coordinator import splits_left
 from tidegate.actors.drivers.job_context import JobContext
 from tidegate.actors.graph.job_graph import JobGraph
-from tidegate.actors.runtimes.companions import Companion
-from tidegate.actors.runtimes.vertex_metrics import VertexMetrics
-from tidegate.protocol.failure_reasons import CheckpointFailureReason as Reason
+from tidegate.actors.runtimes.driver_services import DriverService
+from tidegate.actors.runtimes.task_metrics import VertexMetrics
+from tidegate.protocol.failures import CheckpointFailureReason as Reason
 from tidegate.protocol.identity import TaskId
 from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind
 from tidegate.storage.errors import CheckpointError, ConfigurationError
@@ -75,7 +76,7 @@ class Submission:
     savepoints: str | None = None
     detached: bool = False
     submitted_at_ms: int = 0
-    companions: tuple[Companion, ...] = ()
+    services: tuple[DriverService, ...] = ()
 
     @property
     def card(self) -> JobCard:
@@ -196,8 +197,6 @@ class Answer:
 NOT_YET = ("created", "deploying", "restarting")
 """Statuses in which a job cannot take a checkpoint, and soon can."""
 _STOPS = (SnapshotKind.SUSPEND, SnapshotKind.TERMINATE)
-
-
 _ATTEMPT_FAILED = (Reason.JOB_FAILOVER, Reason.COORDINATOR_LOST)
 _MAY_END = (Reason.JOB_ENDING, Reason.NOT_ALL_REQUIRED_TASKS_RUNNING, Reason.METADATA_NOT_WRITTEN)
 """Reasons that say nothing of what becomes of the job, or whose detail says it."""

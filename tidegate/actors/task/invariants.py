@@ -1,8 +1,8 @@
-"""What must always hold in a task. Each rule is one predicate, and its docstring says why the rule is as it is.
+"""The rules that always hold in a task. Each rule is one predicate, and its docstring gives the reason.
 
-The predicates take plain numbers, because they are asked for every element: queues, gates and barriers know the rest.
-A lost message can break some rules. Then whoever asks raises `ProtocolError`, and a new attempt begins.
-Only a bug of the task itself can break the others. For these the `check_*` functions raise `InvariantError`.
+The predicates take plain numbers, because they run for every element: queues, gates and barriers have the rest. A lost
+message can break some rules. Then the caller raises `ProtocolError`, and a new attempt begins. Only a bug of the task
+itself can break the others. For these the `check_*` functions raise `InvariantError`.
 
 The numbers are those of the invariants in `docs/architecture.md`. The oracle of the simulator looks at the same rules
 from outside (`tidegate/testing/oracle/invariants.py`); `tests/simulation/broken_tasks.py` breaks them, and
@@ -19,34 +19,38 @@ from tidegate.storage.errors import InvariantError
 
 
 def is_gapless(first_sequence: int, due: int) -> bool:
-    """Whether a frame leaves no gap after what has arrived (1).
+    """Returns whether a frame leaves no gap after what has arrived (1).
 
-    `<=` and not `==`: a frame that is sent again begins with elements that have arrived. Those are dropped, the rest is
-    new. A frame that begins later leaves a gap, and nobody would ever send what is in it.
+    `<=` and not `==`: a frame that is sent again begins with elements that have arrived. The receiver drops these; the
+    rest is new. A frame that begins later leaves a gap that would never be filled.
     """
     return first_sequence <= due
 
 
 def are_contiguous(taken: int, queued: int, arrived: int) -> bool:
-    """Whether every element that has arrived was taken or waits (1): the task loses none and takes none twice."""
+    """Returns whether every element that has arrived was taken or waits (1): the task loses none and takes none
+    twice.
+    """
     return taken + queued == arrived
 
 
 def may_recover(rows_taken: int) -> bool:
-    """Whether restored in-flight rows may still go before all others (3, 9): until a row of this attempt was taken."""
+    """Returns whether restored in-flight rows may still go before all others (3, 9): until a row of this attempt
+    was taken.
+    """
     return rows_taken == 0
 
 
 def goes_on(reached_ms: int | None, watermark_ms: int) -> bool:
-    """Whether a watermark may follow the one before it on a channel: event time never goes back.
+    """Returns whether a watermark may follow the one before it on a channel: event time never goes back.
 
-    `>=` and not `>`: the end of event time may be told twice, by a generator and by the source that ends.
+    `>=` and not `>`: the end of event time may be announced twice, by a generator and by the source that ends.
     """
     return reached_ms is None or watermark_ms >= reached_ms
 
 
 def may_process(blocked: bool) -> bool:
-    """Whether the next element of a channel may be processed (2).
+    """Returns whether the next element of a channel may be processed (2).
 
     Not between the channel's barrier and the snapshot: the row would be in the snapshot, and a source that is restored
     from the same checkpoint would read it again.
@@ -55,7 +59,7 @@ def may_process(blocked: bool) -> bool:
 
 
 def may_send(sent_bytes: int, credit_bytes: int) -> bool:
-    """Whether a batch may leave (10).
+    """Returns whether a batch may leave (10).
 
     `<` and not `sent + size <= credit`: a batch that is larger than all the credit there is could never leave. So the
     last one may overdraw, by itself alone. With `<=` a sender that has used up its credit would send one more.
@@ -64,7 +68,7 @@ def may_send(sent_bytes: int, credit_bytes: int) -> bool:
 
 
 def is_full(queued_bytes: int, limit_bytes: int) -> bool:
-    """Whether an output queue takes no more, so that the task takes no input (10).
+    """Returns whether an output queue takes no more, so that the task takes no input (10).
 
     `>=` and not `>`: the limit is reached by what is there, and the next batch, however large, comes on top of it.
     """
@@ -99,10 +103,10 @@ def check_process(blocked: bool) -> None:
 
 
 def may_obey(generation: int, newest: int) -> bool:
-    """Whether a task may do what a coordinator of this generation says (8).
+    """Returns whether a task may obey a coordinator of this generation (8).
 
-    `>=` and not `>`: all orders of one coordinator have the same generation. An older coordinator was replaced and may
-    not know it. Its orders may contradict the new one: about checkpoints, say, that the new one has given up.
+    `>=` and not `>`: all orders of one coordinator have the same generation. A replaced coordinator may not have
+    noticed it. Its orders may contradict the new one, for example about checkpoints that the new one has given up.
     """
     return generation >= newest
 
@@ -111,7 +115,7 @@ def may_obey(generation: int, newest: int) -> bool:
 
 
 def may_hold(checkpoints: int, limit: int) -> bool:
-    """Whether a task whose operators are finishing may hold back news of so many checkpoints (10).
+    """Returns whether a task whose operators are finishing may defer inputs of this many checkpoints (10).
 
     `<=`: the limit is how many it may hold. Without one there would be another with every trigger, for as long as the
     operators take.
@@ -120,7 +124,7 @@ def may_hold(checkpoints: int, limit: int) -> bool:
 
 
 def is_newer(checkpoint_id: int, closed: int) -> bool:
-    """Whether a task may still decide about a checkpoint (2, 3).
+    """Returns whether a task may still decide about a checkpoint (2, 3).
 
     `>` and not `>=`: `closed` itself is over for the task. A second snapshot of it would cut the channels elsewhere.
     """
@@ -128,7 +132,7 @@ def is_newer(checkpoint_id: int, closed: int) -> bool:
 
 
 def may_acknowledge(missing: Collection[object], sink_files_durable: bool) -> bool:
-    """Whether a snapshot may be reported (4, 6).
+    """Returns whether a snapshot may be reported (4, 6).
 
     All of it has to be in storage: state, what was in flight, the changelog below it, *and* each sink file from before
     its barrier. The report may complete the checkpoint at once, and then it may be restored or committed.
@@ -137,10 +141,10 @@ def may_acknowledge(missing: Collection[object], sink_files_durable: bool) -> bo
 
 
 def may_leave(covered: bool, inputs_over: bool, outputs_empty: bool) -> bool:
-    """Whether a task whose operators have finished may end (4, 6, 7).
+    """Returns whether a task whose operators have finished may end (4, 6, 7).
 
-    A completed checkpoint has to cover its finish, or a restart would still need its state. And nobody may wait for it:
-    all its inputs are over, and all its output has left, barriers included.
+    A completed checkpoint has to cover its finish, or a restart would still need its state. And no other task may wait
+    for it: all its inputs are over, and all its output has left, barriers included.
     """
     return covered and inputs_over and outputs_empty
 

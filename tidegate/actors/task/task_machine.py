@@ -1,44 +1,39 @@
 """`TaskMachine`: takes all decisions of one subtask.
 
-`TaskHost` calls `handle(event)`, carries out the instructions that it returns, and reports the results as new events.
-There is no I/O, clock, thread or randomness in here. `task_status.py` has its life, `invariants.py` its rules.
+`TaskDriver` calls `handle(event)`, carries out the instructions that it returns, and reports the results as new events.
+There is no I/O, clock, thread or randomness in here. `TaskStatus` has its life, `invariants.py` its rules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import singledispatchmethod
+from typing import TypeGuard, get_args
 
 import pyarrow as pa
 
-from tidegate.actors.task.barriers import make_handler
-from tidegate.actors.task.channels.input_endings import InputEndings
-from tidegate.actors.task.channels.input_gate import InputGate
-from tidegate.actors.task.channels.turn_pacer import TaskPacers
-from tidegate.actors.task.channels.watermark_valve import WatermarkValve
-from tidegate.actors.task.checkpoints.changelog_writer import ChangelogWriter
-from tidegate.actors.task.checkpoints.induced_checkpoints import InducedCheckpoints
-from tidegate.actors.task.checkpoints.snapshot_parts import SnapshotParts
-from tidegate.actors.task.checkpoints.subtask_checkpoints import SubtaskCheckpoints
-from tidegate.actors.task.fence import CoordinatorFence, answer_to
-from tidegate.actors.task.invariants import check_process, may_leave
-from tidegate.actors.task.messages import events as ev
-from tidegate.actors.task.messages import instructions as do
-from tidegate.actors.task.pipeline.input_windows import InputWindows
-from tidegate.actors.task.pipeline.operator_chain import OperatorChain
-from tidegate.actors.task.pipeline.processing_timers import ProcessingTimeTimer
-from tidegate.actors.task.pipeline.record_emitter import Emitter
-from tidegate.actors.task.pipeline.source_cursor import SourceCursor
-from tidegate.actors.task.pipeline.source_start import begin_source, report_ready
-from tidegate.actors.task.pipeline.task_descriptor import TaskDescriptor
-from tidegate.actors.task.task_status import TaskStatus
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as do
+from tidegate.actors.task.barrier_aligner import make_handler
+from tidegate.actors.task.emitter import Emitter
+from tidegate.actors.task.input_gate import InputChannel, InputGate
+from tidegate.actors.task.instructions import GrantCredit
+from tidegate.actors.task.invariants import check_process, may_leave, may_obey
+from tidegate.actors.task.operator_chain import OperatorChain, ProcessingTimeTimer
+from tidegate.actors.task.snapshots import ChangelogWriter
+from tidegate.actors.task.source_cursor import SourceCursor, begin_source, report_ready
+from tidegate.actors.task.subtask_checkpoints import SnapshotParts, SubtaskCheckpoints
+from tidegate.actors.task.task_descriptor import TaskDescriptor, TaskStatus
+from tidegate.actors.task.turn_pacer import Debloater, TaskPacers
 from tidegate.connectors.bad_rows import BAD_ROWS, RECORDS_LOST
 from tidegate.operators.user_metrics import UserMetric, UserMetrics
-from tidegate.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.protocol.edges import RECORDS_IN_ERRORS, SideOutput
+from tidegate.protocol.failures import CheckpointFailureReason
 from tidegate.protocol.identity import ChannelId
-from tidegate.protocol.side_outputs import RECORDS_IN_ERRORS, SideOutput
 from tidegate.protocol.stream_elements import (
+    ALIGNED_BARRIER,
     MAX_WATERMARK_MS,
+    MIN_WATERMARK_MS,
     Barrier,
     CancelBarrier,
     Element,
@@ -53,7 +48,7 @@ from tidegate.storage.errors import ProtocolError
 from tidegate.storage.ids import AttemptNumber, CheckpointId, OperatorUid
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot
 
-STAGED_FILES_IN_FLIGHT_MAX = 4  # while so many sink files are being written, the task processes nothing
+STAGED_FILES_IN_FLIGHT_MAX = 4  # while this many sink files are being written, the task processes nothing
 
 
 class TaskMachine:
@@ -65,11 +60,25 @@ class TaskMachine:
         assert (d.source is not None) != bool(d.inputs), "a task has a source or inputs"
         self.status = TaskStatus.CREATED
         self._instructions: list[do.TaskInstruction] = []
-        self.inputs = self._inputs = InputGate(d.inputs, *d.limits.of_inputs)
-        out = self._emitter = Emitter(d, self._instructions.append)
+        self.inputs = self._inputs = InputGate(
+            d.inputs,
+            window_bytes=d.limits.first_window_bytes,
+            merged_rows_max=d.limits.merged_rows_max,
+            credit_bytes_max=d.limits.credit_bytes,
+        )
+        self._emitter = Emitter(d, self._instructions.append)
         self.outputs = self._outputs = self._emitter.gate
-        place = d.task.subtask, d.parallelism, d.max_parallelism
-        self.chain = self._chain = OperatorChain(d.operators, *place, *out.outputs, d.backend, out.emit_aside)
+        self.chain = self._chain = OperatorChain(
+            d.operators,
+            subtask=d.task.subtask,
+            parallelism=d.parallelism,
+            max_parallelism=d.max_parallelism,
+            output=self._emitter.emit,
+            output_watermark=self._emitter.emit_watermark,
+            output_idle=self._emitter.emit_idle,
+            backend=d.backend,
+            output_aside=self._emitter.emit_aside,
+        )
         self.watermarks = WatermarkValve(d.inputs)
         self._checkpoints = SubtaskCheckpoints(
             d,
@@ -94,21 +103,23 @@ class TaskMachine:
         self.covered_by: CheckpointId | None = None  # the completed checkpoint that lets the task end
         self._input_index = dict(zip(d.inputs, d.input_indices, strict=True))
         self._endings = InputEndings(self._input_index)
-        self._induced, self.fence = InducedCheckpoints(), CoordinatorFence()
+        self._induced = InducedCheckpoints()
+        self.fence = CoordinatorFence()
         self._pacer = TaskPacers(d.turn_rows, d.limits.turn_rows_max, bool(d.limits.debloat_target_ms))
         self._windows = InputWindows(d, self._inputs, self._pacer)
         self._processing_time = ProcessingTimeTimer(self._chain, self._instructions.append)
-        self._at_ms, self._operators_finished = 0, False
+        self._at_ms = 0
+        self._operators_finished = False
 
     @property
     def user_metrics(self) -> tuple[UserMetric, ...]:
-        """What functions of the user have counted, and how many records of the source were bad."""
+        """Returns what functions of the user have counted, and how many records of the source were bad."""
         source = self.descriptor.source
         return (() if source is None else self._source_metrics.read(source.uid)) + self._chain.user_metrics
 
     @property
     def runnable(self) -> bool:
-        """Whether a turn would process something: there is input, and room for its output."""
+        """Returns whether a turn would process something: there is input, and room for its output."""
         if self.status not in (TaskStatus.RUNNING, TaskStatus.FINISHING, TaskStatus.END_OF_DATA):
             return False
         staging = self._checkpoints.tracker.files_in_flight >= STAGED_FILES_IN_FLIGHT_MAX
@@ -122,7 +133,7 @@ class TaskMachine:
         return self._inputs.next_channel(self._checkpoints.blocks, self._checkpoints.blocks_for) is not None
 
     def handle(self, event: ev.TaskEvent) -> list[do.TaskInstruction]:
-        """Take in one event, and return the instructions that follow. ProtocolError for what cannot happen.
+        """Handles one event, and returns the instructions that follow. ProtocolError for what cannot happen.
 
         Whatever it raises, also of an operator, has failed the task."""
         assert not self._instructions
@@ -138,7 +149,8 @@ class TaskMachine:
             self._processing_time.set()
         self._instructions += self._chain.callers.take_calls(self.status)
         self._read_ahead()
-        instructions, self._instructions[:] = list(self._instructions), ()
+        instructions = list(self._instructions)
+        self._instructions[:] = ()
         return instructions
 
     def close(self) -> None:
@@ -146,7 +158,7 @@ class TaskMachine:
         self._chain.close()
 
     def hand_over(self) -> Mapping[OperatorUid, KeyedBackend]:
-        """Keyed state that the next attempt may go on with. Nothing but `close` is called afterwards."""
+        """Keyed state that the next attempt may continue with. Nothing but `close` is called afterwards."""
         goes_on = self.status in (TaskStatus.READY, TaskStatus.RUNNING) and not self._operators_finished
         return self._chain.hand_over() if goes_on else {}
 
@@ -182,8 +194,15 @@ class TaskMachine:
     @_on.register
     def _on_took_over(self, event: ev.CoordinatorTookOver) -> None:
         if event.attempt == self.attempt:
-            known = self.covered_by, self._checkpoints.taken, self._checkpoints.handler.pending
-            self._instructions.append(answer_to(event, self.status, *known))
+            self._instructions.append(
+                answer_to(
+                    event,
+                    self.status,
+                    covered_by=self.covered_by,
+                    snapshotted=self._checkpoints.taken,
+                    collecting=self._checkpoints.handler.pending,
+                )
+            )
 
     @_on.register
     def _on_frame(self, event: ev.FrameArrived) -> None:
@@ -391,7 +410,8 @@ class TaskMachine:
 
     def _finish_task_if_over(self) -> None:
         """End the task once all its output has left: afterwards it has nothing in flight and gets no barrier."""
-        covered, ended = self.covered_by is not None, self.status is TaskStatus.END_OF_DATA
+        covered = self.covered_by is not None
+        ended = self.status is TaskStatus.END_OF_DATA
         if not (ended and may_leave(covered, self._endings.partitions_over, self._outputs.empty)):
             return
         self._chain.close()
@@ -418,3 +438,229 @@ class TaskMachine:
             return
         rows_max = None if self._outputs.over_limit else self._pacer.rows_within(self._outputs.turn_rows_max)
         self._instructions += self.source.next_steps(rows_max, self._at_ms)
+
+
+_ORDERS: tuple[type, ...] = get_args(ev.CoordinatorOrder)
+
+
+def is_order(event: ev.TaskEvent) -> TypeGuard[ev.CoordinatorOrder]:
+    """Returns whether an event is an order: only a coordinator sends it."""
+    return isinstance(event, _ORDERS)
+
+
+class CoordinatorFence:
+    """A task obeys the newest coordinator that it has received, and ignores all before it.
+
+    A coordinator that was replaced may not know it, and may still give orders. `TaskDriver` and `TaskMachine` ask the
+    fence before they take in an event. The rule itself is `may_obey` in `invariants.py`.
+
+    `answer_to` is what a task tells a coordinator that takes over.
+    """
+
+    def __init__(self) -> None:
+        self.generation = ev.UNFENCED
+
+    def refuses(self, event: ev.TaskEvent) -> bool:
+        """Returns whether to ignore an event: it is an order of a replaced coordinator. Remembers a newer
+        generation.
+        """
+        if not is_order(event):
+            return False
+        generation = event.generation
+        if not may_obey(generation, self.generation):
+            return True
+        self.generation = generation
+        return False
+
+
+def answer_to(
+    event: ev.CoordinatorTookOver,
+    status: TaskStatus,
+    covered_by: CheckpointId | None,
+    snapshotted: CheckpointId,
+    collecting: CheckpointId | None,
+) -> do.AnswerTakeover:
+    """Returns the status of the task. `TaskAnswered` explains `covered_by`, `snapshotted` and `collecting`."""
+    return do.AnswerTakeover(
+        event.attempt,
+        event.generation,
+        started=status not in (TaskStatus.CREATED, TaskStatus.READY),
+        ended=status in (TaskStatus.END_OF_DATA, TaskStatus.FINISHED),
+        finished=status is TaskStatus.FINISHED,
+        covered_by=covered_by,
+        snapshotted=snapshotted,
+        collecting=collecting,
+    )
+
+
+class WatermarkValve:
+    """Event time of a task: the smallest watermark of its active channels (Flink's StatusWatermarkValve).
+
+    If all channels are idle the greatest one counts: the task waits for no channel. A channel that ends without the
+    last watermark holds event time where it is: nothing may be emitted too early.
+    """
+
+    def __init__(self, channels: Sequence[ChannelId]) -> None:
+        self._watermark_ms = dict.fromkeys(channels, MIN_WATERMARK_MS)
+        self._idle: set[ChannelId] = set()
+        self._emitted_ms = MIN_WATERMARK_MS
+        self._all_idle = False
+
+    @property
+    def reached_ms(self) -> int | None:
+        """The watermark of the task; None before its inputs had one."""
+        return None if self._emitted_ms == MIN_WATERMARK_MS else self._emitted_ms
+
+    def watermark(self, channel: ChannelId, watermark: Watermark) -> list[Watermark | WatermarkStatus]:
+        """A channel's watermark advanced. A watermark that goes back is ignored."""
+        if watermark.timestamp_ms > self._watermark_ms[channel]:
+            self._watermark_ms[channel] = watermark.timestamp_ms
+        return self._advance()
+
+    def status(self, channel: ChannelId, status: WatermarkStatus) -> list[Watermark | WatermarkStatus]:
+        """A channel became idle or active."""
+        if status.idle:
+            self._idle.add(channel)
+        else:
+            self._idle.discard(channel)
+        all_idle = len(self._idle) == len(self._watermark_ms)
+        changed: list[Watermark | WatermarkStatus] = []
+        if all_idle != self._all_idle:
+            self._all_idle = all_idle
+            changed.append(WatermarkStatus(all_idle))
+        advanced = self._advance()
+        return advanced + changed if all_idle else changed + advanced
+
+    def _advance(self) -> list[Watermark | WatermarkStatus]:
+        active = [ms for channel, ms in self._watermark_ms.items() if channel not in self._idle]
+        # If all are idle no channel is waited for: the greatest watermark counts, in whatever order they became idle.
+        reached_ms = min(active) if active else max(self._watermark_ms.values())
+        if reached_ms <= self._emitted_ms:
+            return []
+        self._emitted_ms = reached_ms
+        return [Watermark(reached_ms)]
+
+
+class InputEndings:
+    """The inputs of a task that have ended.
+
+    `EndOfData` ends the data of a channel: when all data has ended, the task machine finishes the operators.
+    `EndOfPartition` ends the channel itself: the task ends only when all channels have.
+    """
+
+    def __init__(self, indices: Mapping[ChannelId, int]) -> None:
+        self._indices = indices
+        self._data_open = set(indices)
+        self._partitions_open = set(indices)
+        self.end = EndOfData(drain=True)
+        """The end of the data so far. It drains if all channels drain; `stop` comes from the newest end."""
+
+    @property
+    def data_over(self) -> bool:
+        """Returns whether the data of all channels has ended."""
+        return not self._data_open
+
+    @property
+    def partitions_over(self) -> bool:
+        """Returns whether all channels have delivered their last element. True for a task without channels."""
+        return not self._partitions_open
+
+    def end_data(self, channel: ChannelId, end: EndOfData) -> int | None:
+        """Data has ended on a channel. Returns the input whose last channel this was, or None."""
+        self._data_open.discard(channel)
+        self.end = EndOfData(self.end.drain and end.drain, end.stop)
+        index = self._indices[channel]
+        return None if any(self._indices[c] == index for c in self._data_open) else index
+
+    def end_partition(self, channel: ChannelId) -> None:
+        """A channel has delivered its last element."""
+        self._partitions_open.discard(channel)
+
+
+class InputWindows:
+    """Sets how much the senders of a task may have in flight to it, and grants the credit.
+
+    The task machine calls it when turns begin and end. `Debloater` computes the size. Rules:
+
+    - Without a target time (`debloat_target_ms`) every window is all the credit there is. With one it may be larger
+      than that: it is also the size of the sender's queue.
+    - A smaller window is announced to the sender at once: otherwise no grant would come before everything in flight was
+      processed. A larger one is announced with the next grant.
+    - A channel whose data has ended leaves its share of the time to the others.
+    """
+
+    def __init__(self, descriptor: TaskDescriptor, gate: InputGate, pacer: TaskPacers) -> None:
+        limits = descriptor.limits
+        self._attempt = descriptor.attempt
+        self._gate = gate
+        self._pacer = pacer
+        self._debloater: Debloater | None = None
+        if descriptor.inputs and limits.debloat_target_ms:
+            first_bytes = limits.first_window_bytes
+            most_bytes = limits.widest_window_bytes
+            least_bytes = min(limits.window_bytes_min, most_bytes)
+            self._debloater = Debloater(limits.debloat_target_ms, first_bytes, least_bytes, most_bytes)
+        self._taken_bytes = self._taken_rows = 0
+        """The work of this turn, for `next_turn` to measure."""
+        self._waiting = False
+        """Whether input was waiting when the last turn was over."""
+
+    def next_turn(self, last_turn_ms: int, waited_ms: int) -> Iterator[GrantCredit]:
+        """A turn begins. The last took `last_turn_ms`, and ended `waited_ms` ago. Yields grants of smaller windows."""
+        debloater = self._debloater
+        if debloater is None:
+            return
+        debloater.took(self._taken_bytes, self._taken_rows, last_turn_ms + (waited_ms if self._waiting else 0))
+        self._taken_bytes = self._taken_rows = 0
+        if not debloater.resize(self._gate.open_channels, self._pacer.fixed_ms, self._pacer.rows_min):
+            return
+        for channel in self._gate:
+            shrinks = debloater.window_bytes < channel.window_bytes
+            channel.window_bytes = debloater.window_bytes
+            if shrinks and not channel.data_over:
+                yield self.grant(channel)
+
+    def taken(self, channel: InputChannel, rows: int) -> Iterator[GrantCredit]:
+        """An element, or `rows` rows of a batch, was taken and processed. Yields the grant that is due, if any."""
+        self._taken_bytes += channel.last_bytes
+        self._taken_rows += rows
+        if channel.credit_to_grant() is not None:
+            yield self.grant(channel)
+
+    def turn_over(self, waiting: bool) -> None:
+        """The turn is over. `waiting`: whether more input is there."""
+        self._waiting = waiting
+
+    def grant(self, channel: InputChannel) -> GrantCredit:
+        """Returns what a channel has been granted in total, and its window."""
+        return GrantCredit(self._attempt, channel.channel, channel.granted_bytes, channel.window_bytes)
+
+
+class InducedCheckpoints:
+    """Checkpoints of an externally induced source: triggered by the coordinator, begun where the reader decides.
+    Triggers wait for the reader. The reader may also be first, and begins a checkpoint alone.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[CheckpointId, Barrier] = {}
+
+    def triggered(self, barrier: Barrier) -> None:
+        """The coordinator has triggered a checkpoint."""
+        self._waiting[barrier.checkpoint_id] = barrier
+
+    def aborted(self, checkpoint_id: CheckpointId) -> None:
+        """The coordinator has given a checkpoint up."""
+        self._waiting.pop(checkpoint_id, None)
+
+    def induced(self, checkpoint_id: CheckpointId, at_ms: int) -> Barrier:
+        """Returns the barrier of the checkpoint that the reader begins here. Older ones that still wait are passed
+        over."""
+        known = self._waiting.get(checkpoint_id, Barrier(checkpoint_id, at_ms, ALIGNED_BARRIER))
+        self._waiting = {n: barrier for n, barrier in self._waiting.items() if n > checkpoint_id}
+        return known
+
+    def take_rest(self) -> list[Barrier]:
+        """Take the triggers that still wait: the reader has ended, and will begin none of them."""
+        rest = list(self._waiting.values())
+        self._waiting = {}
+        return rest

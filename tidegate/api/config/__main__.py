@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidegate.api.config.settings_page import render
+from tidegate.api.config.settings_table import render
 
 if __name__ == "__main__":
     print(render(), end="")

@@ -1,47 +1,99 @@
-"""`load_config`: the configuration that follows from all that was said, and who has said each part of it.
+"""`load_config`: the configuration that follows from all sources of settings, and the source of each setting.
 
-Rules:
+Each source is a layer: entries with the key, the value, and where it was given. Rules:
 
-- What is said nearer to the run counts more: an argument of a Python call, then `--set` of `tidegate run`, then a
-  variable of the environment, then the file of `config=`, then that of `tidegate run --config` or `TIDEGATE_CONFIG`,
-  then the default. It is so for each setting by itself.
-- A restart strategy is chosen by its type. Settings of other strategies are dropped if they were said further away than
-  the type, and refused if not.
-- A key that is unknown, or given twice in one place, is refused. The error names the file and line, or the variable.
-- What a value means is decided elsewhere, in the sections and in `restart_config.py`.
+- Precedence, the highest first: an argument of a Python call, `--set` of `tidegate run`, a variable of the environment,
+  the file of `config=`, the file of `tidegate run --config` or `TIDEGATE_CONFIG`, the default. It holds for each
+  setting by itself.
+- Keys may be flat (`a.b: 1`), nested (`a: {b: 1}`) or both. A key that is unknown, or given twice in one layer, is
+  refused. The error names the file and line, or the variable.
+- The variable of a key is the key in capitals, with `TIDEGATE_` in front, and `_` for dots and dashes. Its value is
+  read as YAML; an empty variable is ignored. A variable that begins with `TIDEGATE_` and belongs to no key is refused,
+  except for those that Kubernetes sets for a service that is called "tidegate".
+- A restart strategy is chosen by its type. Settings of other strategies are dropped if their layer is below that of the
+  type, and refused otherwise.
+- What a value means is decided elsewhere: by the kinds of settings (`setting_kinds.py`) and in `restart_config.py`.
 """
 
 from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
-from tidegate.actors.drivers.process_settings import Standbys
-from tidegate.api.config.restrictions import FIXED, refusal_of
-from tidegate.api.config.sections.buffer_settings import BufferSettings
-from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
-from tidegate.api.config.sections.job_settings import JobSettings
-from tidegate.api.config.sections.log_config import LogConfig
-from tidegate.api.config.sections.restart_config import KIND_OF, RESTART_KEYS, kind_of, restart_from
-from tidegate.api.config.sections.section import Section, SettingError
-from tidegate.api.config.sections.setting_names import NAME_OF, OPEN, unknown_setting
-from tidegate.api.config.sections.topology_settings import TopologySettings
-from tidegate.api.config.sections.web_settings import WebSettings
-from tidegate.api.config.sources import KNOWN_KEYS, Given, Layer, layers
+import yaml
+
+from tidegate.actors.drivers.job_context import Standbys
+from tidegate.api.config.checkpoint_config import CheckpointConfig
+from tidegate.api.config.restart_config import KIND_OF, RESTART_KEYS, kind_of, restart_from
+from tidegate.api.config.restrictions import FIXED, REFUSED, refusal_of
+from tidegate.api.config.sections import BufferSettings, JobSettings, LogConfig, TopologySettings, WebSettings
+from tidegate.api.config.setting import Section, SettingError, unknown_setting
 from tidegate.recovery.restart_strategy import RestartStrategy
 from tidegate.storage.errors import ConfigurationError
+from tidegate.web.options import TOKEN_VARIABLE
 
+SECTIONS: Mapping[str, type[Section]] = {
+    "checkpoints": CheckpointConfig,
+    "job": JobSettings,
+    "buffers": BufferSettings,
+    "log": LogConfig,
+    "web": WebSettings,
+    "topology": TopologySettings,
+}
+"""The sections by their names in `Config`."""
+NAME_OF: Mapping[str, str] = {
+    key: name for kind in SECTIONS.values() for name, each in kind.settings().items() for key in each.keys
+}
+"""The setting that each key belongs to."""
+OPEN = tuple(
+    key for kind in SECTIONS.values() for each in kind.settings().values() if each.is_open for key in each.keys
+)
+"""Keys of settings whose values are mappings of another library."""
+KNOWN_KEYS = (*NAME_OF, *RESTART_KEYS)
+"""Every key that can be given, besides those of `FIXED`."""
+VARIABLE_PREFIX = "TIDEGATE_"
+
+
+def variable_of(key: str) -> str:
+    """Returns the variable of the environment that sets a key: `TIDEGATE_STATE_CHECKPOINTS_DIR`."""
+    return VARIABLE_PREFIX + key.upper().replace(".", "_").replace("-", "_")
+
+
+VARIABLES = {variable_of(key): key for key in (*KNOWN_KEYS, *FIXED, *(key for key in REFUSED if key[-1] not in ".-"))}
+"""Variable to key."""
 _Made = TypeVar("_Made")
 _MISSPELT = 0.93
-"""A key that is so much like a known one is that one, misspelt, and no other one of Flink's."""
+"""A key that resembles a known one this much is taken for a misspelling of it, and not for another key of Flink."""
+FILE_VARIABLE = "TIDEGATE_CONFIG"
+"""The variable that names a file with settings of the lowest precedence."""
+_OTHER_VARIABLES = (FILE_VARIABLE, "TIDEGATE_TOPOLOGY", TOKEN_VARIABLE)
+"""Variables that are not settings; the second one belongs to the examples, the third is a secret."""
+_OF_KUBERNETES = re.compile(r"TIDEGATE(_\w+)?_(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
+_WHOLE = tuple(key for key in OPEN if key != "spark")
+"""Keys whose nested keys belong to another library. Below `spark` there are settings of tidegate as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """One setting of a layer. `origin` is where it was given; empty for a program."""
+
+    key: str
+    value: object
+    origin: str = ""
+
+
+Layer = Sequence[Given]
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """All settings. `origins` has, by the name of a setting or the key of a restart strategy, where it was said."""
+    """All settings. `origins` has, by the name of a setting or the key of a restart strategy, where it was given."""
 
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     restart: RestartStrategy | None = None
@@ -54,7 +106,7 @@ class Config:
     origins: Mapping[str, Given] = field(default_factory=dict, compare=False)
 
     def checkpoints_of(self, given: CheckpointConfig | None, standbys: Standbys | None = None) -> CheckpointConfig:
-        """The settings of one job's checkpoints: these, the environment's `standbys=`, and what the job was given."""
+        """Returns the settings of one job's checkpoints: these, the environment's `standbys=`, and those of the job."""
         settings = self.checkpoints.given()
         if standbys is not None:
             settings["standbys"] = standbys
@@ -66,18 +118,21 @@ class Config:
 def load_config(
     source: str | os.PathLike[str] | Mapping[str, object] | None = None, environ: Mapping[str, str] | None = None
 ) -> Config:
-    """Settings from a local YAML file or a mapping, and from the variables of the environment, which count more.
+    """Return the settings of a YAML file or a mapping, and of variables of the environment, which take precedence.
 
-    Keys are Flink's, flat (`a.b: 1`) or nested (`a: {b: 1}`). What is not mentioned has its default. `environ` is that
-    of this process unless it is given. Raises ConfigurationError, naming file and line or the variable, for a file that
-    cannot be read or is no mapping, for unknown keys (with the nearest known one), keys that tidegate has not (with the
-    reason), doubled keys, wrong values and settings that contradict each other.
+    - `source`: the path of a local file, or a mapping. Keys are Flink's, flat (`a.b: 1`) or nested (`a: {b: 1}`).
+      Settings that are not mentioned have their defaults.
+    - `environ`: the variables; by default those of this process.
+
+    Raises ConfigurationError, with file and line or the variable, for a file that cannot be read, unknown keys (with
+    the nearest known one), keys of Flink that tidegate lacks (with the reason), doubled keys, wrong values, and
+    settings that contradict each other.
     """
     return resolve(layers(source, os.environ if environ is None else environ))
 
 
 def resolve(said: Sequence[Layer]) -> Config:
-    """The configuration that follows from these layers, of which the last counts most."""
+    """Returns the configuration that follows from these layers; the last one takes precedence."""
     settings: dict[str, Given] = {}
     restart: dict[str, Given] = {}
     for layer in said:
@@ -105,7 +160,7 @@ _SectionT = TypeVar("_SectionT", bound=Section)
 
 
 def explained(origins: Mapping[str, Given], make: Callable[[], _Made]) -> _Made:
-    """What `make` makes. Its error says where the settings that it names were said."""
+    """Returns what `make` makes. Its error is completed by the places where the settings that it names were given."""
     try:
         return make()
     except SettingError as error:
@@ -116,7 +171,7 @@ def explained(origins: Mapping[str, Given], make: Callable[[], _Made]) -> _Made:
 
 
 def _by_name(layer: Layer) -> dict[str, Given]:
-    """The settings of one layer, without those of restart strategies. Raises ConfigurationError."""
+    """Returns the settings of one layer, without those of restart strategies. Raises ConfigurationError."""
     found: dict[str, Given] = {}
     for given in layer:
         key, value = given.key, given.value
@@ -146,7 +201,7 @@ def _by_name(layer: Layer) -> dict[str, Given]:
 
 
 def _setting_of(given: Given) -> tuple[str, str | None]:
-    """The setting of a key, and below an open key the part of it; an empty part is all of it."""
+    """Returns the setting of a key, and below an open key the part of it; an empty part is all of it."""
     key = given.key
     name = NAME_OF.get(key)
     if name is not None:
@@ -156,7 +211,7 @@ def _setting_of(given: Given) -> tuple[str, str | None]:
             return NAME_OF[start], key.removeprefix(f"{start}.")
     reason = refusal_of(key)
     if reason is not None and not difflib.get_close_matches(key, KNOWN_KEYS, 1, _MISSPELT):
-        raise _at(given, f"{key} is a setting of Flink that tidegate has not: {reason}")
+        raise _at(given, f"{key} is a setting of Flink that tidegate lacks: {reason}")
     raise _at(given, str(unknown_setting(key, KNOWN_KEYS)))
 
 
@@ -179,7 +234,7 @@ def _with_layer(before: Mapping[str, Given], layer: Mapping[str, Given]) -> dict
 
 
 def _with_restart(before: Mapping[str, Given], layer: Layer) -> dict[str, Given]:
-    """The settings of restart strategies with those of one more layer, which counts more."""
+    """Returns the settings of restart strategies with those of one more layer, which takes precedence."""
     found: dict[str, Given] = {}
     for given in layer:
         if given.key not in RESTART_KEYS or (given.value is None and given.key == "restart-strategy"):
@@ -195,3 +250,114 @@ def _with_restart(before: Mapping[str, Given], layer: Layer) -> dict[str, Given]
 
 def _at(given: Given, message: str) -> ConfigurationError:
     return ConfigurationError(f"{given.origin}: {message}" if given.origin else message)
+
+
+# --- layers --------------------------------------------------------------------------------------------------------
+
+_COMMAND_LINE: list[tuple[str | None, Layer]] = []
+"""File and settings of `tidegate run`, if this process is one."""
+
+
+@contextmanager
+def of_command_line(path: str | None, settings: Layer) -> Iterator[None]:
+    """Within this context every configuration of this process has this file below and these settings on top."""
+    _COMMAND_LINE.append((path, settings))
+    try:
+        yield
+    finally:
+        _COMMAND_LINE.pop()
+
+
+def layers(source: str | os.PathLike[str] | Mapping[str, object] | None, environ: Mapping[str, str]) -> list[Layer]:
+    """Returns all layers, the lowest precedence first: file of the command line, `source`, variables, its settings.
+
+    Raises ConfigurationError, which names file and line or variable.
+    """
+    path, on_top = _COMMAND_LINE[-1] if _COMMAND_LINE else (None, ())
+    below = path or environ.get(FILE_VARIABLE) or None
+    found: list[Layer] = [] if below is None else [of_file(below)]
+    if isinstance(source, Mapping):
+        found.append([*_of_mapping(source, "", "")])
+    elif source is not None:
+        found.append(of_file(source))
+    return [*found, of_variables(environ), on_top]
+
+
+def of_file(path: str | os.PathLike[str]) -> Layer:
+    """Returns the settings of a YAML file, with their lines. Raises ConfigurationError if it is not a YAML mapping."""
+    try:
+        with Path(path).open("rb") as file:
+            loader = yaml.SafeLoader(file)
+            root = loader.get_single_node()
+            if root is None:
+                return []
+            if not isinstance(root, yaml.MappingNode):
+                kind = type(loader.construct_document(root)).__name__
+                raise ConfigurationError(f"{path}: holds a {kind}; write `key: value` lines")
+            return [*_of_node(loader, root, os.fspath(path), "")]
+    except OSError as error:
+        raise ConfigurationError(f"cannot read the configuration {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: not YAML: {error}") from error
+
+
+def of_variables(environ: Mapping[str, str]) -> Layer:
+    """Returns the settings of variables. Raises ConfigurationError for variables that belong to no setting."""
+    found: list[Given] = []
+    for variable, text in environ.items():
+        if not variable.startswith(VARIABLE_PREFIX) or variable in _OTHER_VARIABLES or not text.strip():
+            continue
+        key = VARIABLES.get(variable)
+        if key is None:
+            if _OF_KUBERNETES.fullmatch(variable):
+                continue
+            raise ConfigurationError(f"the variable {unknown_setting(variable, VARIABLES)}")
+        found += _of_text(key, text, f"variable {variable}")
+    return found
+
+
+def of_words(words: Sequence[str]) -> Layer:
+    """Returns the settings of `--set key=value` options."""
+    found: list[Given] = []
+    for word in words:
+        key, separator, text = word.partition("=")
+        if not separator or not key.strip():
+            raise ConfigurationError(f"--set {word!r}: write key=value")
+        found += _of_text(key.strip(), text, f"--set {key.strip()}")
+    return found
+
+
+def _of_text(key: str, text: str, origin: str) -> Iterator[Given]:
+    try:
+        value: object = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"{origin}: {text!r} cannot be read as YAML; put it between quotes") from error
+    return _of_mapping({key: value}, "", origin)
+
+
+def _of_mapping(content: Mapping[str, object], prefix: str, origin: str) -> Iterator[Given]:
+    for name, value in content.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping) and key not in _WHOLE:
+            yield from _of_mapping(value, f"{key}.", origin)
+        else:
+            yield Given(key, value, origin)
+
+
+def _of_node(loader: yaml.SafeLoader, node: yaml.MappingNode, path: str, prefix: str) -> Iterator[Given]:
+    seen: set[str] = set()
+    for key_node, _ in node.value:
+        name = str(key_node.value)
+        if name in seen:
+            raise ConfigurationError(
+                f"{path}:{key_node.start_mark.line + 1}: {prefix}{name} is given twice; give it once"
+            )
+        seen.add(name)
+    loader.flatten_mapping(node)
+    for key_node, value_node in node.value:
+        key = f"{prefix}{key_node.value}"
+        if isinstance(value_node, yaml.MappingNode) and key not in _WHOLE:
+            yield from _of_node(loader, value_node, path, f"{key}.")
+        else:
+            value = loader.construct_object(value_node, deep=True)
+            yield Given(key, value, f"{path}:{key_node.start_mark.line + 1}")

@@ -76,7 +76,7 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         "taskmanager.network.": "channels are calls between actors of Ray, and sockets between those of one node "
         "(taskmanager.network.channel-socket.enabled); their sizes are "
         "taskmanager.network.memory.channel-credit, taskmanager.network.memory.channel-queue, "
-        "taskmanager.network.memory.channel-shared and "
+        "taskmanager.network.memory.shm-per-channel and "
         "taskmanager.network.frame.max-size",
         "taskmanager.": "there are no task managers: tasks are actors of Ray",
         "jobmanager.": "there is no job manager: the coordinator is an actor of Ray",

@@ -1,163 +1,155 @@
-"""Every setting as people read it: its keys, its variable, what is written for it, its default. And values as text.
+"""Every setting as people read it: the page `docs/settings.md`, and the settings in effect as text.
 
-`settings_page.py` makes the page of it, and `tidegate config check` prints by it.
+`python -m tidegate.api.config > docs/settings.md` writes the page; a test compares it. `tidegate config check` prints
+`effective`, and a job shows `shown_settings`.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import get_args
 
-from pydantic import BeforeValidator
-from pydantic.fields import FieldInfo
+from tidegate.api.config.checkpoint_config import CheckpointConfig
+from tidegate.api.config.config_file import SECTIONS, Config, variable_of
+from tidegate.api.config.restart_config import KIND_OF, RESTART_KEYS, TYPE_KEYS, default_of, keys_of, restart_text
+from tidegate.api.config.restrictions import FIXED, REFUSED
+from tidegate.recovery.restart_strategy import RestartStrategy, default_strategy
 
-from tidegate.api.config.config_file import Config
-from tidegate.api.config.sections import setting_values as of
-from tidegate.api.config.sections.buffer_settings import BufferSettings
-from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
-from tidegate.api.config.sections.job_settings import JobSettings
-from tidegate.api.config.sections.log_config import LogConfig
-from tidegate.api.config.sections.restart_config import RESTART_KEYS, TYPE_KEYS, keys_of
-from tidegate.api.config.sections.section import Section
-from tidegate.api.config.sections.setting_names import setting_keys
-from tidegate.api.config.sections.topology_settings import TopologySettings
-from tidegate.api.config.sections.web_settings import WebSettings
-from tidegate.recovery.restart_strategy import default_strategy
-
-SECTIONS: Mapping[str, tuple[type[Section], str]] = {
-    "checkpoints": (CheckpointConfig, "`tg.CheckpointConfig(...)`, for `execute(checkpoints=)`"),
-    "job": (JobSettings, "`execute(...)`"),
-    "buffers": (BufferSettings, "`tg.DataPlaneOptions`, for `options=` of an environment"),
-    "log": (LogConfig, "`log_level=` of an environment"),
-    "web": (WebSettings, "`env.serve_web(...)`"),
-    "topology": (TopologySettings, "`StreamEnvironment.local`, `.ray`, `.raydp` and `.on_spark`"),
+_TITLES = {
+    "checkpoints": ("Checkpoints, state and failures", "`tg.CheckpointConfig(...)`, for `execute(checkpoints=)`"),
+    "job": ("A job", "`execute(...)`"),
+    "buffers": ("Data plane", "`tg.DataPlaneOptions`, for `options=` of an environment"),
+    "log": ("Logging", "`log_level=` of an environment"),
+    "web": ("Page and REST", "`env.serve_web(...)`"),
+    "topology": ("Where jobs run", "`StreamEnvironment.local`, `.ray`, `.raydp` and `.on_spark`"),
 }
-"""Name of a section in `Config`, its class, and where Python gives its settings."""
-
-_DURATIONS: tuple[Callable[..., object], ...] = (
-    of.duration,
-    of.interval,
-    of.timeout,
-    of.lease,
-    of.heartbeat,
-    of.call_timeout,
-    of.debloat_target,
-)
-_SIZES: tuple[Callable[..., object], ...] = (of.size, of.state_size, of.positive_size, of.optional_size)
-_NUMBERS: tuple[Callable[..., object], ...] = (
-    of.any_number,
-    of.at_least_one,
-    of.checkpoint_id,
-    of.positive,
-    of.optional_positive,
-    of.parallelism,
-    of.port,
-    of.max_parallelism,
-)
-_WORDS: Mapping[Callable[..., object], str] = {
-    of.switch: "`true` or `false`",
-    of.place: "folder or URL",
-    of.restore: "path, `latest` or `latest_or_fresh`",
-    of.name: "text",
-    of.host: "text",
-    of.level: "`DEBUG`, `INFO`, `WARNING`, `ERROR` or `CRITICAL`",
-    of.levels: "mapping",
-    of.options: "mapping",
-    of.spark_configs: "mapping",
-    of.standbys: "number, `auto` or `warm`",
-    of.compression: "`none`, `lz4`, `zstd` or `true`",
-    of.backend: "`columnar` (also `hashmap`) or `rocksdb`",
-    **dict.fromkeys(_DURATIONS, "duration"),
-    **dict.fromkeys(_SIZES, "size"),
-    **dict.fromkeys(_NUMBERS, "number"),
+"""By section, its title, and where Python gives its settings."""
+_OF_STRATEGIES = {
+    "restart-strategy.fixed-delay.attempts": "Restarts in a row before the job fails. A completed checkpoint starts "
+    "the count again.",
+    "restart-strategy.fixed-delay.delay": "The wait after each failure.",
+    "restart-strategy.exponential-delay.initial-backoff": "The wait after the first failure; `initial` in Python.",
+    "restart-strategy.exponential-delay.max-backoff": "No wait is longer; `maximum`.",
+    "restart-strategy.exponential-delay.backoff-multiplier": "Each further failure makes the wait longer by this "
+    "factor. Above 1; `multiplier`.",
+    "restart-strategy.exponential-delay.reset-backoff-threshold": "After so long without a failure the next wait is "
+    "the first one again; `reset_after`.",
+    "restart-strategy.exponential-delay.jitter-factor": "A wait is longer or shorter at random, by up to this part "
+    "of it. From 0 to 1; `jitter`.",
+    "restart-strategy.exponential-delay.attempts-before-reset-backoff": "Restarts in a row before the job fails. None: "
+    "no limit; `attempts`.",
+    "restart-strategy.failure-rate.max-failures-per-interval": "Failures within one interval that lead to a restart. "
+    "One more fails the job. At most 10,000; `failures`.",
+    "restart-strategy.failure-rate.failure-rate-interval": "The length of the interval, which ends with the newest "
+    "failure: it slides; `interval`.",
+    "restart-strategy.failure-rate.delay": "The wait after each failure.",
 }
-_MS = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000))
-_BYTES = (("gb", 2**30), ("mb", 2**20), ("kb", 2**10))
+_HOW_TO_READ = (
+    "How settings are given, and which of several counts, is in [configuration](configuration.md). The variable of a "
+    "key is the key in capitals, `TIDEGATE_` in front, `_` for dots and dashes: "
+    f"`{variable_of('state.checkpoints.dir')}` is `state.checkpoints.dir`. Where there are two keys, the second is the "
+    "one that Flink 2 documents, and both hold. Durations are `250ms`, `10s`, `5min`, `1h`, `2d`, or a number of "
+    "milliseconds; sizes `512b`, `20kb`, `64mb`, `1gb`, or a number of bytes, and `kb` is 1,024 bytes."
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One setting. `kind` is what is written for it, `default` that value as it is written."""
+    """One setting. `kind` is what may be written for it, `default` its default as it is written in YAML."""
 
     section: str
     name: str
     keys: tuple[str, ...]
     kind: str
     default: str
+    doc: str
+    more: str | None
 
 
 def rows() -> Iterator[Row]:
-    """Every setting, in the order of the sections."""
-    for section, (kind, _) in SECTIONS.items():
+    """Yields every setting, in the order of the sections."""
+    for section, kind in SECTIONS.items():
         defaults = kind()
-        for name, field in kind.model_fields.items():
-            written = value_text(kind, name, getattr(defaults, name))
-            yield Row(section, name, setting_keys(name), _kind_of(field), written)
+        for name, each in kind.settings().items():
+            default = kind.text_of(name, getattr(defaults, name))
+            yield Row(section, name, each.keys, each.kind.text, default, each.doc, each.more)
 
 
 def effective(config: Config) -> Iterator[tuple[str, str, str]]:
-    """The key of each setting, its value as YAML has it, and where that was said."""
-    for section, (kind, _) in SECTIONS.items():
+    """Yields the key of each setting, its value as it is written in YAML, and where it was given."""
+    for section, kind in SECTIONS.items():
         settings = getattr(config, section)
-        for name in kind.model_fields:
+        for name, each in kind.settings().items():
             origin = config.origins[name].origin if name in config.origins else "default"
-            yield setting_keys(name)[-1], value_text(kind, name, getattr(settings, name)), origin
+            yield each.keys[-1], kind.text_of(name, getattr(settings, name)), origin
     strategy = config.restart
     if strategy is None:
         strategy = default_strategy(periodic_checkpoints=config.checkpoints.interval is not None)
     for key, value in keys_of(strategy).items():
-        given = [config.origins[each] for each in _same(key) if each in config.origins]
+        same = TYPE_KEYS if key in TYPE_KEYS else (key,) if key in RESTART_KEYS else ()
+        given = [config.origins[each] for each in same if each in config.origins]
         yield key, restart_text(key, value), given[0].origin if given else "default"
 
 
-def value_text(kind: type[Section], name: str, value: object) -> str:
-    """A value that is kept, as it is written in YAML."""
-    read = _read_by(kind.model_fields[name])
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int) and read in _DURATIONS:
-        return _in_units(value, _MS, "ms")
-    if isinstance(value, int) and read in _SIZES:
-        return _in_units(value, _BYTES, "b")
-    return json.dumps(value, default=str) if isinstance(value, Mapping | str) and not _is_plain(value) else str(value)
+def shown_settings(checkpoints: CheckpointConfig, restart: RestartStrategy) -> dict[str, str]:
+    """Returns the settings of a job that are in effect, as text by key, defaults included, for its page and REST."""
+    shown = {
+        each.keys[-1]: CheckpointConfig.text_of(name, getattr(checkpoints, name))
+        for name, each in CheckpointConfig.settings().items()
+    }
+    return shown | {key: restart_text(key, value) for key, value in keys_of(restart).items()}
 
 
-def restart_text(key: str, value: object) -> str:
-    """A value of a restart strategy, as it is written in YAML."""
-    if value is None:
-        return "null"
-    is_ms = isinstance(value, int) and key.endswith(("delay", "backoff", "interval", "threshold"))
-    is_ms = is_ms and not key.endswith("per-interval") and "attempts" not in key
-    return _in_units(int(str(value)), _MS, "ms") if is_ms else str(value)
+def render() -> str:
+    """Returns the page: every setting by section, restart strategies, and the keys that are refused."""
+    parts = [f"# Settings\n\nMade by `python -m tidegate.api.config` from `tidegate/api/config/`.\n\n{_HOW_TO_READ}\n"]
+    for section, (title, where) in _TITLES.items():
+        parts.append(f"\n## {title}\n\nIn Python: {where}.\n\n{_table(section)}")
+    parts.append(
+        f"\n## Restart strategies\n\nIn Python: `tg.RestartStrategy`, for `execute(restart=)`.\n\n{_restarts()}"
+    )
+    parts.append(
+        "\n## Flink's keys with one value\n\n"
+        "These stand for what tidegate always does. They may be given with that value; another one is refused.\n\n"
+        "| key | value | why |\n| --- | --- | --- |\n"
+    )
+    parts += [f"| `{key}` | `{str(value).lower()}` | {_sentence(why)} |\n" for key, (value, why) in FIXED.items()]
+    parts.append(
+        "\n## Flink's keys that are refused\n\n"
+        "A key that ends in a dot or a dash stands for all keys that begin with it and are not above.\n\n"
+        "| key | why |\n| --- | --- |\n"
+    )
+    parts += [f"| `{key}` | {_sentence(why)} |\n" for key, why in REFUSED.items()]
+    return "".join(parts)
 
 
-def _same(key: str) -> tuple[str, ...]:
-    return TYPE_KEYS if key in TYPE_KEYS else (key,) if key in RESTART_KEYS else ()
+def _table(section: str) -> str:
+    lines = ["| Python | keys | value | default | what it does |", "| --- | --- | --- | --- | --- |"]
+    lines += [_line(row) for row in rows() if row.section == section]
+    return "\n".join(lines) + "\n"
 
 
-def _in_units(value: int, units: tuple[tuple[str, int], ...], smallest: str) -> str:
-    for unit, amount in units:
-        if value and value % amount == 0:
-            return f"{value // amount}{unit}"
-    return f"{value}{smallest}"
+def _line(row: Row) -> str:
+    keys = ", ".join(f"`{key}`" for key in row.keys)
+    default = "none" if row.default in ("null", "{}") else f"`{row.default}`"
+    more = "" if row.more is None else f" ([more]({row.more}))"
+    doc = row.doc.replace("|", "\\|")
+    return f"| `{row.name}` | {keys} | {row.kind} | {default} | {doc}{more} |"
 
 
-def _is_plain(value: object) -> bool:
-    # Words of a choice, and paths without anything that means something to YAML.
-    return isinstance(value, str) and value.replace("_", "a").replace("-", "a").isalnum() and value not in ("off", "on")
+def _restarts() -> str:
+    lines = ["| key | default | what it does |", "| --- | --- | --- |"]
+    lines.append(
+        f"| `{TYPE_KEYS[-1]}` | none | `none` (`off`, `disable`), `fixed-delay`, "
+        "`exponential-delay` or `failure-rate`. By default `exponential-delay` for a job with periodic "
+        f"checkpoints, `none` for one without. The older key `{TYPE_KEYS[0]}` means the same. |"
+    )
+    for key in KIND_OF:
+        default = restart_text(key, default_of(key))
+        shown = "none" if default == "null" else f"`{default}`"
+        lines.append(f"| `{key}` | {shown} | {_OF_STRATEGIES[key]} |")
+    return "\n".join(lines) + "\n"
 
 
-def _kind_of(field: FieldInfo) -> str:
-    word = _WORDS.get(_read_by(field))
-    if word is not None:
-        return word
-    choices = [f"`{choice}`" for choice in get_args(field.annotation)]
-    return f"{', '.join(choices[:-1])} or {choices[-1]}"
-
-
-def _read_by(field: FieldInfo) -> Callable[..., object]:
-    return next(each.func for each in field.metadata if isinstance(each, BeforeValidator))
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."

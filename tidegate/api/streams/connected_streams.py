@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Generic, TypeVar, Unpack
+from typing import TYPE_CHECKING, Unpack
 
-from tidegate.api.streams.steps.columns import check_keys
-from tidegate.api.streams.steps.meanings import meaning
-from tidegate.api.streams.steps.method_checks import check_methods
-from tidegate.api.streams.steps.slot_options import SlotOptions
-from tidegate.api.streams.steps.stream_steps import StreamSteps
+from tidegate.api.streams.expression_columns import check_keys
+from tidegate.api.streams.state_meanings import meaning
+from tidegate.api.streams.step import SlotOptions, Step, StepOptions
+from tidegate.api.streams.step_checks import check_methods
 from tidegate.operators.aggregates.column_expressions import column_names
 from tidegate.operators.functions.failing_rows import error_tag
 from tidegate.operators.functions.process_functions import (
@@ -22,29 +21,43 @@ from tidegate.operators.functions.process_functions import (
     KeyedBroadcastProcessFunction,
 )
 from tidegate.operators.functions.process_operator import BroadcastProcessOperator, ProcessOperator
-from tidegate.protocol.partitioning import Partitioning, PartitioningKind
-from tidegate.protocol.side_outputs import OutputTag
+from tidegate.protocol.edges import OutputTag
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.schemas.dictionaries import decoded_type
+from tidegate.storage.schemas.arrow_types import decoded_type
 from tidegate.storage.schemas.row_schemas import SchemaLike, as_schema, returned_schema
 
-S = TypeVar("S", bound=StreamSteps)
+if TYPE_CHECKING:
+    from tidegate.api.streams.stream import Stream
 
 
-class ConnectedStreams(Generic[S]):
+class ConnectedStreams:
     """Two streams, usually with different columns, for one operator to process. Made by `Stream.connect`."""
 
-    def __init__(self, first: S, second: S, keys: tuple[tuple[str, ...], tuple[str, ...]]) -> None:
-        self._first, self._second, self._keys = first, second, keys
+    def __init__(self, first: Stream, second: Stream, keys: tuple[tuple[str, ...], tuple[str, ...]]) -> None:
+        self._first = first
+        self._second = second
+        self._keys = keys
         if first._program is not second._program:
             raise ConfigurationError("connect: the streams belong to different environments")
         if not (second._is_broadcast and not keys[1]):
             self._check_keys()
 
-    def key_by(self, keys1: str | Sequence[str], keys2: str | Sequence[str]) -> ConnectedStreams[S]:
-        """Send rows of the same key to the same subtask: columns of the first stream, and those of the second.
+    def __repr__(self) -> str:
+        keys = "" if not any(self._keys) else f"by {' and '.join(', '.join(keys) for keys in self._keys)}; "
+        return f"ConnectedStreams({keys}{self._first!r}, {self._second!r})"
 
-        The columns correspond in order, and must be of the same types; state is stored under the names of the first.
+    def key_by(self, keys1: str | Sequence[str], keys2: str | Sequence[str]) -> ConnectedStreams:
+        """Partition both streams by key, so that rows of the same key meet in one subtask.
+
+        - `keys1`, `keys2`: columns of the first and of the second stream. They correspond in their order, and must have
+          the same types. State is stored under the names of the first.
+
+        Raises ConfigurationError for columns that do not exist or do not correspond.
+
+        Example:
+
+            >>> orders.connect(payments).key_by("user", "user")
+            ConnectedStreams(by user and user; Stream('assign_timestamps-1': ...), Stream('assign_timestamps-3': ...))
         """
         names1, names2 = (column_names(keys, "connect: key_by") for keys in (keys1, keys2))
         for names, stream in ((names1, self._first), (names2, self._second)):
@@ -64,22 +77,37 @@ class ConnectedStreams(Generic[S]):
         fire_at_end: bool = False,
         errors_to: tuple[OutputTag | str | None, OutputTag | str | None] | None = None,
         **slot: Unpack[SlotOptions],
-    ) -> S:
-        """Call `process1` with each row of the first stream and `process2` with each of the second, in no fixed order.
+    ) -> Stream:
+        """Call `process1` with each row of the first stream and `process2` with each row of the second.
 
-        If the second stream is broadcast, the function may be a `tg.KeyedBroadcastProcessFunction` (the first stream is
-        keyed) or a `tg.BroadcastProcessFunction` (it is not). Their methods are `process` and `process_broadcast`.
-        `schema` is that of the rows that it returns; give it if a table, an aggregate or a key follows. With
-        `side_outputs` it may emit rows under these tags as well. Processing-time timers that are left when the inputs
-        end fire with `fire_at_end=True` alone.
+        The order between the two streams is not defined. If the second stream is broadcast, the function may be a
+        `tg.KeyedBroadcastProcessFunction` (the first stream is keyed) or a `tg.BroadcastProcessFunction` (it is not);
+        their methods are `process` and `process_broadcast`.
 
-        `errors_to`, which needs `schema`, has a name for each stream: `("bad_orders", "bad_rates")`. A row for which
-        the function raises goes to the side output of that name, as in `KeyedStream.process`. None: it fails the job,
-        and so does a row of a broadcast stream, which every subtask gets. Timers that fail go where rows of the first
-        stream go.
+        - `schema`: the columns of the rows that the function returns; needed if a table, an aggregate or a key follows.
+        - `side_outputs`: tags under which it may emit further rows.
+        - `fire_at_end`: fires the processing-time timers that are pending when the inputs end.
+        - `errors_to`: needs `schema`. A name for each stream, `("bad_orders", "bad_rates")`: a row for which the
+          function raises goes to the side output of that name, as in `KeyedStream.process`. None: it fails the job, as
+          a row of a broadcast stream always does, because every subtask gets it. Timers that fail go where rows of the
+          first stream go.
+        - `name`, `uid`, `parallelism`, `batch_rows` and slot options: see `Stream`.
+
+        Raises ConfigurationError.
+
+        Example:
+
+            >>> class Both(tg.CoProcessFunction):
+            ...     def process1(self, row, context):
+            ...         yield {"user": row["user"], "what": "order"}
+            ...     def process2(self, row, context):
+            ...         yield {"user": row["user"], "what": "payment"}
+            >>> connected = orders.connect(payments).key_by("user", "user")
+            >>> connected.process(Both(), schema={"user": str, "what": str}).columns
+            ['user', 'what']
         """
         check_methods(function)
-        schema = as_schema(schema, f"{name}(schema=)") or returned_schema(function, many=True, method="process1")
+        columns = as_schema(schema, f"{name}(schema=)") or returned_schema(function, many=True, method="process1")
         keys, timestamps = self._keys, (self._first.timestamp, self._second.timestamp)
         made_by = ProcessOperator
         if isinstance(function, BroadcastProcessFunction):
@@ -88,32 +116,28 @@ class ConnectedStreams(Generic[S]):
         else:
             self._check_keys()
         if fire_at_end and not keys[0]:
-            raise ConfigurationError(f"{name}: without key_by there are no timers; leave fire_at_end= out")
+            raise ConfigurationError(f"{name}: without key_by there are no timers; remove fire_at_end=")
         errors = self._error_tags(errors_to, name)
-        (factory := partial(made_by, function, keys, timestamps, schema, side_outputs, fire_at_end, errors))()
-        first, second = (
-            stream._partitioned(Partitioning(PartitioningKind.HASH, names)) if names else stream
-            for stream, names in zip((self._first, self._second), keys, strict=True)
-        )
+        operator = partial(made_by, function, keys, timestamps, columns, side_outputs, fire_at_end, errors)
+        operator()  # checks the arguments
+        first = self._first._by_keys(keys[0]) if keys[0] else self._first
         return first._then(
-            factory,
-            schema,
-            name,
-            uid,
-            parallelism,
-            batch_rows,
-            slot,
-            second=second,
-            side_outputs=(*side_outputs, *(tag for tag in errors if tag is not None)),
-            meaning=meaning(
-                "process of two streams",
-                {"first keys": keys[0], "second keys": keys[1]},
-                rows={"first": (self._first.schema, keys[0]), "second": (self._second.schema, keys[1])},
+            Step(
+                operator=operator,
+                schema=columns,
+                options=StepOptions(name, uid, parallelism, batch_rows, slot),
+                side_outputs=(*side_outputs, *(tag for tag in errors if tag is not None)),
+                meaning=meaning(
+                    "process of two streams",
+                    {"first keys": keys[0], "second keys": keys[1]},
+                    rows={"first": (self._first.schema, keys[0]), "second": (self._second.schema, keys[1])},
+                ),
             ),
+            second=self._second._by_keys(keys[1]) if keys[1] else self._second,
         )
 
     def _error_tags(self, errors_to: object, name: str) -> tuple[OutputTag | None, ...]:
-        """The tags of rows that fail, by stream; none if rows that fail fail the job. ConfigurationError."""
+        """Returns the tags of rows that fail, by stream; none if such rows fail the job. Raises ConfigurationError."""
         if errors_to is None:
             return ()
         if not isinstance(errors_to, tuple | list) or len(errors_to) != 2:

@@ -1,119 +1,873 @@
 """`Stream` and `KeyedStream`: a driver script describes its job with them.
 
-Nothing runs before `StreamEnvironment.execute`. What is known to be wrong raises ConfigurationError in the call that
-says it. The two classes make each other, so they share a module; `steps/stream_steps.py` has the steps from a stream to
-another one of its kind, `stream_tables.py` those that write.
+Nothing runs before `StreamEnvironment.execute`. A method adds one step to the program, or a few, and checks what can be
+checked: an error that is known before the job runs is a ConfigurationError of the call that causes it. The methods are
+short because builders in this folder make the operators; `_then` adds what a builder describes (`Step`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack
 
 import pyarrow as pa
 
+from tidegate.actors.graph.stream_graph import StreamNode
+from tidegate.api.program import Program
+from tidegate.api.streams import column_steps, join_steps, output_steps, row_steps
+from tidegate.api.streams.aggregate_steps import keyed_aggregate, total_aggregate
+from tidegate.api.streams.changelog_mode import ChangelogMode
 from tidegate.api.streams.connected_streams import ConnectedStreams
-from tidegate.api.streams.steps.columns import check_keys
-from tidegate.api.streams.steps.event_time_use import uses_event_time
-from tidegate.api.streams.steps.given import check_function, check_stream
-from tidegate.api.streams.steps.known_columns import known_schema
-from tidegate.api.streams.steps.meanings import column_of, meaning, time_text, ttl_text, with_rows
-from tidegate.api.streams.steps.method_checks import check_methods
-from tidegate.api.streams.steps.named_columns import aggregates_and_options
-from tidegate.api.streams.steps.other_names import KEYED_STREAMS, OtherNames
-from tidegate.api.streams.steps.same_columns import with_same_columns
-from tidegate.api.streams.steps.slot_options import SlotOptions
-from tidegate.api.streams.steps.stream_verbs import StreamVerbs
-from tidegate.api.streams.steps.updating import Updating, united
-from tidegate.api.streams.stream_aggregates import Life, aggregated, aggregated_all, checked_inputs
-from tidegate.api.streams.stream_ranking import RankEmit, ranked_stream, ranked_windows, ranking_of
-from tidegate.api.streams.stream_tables import StreamTables
+from tidegate.api.streams.event_time import assigned_timestamps, uses_event_time
+from tidegate.api.streams.expression_columns import (
+    aggregates_and_options,
+    check_keys,
+    expressions_and_options,
+    known_schema,
+)
+from tidegate.api.streams.join_steps import On
+from tidegate.api.streams.other_names import KEYED_STREAMS, STREAMS, OtherNames
+from tidegate.api.streams.ranking_steps import RankEmit, ranked_stream, ranked_windows, ranking_of
+from tidegate.api.streams.state_meanings import column_of, meaning, ttl_text, with_computed_keys, with_rows
+from tidegate.api.streams.step import SlotOptions, Step, StepOptions, slot_of
+from tidegate.api.streams.step_checks import check_function, check_stream
 from tidegate.api.streams.windowed_stream import WindowedStream, WindowsTaken, WindowTime
-from tidegate.api.tables.shown_rows import html_columns
+from tidegate.api.tables.lookup_tables import LookedUp
+from tidegate.api.tables.output_tables import (
+    HISTORY_DEFAULT,
+    CollectedRows,
+    OutputTable,
+    SchemaEvolution,
+    TableOptions,
+)
+from tidegate.api.tables.shown_rows import ROWS_SHOWN, check_count, grid, html_columns
 from tidegate.connectors.bad_rows import BAD_ROWS
 from tidegate.operators.aggregates.aggregate import Aggregate
 from tidegate.operators.aggregates.column_expressions import column_names
-from tidegate.operators.functions.batch_functions import Row
-from tidegate.operators.functions.event_time_order import EventTimeOrder
-from tidegate.operators.functions.failing_rows import error_tag
-from tidegate.operators.functions.process_batches import process_operator
+from tidegate.operators.batch_rows import check_batch_rows
+from tidegate.operators.changes import CHANGE
+from tidegate.operators.functions.batch_functions import BatchFunction, BatchResult, Row
 from tidegate.operators.functions.process_functions import MapGroups, ProcessFunction, Reduce, StatefulMap
+from tidegate.operators.joins.join_operator import JoinHow
+from tidegate.operators.joins.latest_join import LatestEmit
 from tidegate.operators.ranking.deduplicate import Deduplicate
+from tidegate.operators.sinks.sink import FLUSH_BYTES, Sink
 from tidegate.operators.state.ttl import StateTtl
-from tidegate.operators.watermarks.late_rows import LATE
-from tidegate.operators.watermarks.watermark_generator import WatermarkAlignment, WindowEnd, same_time
-from tidegate.protocol.partitioning import Partitioning, PartitioningKind
-from tidegate.protocol.side_outputs import OutputTag
+from tidegate.operators.watermarks.watermark_generator import WatermarkAlignment, WindowEnd
+from tidegate.operators.windows.window_specs import Sliding, Tumbling
+from tidegate.protocol.edges import OutputTag, Partitioning, PartitioningKind
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.schemas.columns_text import columns_text
+from tidegate.storage.schemas.column_names import columns_text
 from tidegate.storage.schemas.row_schemas import SchemaLike, as_schema, returned_schema
+from tidegate.storage.tables.maintenance import FILE_BYTES
+from tidegate.storage.tables.table_info import IfExists, TableMode
 from tidegate.storage.units import parse_duration_ms
 
 if TYPE_CHECKING:
     import polars as pl
 
+P = ParamSpec("P")
+R = TypeVar("R")
+StreamInput = tuple[StreamNode, Partitioning | None]
 
-class Stream(StreamTables, StreamVerbs):
-    """Batches of rows with the same columns. `schema` is None where it is known only when the job runs.
 
-    Every method that adds an operator takes `name` (shown to people), `uid` (names its state in checkpoints; set it on
-    operators whose state must survive a changed program) and `parallelism` (default: the environment's). Those that
-    call a function with rows take `batch_rows`: the least and the most rows of a call (see `docs/batches.md`). They
-    also take `num_cpus`, `num_gpus` and `resources`: what each subtask reserves on Ray, or `slot_sharing_group`: the
-    name of the slots that the step shares with others (see `docs/placement.md`). Steps without one are in the group of
-    their inputs.
+class Stream(OtherNames):
+    """Batches of rows with the same columns.
+
+    Parameters that many methods have in common:
+
+    - `name`: the name of the step in logs and on the job page.
+    - `uid`: names the state of the step in checkpoints, at most once in a program. Set it on steps whose state must
+      survive a changed program. Without it, it is made of the name and the place in the program.
+    - `parallelism`: the number of subtasks, at least 1; by default the environment's, or that of the step before if
+      both run as one task.
+    - `batch_rows`: the least and the most rows of a call, such as `(1_000, 10_000)` (`docs/batches.md`).
+    - `schema`: the columns that a function returns: `{"k": str, "n": int}`, a dataclass, or a `pa.Schema`. Without it
+      they are taken from the annotation of the function, or are known only when the job runs. A table, an aggregate,
+      and a key need them.
+    - `errors_to`: the name of a side output, or a `tg.OutputTag`. A row for which the function raises goes there, with
+      the column `error`, and does not fail the job (see `side_output`).
+    - `num_cpus`, `num_gpus`, `resources`: what each subtask reserves on Ray. `slot_sharing_group`: the name of the
+      slots that the step shares with others; by default the group of its inputs (`docs/placement.md`).
+    - Durations are strings such as "10s", "5min" and "2d", timedeltas, or milliseconds.
     """
 
-    def union(self, *others: Stream, by_name: bool = False, allow_missing: bool = False) -> Stream:
-        """All rows of several streams with the same columns, in no particular order.
+    _other_names = STREAMS
 
-        With `by_name` columns may stand in any order, and a type may be wider in one stream: int64 where others have
-        int32. With `allow_missing` as well, a column that a stream lacks is null in its rows. ConfigurationError if a
-        column has types of which none has the values of all.
+    def __init__(
+        self,
+        program: Program,
+        inputs: tuple[StreamInput, ...],
+        keyed_by: tuple[str, ...] = (),
+        timestamp: str | None = None,
+        changelog: ChangelogMode | None = None,
+        errors_of: StreamNode | None = None,
+    ) -> None:
+        self._program = program
+        self._inputs = inputs
+        self._keyed_by = keyed_by
+        """The key columns by which the rows are partitioned already; empty if unknown."""
+        self.timestamp = timestamp
+        """The column of event time; None if the stream has none, or a step has dropped it."""
+        self._changelog = changelog
+        """How rows replace or retract earlier ones; None if each row stands for itself."""
+        self._errors_of = errors_of
+        """A step before the last one whose side outputs belong to this stream as well, or None."""
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        """The columns and their types; None if they are known only when the job runs."""
+        return self._inputs[0][0].schema
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns, in their order. Raises ConfigurationError if they are known only at run time."""
+        return list(known_schema(self, "columns").names)
+
+    def __repr__(self) -> str:
+        columns = "columns known when the job runs" if self.schema is None else columns_text(self.schema)
+        return f"{type(self).__name__}({self._inputs[0][0].uid!r}: {columns})"
+
+    def _repr_html_(self) -> str:
+        """Returns the columns and their types, for notebooks."""
+        return html_columns(f"{type(self).__name__} {self._inputs[0][0].uid}", self.schema)
+
+    # --- rows -----------------------------------------------------------------------------------------------------
+
+    def map(
+        self,
+        fn: Callable[[Row], Mapping[str, Any]],
+        *,
+        schema: SchemaLike | None = None,
+        traced: bool = True,
+        name: str = "map",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        batch_rows: tuple[int, int] | None = None,
+        errors_to: OutputTag | str | None = None,
+        **slot: Unpack[SlotOptions],
+    ) -> Stream:
+        """Call `fn` with each row; it returns the new row.
+
+        - `fn`: takes the row as a dict, and returns a dict or an object with the new columns.
+        - `traced`: whether a function that only calculates and compares may be computed for whole batches, if that
+          gives the same results (`docs/batches.md`). With False `fn` is called with each row in any case.
+
+        Raises ConfigurationError if `fn` cannot be called.
+
+        Example:
+
+            >>> orders.map(lambda row: {"user": row["user"], "cents": row["amount"] * 100}).show()
+            +------+-------+
+            | user | cents |
+            +------+-------+
+            | ann  |  3000 |
+            | bob  |   500 |
+            | ann  |  1200 |
+            +------+-------+
+        """
+        options = StepOptions(name, uid, parallelism, batch_rows, slot)
+        return row_steps.mapped_rows(self, fn, schema, traced, errors_to, options)
+
+    def flat_map(
+        self,
+        fn: Callable[[Row], Iterable[Mapping[str, Any]]],
+        *,
+        schema: SchemaLike | None = None,
+        name: str = "flat_map",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        batch_rows: tuple[int, int] | None = None,
+        errors_to: OutputTag | str | None = None,
+        **slot: Unpack[SlotOptions],
+    ) -> Stream:
+        """Call `fn` with each row; it returns any number of new rows.
+
+        - `fn`: takes the row as a dict, and returns an iterable of dicts.
+
+        Raises ConfigurationError if `fn` cannot be called.
+
+        Example:
+
+            >>> def letters(row):
+            ...     return [{"letter": letter} for letter in row["user"]]
+            >>> orders.flat_map(letters, schema={"letter": str}).columns
+            ['letter']
+        """
+        options = StepOptions(name, uid, parallelism, batch_rows, slot)
+        return row_steps.flat_mapped_rows(self, fn, schema, errors_to, options)
+
+    def filter(
+        self,
+        condition: Callable[[Row], bool] | pl.Expr,
+        *,
+        traced: bool = True,
+        name: str = "filter",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        batch_rows: tuple[int, int] | None = None,
+        errors_to: OutputTag | str | None = None,
+        **slot: Unpack[SlotOptions],
+    ) -> Stream:
+        """Keep the rows for which a condition is true.
+
+        - `condition`: a polars expression that works row by row, or a function of the row, a dict.
+        - `traced`, `errors_to`: for functions only, as in `map`.
+
+        Raises ConfigurationError for expressions that look at more than one row, such as `cum_sum`, `shift` and `over`.
+
+        Example:
+
+            >>> orders.filter(pl.col("amount") > 10).show()
+            +------+--------+------+
+            | user | amount |   at |
+            +------+--------+------+
+            | ann  |     30 |    0 |
+            | ann  |     12 | 2000 |
+            +------+--------+------+
+        """
+        options = StepOptions(name, uid, parallelism, batch_rows, slot)
+        return row_steps.filtered_rows(self, condition, traced, errors_to, options)
+
+    def where(
+        self,
+        condition: Callable[[Row], bool] | pl.Expr,
+        *,
+        name: str = "where",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        errors_to: OutputTag | str | None = None,
+    ) -> Stream:
+        """Keep the rows for which a condition is true: `filter` under the name of SQL.
+
+        - `condition`: a polars expression, or a function of the row.
+
+        Raises ConfigurationError as `filter` does.
+
+        Example:
+
+            >>> orders.where(pl.col("user") == "bob").columns
+            ['user', 'amount', 'at']
+        """
+        return self.filter(condition, name=name, uid=uid, parallelism=parallelism, errors_to=errors_to)
+
+    def branch(
+        self, condition: Callable[[Row], bool] | pl.Expr, *, name: str = "branch", uid: str | None = None
+    ) -> tuple[Stream, Stream]:
+        """Split a stream in two: the rows for which a condition is true, and all other rows.
+
+        The condition is computed twice for each row. Rows for which an expression is null are among the other rows.
+
+        - `condition`: a polars expression, or a function of the row.
+
+        Raises ConfigurationError as `filter` does.
+
+        Example:
+
+            >>> large, small = orders.branch(pl.col("amount") > 10)
+            >>> small.show()
+            +------+--------+------+
+            | user | amount |   at |
+            +------+--------+------+
+            | bob  |      5 | 1000 |
+            +------+--------+------+
+        """
+        return row_steps.branches(self, condition, name, uid)
+
+    def map_batches(
+        self,
+        fn: Callable[[pa.RecordBatch], BatchResult] | BatchFunction,
+        *,
+        schema: SchemaLike | None = None,
+        name: str = "map_batches",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        batch_rows: tuple[int, int] | None = None,
+        errors_to: OutputTag | str | None = None,
+        **slot: Unpack[SlotOptions],
+    ) -> Stream:
+        """Call `fn` with each Arrow batch of rows.
+
+        After an aggregate that emits updates, `fn` must keep every row and its keys.
+
+        - `fn`: takes a `pa.RecordBatch`, and returns a batch, a table, a polars DataFrame, or None for no rows. A
+          `tg.BatchFunction` is opened once in each subtask, for example to load a model.
+        - `errors_to`: a batch for which `fn` raises is halved and tried again, down to single rows. Side effects of
+          `fn` happen again then.
+
+        Raises ConfigurationError if `fn` cannot be called.
+
+        Example:
+
+            >>> def first_row(batch):
+            ...     return batch.slice(0, 1)
+            >>> orders.map_batches(first_row, schema=orders.schema, batch_rows=(3, 3)).show()
+            +------+--------+----+
+            | user | amount | at |
+            +------+--------+----+
+            | ann  |     30 |  0 |
+            +------+--------+----+
+        """
+        options = StepOptions(name, uid, parallelism, batch_rows, slot)
+        return row_steps.mapped_batches(self, fn, schema, errors_to, options)
+
+    def map_async(
+        self,
+        fn: Callable[[Any], Any],
+        *,
+        schema: SchemaLike | None = None,
+        capacity: int = 100,
+        timeout: str | timedelta | int = "5s",
+        ordered: bool = True,
+        retries: int = 0,
+        batch_size: int | None = None,
+        batch_timeout: str | timedelta | int | None = None,
+        errors_to: OutputTag | str | None = None,
+        name: str = "map_async",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        **slot: Unpack[SlotOptions],
+    ) -> Stream:
+        """Map rows by calls that wait for a service, a database, or a model elsewhere.
+
+        Rows whose calls have not returned are in checkpoints, and are called for again after a restore: results are
+        exactly once, calls at least once (`docs/batches.md`).
+
+        - `fn`: an `async def`, or a function that returns a future of `concurrent.futures`. It takes a row as a dict,
+          and returns the new row, or None for no row. With `batch_size` it takes Arrow batches, and returns what `fn`
+          of `map_batches` may return.
+        - `capacity`: the most calls at the same time in each subtask.
+        - `timeout`: how long a call may take, a duration.
+        - `ordered`: whether results keep the order of their rows. With False they do not overtake watermarks.
+        - `retries`: how often a call that raises, or takes too long, is repeated before the job fails, or its rows go
+          to `errors_to`.
+        - `batch_size`: the most rows of a batch. `batch_timeout`: how long rows wait for a full batch, a duration of
+          processing time; without it a batch has the rows that have arrived.
+
+        Raises ConfigurationError for values out of range.
+
+        Example:
+
+            >>> async def with_country(row):
+            ...     return {**row, "country": "NL"}
+            >>> orders.map_async(with_country, schema={"user": str, "country": str}).columns
+            ['user', 'country']
+        """
+        return row_steps.awaited_calls(
+            self,
+            fn,
+            schema,
+            capacity=capacity,
+            timeout=timeout,
+            ordered=ordered,
+            retries=retries,
+            batch_size=batch_size,
+            batch_timeout=batch_timeout,
+            errors_to=errors_to,
+            options=StepOptions(name, uid, parallelism, slot=slot),
+        )
+
+    def process(
+        self,
+        function: ProcessFunction,
+        *,
+        schema: SchemaLike | None = None,
+        name: str = "process",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        batch_rows: tuple[int, int] | None = None,
+        side_outputs: Sequence[OutputTag] = (),
+        errors_to: OutputTag | str | None = None,
+        **slot: Unpack[SlotOptions],
+    ) -> Stream:
+        """Call a `tg.ProcessFunction` with each row or batch. It has neither keyed state nor timers without `key_by`.
+
+        - `function`: an object with `process(row, context)`, which yields new rows as dicts, or with
+          `process_batch(batch, context)`.
+        - `side_outputs`: tags under which it may emit further rows (see `side_output`).
+        - `errors_to`: needs `schema`. Rows that a failed call has emitted, and changes of state, are rolled back.
+
+        Raises ConfigurationError if a method is missing or takes other parameters.
+
+        Example:
+
+            >>> class Doubled(tg.ProcessFunction):
+            ...     def process(self, row, context):
+            ...         yield {"amount": row["amount"] * 2}
+            >>> orders.process(Doubled(), schema={"amount": int}).columns
+            ['amount']
+        """
+        options = StepOptions(name, uid, parallelism, batch_rows, slot)
+        return row_steps.processed_rows(self, function, schema, side_outputs, errors_to, options)
+
+    def limit(self, n: int, *, name: str = "limit", uid: str | None = None) -> Stream:
+        """Keep the first `n` rows that arrive, exactly once over restarts.
+
+        One subtask counts them. The job still reads its input to the end.
+
+        - `n`: the number of rows, at least 0.
+
+        Raises ConfigurationError for a negative `n`, and for a stream of updates or changes.
+
+        Example:
+
+            >>> orders.limit(1).show()
+            +------+--------+----+
+            | user | amount | at |
+            +------+--------+----+
+            | ann  |     30 |  0 |
+            +------+--------+----+
+        """
+        return row_steps.limited_rows(self, n, name, uid)
+
+    def explode(
+        self,
+        column: str,
+        *,
+        outer: bool = False,
+        name: str = "explode",
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """Emit a row for each element of a list. The other columns are repeated.
+
+        - `column`: a column of lists.
+        - `outer`: whether a row whose list is null or empty is kept, with null in the column, as with Spark's
+          `explode_outer`. By default it is dropped, as with `explode`.
+
+        Raises ConfigurationError for a column that is not a list.
+
+        Example:
+
+            >>> env.from_rows([{"id": 1, "tags": ["a", "b"]}]).explode("tags").show()
+            +----+------+
+            | id | tags |
+            +----+------+
+            |  1 | a    |
+            |  1 | b    |
+            +----+------+
+        """
+        return row_steps.exploded_rows(self, column, outer, StepOptions(name, uid, parallelism))
+
+    def peek(
+        self,
+        fn: Callable[[Row], object],
+        *,
+        name: str = "peek",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        errors_to: OutputTag | str | None = None,
+    ) -> Stream:
+        """Call `fn` with each row, and pass the rows on unchanged, for example to log or count them.
+
+        After a restart `fn` is called again with rows that are replayed.
+
+        - `fn`: takes the row as a dict. Its result, and changes of the dict, are ignored.
+        - `errors_to`: a row for which `fn` raises goes to this side output, and is not passed on.
+
+        Raises ConfigurationError if `fn` cannot be called.
+
+        Example:
+
+            >>> orders.peek(lambda row: None).columns
+            ['user', 'amount', 'at']
+        """
+        return row_steps.peeked_rows(self, fn, errors_to, StepOptions(name, uid, parallelism))
+
+    def print(
+        self, prefix: str = "", *, name: str = "print", uid: str | None = None, parallelism: int | None = None
+    ) -> Stream:
+        """Print each row as a dict, and pass the rows on unchanged.
+
+        The tasks print: in a local environment in this process; on Ray the driver shows the output of the tasks. After
+        a restart rows that are replayed are printed again. Of a stream with updates all updates are printed.
+
+        - `prefix`: a string in front of each row.
+
+        Raises ConfigurationError if `prefix` is not a string.
+
+        Example:
+
+            >>> orders.print("order: ").columns
+            ['user', 'amount', 'at']
+        """
+        return row_steps.printed_rows(self, prefix, StepOptions(name, uid, parallelism))
+
+    def pipe(self, fn: Callable[Concatenate[Stream, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Return `fn(stream, *args, **kwargs)`, so that functions of streams can be chained.
+
+        Example:
+
+            >>> def over(stream, least):
+            ...     return stream.filter(pl.col("amount") > least)
+            >>> orders.pipe(over, 10).columns
+            ['user', 'amount', 'at']
+        """
+        return fn(self, *args, **kwargs)
+
+    # --- columns --------------------------------------------------------------------------------------------------
+
+    def with_columns(
+        self,
+        *expressions: pl.Expr | Mapping[str, pl.Expr | str],
+        name: str | pl.Expr = "with_columns",
+        uid: str | pl.Expr | None = None,
+        parallelism: int | str | pl.Expr | None = None,
+        **named: pl.Expr | str,
+    ) -> Stream:
+        """Add columns that polars expressions compute, or replace columns of the same name.
+
+        - `expressions`: expressions that have a name, or dicts of new columns.
+        - `named`: expressions, or names of columns, by new column. An expression under the word `name`, `uid` or
+          `parallelism` is a column as well; a string under such a word is the option, so write
+          `with_columns({"name": "full_name"})` for a column that is called `name`.
+
+        Raises ConfigurationError for expressions that cannot be computed, or look at more than one row.
+
+        Example:
+
+            >>> orders.with_columns(cents=pl.col("amount") * 100).limit(1).show()
+            +------+--------+----+-------+
+            | user | amount | at | cents |
+            +------+--------+----+-------+
+            | ann  |     30 |  0 |  3000 |
+            +------+--------+----+-------+
+        """
+        given, step = expressions_and_options(
+            "with_columns",
+            expressions,
+            named,
+            {"name": (name, "with_columns"), "uid": (uid, None), "parallelism": (parallelism, None)},
+            self.schema,
+        )
+        return self._with_columns(given, StepOptions(step["name"], step["uid"], step["parallelism"]))
+
+    def select(
+        self,
+        *expressions: pl.Expr | str | Mapping[str, pl.Expr | str] | Sequence[pl.Expr | str],
+        name: str | pl.Expr = "select",
+        uid: str | pl.Expr | None = None,
+        parallelism: int | str | pl.Expr | None = None,
+        **named: pl.Expr | str,
+    ) -> Stream:
+        """Keep only some columns: names, or polars expressions. Event time follows its column to another name.
+
+        - `expressions`: names, expressions, lists of these, or dicts of new columns.
+        - `named`: expressions, or names of columns, by new column; see `with_columns`.
+
+        Raises ConfigurationError for columns that do not exist, and for expressions that look at more than one row.
+
+        Example:
+
+            >>> orders.select("user", cents=pl.col("amount") * 100).columns
+            ['user', 'cents']
+        """
+        given, step = expressions_and_options(
+            "select",
+            expressions,
+            named,
+            {"name": (name, "select"), "uid": (uid, None), "parallelism": (parallelism, None)},
+            self.schema,
+        )
+        return self._select(given, StepOptions(step["name"], step["uid"], step["parallelism"]))
+
+    def drop(self, *columns: str | Iterable[str], name: str = "drop", uid: str | None = None) -> Stream:
+        """Drop columns.
+
+        - `columns`: names, or lists of names.
+
+        Raises ConfigurationError for columns that do not exist, and if no column would remain.
+
+        Example:
+
+            >>> orders.drop("amount").columns
+            ['user', 'at']
+        """
+        return column_steps.without_columns(self, columns, name, uid)
+
+    def rename(
+        self,
+        mapping: Mapping[str, str] | Callable[[str], str],
+        *,
+        name: str = "rename",
+        uid: str | None = None,
+    ) -> Stream:
+        """Rename columns. Columns that are not mentioned keep their names.
+
+        - `mapping`: new names by old name, or a function of the name, such as `str.lower`.
+
+        Raises ConfigurationError for columns that do not exist, and if two columns would have the same name.
+
+        Example:
+
+            >>> orders.rename({"user": "customer"}).columns
+            ['customer', 'amount', 'at']
+        """
+        return column_steps.renamed(self, mapping, name, uid)
+
+    def cast(self, types: Mapping[str, Any], *, name: str = "cast", uid: str | None = None) -> Stream:
+        """Change the types of columns.
+
+        A value that cannot be converted, such as "x" to a number, fails the job. Floats lose their fraction when they
+        become integers, as in Spark.
+
+        - `types`: by column, a Python type, a dataclass, or a pyarrow type such as `pa.decimal128(9, 2)`.
+
+        Raises ConfigurationError for columns that do not exist, and for casts that are not possible.
+
+        Example:
+
+            >>> orders.cast({"amount": float}).schema.field("amount").type
+            DataType(double)
+        """
+        return column_steps.cast(self, types, name, uid)
+
+    # --- several streams ------------------------------------------------------------------------------------------
+
+    def union(self, *others: Stream, by_name: bool = False, allow_missing: bool = False) -> Stream:
+        """Merge the rows of several streams with the same columns. Their order is not defined.
+
+        - `others`: streams of the same environment.
+        - `by_name`: columns may be in any order, and a type may be wider in one stream, such as int64 and int32.
+        - `allow_missing`: with `by_name`, a column that a stream lacks is null in its rows.
+
+        Raises ConfigurationError for streams with different columns, and for a column whose types have no common type.
+
+        Example:
+
+            >>> orders.union(orders.filter(pl.col("amount") > 10)).columns
+            ['user', 'amount', 'at']
         """
         for other in others:
             check_stream(other, Stream, "union")
-        if allow_missing and not by_name:
-            raise ConfigurationError("union: allow_missing=True needs by_name=True, because names tell what is missing")
-        updating = united([(stream._updating, stream._input_parallelism) for stream in (self, *others)])
-        for other in others:
-            if other._program is not self._program:
-                raise ConfigurationError("union: the streams belong to different environments")
-        if by_name:
-            first, *rest = with_same_columns((self, *others), allow_missing)
-            return first.union(*rest)
-        for other in others:
-            if self.schema is not None and other.schema is not None and not self.schema.equals(other.schema):
-                mine, theirs = columns_text(self.schema), columns_text(other.schema)
-                raise ConfigurationError(f"union: the streams have different columns: {mine} and {theirs}")
-        timestamp = self.timestamp if all(same_time(other.timestamp, self.timestamp) for other in others) else None
-        inputs = tuple(i for stream in (self, *others) for i in stream._inputs)
-        return Stream(self._program, inputs, (), timestamp, updating)
+        return column_steps.union((self, *others), by_name, allow_missing)
 
-    def connect(self, other: Stream | KeyedStream) -> ConnectedStreams[Stream]:
-        """This stream and another one, for one operator to process: `a.connect(b).key_by("k", "k2").process(...)`."""
+    def connect(self, other: Stream | KeyedStream) -> ConnectedStreams:
+        """Connect this stream to another one, so that one operator processes both.
+
+        - `other`: a stream of the same environment, usually with other columns, or a broadcast one.
+
+        Raises ConfigurationError for streams of different environments.
+
+        Example:
+
+            >>> connected = orders.connect(payments).key_by("user", "user")
+        """
         return _connected(self, other)
 
-    def key_by(self, *keys: str | pl.Expr) -> KeyedStream:
-        """Send rows of the same key to the same subtask. Keys are columns: ints, floats, strings, dates, nulls.
+    def join(
+        self,
+        other: Stream,
+        *,
+        on: On,
+        window: Tumbling | Sliding | None = None,
+        how: JoinHow = "inner",
+        ttl: str | timedelta | int | None = None,
+        suffix: str = "_right",
+        name: str = "join",
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """Join the rows of two streams that have the same key, in the same window or at any time.
 
-        A key may be a polars expression, which adds a column: `key_by((pl.col("n") % 2).alias("odd"))`. As in
-        `with_columns`, one that is called as a column takes its place.
+        With a window, rows are joined when the watermarks of both streams have passed the end of the window; rows that
+        arrive later are dropped. The result has `window_start` and `window_end`.
+
+        Without a window every row is kept and meets every row of its key. Both streams may have changes. The result has
+        changes as well, unless it is an inner join of streams without: a row that had no partner is retracted when one
+        arrives. See `docs/joins.md`.
+
+        - `other`: the right stream.
+        - `on`: the columns that must be equal: a name in both streams, a pair of names, left and right, or a list of
+          these. The result has the columns of the left stream, and of the right stream without its keys.
+        - `window`: `tg.Tumbling` or `tg.Sliding`, of event time.
+        - `how`: "inner", "left", "right" or "full"; in windows also "semi" and "anti".
+        - `ttl`: without a window, how long rows are kept, a duration of event time; by default for ever.
+        - `suffix`: is appended to columns of the right stream whose names the left stream has as well.
+
+        Raises ConfigurationError for columns that do not exist or whose types differ.
+
+        Example:
+
+            >>> orders.join(payments, on="user", window=tg.Tumbling("1min")).columns
+            ['user', 'amount', 'at', 'paid', 'at_right', 'window_start', 'window_end']
+        """
+        check_stream(other, Stream, "join")
+        options = StepOptions(name, uid, parallelism)
+        if window is None:
+            return join_steps.regular_join(self, other, on, how, ttl, suffix, options)
+        if ttl is not None:
+            raise ConfigurationError("join: a window determines how long rows are kept; remove ttl= or window=")
+        return join_steps.window_join(self, other, on, window, how, suffix, options)
+
+    def interval_join(
+        self,
+        other: Stream,
+        *,
+        on: On,
+        between: tuple[str | timedelta | int, str | timedelta | int],
+        how: JoinHow = "inner",
+        suffix: str = "_right",
+        name: str = "interval_join",
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """Join rows with the same key whose event times are near each other.
+
+        A pair is emitted when its later row arrives. For any `how` but "inner", a row without a partner is emitted when
+        the watermark of both streams has passed its interval. Late rows are dropped.
+
+        - `between`: the first and the last moment of the right row, seen from the left row, both included: durations
+          that may be negative, such as `("-5min", "10min")`.
+        - `other`, `on`, `how`, `suffix`: as in `join`.
+
+        Raises ConfigurationError for streams without event time, and as `join` does.
+
+        Example:
+
+            >>> orders.interval_join(payments, on="user", between=("0s", "10min")).columns
+            ['user', 'amount', 'at', 'paid', 'at_right']
+        """
+        check_stream(other, Stream, "interval_join")
+        return join_steps.interval_join(self, other, on, between, how, suffix, StepOptions(name, uid, parallelism))
+
+    def join_asof(
+        self,
+        other: Stream,
+        *,
+        on: On,
+        by: str | tuple[str, str] | None = None,
+        how: Literal["left", "inner"] = "left",
+        suffix: str = "_right",
+        name: str = "join_asof",
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """Join each row with the version of its key that was valid at its event time.
+
+        A row of `other` is valid from its event time until that of the next row with its key. A left row waits until
+        the watermark of both streams has passed its time. Late rows are dropped. The event time of the result is that
+        of the left stream.
+
+        - `by`: the columns of event time, for readers of the program; it must name those of the streams.
+        - `how`: "left" keeps rows without a version, with nulls; "inner" drops them.
+        - `other`, `on`, `suffix`: as in `join`.
+
+        Raises ConfigurationError for streams without event time, and as `join` does.
+
+        Example:
+
+            >>> orders.join_asof(payments, on="user").columns
+            ['user', 'amount', 'at', 'paid', 'at_right']
+        """
+        check_stream(other, Stream, "join_asof")
+        return join_steps.asof_join(self, other, on, by, how, suffix, StepOptions(name, uid, parallelism))
+
+    def join_latest(
+        self,
+        other: Stream,
+        *,
+        on: On,
+        emit: LatestEmit = "complete",
+        ttl: str | timedelta | int | None = None,
+        suffix: str = "_right",
+        name: str = "join_latest",
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """Join the newest rows of each key of two streams. The newest row is the one that arrived last.
+
+        - `emit`: "complete" emits a pair as soon as both streams have a row of the key, and forgets both. "always"
+          emits each row with the newest row of the other stream, with nulls before there is one, and keeps both.
+        - `ttl`: how long a key is kept, a duration of event time; by default for ever.
+        - `other`, `on`, `suffix`: as in `join`.
+
+        Raises ConfigurationError for streams of updates or changes, and as `join` does.
+
+        Example:
+
+            >>> orders.join_latest(payments, on="user", emit="always").columns
+            ['user', 'amount', 'at', 'paid', 'at_right']
+        """
+        check_stream(other, Stream, "join_latest")
+        return join_steps.latest_join(self, other, on, emit, ttl, suffix, StepOptions(name, uid, parallelism))
+
+    def lookup_join(
+        self,
+        table: LookedUp,
+        *,
+        on: On,
+        how: Literal["left", "inner"] = "left",
+        refresh: str | timedelta | int | None = None,
+        max_stale: str | timedelta | int | None = None,
+        max_rows: int = 10_000_000,
+        suffix: str = "_right",
+        name: str = "lookup_join",
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """Join each row with a table, as it was last read. Each subtask has the whole table in memory.
+
+        Which version of the table a row meets depends on when it is processed (`docs/joins.md`).
+
+        - `table`: an Arrow table, a polars DataFrame, a table of tidegate or its URL, the URL of a Delta Lake table or
+          of Parquet files, or a function that returns an Arrow table or a polars DataFrame.
+        - `refresh`: how often the table is read again, a duration; by default never. If reading fails, the old version
+          is used for at most `max_stale`, by default three times `refresh`; then the task fails.
+        - `max_rows`: the most rows that the table may have.
+        - `on`, `suffix`: as in `join`. `how`: "left" or "inner".
+
+        Raises ConfigurationError for columns that do not exist or whose types differ.
+
+        Example:
+
+            >>> countries = pa.table({"user": ["ann", "bob"], "country": ["NL", "DE"]})
+            >>> orders.lookup_join(countries, on="user").limit(2).show()
+            +------+--------+------+---------+
+            | user | amount |   at | country |
+            +------+--------+------+---------+
+            | ann  |     30 |    0 | NL      |
+            | bob  |      5 | 1000 | DE      |
+            +------+--------+------+---------+
+        """
+        options = StepOptions(name, uid, parallelism)
+        return join_steps.lookup_join(self, table, on, how, refresh, max_stale, max_rows, suffix, options)
+
+    # --- keys, windows and aggregates -----------------------------------------------------------------------------
+
+    def key_by(self, *keys: str | pl.Expr) -> KeyedStream:
+        """Partition the stream by key: rows of the same key go to the same subtask.
+
+        - `keys`: columns of ints, floats, strings or dates, which may be null; or polars expressions, which add a
+          column under their name, or replace the column of that name.
+
+        Raises ConfigurationError for columns that do not exist, or cannot be keys.
+
+        Example:
+
+            >>> orders.key_by("user").keys
+            ('user',)
+            >>> orders.key_by((pl.col("amount") % 2).alias("odd")).keys
+            ('odd',)
         """
         if not keys:
             raise ConfigurationError("key_by needs at least one column")
-        stream, names, replaced = self, tuple(map(str, keys)), frozenset[str]()
+        stream = self
+        names = tuple(map(str, keys))
+        replaced = frozenset[str]()
         if not all(isinstance(key, str) for key in keys):
-            from tidegate.api.streams.steps.aggregate_inputs import key_expressions
+            from tidegate.api.streams.aggregate_inputs import key_expressions
 
             names, expressions, replaced = key_expressions(keys, self.schema)
             if expressions:
-                stream = self._with_columns(expressions, "key_by", None, self._input_parallelism, are_keys=True)
+                options = StepOptions("key_by", None, self._input_parallelism)
+                stream = self._with_columns(expressions, options, are_keys=True)
         check_keys(names, stream.schema)
-        if self._updating is not None:
-            self._updating.check_kind_is_no_key("key_by", names)
+        if self._changelog is not None:
+            self._changelog.check_kind_is_no_key("key_by", names)
         return KeyedStream(stream, names, replaced)
 
     def distinct(
@@ -124,10 +878,22 @@ class Stream(StreamTables, StreamVerbs):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """The first row of each combination of values in `columns`, or in all columns: `distinct("user", "day")`.
+        """Keep the first row of each combination of values: `key_by(*columns).deduplicate(ttl=ttl)`.
 
-        It is `key_by(columns).deduplicate()`. `ttl` bounds the state, as there. ConfigurationError for columns that
-        cannot be keys.
+        - `columns`: names of columns; by default all.
+        - `ttl`: how long a combination is remembered, a duration of event time; by default for ever.
+
+        Raises ConfigurationError for columns that cannot be keys.
+
+        Example:
+
+            >>> orders.distinct("user").show()
+            +------+--------+------+
+            | user | amount |   at |
+            +------+--------+------+
+            | ann  |     30 |    0 |
+            | bob  |      5 | 1000 |
+            +------+--------+------+
         """
         keys = columns or tuple(known_schema(self, name).names)
         return self.key_by(*keys).deduplicate(ttl=ttl, name=name, uid=uid, parallelism=parallelism)
@@ -143,60 +909,212 @@ class Stream(StreamTables, StreamVerbs):
         errors_to: OutputTag | str | Aggregate | None = None,
         **aggregates: Aggregate,
     ) -> Stream:
-        """Aggregate all rows: `aggregate(n=tg.count(), worst=tg.max("delay"), emit="final")`.
+        """Aggregate all rows. Each subtask aggregates its batches, and a single one merges the results.
 
-        `emit`, `name` and `uid` are those of the step. An aggregate under such a word is one of that name, and a
-        mapping has aggregates only: `aggregate({"name": tg.first("full_name")})`.
+        - `aggregates`: by output column, what `tg.count()`, `tg.sum("x")` and others make.
+        - `mapping`: the same as a dict, for columns whose names are parameters of this method.
+        - `emit`: "update" emits a row after each batch, which replaces the one before. "changes" retracts the one
+          before (`docs/changes.md`). "final" emits one row at the end of a bounded input.
+        - `errors_to`: see `KeyedStream.aggregate`.
 
-        Each subtask makes one row of a batch, and a single one merges these. With emit="final" there is one row at the
-        end of a bounded input; with emit="update" one after each batch, which takes the place of the one before it.
-        With emit="changes" that one is taken back, and the stream may have changes itself (`docs/changes.md`).
-        `errors_to`: see `KeyedStream.aggregate`.
+        Raises ConfigurationError for columns that do not fit.
+
+        Example:
+
+            >>> orders.aggregate(n=tg.count(), total=tg.sum("amount"), emit="final").show()
+            +---+-------+
+            | n | total |
+            +---+-------+
+            | 3 |    47 |
+            +---+-------+
         """
         found, step = aggregates_and_options(
             "aggregate",
             mapping,
             aggregates,
-            {"emit": emit, "name": name, "uid": uid, "errors_to": errors_to},
-            {"emit": "update", "name": "aggregate", "uid": None, "errors_to": None},
+            {
+                "emit": (emit, "update"),
+                "name": (name, "aggregate"),
+                "uid": (uid, None),
+                "errors_to": (errors_to, None),
+            },
         )
-        rows, errors = checked_inputs(self, found, step["errors_to"], step["name"], step["uid"])
-        made = aggregated_all(rows, found, step["emit"], step["name"], step["uid"])
-        made = made._keyed((), updates=step["emit"] == "update", changes=step["emit"] == "changes")
-        return made._with_errors_of(errors)
+        options = StepOptions(step["name"], step["uid"])
+        return total_aggregate(self, found, emit=step["emit"], errors_to=step["errors_to"], options=options)
+
+    def window(self, spec: WindowsTaken, *, time: WindowTime = "event", fire_at_end: bool = False) -> WindowedStream:
+        """Put all rows into windows, in one subtask. See `KeyedStream.window`.
+
+        Example:
+
+            >>> orders.window(tg.Tumbling("2s")).aggregate(n=tg.count()).show()
+            +--------------+------------+---+
+            | window_start | window_end | n |
+            +--------------+------------+---+
+            |            0 |       2000 | 2 |
+            |         2000 |       4000 | 1 |
+            +--------------+------------+---+
+        """
+        return WindowedStream(self, (), spec, time, fire_at_end)
+
+    # --- event time, order and changes ----------------------------------------------------------------------------
+
+    def assign_timestamps(
+        self,
+        column: str | pl.Expr,
+        max_out_of_orderness: str | timedelta | int = 0,
+        *,
+        idleness: str | timedelta | int | None = None,
+        nulls_to: str | None = None,
+        punctuated_by: str | pl.Expr | None = None,
+        alignment: WatermarkAlignment | None = None,
+        name: str = "assign_timestamps",
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> Stream:
+        """Take event time from a column. It replaces earlier event time.
+
+        The watermark follows the greatest timestamp so far. Right behind an unbounded source each split has a watermark
+        of its own, and the slowest split determines event time. Rows whose timestamp is null pass, and do not advance
+        it.
+
+        - `column`: a timestamp, a date, or int64 milliseconds since 1970; or a polars expression, which adds a column.
+        - `max_out_of_orderness`: how far the watermark stays behind, a duration: older rows are late.
+        - `idleness`: a split without rows for this long, a duration of processing time, no longer holds event time
+          back.
+        - `nulls_to`: the name of a side output for rows whose timestamp is null.
+        - `punctuated_by`: a column of booleans, or an expression; only rows for which it is true advance event time.
+        - `alignment`: a `tg.WatermarkAlignment`; splits that are far ahead of others are not read meanwhile.
+
+        Raises ConfigurationError for a column that does not exist or is not a time.
+
+        Example:
+
+            >>> rows = env.from_rows([{"seconds": 5}])
+            >>> rows.assign_timestamps((pl.col("seconds") * 1000).alias("at"), "1min").timestamp
+            'at'
+        """
+        options = StepOptions(name, uid, parallelism)
+        return assigned_timestamps(
+            self, column, max_out_of_orderness, idleness, nulls_to, punctuated_by, alignment, options
+        )
+
+    def as_changes(self, keys: Sequence[str]) -> Stream:
+        """Read the rows as recorded changes: the column `row_kind` marks inserted and retracted rows.
+
+        `row_kind` is "+I" or "+U" for an inserted row, and "-U" or "-D" for a retracted one, which must be equal to the
+        row that was inserted.
+
+        - `keys`: the columns that identify a row. All rows of a key are in one split of the source, in their order.
+
+        Raises ConfigurationError for columns that do not exist, or if there is no string column `row_kind`.
+
+        Example:
+
+            >>> changes = env.from_rows([{"id": 1, "row_kind": "+I"}, {"id": 1, "row_kind": "-D"}])
+            >>> changes.as_changes(["id"]).columns
+            ['id', 'row_kind']
+        """
+        if self._changelog is not None:
+            raise self._changelog.refuse("as_changes")
+        names = column_names(keys, "as_changes(keys=...)")
+        schema = known_schema(self, "as_changes")
+        missing = [name for name in (*names, CHANGE) if name not in schema.names]
+        if missing or not names or CHANGE in names:
+            raise ConfigurationError(
+                f"as_changes(keys={list(names)}): it needs at least one key and the column {CHANGE!r}; the "
+                f"stream has {schema.names}"
+            )
+        found = schema.field(CHANGE).type
+        if not pa.types.is_string(found):
+            raise ConfigurationError(f"as_changes: column {CHANGE!r} is {found}; it must be string")
+        changelog = ChangelogMode(names, f"as_changes({list(names)})", changes=True, recorded=True)
+        return self._derived(timestamp=self.timestamp, changelog=changelog)
+
+    def rebalance(self) -> Stream:
+        """Distribute batches evenly over the subtasks of the next operator.
+
+        Raises ConfigurationError for a stream of updates or changes, whose order would be lost.
+
+        Example:
+
+            >>> orders.rebalance().columns
+            ['user', 'amount', 'at']
+        """
+        if self._changelog is not None:
+            raise self._changelog.refuse("rebalance", "versions of one row would overtake each other")
+        return self._partitioned(Partitioning(PartitioningKind.REBALANCE))
+
+    def broadcast(self) -> Stream:
+        """Send every batch to every subtask of the next operator.
+
+        Raises ConfigurationError for a stream of updates or changes.
+
+        Example:
+
+            >>> connected = orders.key_by("user").connect(payments.broadcast())
+        """
+        if self._changelog is not None:
+            raise self._changelog.refuse("broadcast")
+        return self._partitioned(Partitioning(PartitioningKind.BROADCAST))
+
+    # --- side outputs ---------------------------------------------------------------------------------------------
 
     def side_output(self, tag: OutputTag | str) -> Stream:
-        """The rows that the step before has emitted under one of its tags: `checked.side_output("bad")`.
+        """Return the rows that the step before has emitted under one of its tags, exactly once, as the other rows.
 
-        Call it on the stream that this step returned. Exactly once, as the other rows. Without a reader they are
-        dropped. ConfigurationError if the step has no such side output.
+        Call it on the stream that this step returned. Side outputs that are not read are dropped.
+
+        - `tag`: a `tg.OutputTag`, or its name.
+
+        Raises ConfigurationError if the step has no such side output.
+
+        Example:
+
+            >>> parsed = orders.map(lambda row: {"n": int(row["user"])}, schema={"n": int}, errors_to="bad")
+            >>> parsed.side_output("bad").columns
+            ['user', 'amount', 'at', 'error']
         """
         if len(self._inputs) > 1:
-            raise ConfigurationError("side_output: several streams are united here; call it on the one of the step")
-        (made, _), name = self._inputs[0], tag.name if isinstance(tag, OutputTag) else tag
+            raise ConfigurationError(
+                "side_output: several streams are united here; call it on the stream that the step returned"
+            )
+        name = tag.name if isinstance(tag, OutputTag) else tag
+        made = self._inputs[0][0]
         if self._errors_of is not None and name in [known.name for known in self._errors_of.side_outputs]:
             made = self._errors_of
         aside = made.side_output(name)
-        kept = aside.schema is not None and self.timestamp in aside.schema.names
-        # Rows beside the results of a window are none: a column of theirs may be called `window_end`, too.
-        kept = kept and not isinstance(self.timestamp, WindowEnd)
-        return Stream(self._program, ((aside, None),), (), self.timestamp if kept else None)
-
-    def window(
-        self, spec: WindowsTaken, *, time: WindowTime = "event", fire_at_end: bool = False
-    ) -> WindowedStream[Stream]:
-        """All rows by window, in one subtask: `window(tg.Tumbling("1h")).aggregate(n=tg.count())`. As with keys."""
-        return WindowedStream(self, (), spec, Stream, time, fire_at_end)
+        has_time = aside.schema is not None and self.timestamp in aside.schema.names
+        # Rows of a side output are not results of a window, even if a column of theirs is called `window_end`.
+        timestamp = self.timestamp if has_time and not isinstance(self.timestamp, WindowEnd) else None
+        return self._derived(inputs=((aside, None),), timestamp=timestamp)
 
     def late_rows(self) -> Stream:
-        """The rows that came too late for the windows of the step before: call it on what `aggregate` returned."""
+        """Return the rows that were too late for the windows of the step before.
+
+        Call it on the stream that the step returned, such as the result of `aggregate`. Raises ConfigurationError if
+        the step has no late rows.
+
+        Example:
+
+            >>> hours = orders.key_by("user").window(tg.Tumbling("1h")).aggregate(n=tg.count())
+            >>> hours.late_rows().columns
+            ['user', 'amount', 'at']
+        """
         return self.side_output("late")
 
     def bad_rows(self) -> Stream:
-        """The dead letters of the source that this stream begins with, which was given `bad_rows="side"`.
+        """Return the rows that the source could not read, which was given `bad_rows="side"`, exactly once.
 
-        Each has the columns that say where it was (`docs/sources.md`), `raw`, its bytes, and `error`, the reason.
-        Exactly once, as the other rows: `orders.bad_rows().to_table("dead")`. Raises ConfigurationError.
+        Each has columns that tell where it was (`docs/sources.md`), its bytes in `raw`, and the reason in `error`.
+        Raises ConfigurationError if the stream has several sources, or its source keeps no bad rows.
+
+        Example:
+
+            >>> _ = open("in.csv", "w").write("n\\n1\\ntwo\\n")
+            >>> numbers = env.from_files("in.csv", schema={"n": int}, bad_rows="side")
+            >>> "error" in numbers.bad_rows().columns
+            True
         """
         node = self._inputs[0][0].maker
         while node.source is None and len(node.inputs) == 1:
@@ -205,56 +1123,419 @@ class Stream(StreamTables, StreamVerbs):
             raise ConfigurationError("bad_rows: this stream has several sources; call it on what one of them returned")
         if not node.side_outputs:
             raise ConfigurationError(
-                f'bad_rows: source {node.name!r} (uid {node.uid!r}) keeps no dead letters; give it bad_rows="side"'
+                f'bad_rows: source {node.name!r} (uid {node.uid!r}) keeps no bad rows; give it bad_rows="side"'
             )
-        return Stream(self._program, ((node.side_output(BAD_ROWS), None),))
+        return self._derived(inputs=((node.side_output(BAD_ROWS), None),))
 
-    def _keyed(self, keys: tuple[str, ...], updates: bool, changes: bool = False) -> Stream:
-        """The output of an aggregate: one subtask has all rows of a key. With `updates` they replace each other."""
-        node = self._inputs[0][0]
-        updating = Updating(keys, f"{node.name!r} (uid {node.uid!r})", changes) if updates or changes else None
-        return Stream(self._program, self._inputs, keys, self.timestamp, updating)
+    # --- outputs --------------------------------------------------------------------------------------------------
+
+    def to_table(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        mode: TableMode = "append",
+        keys: str | Sequence[str] = (),
+        order_by: str | None = None,
+        partition_by: str | Sequence[str] = (),
+        if_exists: IfExists = "error",
+        target_file_size: str | int = FILE_BYTES,
+        auto_compact: bool = True,
+        schema_evolution: SchemaEvolution | None = None,
+        history: str | timedelta | int | None = HISTORY_DEFAULT,
+        name: str = "to_table",
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> OutputTable:
+        """Write to a table, exactly once: rows become visible when the checkpoint that covers them is complete.
+
+        A restored job continues in its table. A table whose owner, another job, is still running is refused by
+        `execute`.
+
+        - `url`: a folder, or a place in a bucket.
+        - `mode`: "append" keeps every row. "upsert" keeps the newest row of each key; rows of a key stay in order as
+          long as one subtask makes them. A retracted row deletes its key. Running aggregates need "upsert".
+        - `keys`: for "upsert", the columns that identify a row; behind a running aggregate its own keys.
+        - `order_by`: a column. For "upsert", the row with the greatest value is kept, whichever arrived last.
+        - `partition_by`: columns whose values have folders of their own (`carrier=AA`).
+        - `if_exists`: whether a new job may write to a table that has rows: "error", "append", or "overwrite", which
+          replaces the old rows in one step when the first checkpoint completes.
+        - `target_file_size`: the size of files, such as "128mb". A subtask writes a file at each checkpoint, or as soon
+          as its rows have this size.
+        - `auto_compact`: whether the coordinator merges small files while the job runs.
+        - `schema_evolution`: "add_columns" adds new nullable columns at the end to an existing table. Without it the
+          columns must be the same.
+        - `history`: how long files are kept that the table no longer shows, a duration. Older commits cannot be read
+          then, and older savepoints not be restored. None keeps everything until `vacuum`.
+
+        Raises ConfigurationError for columns that do not exist, and for updates or changes that the mode cannot apply.
+
+        Example:
+
+            >>> table = orders.to_table("orders-table")
+            >>> _ = env.execute(progress="off").wait()
+            >>> table.to_arrow().num_rows
+            3
+        """
+        table_options = TableOptions.of(
+            f"to_table {name!r}", if_exists, target_file_size, auto_compact, schema_evolution, history
+        )
+        options = StepOptions(name, uid, parallelism)
+        return output_steps.to_table(self, url, mode, keys, order_by, partition_by, table_options, options)
+
+    def to_delta(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        partition_by: str | Sequence[str] = (),
+        if_exists: IfExists = "error",
+        target_file_size: str | int = FILE_BYTES,
+        auto_compact: bool = True,
+        schema_evolution: SchemaEvolution | None = None,
+        history: str | timedelta | int | None = HISTORY_DEFAULT,
+        name: str = "to_delta",
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> OutputTable:
+        """Write to a Delta Lake table, exactly once. Spark, Polars, DuckDB and Trino read it without tidegate.
+
+        Each completed checkpoint that has rows is one transaction of Delta. Others may write to the table as well.
+        Needs `pip install 'tidegate[delta]'`; see `docs/delta.md`.
+
+        - `history`: how long a new table keeps its log and the files of older versions. In an existing table the
+          property `delta.deletedFileRetentionDuration` counts if it is longer.
+        - All other parameters are as in `to_table` with mode="append".
+
+        Raises ConfigurationError for a stream of updates or changes, and for types that Delta lacks.
+
+        Example:
+
+            >>> table = orders.to_delta("orders-delta")
+        """
+        table_options = TableOptions.of(
+            f"to_delta {name!r}", if_exists, target_file_size, auto_compact, schema_evolution, history
+        )
+        return output_steps.to_delta(self, url, partition_by, table_options, StepOptions(name, uid, parallelism))
+
+    def to_sink(
+        self,
+        sink: Sink,
+        *,
+        keys: str | Sequence[str] = (),
+        flush_bytes: str | int = FLUSH_BYTES,
+        name: str = "to_sink",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        **slot: Unpack[SlotOptions],
+    ) -> None:
+        """Write to a system of your own, exactly once. See `docs/own-sinks.md`.
+
+        - `sink`: a `tg.Sink`, which prepares rows for a checkpoint, and commits them when it is complete.
+        - `keys`: columns; rows of one key go to one subtask, in their order. Behind running aggregates
+          (`emit="update"`) these are its keys, and the sink must replace the row with the same keys.
+        - `flush_bytes`: the size of the batches that `write` gets, such as "8mb". A checkpoint flushes smaller ones.
+        - `uid`: names prepared rows in checkpoints, so set it.
+
+        Raises ConfigurationError if `sink` is not a `tg.Sink`, and for a stream of changes.
+
+        Example:
+
+            >>> class Printed(tg.Sink):
+            ...     def write(self, batch):
+            ...         print(batch.num_rows)
+            ...     def prepare(self, checkpoint_id):
+            ...         return None
+            ...     def commit(self, prepared, context):
+            ...         pass
+            >>> orders.to_sink(Printed(), uid="printed")
+        """
+        output_steps.to_sink(self, sink, keys, flush_bytes, StepOptions(name, uid, parallelism, slot=slot))
+
+    def collect(self, *, name: str = "collect", uid: str | None = None) -> CollectedRows:
+        """Collect the rows, exactly once.
+
+        `to_arrow()` of the result waits for the end of a bounded job and returns all rows. `rows()`, `head(n)` and
+        `show(n)` return the rows that checkpoints cover while the job runs. Of an aggregate that emits updates all
+        updates are collected, not only the newest row of each key.
+
+        Raises ConfigurationError if the columns are not known.
+
+        Example:
+
+            >>> rows = orders.select("user").collect()
+            >>> job = env.execute(progress="off")
+            >>> rows.to_arrow()["user"].to_pylist()
+            ['ann', 'bob', 'ann']
+        """
+        return output_steps.collected_rows(self, name, uid, handed_on=False)
+
+    def show(self, n: int = ROWS_SHOWN, *, timeout: str | timedelta | int = "10s") -> None:
+        """Run the program up to here, and print the first rows as a table.
+
+        A job of its own reads the sources from their beginning, and ends as soon as it has enough rows. It leaves
+        nothing behind, and the program can still be executed. Tables and other sinks are not written. Functions may be
+        called with more rows than are printed. All versions of the rows of aggregates are printed, as with `collect`.
+
+        - `n`: the number of rows, at least 0.
+        - `timeout`: how long to wait for rows of a source that does not end, a duration.
+
+        Raises JobFailedError, and as `StreamEnvironment.execute` does.
+
+        Example:
+
+            >>> orders.show(1)
+            +------+--------+----+
+            | user | amount | at |
+            +------+--------+----+
+            | ann  |     30 |  0 |
+            +------+--------+----+
+            only the first 1 rows
+        """
+        found, note = output_steps.first_rows(self, check_count("show", n), timeout)
+        print(grid(found, note))
+
+    def for_each_checkpoint(
+        self,
+        fn: Callable[[Any, int], object],
+        *,
+        retries: int = 3,
+        max_behind: int = 10,
+        name: str = "for_each_checkpoint",
+        uid: str | None = None,
+    ) -> None:
+        """Call `fn(df, checkpoint_id)` in this driver with the rows of each completed checkpoint, one after the other.
+
+        It is for checkpoints what Spark's `foreachBatch` is for micro-batches (`docs/for-each-checkpoint.md`). Rows
+        arrive at least once: after a failure `fn` is called again with the same rows and id. Ids increase, and an id is
+        never used for other rows, also in a restored job. So make a second call with the same id change nothing.
+        Checkpoints without rows of this stream are skipped. `job.wait()` returns when `fn` has had all rows.
+
+        - `fn`: its first argument is a Spark DataFrame, or an Arrow table if the environment has no Spark; it is valid
+          during the call.
+        - `retries`: how often `fn` is called again if it raises, after growing pauses, before the job fails.
+        - `max_behind`: while more checkpoints than this wait for `fn`, the sources read no input.
+
+        Raises ConfigurationError if `fn` cannot be called with two arguments, and for values out of range.
+
+        Example:
+
+            >>> orders.for_each_checkpoint(lambda rows, checkpoint_id: print(rows.num_rows))
+        """
+        output_steps.rows_to_function(self, fn, retries, max_behind, name, uid)
+
+    # --- what the builders of steps use ---------------------------------------------------------------------------
+
+    @property
+    def _input_parallelism(self) -> int:
+        """Subtasks of the operator before: a step with the same number is chained to it."""
+        return self._inputs[0][0].parallelism
+
+    @property
+    def _is_broadcast(self) -> bool:
+        """Whether every subtask of the next operator gets all rows."""
+        return all(p is not None and p.kind is PartitioningKind.BROADCAST for _, p in self._inputs)
+
+    def _with_columns(
+        self,
+        expressions: Sequence[pl.Expr | str],
+        options: StepOptions,
+        *,
+        own: Collection[str] = (),
+        are_keys: bool = False,
+    ) -> Stream:
+        return column_steps.with_columns(self, expressions, options, own=own, are_keys=are_keys)
+
+    def _select(self, expressions: Sequence[pl.Expr | str], options: StepOptions) -> Stream:
+        return column_steps.selected(self, expressions, options)
+
+    def _derived(
+        self,
+        *,
+        inputs: tuple[StreamInput, ...] | None = None,
+        keyed_by: tuple[str, ...] = (),
+        timestamp: str | None = None,
+        changelog: ChangelogMode | None = None,
+        errors_of: StreamNode | None = None,
+    ) -> Stream:
+        """Returns a stream of the same rows, or of other `inputs`, with nothing else in common but the program."""
+        rows = self._inputs if inputs is None else inputs
+        return Stream(self._program, rows, keyed_by, timestamp, changelog, errors_of)
+
+    def _with_errors_of(self, node: StreamNode | None) -> Stream:
+        """Returns this stream, with the side outputs of a step before as well."""
+        if node is None:
+            return self
+        return Stream(self._program, self._inputs, self._keyed_by, self.timestamp, self._changelog, node)
+
+    def _partitioned(self, partitioning: Partitioning) -> Stream:
+        inputs = tuple((node, partitioning) for node, _ in self._inputs)
+        return self._derived(inputs=inputs, timestamp=self.timestamp, changelog=self._changelog)
+
+    def _by_keys(self, keys: tuple[str, ...]) -> Stream:
+        """Returns this stream, partitioned so that rows of equal keys meet in one subtask of the next operator."""
+        return self._partitioned(Partitioning(PartitioningKind.HASH, keys))
+
+    def _in_order(self, parallelism: int | None) -> Stream:
+        """Returns this stream, partitioned by the keys of updates if another parallelism would lose their order."""
+        upstream, partitioning = self._inputs[0]
+        wanted = parallelism if parallelism is not None else self._program.parallelism
+        if self._changelog is None or partitioning is not None or upstream.parallelism == wanted:
+            return self
+        return self._by_keys(self._changelog.keys)
+
+    def _then(self, step: Step, *, second: Stream | None = None) -> Stream:
+        """Adds an operator, and returns the stream behind it.
+
+        `second` is the other input of an operator that has two. Raises ConfigurationError if the operator may not
+        follow updates or changes.
+        """
+        options = step.options
+        name, parallelism = options.name, options.parallelism
+        streams = (self,) if second is None else (self, second)
+        before = [stream._changelog for stream in streams if stream._changelog is not None]
+        for found in before:
+            if not (found.changes if step.takes_changes else step.changelog):
+                raise found.refuse(repr(name))
+        if self._changelog is not None and not step.takes_changes:
+            parallelism = self._changelog.parallelism(repr(name), parallelism, self._input_parallelism)
+        inputs = (self._in_order(parallelism)._inputs, () if second is None else second._inputs)
+        resources, slot_group = slot_of(name, options.slot)
+        combines = step.combines
+        node = StreamNode(
+            uid=self._program.new_uid(name, options.uid),
+            name=name,
+            parallelism=parallelism if parallelism is not None else self._program.parallelism,
+            schema=step.schema,
+            factory=step.operator,
+            table=step.table,
+            sink=step.sink,
+            calls=step.calls,
+            combines=combines if combines is not None and combines.is_exact else None,
+            inputs=inputs[0] + inputs[1],
+            ordinals=(0,) * len(inputs[0]) + (1,) * len(inputs[1]),
+            batch_rows=check_batch_rows(name, options.batch_rows),
+            resources=resources,
+            slot_group=slot_group,
+            side_outputs=tuple(step.side_outputs),
+            retracts=before[0].made_by if before and (step.takes_changes or step.deletes) else None,
+            meaning=None if step.meaning is None else with_computed_keys(step.meaning, inputs),
+            computes=step.computes,
+            key_texts=step.key_texts,
+            retimes=step.retimes,
+            kept_time=step.kept_time,
+        )
+        self._program.add_node(node, step.own)
+        has_time = step.schema is None or self.timestamp in step.schema.names
+        timestamp = self.timestamp if has_time else None
+        return self._derived(inputs=((node, None),), timestamp=timestamp, changelog=step.changelog)
 
 
 class KeyedStream(OtherNames):
-    """A stream partitioned by key."""
+    """A stream partitioned by key. Parameters that its methods have in common are described at `Stream`."""
 
     _other_names = KEYED_STREAMS
 
     def __init__(self, stream: Stream, keys: tuple[str, ...], replaced: frozenset[str] = frozenset()) -> None:
-        self._replaced = replaced
+        """`replaced` are columns that a key has replaced."""
         self.stream = stream
         """The rows, not partitioned yet."""
         self.keys = keys
         """The key columns."""
+        self._replaced = replaced
 
     def __repr__(self) -> str:
         return f"KeyedStream(by {', '.join(self.keys)}; {self.stream!r})"
 
     def _repr_html_(self) -> str:
-        """The keys, and the columns and their types, for notebooks."""
+        """Returns the keys, and the columns and their types, for notebooks."""
         return html_columns(f"KeyedStream by {', '.join(self.keys)}", self.stream.schema)
 
-    def _by_key(self) -> Stream:
-        """The rows, partitioned by key on their way into the next operator."""
-        return self.stream._partitioned(Partitioning(PartitioningKind.HASH, self.keys))
+    def aggregate(
+        self,
+        mapping: Mapping[str, Aggregate] | None = None,
+        /,
+        *,
+        emit: Literal["update", "each", "changes", "final"] | Aggregate = "update",
+        name: str | Aggregate = "aggregate",
+        uid: str | Aggregate | None = None,
+        parallelism: int | Aggregate | None = None,
+        ttl: str | timedelta | int | Aggregate | None = None,
+        ttl_time: Literal["event", "processing"] | Aggregate = "event",
+        errors_to: OutputTag | str | Aggregate | None = None,
+        **aggregates: Aggregate,
+    ) -> Stream:
+        """Aggregate the rows of each key.
 
-    def window(
-        self, spec: WindowsTaken, *, time: WindowTime = "event", fire_at_end: bool = False
-    ) -> WindowedStream[Stream]:
-        """The rows of each key by window of event time: `tg.Tumbling("1h")`, `tg.Session("5min")`, and others.
+        - `aggregates`: by output column, what `tg.count()`, `tg.sum("x")` and others make.
+        - `mapping`: the same as a dict, for columns whose names are parameters of this method:
+          `aggregate({"name": tg.first("full_name")})`.
+        - `emit`: when results are emitted.
+            - "update": after each batch, the values so far of each key in it. A row replaces the one before with its
+              key, for example in a table with mode="upsert".
+            - "each": for each row, the values of all rows of its key up to it, such as a running total. `tg.last("x")`
+              is the column "x" of the row itself.
+            - "changes": as "update", but the row before is retracted; the column `row_kind` marks inserted and
+              retracted rows (`docs/changes.md`).
+            - "final": once for each key, at the end of a bounded input.
+        - `ttl`: with "update" and "each", how long a key without rows is remembered, a duration; then it starts anew.
+        - `ttl_time`: whether `ttl` is "event" or "processing" time (Flink's `table.exec.state.ttl`).
+        - `errors_to`: for functions of the program (`tg.udaf`). A row that one of them cannot `accumulate`, tried in an
+          empty group, goes to this side output and counts for no aggregate. Errors of `merge` and `result` fail the
+          job.
 
-        With time="processing" a row belongs to the moment at which it is processed. Windows that are open when the
-        input ends come out with `fire_at_end=True` alone.
+        Raises ConfigurationError for columns that do not fit.
+
+        Example:
+
+            >>> orders.key_by("user").aggregate(n=tg.count(), total=tg.sum("amount"), emit="final").show()
+            +------+---+-------+
+            | user | n | total |
+            +------+---+-------+
+            | ann  | 2 |    42 |
+            | bob  | 1 |     5 |
+            +------+---+-------+
         """
-        return WindowedStream(self.stream, self.keys, spec, Stream, time, fire_at_end, replaced=self._replaced)
+        found, step = aggregates_and_options(
+            "aggregate",
+            mapping,
+            aggregates,
+            {
+                "emit": (emit, "update"),
+                "name": (name, "aggregate"),
+                "uid": (uid, None),
+                "parallelism": (parallelism, None),
+                "ttl": (ttl, None),
+                "ttl_time": (ttl_time, "event"),
+                "errors_to": (errors_to, None),
+            },
+        )
+        return keyed_aggregate(
+            self.stream,
+            self.keys,
+            self._replaced,
+            found,
+            emit=step["emit"],
+            ttl=step["ttl"],
+            ttl_time=step["ttl_time"],
+            errors_to=step["errors_to"],
+            options=StepOptions(step["name"], step["uid"], step["parallelism"]),
+        )
 
-    def connect(self, other: KeyedStream | Stream) -> ConnectedStreams[Stream]:
-        """This stream and another keyed one, for one operator to process: rows of one key meet, and share its state.
+    def window(self, spec: WindowsTaken, *, time: WindowTime = "event", fire_at_end: bool = False) -> WindowedStream:
+        """Put the rows of each key into windows.
 
-        The other one may also be broadcast, `connect(rules.broadcast())`: then each of its rows meets all keys.
+        - `spec`: `tg.Tumbling`, `tg.Sliding`, `tg.Cumulating`, `tg.Session` or `tg.Count`.
+        - `time`: "event", or "processing": a row belongs to the windows of the moment at which it is processed.
+        - `fire_at_end`: whether windows of processing time, and count windows, that are open at the end of the input
+          are emitted.
+
+        Raises ConfigurationError for a stream without event time, unless it is not needed.
+
+        Example:
+
+            >>> orders.key_by("user").window(tg.Session("1s")).aggregate(n=tg.count()).columns
+            ['user', 'window_start', 'window_end', 'n']
         """
-        return _connected(self, other)
+        return WindowedStream(self.stream, self.keys, spec, time, fire_at_end, replaced=self._replaced)
 
     def process(
         self,
@@ -271,68 +1552,49 @@ class KeyedStream(OtherNames):
         in_order: bool = False,
         **slot: Unpack[SlotOptions],
     ) -> Stream:
-        """Call a `tg.ProcessFunction` with each row or batch, with state and timers of the row's key.
+        """Call a `tg.ProcessFunction` with each row or batch, with state and timers of the key of the row.
 
-        `schema` is that of the rows that it returns; give it if a table, an aggregate or a key follows. With
-        `side_outputs` it may emit rows under these tags as well (see `Stream.side_output`). Processing-time timers that
-        are left when the input ends fire with `fire_at_end=True` alone.
+        - `function`: an object with `process(row, context)`, which yields new rows as dicts, or with
+          `process_batch(batch, context)`.
+        - `side_outputs`: tags under which it may emit further rows (see `Stream.side_output`).
+        - `fire_at_end`: fires the processing-time timers that are pending when the input ends.
+        - `errors_to`: needs `schema`. A row for which the function raises, or a timer (a row of the key columns), goes
+          to this side output. Emitted rows, state and timers of the failed call are rolled back.
+        - `in_order`: whether rows are sorted by event time: each waits until the watermark has passed it, and timers of
+          earlier moments fire before it. Late rows are dropped, counted in the metric `numLateRecordsDropped`, and are
+          in `late_rows()` of the result. A function with `process_batch` gets sorted batches, and its timers fire after
+          the rows of their watermark.
 
-        With `errors_to`, which needs `schema`, a row for which the function raises goes to the side output of that
-        name, as in `map`, and so does a timer: a row that has the key columns alone. All that it has emitted, put into
-        state and registered is taken back.
+        Raises ConfigurationError if a method is missing or takes other parameters.
 
-        With `in_order` rows come in order of event time: each waits until the watermark has passed it, and the timers
-        of earlier moments fire before it. Rows that come too late are dropped, counted as `numLateRecordsDropped`, and
-        in `late_rows()` of the result. A function with `process_batch` gets sorted batches, and its timers fire after
-        the rows of their watermark.
+        Example:
+
+            >>> class Counter(tg.ProcessFunction):
+            ...     def open(self, context):
+            ...         self.seen = context.state(tg.ValueState("seen", int))
+            ...     def process(self, row, context):
+            ...         number = (self.seen.value() or 0) + 1
+            ...         self.seen.update(number)
+            ...         yield {"user": row["user"], "number": number}
+            >>> orders.key_by("user").process(Counter(), schema={"user": str, "number": int}).show()
+            +------+--------+
+            | user | number |
+            +------+--------+
+            | ann  |      1 |
+            | bob  |      1 |
+            | ann  |      2 |
+            +------+--------+
         """
-        check_methods(function)
-        schema = as_schema(schema, f"{name}(schema=)") or returned_schema(function, many=True, method="process")
-        errors = () if errors_to is None else (error_tag(errors_to, self.stream.schema, name, self.keys),)
-        of_stream = (self.keys,), (self.stream.timestamp,), schema, side_outputs, fire_at_end, errors, in_order
-        (factory := partial(process_operator, function, *of_stream))()
-        if not in_order:
-            rows, order = self._by_key(), None
-        else:
-            if any(tag.name == LATE for tag in (*side_outputs, *errors)):
-                raise ConfigurationError(
-                    f"{name}: with in_order=True late rows go to the side output {LATE!r}; give the function's own "
-                    "another name"
-                )
-            rows = self._in_event_time_order(name, uid, parallelism)
-            order = rows._inputs[0][0]
-        made = rows._then(
-            factory,
+        return row_steps.processed_by_key(
+            self.stream,
+            self.keys,
+            function,
             schema,
-            name,
-            uid,
-            parallelism,
-            batch_rows,
-            slot,
-            side_outputs=(*side_outputs, *errors),
-            meaning=meaning("process", {"keys": self.keys}, rows={"": (self.stream.schema, self.keys)}),
-        )
-        return made._with_errors_of(order)
-
-    def _in_event_time_order(self, name: str, uid: str | None, parallelism: int | None) -> Stream:
-        """The rows by key, sorted by event time. ConfigurationError if they have none, or columns are not known."""
-        if self.stream.timestamp is None:
-            raise ConfigurationError(
-                f"{name}: in_order=True is the order of event time, and the stream has none: call assign_timestamps "
-                "before key_by"
-            )
-        uses_event_time(f"{name}(in_order=True)", self.stream._inputs)
-        schema, time = known_schema(self.stream, name), self.stream.timestamp
-        (factory := partial(EventTimeOrder, self.keys, time, schema))()
-        means = meaning("rows in order", {"keys": self.keys, "time": time_text(time)}, rows={"": (schema, self.keys)})
-        return self._by_key()._then(
-            factory,
-            factory().output,
-            f"{name} in order",
-            None if uid is None else f"{uid}-order",
-            parallelism,
-            side_outputs=(OutputTag(LATE, schema),),
-            meaning=with_rows(means, rows=schema),
+            side_outputs,
+            errors_to,
+            StepOptions(name, uid, parallelism, batch_rows, slot),
+            fire_at_end=fire_at_end,
+            in_order=in_order,
         )
 
     def stateful_map(
@@ -349,17 +1611,28 @@ class KeyedStream(OtherNames):
     ) -> Stream:
         """Map each row with one state of its key: `fn(state, row)` returns the new state and the new row.
 
-            def running(total: int | None, row: dict) -> tuple[int, dict]:
-                total = (total or 0) + row["n"]
-                return total, {"k": row["k"], "total": total}
+        - `fn`: the state is None for a key that has none yet. Returning None as the state clears it.
+        - `state`: the type of the state, as `tg.ValueState` takes it: `int`, `list[float]`, a dataclass, a type of
+          Arrow, or `tg.Pickled`.
+        - `schema`: the columns of the new rows; an annotation such as `-> tuple[int, Total]` gives them as well.
+        - `ttl`: how long the state is kept, a duration of processing time, or a `tg.StateTtl`.
+        - `errors_to`: as in `process`.
 
-            totals = rows.key_by("k").stateful_map(running, state=int, schema={"k": str, "total": int})
+        Raises ConfigurationError if `fn` cannot be called.
 
-        `state` is the type of the state, as `tg.ValueState` takes it: `int`, `list[float]`, a dataclass, a type of
-        Arrow, or `tg.Pickled`. It is None for a key that has none yet, and to return None clears it. With `ttl` (a
-        duration of processing time) it expires. `schema` is that of the rows; an annotation
-        `-> tuple[int, Total]`, where `Total` is a dataclass or a TypedDict, tells it as well. `errors_to` is that of
-        `process`.
+        Example:
+
+            >>> def running(total, row):
+            ...     total = (total or 0) + row["amount"]
+            ...     return total, {"user": row["user"], "total": total}
+            >>> orders.key_by("user").stateful_map(running, state=int, schema={"user": str, "total": int}).show()
+            +------+-------+
+            | user | total |
+            +------+-------+
+            | ann  |    30 |
+            | bob  |     5 |
+            | ann  |    42 |
+            +------+-------+
         """
         check_function(fn, name, "the state and a row")
         given = as_schema(schema, f"{name}(schema=)") or returned_schema(fn, part=1)
@@ -382,10 +1655,21 @@ class KeyedStream(OtherNames):
         parallelism: int | None = None,
         errors_to: OutputTag | str | None = None,
     ) -> Stream:
-        """Combine the rows of each key: `fn(before, row)` returns the row so far, which has the columns of the stream.
+        """Combine the rows of each key: `fn(before, row)` returns the combined row.
 
-        Each row gives a result, as with Flink's `reduce`; the first one of a key is its own. Results stand for
-        themselves. The newest of each key is `reduce(fn).key_by(...).deduplicate(keep="last")`, or an upsert table.
+        Each row gives a result, as with Flink's `reduce`; the first row of a key is its own result. Results stand for
+        themselves. `reduce(fn).key_by(...).deduplicate(keep="last")`, or an upsert table, keeps the newest of each key.
+
+        - `fn`: takes two dicts, and returns a dict with the columns of the stream.
+
+        Raises ConfigurationError if `fn` cannot be called, or the columns are not known.
+
+        Example:
+
+            >>> def larger(before, row):
+            ...     return before if before["amount"] >= row["amount"] else row
+            >>> orders.key_by("user").reduce(larger).columns
+            ['user', 'amount', 'at']
         """
         check_function(fn, name, "two rows")
         schema = known_schema(self.stream, name)
@@ -403,10 +1687,20 @@ class KeyedStream(OtherNames):
         parallelism: int | None = None,
         errors_to: OutputTag | str | None = None,
     ) -> Stream:
-        """Call `fn` once for each key, with all of its rows as an Arrow table, when a bounded input has ended.
+        """Call `fn` once for each key, with all of its rows, when a bounded input has ended.
 
-        It returns a table, a row, an iterable of rows, or None. All rows are state until then. An input without an end
-        never gets there; use `window(...).apply(fn)` for that.
+        All rows are state until then. For an input that does not end use `window(...).apply(fn)`.
+
+        - `fn`: takes a `pa.Table`, and returns a table, a row, an iterable of rows, or None.
+
+        Raises ConfigurationError if `fn` cannot be called, or the columns are not known.
+
+        Example:
+
+            >>> def largest(rows):
+            ...     return {"user": rows["user"][0].as_py(), "largest": max(rows["amount"].to_pylist())}
+            >>> orders.key_by("user").map_groups(largest, schema={"user": str, "largest": int}).columns
+            ['user', 'largest']
         """
         check_function(fn, name, "an Arrow table")
         rows = known_schema(self.stream, name)
@@ -414,74 +1708,6 @@ class KeyedStream(OtherNames):
         return self.process(
             MapGroups(fn, rows), schema=given, name=name, uid=uid, parallelism=parallelism, errors_to=errors_to
         )
-
-    def aggregate(
-        self,
-        mapping: Mapping[str, Aggregate] | None = None,
-        /,
-        *,
-        emit: Literal["update", "each", "changes", "final"] | Aggregate = "update",
-        name: str | Aggregate = "aggregate",
-        uid: str | Aggregate | None = None,
-        parallelism: int | Aggregate | None = None,
-        ttl: str | timedelta | int | Aggregate | None = None,
-        ttl_time: Literal["event", "processing"] | Aggregate = "event",
-        errors_to: OutputTag | str | Aggregate | None = None,
-        **aggregates: Aggregate,
-    ) -> Stream:
-        """Aggregate each key: `aggregate(n=tg.count(), worst=tg.max("delay"))`.
-
-        An aggregate under the word of an option is one of that name, and a mapping has aggregates only:
-        `aggregate({"name": tg.first("full_name")})`.
-
-        emit="update" emits, after each batch, a row for every key in it, with the values so far: it replaces the one
-        before it, in a table with mode="upsert". emit="each" emits a row for each row: its key, and the values of all
-        rows of the key up to it, such as a running total. These rows stand for themselves, in the order of the rows of
-        a key; `tg.last("x")` is the column "x" of the row itself. emit="changes" says in the column `row_kind` what
-        comes and what is taken back (`docs/changes.md`). emit="final" emits a row for each key when a bounded input has
-        ended.
-
-        `ttl` bounds the state, with emit="update" and "each": a key that has had no row for so long is forgotten, and
-        begins anew with the next one. `ttl_time`: in event time, or in processing time (Flink's
-        `table.exec.state.ttl`).
-
-        `errors_to` is for functions of the program, `tg.udaf`: a row for which one of them cannot `accumulate` goes to
-        the side output of that name, as in `map`, and counts for no aggregate. Each row is tried before it is sent, in
-        a new group of its own. What a function raises later, in `merge`, `result` or because of other rows, fails the
-        job.
-        """
-        found, step = aggregates_and_options(
-            "aggregate",
-            mapping,
-            aggregates,
-            {
-                "emit": emit,
-                "name": name,
-                "uid": uid,
-                "parallelism": parallelism,
-                "ttl": ttl,
-                "ttl_time": ttl_time,
-                "errors_to": errors_to,
-            },
-            {
-                "emit": "update",
-                "name": "aggregate",
-                "uid": None,
-                "parallelism": None,
-                "ttl": None,
-                "ttl_time": "event",
-                "errors_to": None,
-            },
-        )
-        mode = step["emit"]
-        life = Life.of(step["ttl"], step["ttl_time"], self.stream.timestamp)
-        if life is not None and life.time is not None:
-            uses_event_time("aggregate(ttl=...)", self.stream._inputs)
-        rows, errors = checked_inputs(self.stream, found, step["errors_to"], step["name"], step["uid"])
-        made = aggregated(
-            rows, self.keys, found, mode, step["name"], step["uid"], step["parallelism"], self._replaced, life
-        )
-        return made._keyed(self.keys, updates=mode == "update", changes=mode == "changes")._with_errors_of(errors)
 
     def deduplicate(
         self,
@@ -493,38 +1719,50 @@ class KeyedStream(OtherNames):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """One row of each key: the first or the last in the order of the column `by`, or of arrival.
+        """Keep one row of each key: the first or the last.
 
-        Without `by`, keep="first" emits each key's first row and nothing else; these rows stand for themselves. In all
-        other cases the stream has updates: a row replaces the one before it with its key, as behind an aggregate with
-        emit="update".
+        Without `by`, keep="first" emits the first row of each key and nothing else. In all other cases the stream has
+        updates: a row replaces the one before with its key, as behind an aggregate with emit="update".
 
-        `ttl` (a duration of event time) bounds the state: a row that is at least so much later than the last one that
-        was emitted for its key counts as a new key. Rows that are `ttl` or more behind the watermark are dropped, and
-        counted in the metric `numLateRecordsDropped`. Raises ConfigurationError.
+        - `by`: the column that orders the rows; by default they are in the order of arrival.
+        - `keep`: "first" or "last".
+        - `ttl`: how long a key is remembered, a duration of event time. A row that is at least this much later than the
+          last emitted row of its key counts as a new key. Rows that are `ttl` or more behind the watermark are dropped,
+          and counted in the metric `numLateRecordsDropped`.
+
+        Raises ConfigurationError for a column that does not exist, and for a `ttl` without event time.
+
+        Example:
+
+            >>> orders.key_by("user").deduplicate(by="amount", keep="last", uid="best").columns
+            ['user', 'amount', 'at']
         """
+        stream, keys = self.stream, self.keys
         ttl_ms = None if ttl is None else parse_duration_ms(ttl, setting="deduplicate(ttl=...)")
-        (by,) = (None,) if by is None else column_names(by, "deduplicate(by=...)")
-        if ttl_ms is not None and self.stream.timestamp is not None:
-            uses_event_time("deduplicate(ttl=...)", self.stream._inputs)
-        factory = partial(Deduplicate, self.keys, by, keep, self.stream.timestamp, ttl_ms)
-        operator, schema = factory(), self.stream.schema
-        if schema is not None:
-            operator.validate(schema)
+        column = None if by is None else column_names(by, "deduplicate(by=...)")[0]
+        if ttl_ms is not None and stream.timestamp is not None:
+            uses_event_time("deduplicate(ttl=...)", stream._inputs)
+        operator = partial(Deduplicate, keys, column, keep, stream.timestamp, ttl_ms)
+        made = operator()
+        if stream.schema is not None:
+            made.validate(stream.schema)
         means = meaning(
             "deduplicate",
             {
-                "keys": self.keys,
+                "keys": keys,
                 "keep": keep,
-                "by": "arrival" if by is None else column_of(by),
-                "ttl": ttl_text(ttl_ms, self.stream.timestamp),
+                "by": "arrival" if column is None else column_of(column),
+                "ttl": ttl_text(ttl_ms, stream.timestamp),
             },
-            rows={"": (schema, self.keys)},
+            rows={"": (stream.schema, keys)},
         )
-        if by is not None and schema is not None:
-            means = with_rows(means, by=pa.schema([schema.field(by)]))
-        rows = self._by_key()._then(factory, schema, name, uid, parallelism, meaning=means)
-        return rows._keyed(self.keys, updates=by is not None or keep == "last")
+        if column is not None and stream.schema is not None:
+            means = with_rows(means, by=pa.schema([stream.schema.field(column)]))
+        step = Step(operator=operator, schema=stream.schema, options=StepOptions(name, uid, parallelism), meaning=means)
+        rows = stream._by_keys(keys)._then(step)
+        has_updates = column is not None or keep == "last"
+        changelog = ChangelogMode.of(rows._inputs[0][0], keys) if has_updates else None
+        return rows._derived(keyed_by=keys, timestamp=rows.timestamp, changelog=changelog)
 
     def top_n(
         self,
@@ -541,55 +1779,56 @@ class KeyedStream(OtherNames):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """The first `n` rows of each key in the order of columns: `key_by("auction").top_n(10, by="price")`.
+        """Keep the first `n` rows of each key in the order of columns. See `docs/top-n.md`.
 
-        Of rows that are equal in all of `by` the first to arrive is before the others. Nulls come last where the order
-        descends and first where it ascends, as in Spark, or as `nulls_last` says. `rank` names a column for the rank,
-        from 1. The stream has changes: a row that drops out, or changes its rank, is taken back. With
-        emit="update", which needs `rank`, a row takes the place of the one with its key and rank.
+        - `n`: the number of rows, at least 1.
+        - `by`: a column, or several, the most important first. Of rows that are equal in all of them the one that
+          arrived first is first.
+        - `descending`: whether the greatest value is first; one value for all of `by`, or one for each.
+        - `nulls_last`: by default nulls are last if the order descends, and first if it ascends, as in Spark.
+        - `rank`: the name of a column for the rank, which counts from 1.
+        - `emit`: "changes" retracts a row that drops out or changes its rank. "update", which needs `rank`, emits a row
+          that replaces the one with its key and rank. "final" is for results of windows, keyed by `window_end` among
+          others: the first rows are emitted once, when the window ends. For plain rows see `WindowedStream.top_n`.
+        - `ties`: with "final", rows that are equal in the order share a rank, so there may be more than `n`.
+        - `ttl`: a key is forgotten when its newest row among the first `n` is this far behind the watermark, a
+          duration.
 
-        Results of windows that are keyed by `window_end`, among others, may be ranked with emit="final": then the first
-        rows come out once, when the window ends, and stand for themselves. With `ties` rows that are equal in the order
-        share a rank there, so there may be more than `n`. For plain rows see `WindowedStream.top_n`.
+        Raises ConfigurationError for columns that do not exist or cannot be ordered.
 
-        `ttl` (event time): a key is forgotten when its newest row among the first `n` is so far behind the watermark.
-        See `docs/top-n.md`. Raises ConfigurationError.
+        Example:
+
+            >>> orders.key_by("user").top_n(1, by="amount", rank="place").columns
+            ['user', 'amount', 'at', 'place', 'row_kind']
         """
+        options = StepOptions(name, uid, parallelism)
         ranking = ranking_of(self.keys, n, by, descending, rank, emit, ties, nulls_last)
-        if emit == "final":
-            if ttl is not None:
-                raise ConfigurationError(f"{name}: rows go when their window ends; leave ttl= out")
-            return ranked_windows(self.stream, ranking, None, name, uid, parallelism)
-        rows = ranked_stream(self.stream, ranking, ttl, name, uid, parallelism)
-        if emit == "changes":
-            return rows._keyed(self.keys, updates=False, changes=True)
-        return rows._keyed((*self.keys, str(rank)), updates=True)
+        if emit != "final":
+            return ranked_stream(self.stream, ranking, ttl, options)
+        if ttl is not None:
+            raise ConfigurationError(
+                f'{name}: with emit="final" rows are forgotten when their window ends; remove ttl='
+            )
+        return ranked_windows(self.stream, ranking, None, options)
+
+    def connect(self, other: KeyedStream | Stream) -> ConnectedStreams:
+        """Connect this stream to another keyed one, so that one operator processes both: rows of one key share state.
+
+        - `other`: a keyed stream, or a broadcast one, `rules.broadcast()`, whose rows meet all keys.
+
+        Raises ConfigurationError for keys that do not correspond.
+
+        Example:
+
+            >>> connected = orders.key_by("user").connect(payments.key_by("user"))
+        """
+        return _connected(self, other)
 
 
-def _connected(first: Stream | KeyedStream, second: Stream | KeyedStream) -> ConnectedStreams[Stream]:
-    """Two streams side by side, with the keys that they have."""
+def _connected(first: Stream | KeyedStream, second: Stream | KeyedStream) -> ConnectedStreams:
+    """Returns two streams side by side, with the keys that they have."""
     if not isinstance(second, KeyedStream):
         check_stream(second, Stream, "connect")
-    (one, keys1), (two, keys2) = (
-        (stream.stream, stream.keys) if isinstance(stream, KeyedStream) else (stream, ()) for stream in (first, second)
-    )
-    return ConnectedStreams(one, two, (keys1, keys2))
-
-
-def timed(
-    stream: Stream,
-    timestamp: str | pl.Expr | None,
-    max_out_of_orderness: str | timedelta | int,
-    uid: str | None,
-    idleness: str | timedelta | int | None = None,
-    alignment: WatermarkAlignment | None = None,
-) -> Stream:
-    """The stream, with event time from the column `timestamp` if that is named."""
-    if timestamp is None:
-        if alignment is not None:
-            raise ConfigurationError(
-                "alignment= is for event time, and the source has none: name its column, timestamp="
-            )
-        return stream
-    uid = None if uid is None else f"{uid}-timestamps"
-    return stream.assign_timestamps(timestamp, max_out_of_orderness, idleness=idleness, alignment=alignment, uid=uid)
+    streams = [each.stream if isinstance(each, KeyedStream) else each for each in (first, second)]
+    keys = [each.keys if isinstance(each, KeyedStream) else () for each in (first, second)]
+    return ConnectedStreams(streams[0], streams[1], (keys[0], keys[1]))

@@ -9,10 +9,10 @@ from datetime import timedelta
 from itertools import islice
 from typing import Any, Literal
 
-from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointStatistics
+from tidegate.actors.coordinator.checkpoint_statistics import CheckpointStatistics
 from tidegate.actors.runtimes.running_job import JobProgress, RunningJob, SnapshotRequest, TaskProcessInfo
-from tidegate.actors.runtimes.vertex_metrics import VertexMetrics
-from tidegate.api.given_names import location
+from tidegate.actors.runtimes.task_metrics import VertexMetrics
+from tidegate.api.name_checks import location
 from tidegate.api.submission.temporary_jobs import TemporaryJob, keep
 from tidegate.api.tables.shown_rows import html_facts
 from tidegate.api.web_access import WebAccess

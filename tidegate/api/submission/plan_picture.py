@@ -11,9 +11,7 @@ from html import escape
 from tidegate.actors.graph.job_graph import DEFAULT_GROUP, JobVertex
 from tidegate.actors.runtimes.job_snapshot import About
 from tidegate.actors.runtimes.running_job import Submission
-from tidegate.web.page.box_text import width_em, wrap
-from tidegate.web.page.graph import VERTICES_MAX
-from tidegate.web.page.graph_layout import Box, Measures, lay_out
+from tidegate.web.page.graph import VERTICES_MAX, Box, Measures, lay_out, width_em, wrap
 
 BOX = Measures(width=210, height=74, between_ranks=84, between_boxes=18)
 FONT, SMALL_FONT, EDGE, LINE = 13, 11, 10, 17

@@ -17,8 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping, Sequence
 
-from tidegate.api.tables.output_tables import OutputTable
-from tidegate.api.tables.table_owners import check_owner_is_gone
+from tidegate.api.tables.output_tables import OutputTable, check_owner_is_gone
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, DataFile, TableHead, is_own_sink
 from tidegate.storage.errors import ConfigurationError, TableError
 from tidegate.storage.files.store import OpenStore, Store

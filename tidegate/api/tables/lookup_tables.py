@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 
-from tidegate.api.given_names import location
+from tidegate.api.name_checks import location
 from tidegate.api.tables.output_tables import OutputTable, open_table
-from tidegate.connectors.files.parquet_rows import whole_parquet
+from tidegate.connectors.formats.parquet import whole_parquet
 from tidegate.storage.errors import ConfigurationError, TableError
 from tidegate.storage.files.file_system_store import open_store
-from tidegate.storage.schemas.plain_types import plain_schema, settled_type
+from tidegate.storage.schemas.arrow_types import plain_schema, settled_type
 from tidegate.storage.schemas.polars_frames import arrow_of, is_polars_frame
-from tidegate.storage.tables.delta.delta_mirror import check_place, imported, storage_options
+from tidegate.storage.tables.delta_mirror import check_place, imported, storage_options
 
 if TYPE_CHECKING:
     import polars as pl

@@ -5,15 +5,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import uuid
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
-from tidegate.api.given_names import location
-from tidegate.api.tables.compacted_tables import TableCompaction, compact_table
+from tidegate.api.name_checks import location
 from tidegate.api.tables.shown_rows import (
     ROWS_IN_NOTEBOOK,
     ROWS_SHOWN,
@@ -23,20 +25,43 @@ from tidegate.api.tables.shown_rows import (
     html_rows,
     rows_of,
 )
-from tidegate.api.tables.table_options import TableOptions
-from tidegate.api.tables.vacuumed_tables import RETAIN_DEFAULT, TableVacuumed, vacuum_table
-from tidegate.storage.errors import ConfigurationError, JobFailedError, JobTimeoutError, TableError, TidegateError
+from tidegate.recovery.checkpoints import list_checkpoints
+from tidegate.storage.checkpoints.layout import CheckpointLayout
+from tidegate.storage.checkpoints.lease import is_alive
+from tidegate.storage.checkpoints.metadata import DataFile
+from tidegate.storage.clock import now_ms
+from tidegate.storage.errors import (
+    ConfigurationError,
+    FencedError,
+    JobFailedError,
+    JobTimeoutError,
+    StorageError,
+    TableError,
+    TidegateError,
+)
 from tidegate.storage.extras import need
 from tidegate.storage.files.file_system_store import join_url, open_store
 from tidegate.storage.files.store import OpenStore, Store
-from tidegate.storage.ids import OperatorUid
-from tidegate.storage.schemas.columns_text import columns_text
+from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid
+from tidegate.storage.schemas.column_names import columns_text
 from tidegate.storage.schemas.polars_frames import check_polars_has, in_zones_of_polars
-from tidegate.storage.tables.compaction.small_files import FILE_BYTES
-from tidegate.storage.tables.log.log_versions import AsOf, TableCommit
-from tidegate.storage.tables.partition_filters import PartitionFilter, matching_files
-from tidegate.storage.tables.table_files import read_files, read_head, read_table
-from tidegate.storage.tables.table_log import TableInfo, TableLog
+from tidegate.storage.tables.handed_rows import newest_mark
+from tidegate.storage.tables.log.vacuum import Retention
+from tidegate.storage.tables.log.versions import AsOf, TableCommit
+from tidegate.storage.tables.maintenance import FILE_BYTES, CompactionSettings, rewrites_of, rewritten, worth_it
+from tidegate.storage.tables.partitions import PartitionFilter, matching_files
+from tidegate.storage.tables.table_files import (
+    DATA_FOLDER,
+    data_dir,
+    delete_unreferenced,
+    files_there,
+    read_files,
+    read_head,
+    read_table,
+)
+from tidegate.storage.tables.table_info import IfExists, TableInfo
+from tidegate.storage.tables.table_log import TableLog
+from tidegate.storage.units import parse_duration_ms, parse_size_bytes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,6 +74,8 @@ LOOK_MS = 100
 
 _OVER = ("finished", "failed", "cancelled", "suspended")
 """A job in one of these states writes no more rows."""
+
+RETAIN_DEFAULT = "7d"
 
 
 class OutputTable:
@@ -129,7 +156,7 @@ class OutputTable:
         """
         need("table.to_ray", "ray")
         try:
-            from tidegate.connectors.ray_data.table_dataset import table_to_dataset
+            from tidegate.connectors.ray_data import table_to_dataset
         except ImportError as error:
             raise ConfigurationError(
                 f"table.to_ray needs Ray Data, which does not load ({error}): pip install 'ray[data]'"
@@ -367,3 +394,208 @@ def _in_polars(table: pa.Table) -> pl.DataFrame:
     frame = pl.from_arrow(table.cast(schema))
     assert isinstance(frame, pl.DataFrame)
     return frame
+
+
+HISTORY_DEFAULT = "7d"
+SchemaEvolution = Literal["add_columns"]
+
+
+@dataclass(frozen=True, slots=True)
+class TableOptions:
+    """What a job does about rows that are there, how large its files become, and how small ones are put together."""
+
+    if_exists: IfExists = "error"
+    file_bytes: int = FILE_BYTES
+    compaction: CompactionSettings | None = None
+    """None: small files stay while the job runs."""
+    history_ms: int | None = None
+    """For how long files stay that the table does not show any more, while the job runs; None: until a vacuum."""
+    evolves: bool = False
+    """Whether a table that is there gets the columns that the job adds."""
+
+    @staticmethod
+    def of(
+        where: str,
+        if_exists: IfExists,
+        target_file_size: str | int,
+        auto_compact: bool,
+        schema_evolution: SchemaEvolution | None,
+        history: str | timedelta | int | None,
+    ) -> TableOptions:
+        """What a user has said. ConfigurationError, which names `where`, for what is none of what there is."""
+        if schema_evolution not in (None, "add_columns"):
+            raise ConfigurationError(
+                f'{where}: schema_evolution={schema_evolution!r} is not known; give "add_columns", or remove it'
+            )
+        file_bytes = parse_size_bytes(target_file_size, setting=f"{where}: target_file_size")
+        if file_bytes == 0:
+            raise ConfigurationError(f"{where}: target_file_size must be greater than 0; remove it for 64 MB")
+        history_ms = None if history is None else parse_duration_ms(history, setting=f"{where}: history")
+        if history_ms == 0:
+            raise ConfigurationError(f"{where}: history must be greater than 0; None keeps everything until a vacuum")
+        return TableOptions(
+            if_exists,
+            file_bytes,
+            CompactionSettings(file_bytes) if auto_compact else None,
+            history_ms,
+            schema_evolution is not None,
+        )
+
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TableVacuumed:
+    """What a vacuum has deleted, or, of a dry run, would delete: files, their bytes, and their paths in the table.
+
+    `readable_from`: the number of a commit. That one and all later ones can be read, and their checkpoints restored.
+    """
+
+    files: int
+    bytes: int
+    paths: tuple[str, ...]
+    readable_from: int
+
+
+def vacuum_table(
+    url: str,
+    open_store: OpenStore,
+    retain: str | timedelta | int = RETAIN_DEFAULT,
+    retain_commits: int = 1,
+    dry_run: bool = False,
+) -> TableVacuumed:
+    """Delete what the table at `url` has not shown for as long as `retain`, but for the newest commits.
+
+    Raises TableError if there is no table, or its rows are handed to a function; ConfigurationError for a wrong
+    argument; StorageError, also where nobody can tell what checkpoints the owner has.
+    """
+    retain_ms = parse_duration_ms(retain, setting="retain")
+    if isinstance(retain_commits, bool) or not isinstance(retain_commits, int) or retain_commits < 1:
+        raise ConfigurationError(f"retain_commits={retain_commits!r}: the newest commit at least stays; give 1 or more")
+    store = open_store(url)
+    if newest_mark(store)[0]:
+        raise TableError(f"rows of the table at {url} are handed to a function, and deleted then: vacuum other tables")
+    table_log = TableLog(store)
+    retention = Retention(now_ms() - retain_ms, retain_commits, _checkpoints_of_owner(table_log, url, open_store))
+    deletable, readable_from = table_log.vacuum(retention, dry_run=dry_run)
+    there = files_there(store, deletable)
+    if not dry_run:
+        store.delete_all(there)
+        table_log.cut(retention, lambda paths: files_there(store, paths))
+    return TableVacuumed(len(there), sum(deletable[path].size_bytes for path in there), there, readable_from)
+
+
+def _checkpoints_of_owner(table_log: TableLog, url: str, open_store: OpenStore) -> tuple[CheckpointId, ...]:
+    """Those that a running job can fall back to."""
+    owner = table_log.owner()
+    if owner is None or owner.home is None:
+        return ()
+    try:
+        found = list_checkpoints(owner.home, owner.job_id, open_store=open_store)
+    except (StorageError, ConfigurationError) as error:
+        if "memory" in owner.home.partition(":")[0]:
+            # Checkpoints in memory end with their process, and so has the job.
+            log.warning("the checkpoints of %s, which owns the table at %s, are gone: %s", owner.job_id, url, error)
+            return ()
+        raise StorageError(
+            f"nobody can tell what job {owner.job_id}, which owns the table at {url}, may fall back to, because its "
+            f"checkpoints cannot be read: {error}. See that {owner.home} can be read"
+        ) from error
+    return tuple(CheckpointId(summary.checkpoint_id) for summary in found if summary.job_id == owner.job_id)
+
+
+_PREFIX = "compaction_"
+"""No id of a job begins so: these have no underscores."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableCompaction:
+    """How many files the table had before it was compacted, and how many after."""
+
+    files_before: int
+    files_after: int
+
+
+def compact_table(url: str, open_store: OpenStore, file_bytes: int) -> TableCompaction:
+    """Compact the table at `url`, line of jobs by line of jobs, into files of up to `file_bytes` bytes.
+
+    Raises TableError if there is no table, its rows are handed to a function, or it is a Delta table that others have
+    given features which tidegate does not write; ConfigurationError while its owner lives; FencedError if a job has
+    taken the table meanwhile; StorageError.
+    """
+    if file_bytes <= 0:
+        raise ConfigurationError(f"file_bytes must be positive, not {file_bytes}")
+    store = open_store(url)
+    if newest_mark(store)[0]:
+        # The compaction would look like a new commit, and its rows would be handed on again.
+        raise TableError(f"rows of the table at {url} are handed to a function, and deleted then: compact other tables")
+    log = TableLog(store)
+    log.check_delta()
+    by_line = log.files_by_line()
+    found = log.owner()
+    owner = None if found is None else found.job_id
+    check_owner_is_gone(url, JobId(_PREFIX), open_store, now_ms())
+    before = after = sum(len(files) for files in by_line.values())
+    swept = False
+    for line, files in by_line.items():
+        if not worth_it(rewrites_of(files, file_bytes)):
+            continue
+        job_id = JobId(f"{_PREFIX}{uuid.uuid4().hex[:12]}")
+        files, owner = log.claim_compaction(job_id, line, owner), job_id
+        if not swept:
+            swept = _sweep(store, job_id)
+        after -= len(files) - _compact(store, log, job_id, files, file_bytes)
+    return TableCompaction(before, after)
+
+
+def _compact(store: Store, log: TableLog, job_id: JobId, files: tuple[DataFile, ...], file_bytes: int) -> int:
+    info, folder, committing = log.snapshot().info, data_dir(job_id, AttemptNumber(0)), False
+    try:
+        begins = info.deletes and log.has_one_line()
+        new = rewritten(store, info, folder, "", rewrites_of(files, file_bytes), from_beginning=begins)
+        committing = True
+        log.commit(job_id, CheckpointId(0), new)
+    except BaseException as error:
+        # A commit that failed for another reason may be there all the same, and needs its files.
+        if not committing or isinstance(error, FencedError):
+            delete_unreferenced(store, job_id, None)
+        raise
+    return len(new)
+
+
+def _sweep(store: Store, own: JobId) -> bool:
+    """Delete what earlier compactions left. They are fenced by now, so they cannot commit it any more."""
+    for name in store.list(DATA_FOLDER):
+        if name.startswith(_PREFIX) and name != own:
+            delete_unreferenced(store, JobId(name), None)
+    return True
+
+
+def check_owner_is_gone(url: str, job_id: JobId, open_store: OpenStore, now_ms: int) -> None:
+    """Raise ConfigurationError if another job owns the table at a url and lives, StorageError where nobody can tell."""
+    if f"/{CheckpointLayout(job_id).taskowned_dir()}/" in url:
+        return  # A copy of collected rows in the job's own folder. The owner of the original has nothing to do with it.
+    owner = TableLog(open_store(url)).owner()
+    if owner is None or owner.job_id == job_id or owner.home is None:
+        return
+    try:
+        alive = is_alive(open_store(owner.home), owner.job_id, now_ms)
+    except (StorageError, ConfigurationError) as error:
+        if isinstance(error, StorageError) and "memory" not in owner.home.partition(":")[0]:
+            raise StorageError(
+                f"nobody can tell whether job {owner.job_id}, which owns the table at {url}, lives, because its "
+                f"checkpoints cannot be read: {error}. See that {owner.home} can be read, or write to another url"
+            ) from error
+        # Checkpoints in memory end with their process, and so has the job.
+        log.warning(
+            "the table at %s belongs to job %s, and %s cannot tell whether it lives: %s",
+            url, owner.job_id, owner.home, error,
+        )  # fmt: skip
+        return
+    if alive:
+        raise ConfigurationError(
+            f"the table at {url} is being written by job {owner.job_id}, which lives (its checkpoints are under "
+            f"{owner.home}): wait for its end, or stop or cancel it first, or write to another url. A job that was "
+            "killed on another machine counts as living until its lease has expired"
+        )

@@ -31,7 +31,7 @@ TIME_BYTES = 8
 _ENTRY_BYTES = DIGEST_BYTES + TIME_BYTES
 _LATER = 8
 FILES_MAX = 1_000_000
-"""So many files may a lane remember, in 24 bytes each."""
+"""The maximum number of files that a lane remembers, with 24 bytes each."""
 
 
 @wire
@@ -44,7 +44,7 @@ class FileAt:
     modified_at_ms: int
     row: int = 0
     tag: str = ""
-    """What the storage calls its bytes; empty where it was found by a listing, or its storage has no such name."""
+    """The ETag of its bytes; empty if a listing found the file, or the storage has no ETags."""
 
     @staticmethod
     def of(file: FileInfo) -> FileAt:
@@ -55,7 +55,7 @@ class FileAt:
 @wire
 @dataclass(frozen=True, slots=True)
 class LaneState:
-    """What a checkpoint has of a lane. `read`: 16 bytes of hash of a path, and 8 of a time, for each file."""
+    """The state of a lane in a checkpoint. `read`: for each file 16 bytes of its path's hash and 8 of its time."""
 
     lanes: int
     newest_ms: int | None = None
@@ -65,7 +65,7 @@ class LaneState:
 
 
 def digest_of(path: str) -> bytes:
-    """The hash by which files are told apart, and dealt out to lanes."""
+    """Returns the hash that identifies a file and decides its lane."""
     return xxhash.xxh3_128_digest(path.encode("utf-8", "surrogateescape"))
 
 
@@ -80,7 +80,7 @@ def _entry(digest: bytes, at_ms: int) -> bytes:
 
 @dataclass(slots=True)
 class Lane:
-    """A lane that is read. `payload` is what a checkpoint gets; it and the state say the same."""
+    """A lane that is read. `payload` is the encoded state, for checkpoints."""
 
     payload: bytes
     state: LaneState
@@ -107,7 +107,7 @@ class Lane:
         return newest_ms is not None and (file.modified_at_ms or 0) < newest_ms - age_ms
 
     def choose(self, files: Iterable[tuple[bytes, FileInfo]], age_ms: int) -> list[FileInfo]:
-        """Those files of this lane that are to be read, the first one last. Asked between two files."""
+        """Returns the files of this lane that are still to be read, the first one last. Called between two files."""
         assert self.state.file is None, "a lane reads one file at a time"
         chosen = [file for digest, file in files if digest not in self.known and not self.is_too_old(file, age_ms)]
         return sorted(chosen, key=lambda file: (file.modified_at_ms or 0, file.path), reverse=True)
@@ -117,7 +117,7 @@ class Lane:
         self._become(replace(self.state, file=FileAt.of(file)))
 
     def advance(self, rows: int) -> None:
-        """So many rows of the file were read."""
+        """Counts `rows` rows of the file as read."""
         assert self.state.file is not None
         self._become(replace(self.state, file=replace(self.state.file, row=self.state.file.row + rows)))
 

@@ -1,12 +1,15 @@
-"""`OpenFile`: the rows of a file that must stay as it was when it was taken.
+"""`OpenFile` and `OpenText`: the rows of a file that must stay as it was when it was taken.
 
 Rules:
 
-- Each range of its bytes must be of the file that was taken, by size, time of change, and the storage's own name for
-  its bytes (the ETag of S3) where it was asked for. So no row of another file ever comes, and none of a mixture.
-- It is looked at once more behind the last row: a file that grew while it was read would have been cut anywhere.
-- What can not be read is an UnreadableFileError, which names the file and says what to do; a restart does not help.
-  Storage that does not answer is a StorageError, as everywhere.
+- Each range of bytes must be of the file that was taken, by size, time of change, and the ETag if the storage has one.
+  So rows of another file, or of a mixture, are never returned.
+- The file is compared once more after its last row: a file that grows while it is read could be cut anywhere.
+- A file that cannot be read is an UnreadableFileError, which names the file and what to do; a restart does not help.
+  Storage that does not answer is a StorageError.
+- Only the wanted columns are read, with the order and types of the schema. A value that does not fit its type is an
+  error, and so is a missing column.
+- Parquet is read by row groups (`formats/parquet.py`), text from its begin (`text_rows.py`).
 """
 
 from __future__ import annotations
@@ -15,15 +18,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Literal, Protocol, get_args
 
 import pyarrow as pa
 
 from tidegate.connectors.bad_rows import RowsRead
-from tidegate.connectors.files.formats import completed, open_rows, without_constants
 from tidegate.connectors.files.lanes import FileAt
-from tidegate.connectors.files.parquet_pieces import LIMIT_BYTES, TooLargeError
-from tidegate.connectors.files.store_file import StoreFile
+from tidegate.connectors.files.store_file import StoreFile, without_compression
 from tidegate.connectors.files.text_rows import TextFormat, TextRows
+from tidegate.connectors.formats.parquet import LIMIT_BYTES, ParquetRows, TooLargeError, parquet_schema
 from tidegate.connectors.pushed_filters import Rows
 from tidegate.storage.errors import ConfigurationError, NotFoundError, StorageError
 from tidegate.storage.files.file_system import FileInfo
@@ -38,20 +41,20 @@ class UnreadableFileError(ConfigurationError):
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What to do about a file, as a sentence that ends an error. It differs from source to source."""
+    """Advice for errors about a file, as sentences that end an error text. Each source has its own."""
 
     changed: str
     unreadable: str
-    """It is damaged, or gone."""
+    """For a file that is damaged or gone."""
     too_large: str
-    """A row or a page of it exceeds the limit."""
+    """For a row or a page that exceeds the limit."""
 
 
 OF_FILES = Advice(
     'Files must be complete when they get their name: write them under a name that begins with "_" or ".", or '
     "elsewhere in the same storage, and rename them",
-    'Correct it, or leave out what cannot be read: from_files(bad_rows="skip"), or "side" to keep it in a stream',
-    'Or leave out the rest of the file: from_files(bad_rows="skip"), or "side" to keep it in a stream',
+    'Correct it, or skip what cannot be read by from_files(bad_rows="skip"), or "side" to keep it in a stream',
+    'Or skip the rest of the file by from_files(bad_rows="skip"), or "side" to keep it in a stream',
 )
 
 
@@ -59,7 +62,7 @@ class TakenFile:
     """A file that was taken: its bytes, as long as it is the same."""
 
     def __init__(self, store: FileSystemStore, file: FileAt, advice: Advice) -> None:
-        """Nothing is read yet."""
+        """Opens nothing yet."""
         self._store = store
         self._file = file
         self._url = join_url(store.url, file.path)
@@ -84,7 +87,7 @@ class TakenFile:
     def _check(self, now: FileInfo) -> None:
         if (difference := difference_of(self._file, now)) is not None:
             raise UnreadableFileError(
-                f"{self._url} was changed since the job has found it: {difference}. {self.advice.changed}"
+                f"{self._url} was changed after the job found it: {difference}. {self.advice.changed}"
             )
 
     @contextmanager
@@ -93,7 +96,7 @@ class TakenFile:
             yield
         except NotFoundError as error:
             raise UnreadableFileError(
-                f"{self._url} is gone, and not all of it was read. {self.advice.unreadable}"
+                f"{self._url} was deleted before all of it was read. {self.advice.unreadable}"
             ) from error
 
 
@@ -130,7 +133,7 @@ class OpenFile:
         return batch
 
     def read_rows(self, row: int, rows_max: int) -> RowsRead | None:
-        """The same, as text is read."""
+        """Reads like `read`, in the form in which text is read."""
         batch = self.read(row, rows_max)
         return None if batch is None else RowsRead(batch, None, batch.num_rows)
 
@@ -180,12 +183,12 @@ class OpenText:
         return found
 
     def next_row(self, row: int) -> int:
-        """Nothing is known of text before it is read."""
+        """Returns `row`: rows of text cannot be skipped before they are read."""
         return row
 
 
 def difference_of(file: FileAt, now: FileInfo) -> str | None:
-    """What has changed of a file that was taken; None if it is the same."""
+    """Describes how a file differs from the one that was taken. None if it is the same."""
     before = file.size_bytes, file.modified_at_ms
     if before == (after := (now.size_bytes, now.modified_at_ms or 0)):
         if not file.tag or not now.tag or file.tag == now.tag:
@@ -204,7 +207,7 @@ def _words(size_bytes: int, modified_at_ms: int) -> str:
 
 @contextmanager
 def reading(file: StoreFile, advice: Advice) -> Iterator[None]:
-    """Errors of what reads a file name it; those of its storage come as they were."""
+    """Turns errors of a reader into UnreadableFileError with the file's name. Storage errors pass through."""
     try:
         yield
     except (StorageError, UnreadableFileError):
@@ -214,3 +217,76 @@ def reading(file: StoreFile, advice: Advice) -> Iterator[None]:
             raise file.failure from error
         what_to_do = advice.too_large if isinstance(error, TooLargeError) else advice.unreadable
         raise UnreadableFileError(f"{file.url} cannot be read: {error}. {what_to_do}") from error
+
+
+FileFormat = Literal["parquet", "csv", "json", "text"]
+FORMATS: tuple[str, ...] = get_args(FileFormat)
+_SUFFIXES = {
+    ".parquet": "parquet",
+    ".csv": "csv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".ndjson": "json",
+    ".txt": "text",
+}
+
+
+class FileRows(Protocol):
+    """The rows of one open file."""
+
+    def read(self, row: int, rows_max: int) -> pa.RecordBatch | None:
+        """Up to `rows_max` rows from `row` on; None behind the last row."""
+        ...
+
+    def next_row(self, row: int) -> int:
+        """The first row from `row` on that may count for the program."""
+        ...
+
+
+def format_of(path: str) -> str | None:
+    """Returns the format by the name of a file or pattern, or None."""
+    bare = without_compression(path)
+    return next((known for suffix, known in _SUFFIXES.items() if bare.endswith(suffix)), None)
+
+
+def open_rows(
+    file: StoreFile,
+    path: str,
+    schema: pa.Schema,
+    rows: Rows = None,
+    constants: pa.RecordBatch | None = None,
+    *,
+    may_lack: bool = False,
+    limit_bytes: int = LIMIT_BYTES,
+) -> FileRows:
+    """The rows of a Parquet file with the columns of a schema, of which only `rows` count.
+
+    `constants`: one row with columns that are the same in all rows, whatever the file has there. With `may_lack` any
+    other column that the file lacks is null. `limit_bytes`: what a row may have, and large pages together, where few
+    bytes of the file stand for them (`parquet_pieces.py`).
+
+    Raises ConfigurationError, ArrowInvalid, StorageError.
+    """
+    return ParquetRows(pa.PythonFile(file, mode="r"), path, schema, rows, constants, may_lack, limit_bytes)
+
+
+def schema_of(file: StoreFile) -> pa.Schema:
+    """The columns of a Parquet file."""
+    return parquet_schema(pa.PythonFile(file, mode="r")).remove_metadata()
+
+
+def without_constants(schema: pa.Schema, constants: pa.RecordBatch | None) -> pa.Schema:
+    """The columns that a file must have itself."""
+    known = () if constants is None else constants.schema.names
+    return pa.schema([field for field in schema if field.name not in known])
+
+
+def completed(table: pa.Table, rows: int, schema: pa.Schema, constants: pa.RecordBatch | None) -> pa.Table:
+    """The rows with all columns of a schema."""
+
+    def column(field: pa.Field) -> pa.Array | pa.ChunkedArray:
+        if constants is not None and field.name in constants.schema.names:
+            return pa.repeat(constants.column(field.name)[0], rows)
+        return table[field.name] if field.name in table.schema.names else pa.nulls(rows, field.type)
+
+    return pa.table({field.name: column(field) for field in schema})

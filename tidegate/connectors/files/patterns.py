@@ -1,17 +1,18 @@
-"""`FilePattern`: which files of a folder count, and what each is called.
+"""`FilePattern`: which files of a folder are read, their names, and the columns in the names of their folders.
 
 Rules:
 
-- `*` and `?` stand for anything but a slash, `[ab]` for one of these characters and `[!ab]` for one of all others,
-  `**/` for any number of folders. A pattern that ends with a slash means all files right in that folder.
-- `[[]`, `[*]` and `[?]` stand for the characters themselves, as `glob.escape` writes them. A file that only matches
-  where brackets stand for themselves is refused: which files are wanted is not known.
-- A name that begins with `_` or `.` is hidden, as for Spark, and so is all below such a folder. So whoever writes a
-  file under a hidden name and renames it shows it only when it is complete. A folder such as `_day=2024-01-01` has the
-  value of a column that begins with `_`, and is not hidden.
+- `*` and `?` match anything but a slash, `[ab]` one of these characters, `[!ab]` any other character, and `**/` any
+  number of folders. A pattern that ends with a slash matches all files directly in that folder.
+- `[[]`, `[*]` and `[?]` match the characters themselves, as `glob.escape` writes them. A file that matches only if
+  brackets stand for themselves is refused, because the pattern is ambiguous.
+- A name that begins with `_` or `.` is hidden, as in Spark, and so is everything below such a folder. So a writer can
+  use a hidden name and rename the file when it is complete. A folder such as `_day=2024-01-01` is not hidden: it has
+  the value of a column that begins with `_`.
 - A folder that is a symbolic link is read like any other.
-- A file is called by its path below the folder: the part of the pattern before the first wildcard. A path must be
-  UTF-8: checkpoints store it.
+- A file is named by its path below the folder, which is the part of the pattern before the first wildcard. The path
+  must be UTF-8, because checkpoints store it.
+- Columns in names of folders are written as Hive and Spark do: `day=2013-01-01/shop=a%2Fb/x`.
 """
 
 from __future__ import annotations
@@ -21,17 +22,22 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
+from urllib.parse import unquote
 
+import pyarrow as pa
+
+from tidegate.connectors.formats.text import DEFAULTS, converter_of
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.file_system import FileInfo
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
+from tidegate.storage.tables.partitions import HIVE_NULL
 
 _WILDCARDS = re.compile(r"[*?\[]")
 
 
 @dataclass(frozen=True, slots=True)
 class FilePattern:
-    """Files below `folder` whose path matches `expression`."""
+    """A set of files: all below `folder` with a path that matches `expression`."""
 
     folder: str
     expression: str
@@ -73,12 +79,14 @@ class FilePattern:
     def _of_one(url: str) -> FilePattern:
         scheme, separator, path = url.partition("://")
         if not separator:
-            scheme, path = "", url
+            scheme = ""
+            path = url
         if path.endswith("/") or not path:
             path += "*"
         at = _WILDCARDS.search(path)
         cut = path.rfind("/", 0, len(path) if at is None else at.start()) + 1
-        folder, rest = path[:cut], path[cut:]
+        folder = path[:cut]
+        rest = path[cut:]
         if separator and not folder.strip("/"):
             raise ConfigurationError(
                 f"from_files({url!r}): name a folder before the first wildcard, as in s3://bucket/*"
@@ -92,12 +100,13 @@ class FilePattern:
         return open_store(self.folder)
 
     def files(self) -> list[FileInfo]:
-        """All files that match now, in the order of their paths.
+        """Returns all files that match now, in the order of their paths.
 
         Raises ConfigurationError for a file whose path is not UTF-8, or has the brackets of the pattern in its name,
         and StorageError.
         """
-        matches, is_literal = re.compile(self.expression).fullmatch, re.compile(self.literal).fullmatch
+        matches = re.compile(self.expression).fullmatch
+        is_literal = re.compile(self.literal).fullmatch
         store = self.store()
         found: dict[str, FileInfo] = {}
         for part in self.below:
@@ -123,7 +132,7 @@ def _check_name(path: str, folder: str) -> None:
     except UnicodeEncodeError as error:
         raise ConfigurationError(
             f"from_files: the name of the file {os.fsencode(path)!r} in {folder} is not UTF-8; rename the file, or "
-            "leave it out by the pattern"
+            "exclude it by the pattern"
         ) from error
 
 
@@ -137,7 +146,7 @@ def _expression(url: str, pattern: str) -> str:
     try:
         re.compile(expression)
     except re.error as error:
-        raise ConfigurationError(f"from_files({url!r}): the brackets are no choice of characters: {error}") from error
+        raise ConfigurationError(f"from_files({url!r}): the brackets are not a set of characters: {error}") from error
     return expression
 
 
@@ -159,3 +168,44 @@ def _choice(part: str) -> str | None:
 
 _PARTS = re.compile(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])")
 _AS_EXPRESSION = {"**/": "(?:[^/]+/)*", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+
+
+_FLOAT_WORDS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+"""Floats as Python and Arrow name folders, by what Spark calls them."""
+
+
+def folder_values(path: str, partitions: pa.Schema) -> pa.RecordBatch:
+    """Returns one row with these columns. Values are parsed as in CSV.
+
+    Raises ConfigurationError if a folder is missing, comes twice, or has a value of another type.
+    """
+    parts = [folder.partition("=") for folder in path.split("/")[:-1]]
+    names = [unquote(name) for name, separator, _ in parts if separator]
+    texts = {unquote(name): value for name, separator, value in parts if separator}
+    columns = []
+    for field in partitions:
+        if field.name not in texts:
+            raise ConfigurationError(f"{path} is in no folder {field.name}=...; partitions= names those of every file")
+        if names.count(field.name) > 1:
+            raise ConfigurationError(f"{path} is in two folders {field.name}=...; which value counts is not known")
+        columns.append(_value(path, field, texts[field.name]))
+    return pa.RecordBatch.from_arrays(columns, schema=partitions)
+
+
+def _value(path: str, field: pa.Field, encoded: str) -> pa.Array:
+    if encoded == HIVE_NULL:
+        if not field.nullable:
+            raise ConfigurationError(f"{path}: {field.name} is null there, and partitions= has it as not nullable")
+        return pa.nulls(1, field.type)
+    try:
+        text = unquote(encoded, errors="strict")
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path}: {field.name}={encoded} is not UTF-8; rename the folder") from error
+    if pa.types.is_floating(field.type):
+        text = _FLOAT_WORDS.get(text, text)
+    convert = converter_of(field, DEFAULTS)
+    values = pa.array([text], pa.string())
+    try:
+        return values if convert is None else convert(values)
+    except (ValueError, OverflowError) as error:
+        raise ConfigurationError(f"{path}: {field.name}={text} is not of type {field.type}: {error}") from error

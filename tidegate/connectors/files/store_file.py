@@ -12,7 +12,7 @@ from tidegate.storage.files.file_system_store import join_url
 from tidegate.storage.files.store import Store
 
 CHUNK_BYTES = 8 * 2**20
-"""So much is asked for at a time where a file is read from its begin to its end."""
+"""The size of a request when a file is read from its begin to its end."""
 _COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 
 
@@ -20,7 +20,7 @@ class StoreFile(io.RawIOBase):
     """The first `size_bytes` bytes of a file. `failure` is the error of a read that Arrow may have wrapped."""
 
     def __init__(self, url: str, size_bytes: int, read: Callable[[int, int], bytes]) -> None:
-        """`read` gives so many bytes from a position on. Raises StorageError, ConfigurationError."""
+        """`read(at, size)` returns bytes of the file. It may raise StorageError or ConfigurationError."""
         super().__init__()
         self.url = url
         self._size_bytes = size_bytes
@@ -40,11 +40,11 @@ class StoreFile(io.RawIOBase):
         return True
 
     def size(self) -> int:
-        """For Arrow."""
+        """Returns the size, for Arrow."""
         return self._size_bytes
 
     def close(self) -> None:
-        """Nothing is held open, and another reader may begin anew."""
+        """Does nothing: no handle is open, and another reader may begin anew."""
 
     def tell(self) -> int:
         return self._at
@@ -55,7 +55,7 @@ class StoreFile(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        """For Python's buffered reader."""
+        """Reads into a buffer, for Python's buffered reader."""
         data = self.read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
@@ -75,7 +75,7 @@ class StoreFile(io.RawIOBase):
 
 
 def compression_of(path: str) -> str | None:
-    """How a file is compressed as a whole, by its name."""
+    """Returns the codec with which a file is compressed as a whole, by its name."""
     return next((codec for suffix, codec in _COMPRESSIONS.items() if path.endswith(suffix)), None)
 
 

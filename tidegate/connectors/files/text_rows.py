@@ -21,17 +21,16 @@ import pyarrow as pa
 
 from tidegate.connectors.bad_rows import RowsRead
 from tidegate.connectors.files.store_file import StoreFile, text_stream
-from tidegate.connectors.formats.csv_records import CsvDecoder, csv_schema
-from tidegate.connectors.formats.json_records import JsonDecoder, json_schema
-from tidegate.connectors.formats.line_records import LINE_SCHEMA, LineDecoder
-from tidegate.connectors.formats.records import Decoder, too_long
-from tidegate.connectors.formats.text_options import DEFAULTS, UTF_8, TextOptions
+from tidegate.connectors.formats.csv import CsvDecoder, csv_schema
+from tidegate.connectors.formats.json import JsonDecoder, json_schema
+from tidegate.connectors.formats.lines import LINE_SCHEMA, LineDecoder
+from tidegate.connectors.formats.text import DEFAULTS, UTF_8, Decoder, TextOptions, too_long
 from tidegate.storage.errors import ConfigurationError
 
 BLOCK_BYTES = 4 * 2**20
-"""So many bytes are decoded at a time."""
+"""How many bytes are decoded at a time."""
 LETTER_BYTES_MAX = 64 * 2**10
-"""So many bytes of a bad record are kept in its dead letter."""
+"""How many bytes of a bad record its dead letter keeps."""
 LETTERS = pa.schema(
     [
         ("raw", pa.binary()),
@@ -41,12 +40,12 @@ LETTERS = pa.schema(
         ("error", pa.string()),
     ]
 )
-"""The columns of dead letters of files. `line` begins at 1. `offset` is that of the first byte, without compression."""
+"""The columns of dead letters of files. `line` counts from 1. `offset` is the first byte, without compression."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextFormat:
-    """How the files of a source are read: "csv", "json" or "text". `columns`: those of CSV without a header."""
+    """The text format of a source: "csv", "json" or "text". `columns`: names of columns of CSV without a header."""
 
     kind: str
     options: TextOptions = DEFAULTS
@@ -77,10 +76,11 @@ class Blocks:
     """The bytes of a file of text, decompressed, as UTF-8, without a BOM. Bytes of another encoding become UTF-8."""
 
     def __init__(self, file: StoreFile, path: str, encoding: str) -> None:
-        self._file, self._path = file, path
+        self._file = file
+        self._path = path
         self.encoding = encoding
         self.failure: Exception | None = None
-        """Why there are no more bytes, if not because the file is at its end."""
+        """Why no more bytes can be read, other than the end of the file."""
         self.bom_bytes = 0
         self._read_bytes = 0
         self._first = True
@@ -115,7 +115,7 @@ class Blocks:
         return data[self.bom_bytes :]
 
     def original_size(self, block: bytes) -> int:
-        """How many bytes of the file these are."""
+        """Returns the size of these bytes in the encoding of the file."""
         return len(self.original(block))
 
     def original(self, block: bytes) -> bytes:
@@ -144,7 +144,7 @@ class Blocks:
         return data
 
     def _up_to_failure(self, size: int) -> bytes:
-        """All bytes before the place that cannot be read, however many were asked for in one go."""
+        """Reads all bytes before the place that cannot be read, in smaller steps."""
         found = b""
         for step in (_COARSE_BYTES, 1):
             self._file.seek(0)
@@ -178,7 +178,10 @@ class TextRows:
         fails: bool,
     ) -> None:
         """`complete` adds the columns that the file does not have. `fails`: raise at the first bad record."""
-        self._file, self._path, self._form, self._schema = file, path, form, schema
+        self._file = file
+        self._path = path
+        self._form = form
+        self._schema = schema
         self._complete = complete
         self._fails = fails
         self._parts: Iterator[_Part] = iter(())
@@ -200,7 +203,7 @@ class TextRows:
         return None if self._part is None else self._part.slice(row - self._first, rows_max)
 
     def next_row(self, row: int) -> int:
-        """Nothing is known of text before it is read."""
+        """Returns `row`: rows of text cannot be skipped before they are read."""
         return row
 
     def _parsed(self) -> Iterator[_Part]:
@@ -210,10 +213,12 @@ class TextRows:
         blocks = Blocks(self._file, self._path, form.options.encoding)
         decoder = form.decoder(self._schema, self._file.url)
         place = _Place(blocks)
-        block, final = b"", False
+        block = b""
+        final = False
         while not final:
             more = blocks.read(BLOCK_BYTES)
-            block, final = block + more, not more
+            block = block + more
+            final = not more
             if not decoder.begun:
                 at = decoder.begin(block, final and blocks.failure is None)
                 if at is None:
@@ -269,7 +274,7 @@ class TextRows:
 
 
 class _Place:
-    """Where a block begins: lines and bytes of the file before it."""
+    """The begin of a block: lines and bytes of the file before it."""
 
     def __init__(self, blocks: Blocks) -> None:
         self.blocks = blocks
@@ -305,10 +310,11 @@ class _Part:
     rows: int
 
     def slice(self, start: int, rows_max: int) -> RowsRead:
-        """Up to so many of them."""
+        """Returns up to `rows_max` of the records."""
         end = min(self.rows, start + rows_max)
         first, last = np.searchsorted(self.bad, [start, end]).tolist()
-        good, batch = (end - last) - (start - first), None
+        good = (end - last) - (start - first)
+        batch = None
         if good:
             assert self.batch is not None
             batch = self.batch.slice(start - first, good)

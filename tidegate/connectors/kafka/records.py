@@ -21,18 +21,19 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 
 from tidegate.connectors.bad_rows import BadRows, BadRowsLog
-from tidegate.connectors.formats.json_records import JsonDecoder
-from tidegate.connectors.formats.records import not_utf8
+from tidegate.connectors.formats.json import JsonDecoder
+from tidegate.connectors.formats.text import not_utf8
 from tidegate.storage.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
 
 log = logging.getLogger(__name__)
-KEY, TIMESTAMP = "kafka_key", "kafka_timestamp"
+KEY = "kafka_key"
+TIMESTAMP = "kafka_timestamp"
 _TIME = pa.timestamp("ms", "UTC")
 _HEADER_BYTES = 200
-"""What a header takes in memory besides its name and its value."""
+"""The memory of a header besides its name and value."""
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 METADATA = {
     "topic": pa.string(),
@@ -42,7 +43,7 @@ METADATA = {
     "headers": _HEADERS,
     "tombstone": pa.bool_(),
 }
-"""Columns with more about a record, on request. Beside those of a schema their names begin with `kafka_`."""
+"""Optional columns about a record. Next to the columns of a schema, their names begin with `kafka_`."""
 _RAW = {"bytes": pa.binary(), "string": pa.string()}
 LETTERS = pa.schema(
     [
@@ -59,7 +60,7 @@ _PLACE = "the record at offset {offset} of partition {partition} of {topic!r}"
 
 @dataclass(frozen=True, slots=True)
 class RecordFormat:
-    """What rows look like: values and keys as "bytes" or "string", or values by a schema, with some columns more."""
+    """The form of rows: values and keys as "bytes" or "string", or values by a schema, and optional columns."""
 
     value: str | pa.Schema
     key: str | None = None
@@ -68,18 +69,20 @@ class RecordFormat:
     def __post_init__(self) -> None:
         if unknown := [name for name in self.metadata if name not in METADATA]:
             raise ConfigurationError(
-                f"from_kafka(metadata=): there is no {unknown[0]!r}; there is {', '.join(METADATA)}"
+                f"from_kafka(metadata=): unknown column {unknown[0]!r}; give some of {', '.join(METADATA)}"
             )
         if not isinstance(self.value, pa.Schema) and self.value not in _RAW:
             raise ConfigurationError(
                 f"from_kafka(value={self.value!r}): give a schema, for JSON objects, or 'bytes' or 'string'"
             )
         if self.key is not None and self.key not in _RAW:
-            raise ConfigurationError(f"from_kafka(key={self.key!r}): it is 'bytes' or 'string'")
+            raise ConfigurationError(f"from_kafka(key={self.key!r}): give 'bytes' or 'string'")
         ours = {KEY, *(f"kafka_{name}" for name in METADATA)}
         taken = ours & set(self.value.names if isinstance(self.value, pa.Schema) else ())
         if taken:
-            raise ConfigurationError(f"from_kafka(value=): the name {min(taken)!r} is the source's own")
+            raise ConfigurationError(
+                f"from_kafka(value=): the name {min(taken)!r} is reserved; rename the column in the schema"
+            )
         if isinstance(self.value, pa.Schema):
             if not self.schema.names:
                 raise ConfigurationError("from_kafka(value=): the schema has no columns; name one, or give metadata=")
@@ -87,7 +90,7 @@ class RecordFormat:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns: those of Spark's Kafka source without a schema, and the metadata that was requested."""
+        """The columns. Without a schema they are the columns of Spark's Kafka source, plus requested metadata."""
         if isinstance(self.value, pa.Schema):
             more = [pa.field(KEY, _RAW[self.key])] if self.key is not None else []
             more += [pa.field(f"kafka_{name}", METADATA[name]) for name in self.metadata]
@@ -211,8 +214,10 @@ class RecordReader:
 
     def _columns(self, records: Records) -> tuple[list[pa.Array], dict[int, str]]:
         """Returns columns of values and keys, and the numbers of records that cannot be read with the reasons."""
-        form, bad = self._form, dict[int, str]()
-        values, held = records.values, records.columns
+        form = self._form
+        bad = dict[int, str]()
+        values = records.values
+        held = records.columns
         keys = [_raw(held["key"], form.key or "bytes", "of the key", bad)] if "key" in held else []
         if self._decoder is None:
             assert isinstance(form.value, str)
@@ -227,8 +232,8 @@ class RecordReader:
             offset = records.offsets[numbers[0]]
             where = _PLACE.format(topic=records.topic, partition=records.partition, offset=offset)
             raise ConfigurationError(
-                f"{where} cannot be read: {bad[numbers[0]]}. Leave such records out with "
-                'from_kafka(bad_rows="skip"), or give them to a stream of their own with bad_rows="side"'
+                f"{where} cannot be read: {bad[numbers[0]]}. Skip such records with "
+                'from_kafka(bad_rows="skip"), or read them as a stream with bad_rows="side"'
             )
         wrong = records.only(numbers)
         columns = [

@@ -1,21 +1,19 @@
-"""Accumulators: how each aggregate is kept in the columns of a `VectorTable` of any backend, one slot for each key.
+"""Accumulators keep aggregates in the columns of a `VectorTable` of any backend, with one slot for each key.
 
-`KeyedAggregate` uses them. An accumulator adds a batch to the slots of its rows, merges what other slots hold into some
-slots, and gives the results of some slots. `value_specs` says which columns it has, and what a new slot holds. Nulls
-cost nothing until a batch has one: only then does a column keep track of which slots have a value.
+`KeyedAggregate` and windows use them. `make_accumulator` chooses the class, and `value_specs` lists the columns and the
+initial values of a new slot. An accumulator adds a batch to the slots of its rows, merges the contents of other slots
+into slots, and returns the results of slots. Nulls cost nothing until a batch has one, because a column starts to track
+which slots have a value only then.
 
-To merge gives the same as to add the rows from which both sides were made, all in one table (of float sums, up to the
-order in which they are added). So slices combine into windows, sessions grow together, and parts that several subtasks
-have made become one result.
+Merging gives the same result as adding the rows of both sides in one table, except for the order in which floats are
+added. Slices therefore combine into windows, sessions grow together, and partial results of several subtasks become
+one.
 
-### MERGE
-Accumulators that keep a value as it came: extremes, and columns of a chosen row, as `accumulators.py` makes them.
-
-### MERGE
-Accumulators whose values are of no fixed width: extremes of strings, and lists, as `accumulators.py` makes them.
-
-Their columns are read and written as Arrow arrays. So each batch is first brought down to what it says of each slot,
-and then each slot is read once, and written if it changes.
+- Extremes and chosen rows keep a value as it came (`Extreme`, `Choice`).
+- Extremes of strings and lists (`TextExtreme`, `Collected`) have no fixed width, so their columns are read and written
+  as Arrow arrays. A batch is first reduced to one entry for each slot. Each slot is then read once, and written if it
+  changes.
+- Sums and means are in `accumulators_of_numbers.py`.
 """
 
 from __future__ import annotations
@@ -89,7 +87,7 @@ class Accumulator(Protocol):
 
 
 class ColumnsByName(Protocol):
-    """What has the columns of accumulators: a `VectorTable`, or less."""
+    """Access to the columns of accumulators: a `VectorTable` or a part of one."""
 
     def column(self, name: str) -> ValueColumn:
         """A value column; always the same object."""
@@ -105,7 +103,7 @@ def value_specs(aggregate: Aggregate, fields: Sequence[pa.Field]) -> list[ValueS
 
 
 def make_accumulator(aggregate: Aggregate, fields: Sequence[pa.Field], table: ColumnsByName) -> Accumulator:
-    """The accumulator of an aggregate whose columns are in a table."""
+    """Returns the accumulator of an aggregate whose columns are in `table`."""
     columns = [table.column(field.name) for field in fields]
     kind = aggregate.kind
     if aggregate.function is not None:
@@ -251,7 +249,7 @@ class Choice:
         return values, chosen
 
     def merge(self, slots: Slots, parts: Sequence[pa.Array]) -> None:
-        """Look at rows that others have chosen: as if they had come after those of the slots."""
+        """Compares rows that another accumulator has chosen, as if they came after the rows of the slots."""
         by = None if self._by is None else parts[-2]
         chosen = self._chosen(slots, by, fixed_values(parts[-1]))
         if self._is_fixed:

@@ -120,7 +120,9 @@ class Sum:
             self._add_words(slots, [fixed_values(part) for part in parts], mask)
 
     def _take_out_least(self, slots: Slots, values: pa.Array, mask: Mask) -> pa.Array:
-        """Take out half of each least integer, whose negative is none. Returns what is left to be taken out."""
+        """Subtracts half of each least integer, which has no negative. Returns the amounts that are still to be
+        subtracted.
+        """
         words = fixed_values(values)
         least = words == np.iinfo(np.int64).min
         if not least.any():

@@ -1,14 +1,16 @@
-"""`Aggregate`: what a program wants to know about each key, as a value.
+"""`Aggregate` describes a value to compute for each key.
 
-Users make one with `tg.count`, `tg.sum`, …; `aggregate_state.py` says what it keeps, and accumulators compute it. Where
-Spark and Polars differ it is as in Spark (`docs/aggregates.md`). Rules:
+Users create one with `tg.count`, `tg.sum` and so on. `aggregate_state.py` defines the stored columns, and accumulators
+compute the result. Where Spark and Polars differ, the result is Spark's (`docs/aggregates.md`). Rules:
 
-- Nulls are skipped, and so are rows for which `where` is not true. Anything but a count of nothing is null.
-- A sum of integers is int64, one of decimals has ten digits more; an overflow is an error. A sum of floats is float64.
-- A mean is float64. That of integers is an exact sum, divided once. That of decimals is a decimal.
-- Min and max keep the column's type. NaN is greater than any number.
-- First and last take a row as it is, with a null in it, unless they are told to skip nulls.
-- A function of a program's own gets all rows for which `where` is true, with their nulls.
+- Nulls are skipped, and so are rows for which `where` is not true. Without values the result is null, except for
+  counts.
+- A sum of integers is int64, and a sum of decimals has ten more digits. An overflow is an error. A sum of floats is
+  float64.
+- A mean is float64. A mean of integers is an exact sum that is divided once. A mean of decimals is a decimal.
+- Min and max keep the type of the column. NaN is greater than any number.
+- First and last take a row as it is, including a null, unless they skip nulls.
+- A function of the program gets all rows for which `where` is true, with their nulls.
 """
 
 from __future__ import annotations
@@ -38,19 +40,21 @@ class Aggregate:
     kind: AggregateKind
     column: ColumnLike | None = None
     by: ColumnLike | None = None
-    """For one that chooses a row: the column whose least or greatest value tells which. None: by arrival."""
+    """For an aggregate that chooses a row: the column whose least or greatest value decides, or None for arrival
+          order.
+    """
     condition: ColumnLike | None = None
     """A boolean column: rows for which it is not true do not count."""
     ignore_nulls: bool = False
-    """For one that chooses a row: whether it skips rows without a value."""
+    """For an aggregate that chooses a row: whether it skips rows without a value."""
     taken_back: bool = False
-    """For a sum: whether values may be taken back, so that it must know when there is none any more."""
+    """For a sum: whether values may be retracted, so that the sum must track when no value is left."""
     limit: int | None = None
-    """For a list: how many values it has at most."""
+    """For a list: the most values that it keeps."""
     function: BatchAggregateFunction | None = None
-    """For one of the program's own: what computes it."""
+    """For a function of the program: the object that computes it."""
     more: tuple[ColumnLike, ...] = ()
-    """For one of the program's own: the columns that it reads after the first."""
+    """For a function of the program: the columns that it reads after the first."""
 
     def __post_init__(self) -> None:
         word = self.kind.value
@@ -62,7 +66,7 @@ class Aggregate:
         if self.by is None and self.kind in (AggregateKind.ARG_MIN, AggregateKind.ARG_MAX):
             raise ConfigurationError(f'{word} needs a column to compare: {word}("x", by="y")')
         if (self.by is not None or self.ignore_nulls) and self.kind not in CHOICES:
-            raise ConfigurationError(f"{word} chooses no row, so it takes neither by= nor ignore_nulls=")
+            raise ConfigurationError(f"{word} does not choose a row, so it takes neither by= nor ignore_nulls=")
 
     def __str__(self) -> str:
         said = [] if self.function is None else [str(self.function)]
@@ -73,12 +77,13 @@ class Aggregate:
         return f"{self.kind.value}({', '.join(said)}){condition}"
 
     def where(self, condition: pl.Expr | str) -> Aggregate:
-        """The same of those rows alone for which a condition is true: a polars expression, or a boolean column.
+        """Returns this aggregate restricted to rows for which a condition is true.
 
-        Where it is false or null, a row does not count: `tg.count().where(pl.col("delay") > 60)`.
+        `condition` is a polars expression or the name of a boolean column. Rows for which it is false or null are
+        skipped: `tg.count().where(pl.col("delay") > 60)`.
         """
         if self.condition is not None:
-            raise ConfigurationError(f"{self} has a condition already; join them: where((a) & (b))")
+            raise ConfigurationError(f"{self} already has a condition; combine both: where((a) & (b))")
         return replace(self, condition=column_like(condition, f"{self}.where"))
 
     @property
@@ -92,7 +97,7 @@ class Aggregate:
         return tuple(column for column in (*self.inputs, self.by, self.condition) if column is not None)
 
     def over(self, plain: Callable[[ColumnLike], ColumnLike]) -> Aggregate:
-        """The same over other columns: what `plain` makes of each."""
+        """Returns this aggregate with each column replaced by the result of `plain`."""
         column, by, condition = (
             None if each is None else plain(each) for each in (self.column, self.by, self.condition)
         )
@@ -210,9 +215,10 @@ def count_distinct(column: str | pl.Expr) -> Aggregate:
 
 
 def collect_list(column: str | pl.Expr, *, limit: int) -> Aggregate:
-    """The values of a column, without nulls, in the order of arrival: a list of at most `limit`, the first ones.
+    """Collects the values of a column, without nulls, into a list in the order of arrival.
 
-    A list, empty where there is no value. Each batch that adds to a list writes all of it: keep the limit small.
+    The list keeps the first `limit` values and is empty without values. Each batch that adds to a list rewrites the
+    whole list, so keep the limit small.
     """
     if isinstance(limit, bool) or not isinstance(limit, int) or not 0 < limit <= _LIST_MAX:
         raise ConfigurationError(f"collect_list takes a limit of 1 to {_LIST_MAX} values, not {limit!r}")

@@ -1,14 +1,13 @@
-"""`BatchAggregateFunction`: an aggregate that a program brings along, over Arrow columns; and its accumulator.
+"""`BatchAggregateFunction` is an aggregate that a program defines over Arrow columns.
 
-A program derives from it and says `tg.udaf(MyFunction(), "x")`. It is used wherever other aggregates are: running
-aggregates, aggregates over everything, and windows of all kinds. Its methods are called with a batch at a time:
+A program derives from it and calls `tg.udaf(MyFunction(), "x")`. It works wherever other aggregates do: in running
+aggregates, aggregates over everything, and all windows. Its methods are called with a whole batch:
 
-- `state` has a row for each group that the rows are of, and `groups` says of each row which one: 0, 1, 2, …
-- They return the new state of these groups: a record batch, or a mapping with an array for each column of the state.
-- They keep nothing themselves: what is not in the state is gone after a failure.
+- `state` has one row for each group of the batch, and `groups` holds the group of each row: 0, 1, 2, …
+- The methods return the new state of these groups, as a record batch or a mapping with an array for each state column.
+- The methods keep nothing in the object. Data outside the state is lost after a failure.
 
-### MERGE
-What all accumulators ask of a batch: a column in plain form, which rows count, and which slots get a value.
+The module also has the accumulator of such functions, and the functions with which all accumulators read a batch.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ from tidegate.state.kernels.choose import newest_chosen
 from tidegate.state.kernels.columns import NO_MASK, fixed_values, plain, valid_mask
 from tidegate.state.kernels.paged import gathered
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.schemas.owned_arrays import owned_array
+from tidegate.storage.schemas.batches import owned_array
 
 _WAITING_BYTES_MAX = 8 * 1024 * 1024
 """Bytes of states from which on their results are computed."""
 
 SEEN = "seen"
-"""The state column that says whether a group has any state yet; no column of a function's may be called so."""
+"""Name of the state column that marks whether a group has any state. Functions must not use this name."""
 
 Groups: TypeAlias = NDArray[np.int64]
-"""Of each row, the position of its group in the state."""
+"""Position of each row's group in the state."""
 NewState: TypeAlias = pa.RecordBatch | Mapping[str, Any]
 """The state of all groups: a record batch, or arrays (of Arrow, NumPy, or lists) by the names of its columns."""
 
@@ -52,7 +51,7 @@ class BatchAggregateFunction(ABC):
     output: pa.DataType
     """The type of the results."""
     initial: ClassVar[Mapping[str, Any]] = {}
-    """What the state of a new group holds, by column. Null for a column that is not named."""
+    """Returns the state of a new group by column. Columns that are missing are null."""
 
     def validate(self, *columns: pa.DataType) -> None:  # noqa: B027 - most functions take any
         """Raise ValueError if it cannot take columns of these types. Called when the program is made."""
@@ -87,7 +86,7 @@ def can_retract(function: BatchAggregateFunction) -> bool:
 
 
 def check_function(function: object) -> None:
-    """Raise ConfigurationError if it is no function that says what it keeps and gives."""
+    """Raises ConfigurationError for a function that does not declare its state and its result type."""
     where = f"udaf({type(function).__name__})"
     if not isinstance(function, BatchAggregateFunction):
         raise ConfigurationError(f"{where}: it takes an object of a class that derives from tg.BatchAggregateFunction")
@@ -106,7 +105,7 @@ def check_function(function: object) -> None:
             pa.scalar(value, state.field(name).type)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
             raise ConfigurationError(
-                f"{where}: initial {name}={value!r} is no {state.field(name).type} ({error})"
+                f"{where}: initial {name}={value!r} is not of type {state.field(name).type} ({error})"
             ) from error
 
 
@@ -127,7 +126,9 @@ class RunningFunction(Protocol):
 
 
 class UserAggregate:
-    """The accumulator of a function. `columns` are those of its state, and last whether there is any."""
+    """The accumulator of a function. `columns` are its state columns, followed by the column that marks groups with
+    state.
+    """
 
     def __init__(
         self,
@@ -249,11 +250,13 @@ class UserAggregate:
 
 @dataclass(frozen=True, slots=True)
 class _Turns:
-    """Rows of groups in turns: the first row of each group, then the second of each that has one, and so on.
+    """Iterates over rows of groups in turns: the first row of each group, then the second row of each group that has
+    one.
 
-    Groups with more rows come first, so those of a turn are the first ones of the turn before. `groups` are all that
-    have rows, in this order. `order` are the rows by turn and group, `sizes` the number of rows of each turn. Iterating
-    gives the rows of each turn, and the number of groups, the last ones, for which it is the last turn.
+    Groups with more rows come first, so the groups of a turn are a prefix of the groups of the turn before. `groups`
+    lists all groups with rows in this order, `order` the rows by turn and group, and `sizes` the number of rows of each
+    turn. Each iteration yields the rows of one turn and the number of groups, at the end of the prefix, for which it is
+    the last turn.
     """
 
     groups: NDArray[np.int64]
@@ -331,14 +334,14 @@ def _declared_state(function: BatchAggregateFunction, method: str, new: NewState
 def _as_declared(
     function: BatchAggregateFunction, where: str, values: Any, data_type: pa.DataType, rows: int
 ) -> pa.Array:
-    """What a function returned, as an array of the type that it has declared."""
+    """Returns the result of a function as an array of the type that the function declares."""
     try:
         array = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
         if isinstance(array, pa.ChunkedArray):
             array = array.combine_chunks()
         array = array.cast(data_type)
     except (pa.ArrowException, TypeError, ValueError) as error:
-        raise TypeError(f"{function}.{where} is no array of {data_type}: {error}") from error
+        raise TypeError(f"{function}.{where} is not an array of {data_type}: {error}") from error
     if len(array) != rows:
         raise ValueError(f"{function}.{where} has {len(array)} values; there are {rows} groups")
     return owned_array(array)
@@ -368,7 +371,9 @@ def row_mask(batch: pa.RecordBatch, condition: ColumnLike | None, *columns: pa.A
 
 
 def mark(column: ValueColumn, slots: Slots, mask: Mask) -> None:
-    """Note which slots get a value. Until there is a null every slot has one: that of the row that made the slot."""
+    """Marks the slots that get a value. Before the first null every slot has a value, from the row that created the
+    slot.
+    """
     if len(mask) > 0:
         accumulate.mark(column.track_nulls(), slots, mask)
     elif len(valid_pages := column.valid_pages) > 0:
@@ -397,7 +402,9 @@ def grouped(slots: Slots) -> tuple[NDArray[np.int32], Slots]:
 
 
 def counted_so_far(groups: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """For each row, how many of `rows` are in its group up to the row and with it. `groups[i]` is that of row i."""
+    """Returns for each row how many of `rows` are in its group up to and including the row. `groups[i]` is the group of
+    row i.
+    """
     counted = np.zeros(len(groups), dtype=np.int64)
     counted[rows] = 1
     order = np.argsort(groups, kind="stable")

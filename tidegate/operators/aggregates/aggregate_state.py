@@ -1,31 +1,22 @@
-"""`AggregateKind`: what an aggregate computes.
+"""Defines the stored columns of each aggregate: their names, their types, and the result types that follow from them.
 
-### MERGE
-What the state of each aggregate looks like: its columns in a checkpoint, and of which types of input.
+The names and types of stored columns describe their contents, because a restore has the program and these columns but
+no input yet. `stored_groups` finds the columns of each aggregate, and `result_type` returns the type of its results.
 
-The names and types of these columns tell what they hold: who restores a checkpoint has the program and these columns,
-but no input yet. `stored_groups` finds the columns of each aggregate, `result_type` the type of its results.
+Most values are stored as they are, in a column with the name of the aggregate: numbers and times where kernels change
+them in place, strings and nested values as Arrow values. Two types differ, and a suffix marks their columns:
 
-### MERGE
-How single values of a column are kept in the columns of a table, and what such columns say.
-
-Most types are kept as they are, in a column with the name of the aggregate: numbers and times where kernels change them
-in place, strings and nested values as Arrow values. Two are not, and their columns say so by a suffix, so that stored
-columns alone tell the type of the values:
-
-- A boolean is a byte, in `_tidegate_x.as_bool`.
+- A boolean is a byte in `_tidegate_x.as_bool`.
 - A decimal is the two words of its 128 bits, in `_tidegate_x.decimal(10,2).high` and `_tidegate_x.decimal(10,2).low`.
 
-### MERGE
-Combined rows: what the rows of one batch come to, for each key (and slice), before they are sent to its owner.
+Combined rows are partial results of one batch for each key (and slice), made before the rows are sent to the owner of
+the key. A sender makes them, and the aggregate after the exchange merges them. A batch has either rows or combined
+rows, and its columns show which, so a checkpoint with either in flight can be restored under any setting. The columns
+of combined rows are:
 
-A sender makes them (`local_aggregation/combiner.py`), the aggregate behind the exchange merges them. A batch has either
-rows or combined rows, and says which by its columns, so a checkpoint with either in flight is restored under any
-setting:
-
-- the key columns and, for windows of event time, the column of time, as in the first of the rows;
-- what accumulators hold of the rows: a column `_tidegate_combined.<name>` for each column of the state;
-- how many rows they are, `_tidegate_combined`, the last column.
+- the key columns and, for event-time windows, the time column, as in the first of the rows;
+- a column `_tidegate_combined.<name>` for each stored column of the accumulators;
+- the number of rows, `_tidegate_combined`, as the last column.
 """
 
 from __future__ import annotations
@@ -41,15 +32,16 @@ from numpy.typing import NDArray
 
 from tidegate.operators.aggregates.aggregate_function import SEEN, BatchAggregateFunction
 from tidegate.operators.aggregates.column_expressions import ColumnLike
+from tidegate.operators.combined_rows import COMBINED, is_combined
 from tidegate.state.kernels.accumulate import decimal_words, decimals_of
 from tidegate.state.kernels.columns import array_of, fixed_values, plain, storage_dtype
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.schemas.dictionaries import decoded_type
-from tidegate.storage.schemas.reserved_names import is_reserved, own_name, part_name
+from tidegate.storage.schemas.arrow_types import decoded_type
+from tidegate.storage.schemas.column_names import is_reserved, part_name
 
 
 class AggregateKind(enum.Enum):
-    """What is computed; the value is what users call it."""
+    """The kinds of aggregates. The value is the name that users call."""
 
     COUNT = "count"
     SUM = "sum"
@@ -91,21 +83,21 @@ Fields = dict[str, tuple[pa.Field, ...]]
 
 
 class Described(Protocol):
-    """What an `Aggregate` says of itself."""
+    """The attributes of an `Aggregate` on which its state depends."""
 
     @property
     def kind(self) -> AggregateKind:
-        """What it computes."""
+        """Kind of the aggregate."""
         ...
 
     @property
     def column(self) -> ColumnLike | None:
-        """Of which column."""
+        """Input column, or None."""
         ...
 
     @property
     def by(self) -> ColumnLike | None:
-        """By which column it chooses a row."""
+        """Column by which the aggregate chooses a row, or None."""
         ...
 
     @property
@@ -120,12 +112,12 @@ class Described(Protocol):
 
     @property
     def function(self) -> BatchAggregateFunction | None:
-        """What computes it, if a program brings that along."""
+        """Function of the program that computes the aggregate, or None."""
         ...
 
     @property
     def inputs(self) -> tuple[ColumnLike, ...]:
-        """All columns of which it is."""
+        """All input columns."""
         ...
 
 
@@ -177,7 +169,7 @@ def result_type(aggregate: Described, fields: Sequence[pa.Field]) -> pa.DataType
 
 
 def sum_digits(decimal: pa.DataType) -> int:
-    """How many digits a sum of decimals may have: ten more than they have, so that 10 billion rows fit."""
+    """Returns the number of digits of a sum of decimals: ten more than the input, so that 10 billion rows fit."""
     return min(DIGITS_MAX, int(decimal.precision) + 10)
 
 
@@ -197,12 +189,12 @@ def state_names(aggregate: Described, name: str, suffixes: Sequence[str] = ("",)
 
 
 def state_columns(keys: pa.Schema, fields: Fields) -> list[pa.Field]:
-    """The columns of a state: those of the key, then those of each aggregate."""
+    """Returns the columns of a state: the key columns, then the columns of each aggregate."""
     return [*keys, *(field for group in fields.values() for field in group)]
 
 
 def stored_groups(aggregates: Mapping[str, Described], stored: Sequence[pa.Field]) -> Fields | None:
-    """The stored columns of each aggregate, of which `stored` are all. None if they are those of other aggregates."""
+    """Splits the columns `stored` by aggregate. Returns None if they belong to other aggregates."""
     groups: Fields = {}
     rest = [field.remove_metadata() for field in stored]
     for name, aggregate in aggregates.items():
@@ -243,7 +235,9 @@ def found_groups(aggregates: Mapping[str, Described], stored: Sequence[pa.Field]
 
 
 def combined_fields(aggregates: Mapping[str, Described], schema: pa.Schema) -> Fields:
-    """The state columns in a schema of combined rows. ConfigurationError if they are those of other aggregates."""
+    """Returns the state columns in a schema of combined rows. Raises ConfigurationError if they belong to other
+    aggregates.
+    """
     fields = stored_groups(aggregates, state_of(schema))
     if fields is None:
         raise ConfigurationError(
@@ -269,7 +263,7 @@ def validate(aggregate: Described, input_schema: pa.Schema) -> None:
     if kind is AggregateKind.COUNT:
         return
     if kind is AggregateKind.COUNT_DISTINCT:
-        raise ConfigurationError(f"{aggregate}: an operator takes the function that keeps its values in its place")
+        raise ConfigurationError(f"{aggregate}: an operator takes the function that stores its values instead")
     _check_not_null(aggregate, aggregate.column, data_type)
     takes = _takes(kind, data_type)
     if takes is not None:
@@ -279,7 +273,9 @@ def validate(aggregate: Described, input_schema: pa.Schema) -> None:
 
 
 def _takes(kind: AggregateKind, data_type: pa.DataType) -> str | None:
-    """What an aggregate takes, if it does not take this type. First, last and their like take any."""
+    """Returns what types an aggregate accepts, or None if it accepts this type. First, last and similar kinds accept
+    any type.
+    """
     types = pa.types
     number = types.is_integer(data_type) or types.is_floating(data_type) or is_small_decimal(data_type)
     if kind in (AggregateKind.BOOL_AND, AggregateKind.BOOL_OR):
@@ -339,7 +335,7 @@ def _type_of(column: object, input_schema: pa.Schema) -> pa.DataType:
 
 
 def _by_type(data_type: pa.DataType) -> pa.DataType:
-    """In which type the greatest value so far is kept: numbers as widely as they may become."""
+    """Returns the type in which a greatest value is kept: the widest type that numbers may reach."""
     if pa.types.is_uint64(data_type) or pa.types.is_temporal(data_type):
         return data_type
     return pa.float64() if pa.types.is_floating(data_type) else pa.int64()
@@ -402,7 +398,9 @@ def value_suffixes(data_type: pa.DataType) -> tuple[str, ...]:
 
 
 def value_fields(name: str, data_type: pa.DataType, suffix: str = "") -> tuple[pa.Field, ...]:
-    """Columns that keep a value of a type, for the aggregate `name`. `suffix` says which of its values it is."""
+    """Returns the columns that store a value of a type for the aggregate `name`. `suffix` identifies one of several
+    values.
+    """
     suffixes = value_suffixes(data_type)
     if pa.types.is_boolean(data_type):
         return (pa.field(part_name(name, suffix + _BOOL), pa.uint8()),)
@@ -413,7 +411,7 @@ def value_fields(name: str, data_type: pa.DataType, suffix: str = "") -> tuple[p
 
 
 def value_type(fields: Sequence[pa.Field]) -> pa.DataType:
-    """The type of the values that columns (at least those of `value_fields`) keep."""
+    """Returns the type of the values stored in `columns`, which hold at least the columns of `value_fields`."""
     first = fields[0]
     if is_reserved(first.name) and first.name.endswith(_BOOL):
         return pa.bool_()
@@ -446,7 +444,7 @@ def value_words(column: pa.Array) -> list[NDArray[Any]]:
 
 
 def value_array(words: Sequence[NDArray[Any]], valid: NDArray[np.uint8] | None, data_type: pa.DataType) -> pa.Array:
-    """The column whose values are kept as these arrays. Entries with `valid` 0 are null."""
+    """Returns the column of values that is stored as `arrays`. Entries with `valid` 0 are null."""
     if pa.types.is_boolean(data_type):
         bits = pa.py_buffer(np.packbits(words[0] == 1, bitorder="little"))
         bitmap = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
@@ -456,8 +454,6 @@ def value_array(words: Sequence[NDArray[Any]], valid: NDArray[np.uint8] | None, 
     return array_of(words[0], valid, data_type)
 
 
-COMBINED = own_name("combined")
-"""The column that says how many rows a combined row stands for."""
 _STATE = f"{COMBINED}."
 
 
@@ -465,11 +461,6 @@ class _Accumulator(Protocol):
     def update(self, batch: pa.RecordBatch, slots: NDArray[np.int32]) -> None: ...
 
     def merge(self, slots: NDArray[np.int32], parts: Sequence[pa.Array]) -> None: ...
-
-
-def is_combined(schema: pa.Schema) -> bool:
-    """Whether batches of this schema have combined rows."""
-    return len(schema) > 0 and schema.names[-1] == COMBINED
 
 
 def combined_rows(heads: pa.RecordBatch, state: Mapping[str, pa.Array], counts: pa.Array) -> pa.RecordBatch:
@@ -491,10 +482,3 @@ def take_in(
         accumulator.merge(slots, [batch.column(_STATE + field.name) for field in fields])
     else:
         accumulator.update(batch, slots)
-
-
-def rows_behind(batch: pa.RecordBatch, chosen: NDArray[np.bool_]) -> int:
-    """How many rows some rows of a batch stand for."""
-    if not is_combined(batch.schema):
-        return int(np.count_nonzero(chosen))
-    return int(batch.column(COMBINED).to_numpy()[chosen].sum())

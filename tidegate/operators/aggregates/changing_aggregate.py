@@ -1,27 +1,24 @@
-"""`ChangingAggregate`: running aggregates that emit changes, and that rows can be taken back from.
+"""`ChangingAggregate` computes running aggregates that emit changes, and that support retractions.
 
 Rules:
 
-- A batch gives, for each key in it whose results differ, the old row (`-U`) and the new one (`+U`); `+I` for a key that
-  had no row, `-D` for one that has none any more. All that is taken back comes first.
-- Behind changes (`takes_back`) the state counts the rows of each key. When the last one is taken back, the key is
-  forgotten. Whatever a batch does to one key, the others in it are looked at alike.
-- Only what can be calculated backwards can be taken back: counts, sums, means, variances, and functions of the
-  program's own that have `retract`. A minimum cannot: the next greater value is gone. Sums of floats that are taken
-  back leave rounding errors behind, and a NaN stays.
-- A row that is taken back and has never come is an error: the stream before contradicts itself.
+- For each key whose results differ, a batch emits the old row (`-U`) and the new row (`+U`). A key without a previous
+  row emits `+I`, and a key whose last row was retracted emits `-D`. Retractions come before all new rows.
+- After a stream of changes (`retracts`) the state counts the rows of each key. When the last row is retracted, the
+  key is removed. This does not affect the other keys of the batch.
+- Only aggregates that can be inverted support retractions: counts, sums, means, variances, and functions of the program
+  with `retract`. A minimum cannot, because the next greater value is not stored. Sums of floats keep rounding errors
+  after a retraction, and NaN stays.
+- Retracting a row that never came is an error, because the stream contradicts itself.
 
-### MERGE
-Aggregates over everything, in two stages: each subtask makes one row of its batch, and one subtask merges the rows.
+Aggregates over everything work in two stages:
 
-Rules:
-
-- `PartialAggregate` keeps nothing: a batch becomes one row with the columns of the accumulators' state. So what crosses
-  the exchange, and what the one subtask has to do, does not grow with the rows.
-- `MergedAggregate` keeps the accumulators of all rows in a table like that of keyed aggregates, under one key.
-- The result is one row; as changes, the one before it is taken back. In mode `final` there is one also where no row has
-  come, as in SQL: counts are 0 then, lists
-  are empty, a function of the program's own says what it is, and anything else is null.
+- `PartialAggregate` keeps no state. It turns a batch into one row with the columns of the accumulators' state, so the
+  traffic over the exchange and the work of the single subtask after it do not grow with the rows.
+- `MergedAggregate` keeps the accumulators of all rows in a table like a keyed aggregate, under one key.
+- The result is one row, and `ChangesOfAll` retracts the previous one. In mode `final` there is a row even if no input
+  row has come, as in SQL: counts are 0, lists are empty, a function of the program decides itself, and all other
+  aggregates are null.
 """
 
 from __future__ import annotations
@@ -54,17 +51,17 @@ from tidegate.operators.changes import (
 from tidegate.operators.operator import Columns, Emit, Operator
 from tidegate.operators.operator_errors import blame
 from tidegate.state.common.backend import VectorTable
-from tidegate.state.common.batch_column import BatchColumns
+from tidegate.state.common.table_columns import BatchColumns
 from tidegate.state.kernels.columns import fixed_values, storage_dtype
 from tidegate.state.key_index.hash_table import Upserted
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.schemas.reserved_names import own_name
+from tidegate.storage.schemas.column_names import own_name
 
 ROWS = own_name("changes_rows")
 """The state column that counts the rows of a key."""
 
 CALCULATED = SPREADS | {AggregateKind.COUNT, AggregateKind.SUM, AggregateKind.MEAN}
-"""What can be taken back."""
+"""An accumulator that supports retractions."""
 
 
 @runtime_checkable
@@ -75,21 +72,21 @@ class _TakesBack(Protocol):
 
 
 class ChangingAggregate(KeyedAggregate):
-    """Aggregates of each key; with `takes_back` of a stream of changes. Otherwise as `KeyedAggregate`."""
+    """Aggregates of each key; with `retracts` of a stream of changes. Otherwise as `KeyedAggregate`."""
 
     def __init__(
         self,
         keys: tuple[str, ...],
         aggregates: Mapping[str, Aggregate],
         emit: Literal["changes", "final"] = "changes",
-        takes_back: bool = False,
+        retracts: bool = False,
         input_schema: pa.Schema | None = None,
     ) -> None:
         self._shown_keys, self._shown = tuple(keys), tuple(aggregates)
-        self._takes_back = takes_back
+        self._takes_back = retracts
         if CHANGE in {*keys, *aggregates}:
             raise ConfigurationError(f"{CHANGE!r} is a column of changes; give the key or aggregate another name")
-        if takes_back:
+        if retracts:
             _check_calculated(aggregates)
             aggregates = {
                 name: replace(a, taken_back=True) if a.kind is AggregateKind.SUM else a
@@ -101,7 +98,7 @@ class ChangingAggregate(KeyedAggregate):
         self._output_schema: pa.Schema | None = None
 
     def needed_columns(self, after: Columns) -> Columns:
-        """Also what says which rows come."""
+        """Adds the column that marks retractions."""
         needed = super().needed_columns(after)
         return needed if needed is None or not self._takes_back else needed | {CHANGE}
 
@@ -152,7 +149,7 @@ class ChangingAggregate(KeyedAggregate):
         counts = self._table.column(ROWS).raw(slots)
         if (counts < 0).any():
             raise ValueError(
-                "a row was taken back that had not come: the stream of changes contradicts itself. Functions before it "
+                "a row was retracted that never came: the stream of changes contradicts itself. Functions before it "
                 "must give the same for the same row, and rows of a key must come in order"
             )
         there: Flags = counts > 0
@@ -166,7 +163,7 @@ class ChangingAggregate(KeyedAggregate):
         before: Sequence[pa.Array],
         there: Flags | None,
     ) -> pa.RecordBatch | None:
-        """What has become of the keys of a batch."""
+        """Returns the changes of the keys of a batch."""
         rows = upserted.first_rows
         after = [accumulator.results(slots) for accumulator in self._of_shown()]
         is_there = np.ones(len(rows), dtype=np.bool_) if there is None else there
@@ -290,9 +287,9 @@ class PartialAggregate(Operator):
 
 
 class MergedAggregate(KeyedAggregate):
-    """Merges rows of `PartialAggregate`, in one subtask.
+    """Merges rows of `PartialAggregate` in one subtask.
 
-    `empty` is the schema of the result, for where no row has come; None: then there is no result either.
+    `empty` is the schema of the result when no row has come. None means that there is no result then.
     """
 
     def __init__(
@@ -306,7 +303,7 @@ class MergedAggregate(KeyedAggregate):
         self._empty = empty
 
     def needed_columns(self, after: Columns) -> Columns:
-        """All: no more was sent than is merged."""
+        """Returns all columns, because only columns that are merged are sent."""
         return None
 
     def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
@@ -315,7 +312,7 @@ class MergedAggregate(KeyedAggregate):
         return pa.schema([pa.field(name, result_type(a, fields[name])) for name, a in self._aggregates.items()])
 
     def finish(self, emit: Emit) -> Iterator[None]:
-        """In mode `final`, emit the result."""
+        """Emits the result in mode `final`."""
         yield from super().finish(emit)
         if self._emit_mode == "final" and self._table is None and self._empty is not None:
             aggregates = zip(self._aggregates.values(), self._empty, strict=True)
@@ -337,7 +334,7 @@ class MergedAggregate(KeyedAggregate):
 
 
 class ChangesOfAll(MergedAggregate, ChangingAggregate):
-    """The same, as changes: each batch takes the row back that it replaces."""
+    """Merges rows like `MergedAggregate`, and retracts the previous result with each batch."""
 
     def __init__(self, aggregates: Mapping[str, Aggregate], input_schema: pa.Schema | None = None) -> None:
         super().__init__(aggregates, input_schema=input_schema)

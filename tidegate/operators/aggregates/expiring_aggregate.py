@@ -1,18 +1,18 @@
-"""`ExpiringAggregate`: running aggregates with a time to live: a key that gets no rows for so long is forgotten.
+"""`ExpiringAggregate` computes running aggregates with a time to live: a key without new rows for this long is removed.
 
-Flink's `table.exec.state.ttl`. Rules:
+This is Flink's `table.exec.state.ttl`. Rules:
 
-- A key lives from its first row until `ttl_ms` after its last one. A row that comes then begins anew, as if there had
-  been none before it. Within a batch, too: rows before the last beginning of their key count no more.
-- In event time (`time` names the column) the last row is the one with the greatest time. What comes out does not
-  depend on when state is cleaned up: a key whose last time is s goes when the watermark reaches s + 2 * ttl. Rows that
-  are `ttl` or more behind the watermark are dropped and counted, because what was known of their keys may be gone.
-- How far event time has come is state, too, for each key group. So a row that was late before a restore is late after
+- A key lives from its first row until `ttl_ms` after its last row. A later row starts over, as if the key had no rows
+  before. This also holds within a batch: rows before the last start of their key are ignored.
+- In event time (`time` names the column) the last row is the row with the greatest time. The output does not depend on
+  when state is cleaned up: a key with last time s is removed when the watermark reaches s + 2 * ttl. Rows that are
+  `ttl` or more behind the watermark are dropped and counted, because the state of their keys may be gone.
+- The progress of event time is state for each key group. A row that was late before a restore is therefore late after
   it, at any parallelism.
-- In mode `each` every row has a result, those before the last beginning of their key as well.
-- In processing time all rows of a batch have the moment at which it is processed.
-- That moment is a column of the state. So it survives restores and rescaling, and so do sweeps: they look at
-  all keys, in bounded steps, four times in one time to live.
+- In mode `each` every row has a result, including rows before the last start of their key.
+- In processing time all rows of a batch have the time at which the batch is processed.
+- The time of the last row is a column of the state, so it survives restores and rescaling. Sweeps visit all keys in
+  bounded steps, four times in one time to live.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from tidegate.operators.watermarks.group_moments import GroupMoments
 from tidegate.operators.watermarks.late_rows import LATE_RECORDS
 from tidegate.operators.watermarks.watermark_generator import check_timestamp_column, event_times_ms
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
-from tidegate.state.common.batch_column import BatchColumns
+from tidegate.state.common.table_columns import BatchColumns
 from tidegate.state.kernels.choose import begin_lives
 from tidegate.state.kernels.paged import scatter
 from tidegate.state.key_index.hash_table import Upserted
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.schemas.reserved_names import own_name
+from tidegate.storage.schemas.column_names import own_name
 from tidegate.storage.state.key_groups import key_group_range
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
@@ -51,7 +51,7 @@ UPDATED = own_name("ttl_updated_ms")
 """The state column with the moment of the last row of a key."""
 
 _REACHED_STATE = "ttl.watermark"
-"""How far event time has come in each key group."""
+"""Progress of event time in each key group."""
 
 _SWEEPS = 4
 """Sweeps in one time to live."""
@@ -83,7 +83,7 @@ class ExpiringAggregate(KeyedAggregate):
         self._swept_ms: int | None = None
 
     def needed_columns(self, after: Columns) -> Columns:
-        """Also event time."""
+        """Adds the event time column."""
         needed = super().needed_columns(after)
         return needed if needed is None or self._time is None else needed | {self._time}
 
@@ -115,7 +115,7 @@ class ExpiringAggregate(KeyedAggregate):
         return () if self._time is None else (DueByAge(self._ttl_ms),)
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        """Forget, in steps, keys whose time to live is over."""
+        """Removes expired keys in steps."""
         if self._time is None or watermark_ms == MAX_WATERMARK_MS:
             return
         for groups, reached_ms in [*self._reached.runs()]:
@@ -135,7 +135,7 @@ class ExpiringAggregate(KeyedAggregate):
         return super().snapshot(cut)
 
     def next_processing_time_ms(self) -> int | None:
-        """When keys are to be forgotten."""
+        """Returns when to remove expired keys next."""
         if self._time is not None or self._table is None:
             return None
         now_ms = self.context.time.now_ms
@@ -145,7 +145,7 @@ class ExpiringAggregate(KeyedAggregate):
         return self._swept_ms + self._pause_ms
 
     def on_processing_time(self, now_ms: int, emit: Emit) -> Iterator[None]:
-        """Forget, in steps, keys whose time to live is over."""
+        """Removes expired keys in steps."""
         due_ms = self.next_processing_time_ms()
         if due_ms is not None and due_ms <= now_ms:
             self._swept_ms = now_ms
@@ -177,9 +177,9 @@ class ExpiringAggregate(KeyedAggregate):
         return super()._running(batch, slots, accumulators[: len(self._shown)])
 
     def _of_lives(self, batch: pa.RecordBatch, upserted: Upserted, begins: NDArray[np.uint8]) -> list[pa.Array]:
-        """The results after each row of a batch in which keys begin anew. The table stays as it is.
+        """Returns the results after each row of a batch in which keys start over. The table stays unchanged.
 
-        Each life of a key is calculated in a place of its own. The first one goes on from what the table has.
+        Each life of a key is computed in a separate slot. The first life continues from the slot of the table.
         """
         assert self._table is not None
         order = np.argsort(upserted.slots, kind="stable")
@@ -245,7 +245,9 @@ class ExpiringAggregate(KeyedAggregate):
         """The rows that are not too late."""
         found = event_times_ms(batch, time)
         if found.null_count:
-            raise ValueError(f"column {time!r} is null in a row, which has no event time then")
+            raise ValueError(
+                f"column {time!r} is null in a row, but event time needs a value; filter such rows out before"
+            )
         reached_ms = self._reached.of_keys(key_columns(batch, self._keys), self.context.max_parallelism)
         on_time = found.to_numpy() > np.maximum(reached_ms, MIN_WATERMARK_MS + self._ttl_ms) - self._ttl_ms
         if on_time.all():
@@ -254,10 +256,10 @@ class ExpiringAggregate(KeyedAggregate):
         return batch.filter(pa.array(on_time))
 
     def _sweep(self, expired_ms: int) -> Iterator[None]:
-        """Remove the keys whose moment is `expired_ms` or before, some at a time.
+        """Removes the keys whose time is `expired_ms` or earlier, in bounded steps.
 
-        A batch may come between two steps, and a scan may show what was there when it began: so what has expired is
-        looked up before it goes.
+        A batch may be processed between two steps, and a scan may return the state from its start. Each expired key is
+        therefore looked up again before it is removed.
         """
         if self._table is None:
             return

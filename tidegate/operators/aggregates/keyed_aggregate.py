@@ -24,27 +24,22 @@ from numpy.typing import NDArray
 
 from tidegate.operators.aggregates.accumulators import Accumulator, make_accumulator, value_specs
 from tidegate.operators.aggregates.aggregate import Aggregate
-from tidegate.operators.aggregates.aggregate_state import (
-    Fields,
-    combined_fields,
-    is_combined,
-    state_columns,
-    take_in,
-)
+from tidegate.operators.aggregates.aggregate_state import Fields, combined_fields, state_columns, take_in
 from tidegate.operators.aggregates.stored_layout import StoredLayout, converted, raw_specs
 from tidegate.operators.batch_rows import OUTPUT_ROWS_MAX
+from tidegate.operators.combined_rows import is_combined
 from tidegate.operators.operator import Columns, Emit, Operator, OperatorContext
 from tidegate.operators.operator_errors import blame, failure
 from tidegate.operators.state.keys import check_owner, key_columns, key_schema
 from tidegate.operators.state.operator_backend import frozen_backend, make_backend
-from tidegate.protocol.errors import ChangedTypeError
+from tidegate.protocol.failures import ChangedTypeError
 from tidegate.state.common.backend import KeyedBackend, ValueSpec, VectorTable
 from tidegate.state.kernels.partition import gather, subtask_table
 from tidegate.state.key_index.hash_table import Upserted
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError, CorruptionError, IncompatibleStateError
-from tidegate.storage.schemas.columns_text import columns_text
-from tidegate.storage.state.handover import keys_at_most, put_together, taken
+from tidegate.storage.schemas.column_names import columns_text
+from tidegate.storage.state.handover import keys_at_most, merge_small_tables, taken
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
 STATE_NAME = "aggregate"
@@ -137,7 +132,7 @@ class KeyedAggregate(Operator):
         return frozen_backend(self.context, self._opened(), cut)
 
     def changes(self, cut: Cut) -> OperatorSnapshot:
-        """As `snapshot`: all state is keyed."""
+        """Freezes the keyed state between two snapshots. All state of this operator is keyed."""
         return self.snapshot(cut)
 
     @property
@@ -162,7 +157,7 @@ class KeyedAggregate(Operator):
         self._accumulators = []
 
     def finish(self, emit: Emit) -> Iterator[None]:
-        """In mode `final`, emit all keys in batches of at most `OUTPUT_ROWS_MAX` rows."""
+        """Emits all keys in mode `final`, in batches of at most `OUTPUT_ROWS_MAX` rows."""
         if self._emit_mode == "final" and self._table is not None:
             for keys, slots in self._table.scan(OUTPUT_ROWS_MAX):
                 try:
@@ -313,7 +308,7 @@ class KeyedAggregate(Operator):
         self._opened().expect(keys_at_most(tables))
         try:
             keys = (table for table in taken(tables) if table.kind is StateKind.KEYED)
-            for table in put_together(keys, _RESTORED_ROWS):
+            for table in merge_small_tables(keys, _RESTORED_ROWS):
                 if table.rows.schema.names[: len(self._keys)] == list(self._keys):
                     check_owner(self.context, table.rows.select(list(self._keys)), self._owners)
                 rows = table.rows if table.removed else self._converted(table.rows, self._fields)

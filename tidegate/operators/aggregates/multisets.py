@@ -1,22 +1,16 @@
-"""Least and greatest values, and counts of distinct ones, behind changes: each key keeps all its values.
+"""Aggregates that keep all distinct values of a key: extremes and distinct counts after changes, and exact distinct
+counts.
 
-When the least value is taken back, the next greater one must be known. Rules:
+`KeptValues` computes least and greatest values and distinct counts when rows can be retracted, because the next greater
+value must be known when the least value is retracted. `ValueSet` counts distinct values where the state of a key must
+be in one place: in windows, and with a time to live. (`DistinctRows` stores each pair of key and value separately, and
+cannot detect the end of a window.) Rules:
 
-- The state of a key is its distinct values, ascending, and how often each is there: Flink's sorted map state.
-- It grows with the distinct values of a key, and a batch writes those of each key in it anew. With very many of them,
-  rank the rows before they change.
-- All NaN are one value, the greatest, and so are 0.0 and -0.0.
-
-### MERGE
-Exact counts of distinct values where a key's state must be whole: in windows, and with a time to live.
-
-`DistinctRows` remembers each pair of key and value apart, and nothing tells it that a window is over. Rules:
-
-- The state of a key (and window) is its distinct values, each once, in the order in which they came. To merge is to
-  unite: slices of a window, sessions that grow together.
-- It grows with the distinct values, and a batch writes those of each key in it anew. With very many of them,
-  `approx_count_distinct` keeps a sketch instead.
-- All NaN are one value, and so are 0.0 and -0.0; nulls are none.
+- `KeptValues` stores the distinct values in ascending order and the number of times each occurs, like Flink's sorted
+  map state. `ValueSet` stores each distinct value once in the order of arrival, and merges by uniting sets.
+- The state grows with the distinct values of a key, and a batch rewrites the values of each key in it. With very many
+  values, rank the rows before they change, or use `approx_count_distinct`, which keeps a sketch.
+- All NaN are one value, the greatest. 0.0 and -0.0 are one value. A null is not a value.
 """
 
 from __future__ import annotations
@@ -42,7 +36,7 @@ _KEPT = EXTREMES | {AggregateKind.COUNT_DISTINCT}
 
 
 class KeptValues(BatchAggregateFunction):
-    """What an aggregate of one of these kinds says of a column whose values come and go."""
+    """Defines the aggregates of these kinds for a column whose values are added and retracted."""
 
     def __init__(self, kind: AggregateKind, data_type: pa.DataType) -> None:
         self._kind = kind
@@ -75,7 +69,7 @@ class KeptValues(BatchAggregateFunction):
         return lists.flatten().take(pa.array(places, mask=lengths == 0))
 
     def _changed(self, state: pa.RecordBatch, groups: Groups, values: pa.Array, times: NDArray[np.int64]) -> NewState:
-        """The state with values that come so many times more; less than no time is an error."""
+        """Returns the state after each value occurred `times` more often. A negative total is an error."""
         held = state.column(_VALUES)
         known = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))
         every = pa.concat_arrays([held.flatten(), values.take(pa.array(known)).cast(self._type)])
@@ -85,7 +79,7 @@ class KeptValues(BatchAggregateFunction):
         totals = np.zeros(len(found.first_rows), dtype=np.int64)
         np.add.at(totals, found.slots, counts)
         if (totals < 0).any():
-            raise ValueError("a value was taken back that had not come: the stream of changes contradicts itself")
+            raise ValueError("a value was retracted that never came: the stream of changes contradicts itself")
         rows = found.first_rows[totals > 0]
         left = pa.table({"group": of[rows], "value": every.take(pa.array(rows)), "times": totals[totals > 0]})
         left = left.take(pc.sort_indices(left, [("group", "ascending"), ("value", "ascending")])).combine_chunks()
@@ -116,14 +110,14 @@ def _kept(label: str, aggregate: Aggregate, schema: pa.Schema | None) -> Aggrega
 
 
 def comparable_type(label: str, aggregate: Aggregate, schema: pa.Schema | None) -> pa.DataType:
-    """The type in which values of an aggregate's column are kept, to be told apart and put in order.
+    """Returns the type in which the values of an aggregate's column are stored, so that they can be compared.
 
-    Raises ConfigurationError if it is not known, or if there is no such order, before the job meets the first of them.
+    Raises ConfigurationError for an unknown or unordered type, before the job reads the first value.
     """
     what = f"{label}={aggregate}"
     if schema is None:
         raise ConfigurationError(
-            f"{what}: it keeps values, so the types of columns must be known; give schema= to the step before"
+            f"{what}: it stores values, so the types of columns must be known; pass schema= to the step before"
         )
     column = str(aggregate.column)
     if column not in schema.names:
@@ -136,7 +130,7 @@ def comparable_type(label: str, aggregate: Aggregate, schema: pa.Schema | None) 
 
 
 def _check_ordered(what: str, column: str, data_type: pa.DataType) -> None:
-    """Refuse types whose values cannot be told apart and put in order, before the job meets the first of them."""
+    """Raises ConfigurationError for types whose values cannot be compared, before the job reads the first value."""
     kinds = pa.types
     if kinds.is_nested(data_type) or kinds.is_interval(data_type):
         advice = "give a column of plain values, such as a field of it"
@@ -148,7 +142,7 @@ def _check_ordered(what: str, column: str, data_type: pa.DataType) -> None:
 
 
 def list_lengths(lists: pa.Array) -> NDArray[np.int64]:
-    """How many values each list has; a null has none."""
+    """Returns the number of values in each list. A null list has none."""
     lengths: NDArray[np.int64] = pc.fill_null(pc.list_value_length(lists), 0).to_numpy().astype(np.int64)
     return lengths
 
@@ -158,7 +152,7 @@ def _whole(column: pa.ChunkedArray, data_type: pa.DataType) -> pa.Array:
 
 
 class ValueSet(BatchAggregateFunction):
-    """How many distinct values a column of this type has."""
+    """Counts the distinct values of a column of this type."""
 
     output = pa.int64()
 
@@ -185,18 +179,20 @@ class ValueSet(BatchAggregateFunction):
         return self._united(state.column(_VALUES), np.repeat(groups, list_lengths(lists)), lists.flatten())
 
     def result(self, state: pa.RecordBatch) -> Any:
-        """How many there are."""
+        """Returns the number of distinct values."""
         return list_lengths(state.column(_VALUES))
 
     def _united(self, held: pa.Array, groups: Groups, values: pa.Array) -> NewState:
-        """What groups hold, with values that may be among it already."""
+        """Returns the state of groups after adding values, some of which may already be there."""
         known = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))
         return self._lists(held, *self._distinct(held, groups[known], values.take(pa.array(known))))
 
     def _distinct(
         self, held: pa.Array, groups: Groups, values: pa.Array
     ) -> tuple[pa.Array, NDArray[np.int64], NDArray[np.int32]]:
-        """What groups hold with other values behind it, the group of each, and which are the first of their kind."""
+        """Returns the stored values followed by new values, the group of each, and which are the first of their
+        kind.
+        """
         every = pa.concat_arrays([held.flatten(), values.cast(self._type)])
         of = np.concatenate((np.repeat(np.arange(len(held)), list_lengths(held)), groups))
         first = KeyIndex(("group", "value")).upsert(pa.record_batch({"group": of, "value": every})).first_rows

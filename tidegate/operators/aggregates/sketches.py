@@ -1,11 +1,11 @@
-"""Approximate aggregates: distinct values by HyperLogLog, quantiles by t-digests; sketches of Apache DataSketches.
+"""Approximate aggregates from Apache DataSketches: distinct values by HyperLogLog, and quantiles by t-digests.
 
-The state of a key is one sketch, as bytes of fixed size at most, however many rows there were. Rules:
+The state of a key is one sketch of bounded size in bytes, for any number of rows. Rules:
 
-- A batch reads the sketch of each of its keys once, adds what the batch has for it, and writes it.
-- Distinct values are those of the key hash, which never changes: so sketches of different jobs and versions can be
-  merged. A value that comes several times in a batch is added once.
-- Both are functions of the rows alone, without chance: the same rows in the same order make the same bytes.
+- A batch reads the sketch of each of its keys once, adds the values of the batch, and writes it.
+- Distinct values are identified by the key hash, which never changes. Sketches of different jobs and versions can
+  therefore be merged. A value that occurs several times in a batch is added once.
+- Both sketches are deterministic: the same rows in the same order produce the same bytes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LIBRARY = "datasketches"
 
 
 class _Sketch(BatchAggregateFunction):
-    """What both have in common: the state of a group is the bytes of a sketch; null before the first value."""
+    """Base of both sketches. The state of a group is the bytes of a sketch, or null before the first value."""
 
     state = pa.schema({"sketch": pa.large_binary()})
 
@@ -59,7 +59,7 @@ class ApproxCountDistinct(_Sketch):
         self._precision = precision
 
     def validate(self, *columns: pa.DataType) -> None:
-        """What can be a key can be counted."""
+        """Accepts every type that can be a key."""
         try:
             key_form(pa.array([], columns[0]), "")
         except ConfigurationError as error:
@@ -183,11 +183,12 @@ def approx_count_distinct(column: str | pl.Expr, *, precision: int = 12) -> Aggr
 
 
 def approx_quantile(column: str | pl.Expr, quantiles: float | Sequence[float], *, accuracy: int = 200) -> Aggregate:
-    """About which value lies at a quantile (0.5: the median) of a column of numbers; of several, a list of float64.
+    """Estimates the value at a quantile (0.5 is the median) of a column of numbers, or a list of float64 for several
+    quantiles.
 
-    Nulls and NaN are skipped; without a number it is null. By a t-digest: the nearer to 0 or 1, the more exact. With an
-    `accuracy` of 200 the median is off by up to 2 % of the rows, and the 0.99 quantile by 0.2 %; state is at most about
-    20 bytes a key for each unit of it (10 to 10000). Needs the extra `sketches`.
+    Nulls and NaN are skipped, and the result is null without a number. The t-digest is more exact near 0 and 1. With an
+    `accuracy` of 200 the median is off by up to 2 % of the rows, and the 0.99 quantile by 0.2 %. The state takes up to
+    about 20 bytes a key for each unit of accuracy (10 to 10000). Needs the extra `sketches`.
     """
     several = [quantiles] if isinstance(quantiles, float | int) else list(quantiles)
     if not several or not all(isinstance(q, float | int) and 0 <= q <= 1 for q in several):

@@ -28,7 +28,7 @@ from tidegate.operators.aggregates.aggregate_state import (
     found_groups,
 )
 from tidegate.state.common.backend import ValueSpec
-from tidegate.state.common.batch_column import BatchColumns
+from tidegate.state.common.table_columns import BatchColumns
 from tidegate.storage.errors import IncompatibleStateError
 from tidegate.storage.schemas.evolution import widens
 
@@ -39,10 +39,10 @@ _NULL_WITHOUT_ROWS = NULL_WITHOUT_VALUES | CHOICES
 
 @dataclass(frozen=True, slots=True)
 class StoredLayout:
-    """The columns of one stored table: `head` (keys and the like), then those of aggregates.
+    """The columns of one stored table: `head` (for example the keys), then the columns of the aggregates.
 
-    `fields`: the columns of each aggregate of the program that has some. `whole`: whether these are all the aggregates
-    of the program, and all the stored columns, in the program's order.
+    `fields` holds the columns of each stored aggregate of the program. `whole` is true if these are all aggregates of
+    the program and all stored columns, in the program's order.
     """
 
     head: pa.Schema
@@ -64,7 +64,7 @@ class StoredLayout:
 
 
 def field_refusal(kind: AggregateKind, before: Sequence[pa.Field], now: Sequence[pa.Field]) -> str | None:
-    """Why stored columns of an aggregate cannot become those of the program; None if they can."""
+    """Returns why stored columns of an aggregate cannot be converted to the program's columns, or None if they can."""
     if len(before) != len(now):
         return "it is kept in other columns"
     for old, new in zip(before, now, strict=True):

@@ -1,25 +1,22 @@
-"""`AsyncMap`: rows whose results come from outside, many at a time, while the task goes on.
+"""`AsyncMap` computes rows from outside calls, many at a time, while the task continues.
 
-The task asks for calls with `take_calls`, and hands in what they have returned with `answered`. Rules:
+The task fetches calls with `take_calls` and returns their results with `answered`. A driver
+(`tidegate/actors/drivers/async_calls.py`) runs the `AsyncFunction`. Rules:
 
-- At most `capacity` calls are under way. While rows wait for a call the operator is `full`, and the task takes no
-  further input; so what it holds is bounded by the capacity and one batch (`rows_of_a_turn_max`).
-- With a `batch_timeout` rows wait until there are enough for a call, or the clock has gone on by so much. Such a call
-  may have rows from both sides of watermarks: these wait for its results, so none overtakes a row.
-- Rows whose results were not emitted yet are in the snapshot, and are asked for again after a restore: a function may
-  be called more than once for a row, but each row has one result.
-- A watermark does not overtake rows: it goes on when the results of all rows before it were emitted. `ordered` keeps
-  the order of the rows; otherwise results may overtake each other, but no watermark.
-- The watermarks between these rows are in the snapshot as well, and first the last one that has gone on: after a
-  restore what follows judges each result as it would have done. A sender that begins anew may be behind them then, and
-  does not take them back. The end of event time is not kept: no row follows it, and it comes again.
-- If the steps before have another parallelism, the restore leaves these watermarks out (`restored_event_time.py`).
-- A row that fails for good fails the task, or goes to a side output with its error.
-
-### MERGE
-`AsyncFunction`: a function that waits for something outside, such as a service, and how it is to be called.
-
-`AsyncMap` decides what is asked and when, `hosts/task/async_calls.py` calls the function.
+- At most `capacity` calls run at a time. While rows wait for a call the operator is `full`, and the task reads no
+  further input. Its buffer is therefore bounded by the capacity and one batch (`rows_of_a_turn_max`).
+- With a `batch_timeout` rows wait until there are enough for a call, or until this time has passed. Such a call may
+  have rows from both sides of a watermark. The watermark then waits for its results, so it overtakes no row.
+- Rows whose results were not emitted yet are in the snapshot and are requested again after a restore. A function may be
+  called more than once for a row, but each row has one result.
+- A watermark is passed on when the results of all rows before it were emitted. `ordered` keeps the order of the rows.
+  Otherwise results may overtake each other, but not a watermark.
+- The watermarks between these rows are in the snapshot as well, after the last watermark that was passed on. After a
+  restore the next operators therefore judge each result as before. A sender that starts again may be behind these
+  watermarks and does not move them back. The end of event time is not stored, because no row follows it and it comes
+  again.
+- If the steps before have another parallelism, the restore drops these watermarks (`restored_event_time.py`).
+- A row that fails permanently fails the task, or goes to a side output with its error.
 """
 
 from __future__ import annotations
@@ -36,19 +33,19 @@ from tidegate.operators.batch_rows import OUTPUT_ROWS_MAX
 from tidegate.operators.operator import Emit, Operator, OperatorContext
 from tidegate.operators.operator_errors import blame, failure, first_row
 from tidegate.operators.output_schema import FromPolars, PinnedSchema
-from tidegate.protocol.failure_reasons import error_text
-from tidegate.protocol.side_outputs import RECORDS_IN_ERRORS, OutputTag
+from tidegate.protocol.edges import RECORDS_IN_ERRORS, OutputTag
+from tidegate.protocol.failures import error_text
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.schemas.dictionaries import widened
-from tidegate.storage.schemas.one_batch import one_batch
+from tidegate.storage.schemas.arrow_types import widened
+from tidegate.storage.schemas.batches import one_batch
 from tidegate.storage.schemas.polars_frames import is_polars_frame
-from tidegate.storage.state.marked_rows import Mark, marks_as_rows, marks_of, put_together
 from tidegate.storage.state.snapshot import Cut, FrozenTable, OperatorSnapshot, StateTable
+from tidegate.storage.state.stored_rows import Mark, marks_as_rows, marks_of, with_watermarks
 
 IN_FLIGHT = "in flight"
-"""The state: rows whose results were not emitted."""
+"""Name of the state with the rows whose results were not emitted."""
 
 WATERMARKS = "watermarks in flight"
 """The state of the watermarks between them; only where there are any."""
@@ -74,7 +71,7 @@ class _Segment:
     done: list[_Asked] = field(default_factory=list)
     """Calls that have answered, in the order of their answers."""
     watermark_ms: int | None = None
-    """What follows them; None: more rows."""
+    """Watermark that follows the calls, or None if more rows follow."""
 
 
 @dataclass(slots=True, eq=False)
@@ -103,7 +100,7 @@ class AsyncMap(Operator):
         self._ordered = ordered
         self._errors_to = errors_to
         self._asked: dict[int, _Asked] = {}
-        """Calls whose results were not emitted, in the order of their rows."""
+        """Returns the calls whose results were not emitted, in the order of their rows."""
         self._waiting: deque[Call] = deque()
         self._segments: deque[_Segment] = deque([_Segment()])
         self._newest_ms = self._passed_ms = MIN_WATERMARK_MS
@@ -126,7 +123,7 @@ class AsyncMap(Operator):
                 marks += marks_of(table.rows)
             else:
                 held.append(table.rows)
-        for element in put_together(held, marks if held else ()):
+        for element in with_watermarks(held, marks if held else ()):
             if isinstance(element, int):
                 self._hold_behind(element)
             else:
@@ -157,7 +154,9 @@ class AsyncMap(Operator):
         return calls
 
     def let_pass(self, watermark_ms: int) -> bool:
-        """A watermark comes: whether it goes on at once. If not, `answered` gives it out, unless it is old news."""
+        """Takes a watermark, and returns whether it is passed on at once. Otherwise `answered` returns it later, unless
+        it is outdated.
+        """
         if watermark_ms < self._newest_ms:
             return False
         if watermark_ms == MAX_WATERMARK_MS:
@@ -169,7 +168,9 @@ class AsyncMap(Operator):
         return True
 
     def answered(self, answers: Sequence[Answer]) -> Iterator[pa.RecordBatch | int]:
-        """Calls have answered: what goes on now, rows and watermarks. OperatorError for one that has failed."""
+        """Takes the results of calls, and returns the rows and watermarks to emit. Raises OperatorError for a failed
+        call.
+        """
         for answer in answers:
             asked = self._asked[answer.number]
             self._under_way -= 1
@@ -190,7 +191,7 @@ class AsyncMap(Operator):
             yield segment.watermark_ms
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot | None:
-        """The rows whose results are missing, and the watermarks between them."""
+        """Returns the rows whose results are missing, and the watermarks between them."""
         held = [asked.call.rows for asked in self._asked.values()] + self._filling
         if not held:
             return None
@@ -206,7 +207,7 @@ class AsyncMap(Operator):
             yield
 
     def next_processing_time_ms(self) -> int | None:
-        """When rows have waited long enough for a batch to be full."""
+        """Returns when the waiting rows have waited long enough for a full batch."""
         if not self._filling:
             return None
         assert self._batch_timeout_ms is not None, "only then do rows wait"
@@ -257,7 +258,9 @@ class AsyncMap(Operator):
             self._hold(watermark_ms)
 
     def _hold_behind(self, watermark_ms: int) -> None:
-        """Keep a watermark until the results of all rows so far were emitted, also of those not asked for yet."""
+        """Keeps a watermark until the results of all rows so far were emitted, including rows that were not requested
+        yet.
+        """
         if self._filling:
             self._newest_ms = self._filling_watermark_ms = watermark_ms
         else:
@@ -274,7 +277,7 @@ class AsyncMap(Operator):
             self._segments.append(_Segment())
 
     def _marks(self) -> list[Mark]:
-        """The watermarks that judge the rows whose results are missing."""
+        """Returns the watermarks by which the rows without results are judged."""
         left: Counter[_Segment] = Counter()
         for asked in self._asked.values():
             left[asked.segment] += asked.call.rows.num_rows
@@ -288,7 +291,7 @@ class AsyncMap(Operator):
         return [mark for mark in found if MIN_WATERMARK_MS < mark[1] < MAX_WATERMARK_MS]
 
     def _take_done(self) -> list[_Asked]:
-        """The calls of the first segment whose results go on."""
+        """Returns the finished calls of the first segment that may be emitted."""
         segment = self._segments[0]
         if self._ordered:
             found = []
@@ -360,7 +363,7 @@ class AsyncMap(Operator):
 
 
 def _together(held: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """All rows in one batch. A column that was all null in early rows has the type that it has found since."""
+    """Returns all rows in one batch. A column that was all null in early rows has the type that it found later."""
     if all(rows.schema.equals(held[0].schema) for rows in held):
         return pa.concat_batches(held)
     tables = [pa.Table.from_batches([rows]) for rows in held]
@@ -373,12 +376,14 @@ RETRIES_MAX = 1_000
 
 @dataclass(frozen=True, slots=True)
 class AsyncFunction:
-    """`fn` is called with a row as a dict or, with `batch_size`, with batches of at most so many rows.
+    """A function, and how to call it.
 
-    With `batch_timeout_ms` rows wait for that time at most until a batch is full. Otherwise a batch is what has come.
+    `fn` is called with a row as a dict or, with `batch_size`, with batches of up to this many rows. With
+    `batch_timeout_ms` rows wait for up to this time until a batch is full. Otherwise a batch is whatever rows have
+    come.
 
-    It returns an awaitable, or a future of `concurrent.futures`. One that raises, or takes longer than `timeout_ms`,
-    is called again up to `retries` times.
+    `fn` returns an awaitable, or a future of `concurrent.futures`. A call that raises, or takes longer than
+    `timeout_ms`, is repeated up to `retries` times.
     """
 
     fn: Callable[[Any], Any]
@@ -426,7 +431,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a call has returned, or why it has failed for good."""
+    """The result of a call, or the reason why it failed permanently."""
 
     number: int
     result: Any = None

@@ -1,32 +1,15 @@
-"""`BatchResults`: what functions of the user return for a batch, as batches of one schema.
-
-`MapBatches` uses it, and process functions over batches.
-
-### MERGE
-Operators without state around functions of the user: over batches, and over rows.
+"""Operators without keyed state around functions of users: over batches, over rows, and over lists in a column.
 
 Rules:
 
-- A function sees each batch or row once, and again if that is processed again after a restart. What the function
-  remembers itself is in no checkpoint, so it must depend on its argument alone.
-- What it raises comes out as OperatorError.
+- A function gets each batch or row once, and again if it is processed again after a restart. Data that the function
+  keeps itself is not in a checkpoint, so its result must depend on its argument alone.
+- An exception of the function becomes an OperatorError.
 - Empty results are dropped. `output_schema.py` fixes the output schema.
-
-### MERGE
-`BatchFunction`: a function over Arrow batches with a life: a model is loaded once, and not for each batch.
-
-Rules:
-
-- Each subtask of each attempt has a copy of the object to itself. `open` prepares it, and `close` lets go of what it
-  holds, also after a failure.
-- After a failure rows are processed again, by a new copy. What the object remembers is in no checkpoint. So what
-  `process` returns depends on the batch alone, and each row counts once, as with any other operator.
-
-### MERGE
-`Explode`: makes a row of each element of a list column.
-
-### MERGE
-`Traced`: what an operator around a function of a row asks: can expressions do a batch, or must the function?
+- A `BatchFunction` has `open` and `close`, so it loads a model once and not for each batch. Each subtask of each
+  attempt has its own copy of the object. `close` is also called after a failure.
+- A function of a row may be computed as polars expressions instead, if `trace.py` can prove that the results are equal
+  (`Traced`).
 """
 
 from __future__ import annotations
@@ -49,7 +32,7 @@ from tidegate.operators.output_schema import FromPolars, PinnedSchema
 from tidegate.operators.row_values import python_rows
 from tidegate.operators.watermarks.kept_time import KeptTime
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.schemas.owned_arrays import memory_of, owned_batch
+from tidegate.storage.schemas.batches import memory_of, owned_batch
 from tidegate.storage.schemas.polars_frames import is_polars_frame
 from tidegate.storage.state.snapshot import StateTable
 
@@ -70,11 +53,11 @@ class BatchResults:
         self._from_polars = FromPolars()
 
     def conformed(self, result: BatchResult, source: pa.Schema, known: Set[int] = frozenset()) -> list[pa.RecordBatch]:
-        """Returns the rows of a result, which a function made of a batch with the schema `source`.
+        """Returns the rows of a result that a function computed from a batch with the schema `source`.
 
-        The function may use its arrays again: the rows are copied, except for columns that lie in memory of `known`
-        (see `memory_of`), that of the batch which the function got.
-        TypeError for something else, SchemaMismatchError for other columns.
+        The function may reuse its arrays, so the rows are copied, except for columns in the memory `known` (see
+        `memory_of`) of the batch that the function got. Raises TypeError for a result that is not a batch, and
+        SchemaMismatchError for other columns.
         """
         parts = self._batches(result, source)
         return [self._pinned.conform(owned_batch(part, known)) for part in parts if part.num_rows]
@@ -149,7 +132,7 @@ class FlatMap(Operator):
             emit(converted)
 
     def _results(self, rows: list[dict[str, Any]], at: list[int]) -> Iterator[Row]:
-        """What the function makes of each row; `at` says which it is called with."""
+        """Yields the result of the function for each row. `at` holds the number of the current row."""
         fn, own_row = self._fn, self._pinned.own_row
         for at[0], row in enumerate(rows):
             for result in fn(row):
@@ -157,10 +140,10 @@ class FlatMap(Operator):
 
 
 class Map(Operator):
-    """Calls `fn` with each row, a dict; it returns a dict, which becomes a row.
+    """Calls `fn` with each row as a dict. `fn` returns a dict, which becomes a row.
 
-    With `traced` it computes the same by expressions, where `tracing` can tell that it is the same. `kept_time`: the
-    event time that the function is to hand on.
+    With `traced` the operator computes the same result by expressions, where `trace.py` can prove that it is the same.
+    `kept_time` checks that the function keeps the event time.
     """
 
     def __init__(
@@ -178,7 +161,7 @@ class Map(Operator):
         self._traced: Traced | None = None
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """Begin without a trace: the first batch tells the columns."""
+        """Opens without a trace, because the first batch determines the columns."""
         super().open(context, restored)
         if self._traces:
             from tidegate.operators.functions.trace import trace_map
@@ -207,7 +190,9 @@ class Map(Operator):
             self._kept_time.check(before, after)
 
     def _fits(self, computed: pa.Schema) -> bool:
-        """Whether the columns are those of the output so far. Of others only the values can tell whether they fit."""
+        """Whether the columns equal the columns of the output so far. Otherwise only the values decide whether they
+        fit.
+        """
         pinned = self._pinned.schema
         if pinned is None or self._schema is not None:
             return True
@@ -238,7 +223,7 @@ class FilterRows(Operator):
         self._traced: Traced | None = None
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """Begin without a trace: the first batch tells the columns."""
+        """Opens without a trace, because the first batch determines the columns."""
         super().open(context, restored)
         if self._traces:
             from tidegate.operators.functions.trace import trace_filter
@@ -261,7 +246,9 @@ class FilterRows(Operator):
 def _called(
     context: OperatorContext, calls: Callable[[list[dict[str, Any]]], Iterable[T]], batch: pa.RecordBatch, start: int
 ) -> list[T]:
-    """What calls with each row give; `start` is the number of the first row. OperatorError if one raises."""
+    """Returns the results of the calls for each row. `start` is the number of the first row. Raises OperatorError on
+    failure.
+    """
     with blame(context, batch):
         rows = python_rows(batch)
     results: list[T] = []
@@ -273,7 +260,7 @@ def _called(
 
 
 class BatchContext(FunctionContext):
-    """Where a `BatchFunction` runs."""
+    """Information about the subtask in which a `BatchFunction` runs."""
 
 
 class BatchFunction:
@@ -284,7 +271,7 @@ class BatchFunction:
     """
 
     context: BatchContext
-    """The same context that `open` gets."""
+    """The context that `open` gets."""
 
     def open(self, context: BatchContext) -> None:
         """Called once, before anything else. It may take its time: the task begins when all have been opened."""
@@ -325,7 +312,7 @@ def batch_operator(
         factory()
         return factory
     if isinstance(fn, type) and issubclass(fn, BatchFunction):
-        raise ConfigurationError(f"{name}: {fn.__name__} is a class; give an object of it, {fn.__name__}(...)")
+        raise ConfigurationError(f"{name}: {fn.__name__} is a class; pass an object of it, {fn.__name__}(...)")
     return partial(MapBatches, fn, schema)
 
 
@@ -333,9 +320,9 @@ _LISTS = (pa.ListType, pa.LargeListType, pa.FixedSizeListType)
 
 
 class Explode(Operator):
-    """Emits a row for each element of the list in `column`, with the other columns repeated.
+    """Emits a row for each element of the list in `column`, and repeats the other columns.
 
-    A row whose list is null or empty is left out; with `outer` it stays, with null in the column.
+    A row with a null or empty list is dropped. With `outer` it stays, with null in the column.
     """
 
     def __init__(self, column: str, outer: bool) -> None:
@@ -343,7 +330,7 @@ class Explode(Operator):
         self._outer = outer
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Emit the rows in order, in batches of bounded size. OperatorError if the column is no list."""
+        """Emits the rows in order, in batches of bounded size. Raises OperatorError if the column is not a list."""
         with blame(self.context, batch):
             lists = batch.column(self._column)
             if not isinstance(lists.type, _LISTS):
@@ -379,7 +366,7 @@ MakeTrace: TypeAlias = Callable[[pa.Schema], "Trace"]
 
 
 class Traced:
-    """The trace of a function, for the schema that batches have. The log says once what has come of it."""
+    """The trace of a function for the schema of the batches. Logs once whether the function is traced."""
 
     def __init__(self, make: MakeTrace, context: OperatorContext) -> None:
         self._make = make

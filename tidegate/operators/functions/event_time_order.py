@@ -29,10 +29,10 @@ from tidegate.operators.state.operator_backend import RowsOperator
 from tidegate.operators.watermarks.group_moments import GroupMoments
 from tidegate.operators.watermarks.late_rows import LATE_RECORDS, set_aside
 from tidegate.operators.watermarks.watermark_generator import check_timestamp_column, event_times_ms
-from tidegate.protocol.errors import ChangedTypeError, OperatorError
+from tidegate.protocol.failures import ChangedTypeError, OperatorError
 from tidegate.storage.checkpoints.metadata import StateKind
-from tidegate.storage.schemas.dictionaries import decoded_type
-from tidegate.storage.schemas.reserved_names import own_name
+from tidegate.storage.schemas.arrow_types import decoded_type
+from tidegate.storage.schemas.column_names import own_name
 from tidegate.storage.state.key_groups import key_group_range
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
@@ -43,7 +43,7 @@ MOMENT = own_name("order_time_ms")
 _REACHED_STATE = "order.reached"
 _SCANNED_ROWS = 131_072
 _STEPS_MAX = 32
-"""All waiting rows are looked through for each step. So the rows that are due leave in about this many steps."""
+"""Each step scans all waiting rows, so the rows that are due leave in about this many steps."""
 
 
 class EventTimeOrder(RowsOperator):
@@ -63,14 +63,14 @@ class EventTimeOrder(RowsOperator):
             for field in self.output
             if field.name not in self._keys or pa.types.is_floating(field.type)
         }
-        """The columns that are stored beside the keys, by their name in the output."""
+        """Stored columns other than the keys, by their name in the output."""
         values = [pa.field(stored, self.output.field(name).type) for name, stored in self._stored_as.items()]
         super().__init__(stored_keys, {STATE_NAME: pa.schema([pa.field(MOMENT, pa.int64()), *values])})
         self._first_ms: int | None = None
         """No row waits for a time before; None: not known."""
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """As that of rows; with a count of those that come too late."""
+        """Passes the context on, and creates the counter of late rows."""
         groups = key_group_range(context.subtask, context.max_parallelism, context.parallelism)
         self._reached = GroupMoments(groups, _REACHED_STATE, "watermark_ms", "rows in order of event time")
         for table in restored:
@@ -111,7 +111,7 @@ class EventTimeOrder(RowsOperator):
                 self._first_ms = min(self._first_ms, int(moments.min()))
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        """Emit the rows whose time has come, in steps."""
+        """Emits the rows that the watermark has passed, in steps."""
         for groups, reached_ms in [*self._reached.runs()]:
             if reached_ms < watermark_ms:  # After a restore it may have been further.
                 self._reached.advance(groups, watermark_ms)

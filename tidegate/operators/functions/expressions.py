@@ -1,24 +1,18 @@
-"""Operators around polars expressions: vectorised, picklable, and with no copy on the way in.
+"""Operators around polars expressions: vectorised, picklable, and without copying the input.
 
-Rules: an expression works row by row. One that looks at other rows (`sum`, `shift`, `over`) is refused, because batches
-are cut differently on every run (`expressions.py`). Columns that no expression computes pass as they are, and polars
-sees only those that an expression reads (`projection.py`).
+Rules:
 
-### MERGE
-Writes a polars expression as canonical text, by its structure: what checkpoints say of the meaning of state.
-
-The text is made of the tree that polars serialises, and not of how polars displays an expression, which differs between
-versions. Two expressions with one text compute the same. A function of the user in an expression has no comparable
-meaning, and is written as `python(...)` with its inputs. The name that an expression gives its result has no part in
-it.
-
-### MERGE
-Tells whether a polars expression works row by row: what it computes for a row must not depend on the other rows.
-
-Batches are cut differently on every run, also when rows are replayed after a failure, so an expression that looks at
-other rows would give other results there. Polars says of each function whether it may be computed in parts (row
-separable) and whether it keeps the number of rows. An expression is row-wise if all its parts are. Nothing is
-evaluated: functions of the user in it must not see made-up rows. What polars cannot say is refused.
+- An expression must work row by row. `check_row_wise` refuses expressions that depend on other rows (`sum`, `shift`,
+  `over`), because batches are cut differently on every run, also when rows are replayed after a failure. Polars reports
+  for each function whether it is row separable and whether it keeps the number of rows. An expression is row-wise if
+  all its parts are. Nothing is evaluated, because functions of users inside it must not receive made-up rows.
+  Expressions that polars cannot judge are refused.
+- Columns that no expression computes pass unchanged, and polars receives only the columns that an expression reads
+  (`projection.py`).
+- `expression_text` writes an expression as canonical text, which checkpoints store with the meaning of state. The text
+  follows the tree that polars serialises, not the display form, which differs between versions. Two expressions with
+  the same text compute the same. A function of a user has no comparable meaning and is written as `python(...)` with
+  its inputs. The output name is not part of the text.
 """
 
 from __future__ import annotations
@@ -31,8 +25,7 @@ from typing import Any, TypeAlias
 import polars as pl
 import pyarrow as pa
 
-from tidegate.connectors.pushed_filters import Rows, rows_renamed
-from tidegate.connectors.understood_filters import rows_kept
+from tidegate.connectors.pushed_filters import Rows, rows_kept, rows_renamed
 from tidegate.operators.functions.projection import Projection, columns_read, computed, frame_of
 from tidegate.operators.operator import Columns, Emit, Operator, together
 from tidegate.operators.operator_errors import blame
@@ -50,11 +43,11 @@ class FilterExpr(Operator):
         self._reads = columns_read((expression,))
 
     def needed_columns(self, after: Columns) -> Columns:
-        """Those that the expression reads as well."""
+        """Adds the columns that the expression reads."""
         return together(after, columns_read((self._expression,)))
 
     def needed_rows(self, after: Rows) -> Rows:
-        """Those that it keeps, if it is understood."""
+        """Passes the filter on to the source, if it is understood."""
         return rows_kept(self._expression, after)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
@@ -69,7 +62,7 @@ class FilterExpr(Operator):
 
 
 class WithColumns(Operator):
-    """Adds columns, or replaces those of the same name; the other columns pass as they are."""
+    """Adds columns, or replaces columns of the same name. The other columns pass unchanged."""
 
     def __init__(self, *expressions: pl.Expr) -> None:
         self._expressions = _checked(expressions, "with_columns")
@@ -101,11 +94,11 @@ class Select(Operator):
         self._projection = Projection(self._expressions)
 
     def needed_columns(self, after: Columns) -> Columns:
-        """What its expressions read, whatever counts of what they compute: it computes all."""
+        """Returns the columns that its expressions read. All results are computed, whatever the next steps read."""
         return columns_read(self._expressions)
 
     def needed_rows(self, after: Rows) -> Rows:
-        """The same, if it only copies columns."""
+        """Passes the filter on, if the expressions only copy columns."""
         columns: dict[str, str] = {}
         for expression in self._expressions:
             name = expression.meta.output_name(raise_if_undetermined=False)
@@ -155,7 +148,9 @@ def expression_text(expression: pl.Expr) -> str:
 
 
 def column_text(name: str) -> str:
-    """The canonical text of a column. A name that is no identifier is quoted, so that no name looks like a call."""
+    """Returns the canonical text of a column. A name that is not an identifier is quoted, so that it cannot look like a
+    call.
+    """
     return name if name.isidentifier() else f"col({json.dumps(name)})"
 
 
@@ -228,7 +223,7 @@ _LOOKED_UP = frozenset({"Boolean.IsIn", "Replace", "ReplaceStrict"}) | {
 _HOLIDAYS = frozenset({f"Business.{name}" for name in ("AddBusinessDay", "BusinessDayCount", "IsBusinessDay")})
 """Functions whose last input is a list that polars takes for a column."""
 _FAMILIES = frozenset({"Boolean", "Business", "StringExpr", "ListExpr", "ArrayExpr", "StructExpr", "BinaryExpr"})
-"""Those that have functions which are told apart here."""
+"""Families with functions that are treated differently here."""
 _ADVICE = (
     "an expression must work row by row, because batches are cut differently on every run. Use "
     "key_by(...).aggregate(...) for sums and counts, key_by(...).process(...) to remember rows, flat_map to make "
@@ -255,12 +250,15 @@ def check_row_wise(expression: pl.Expr, method: str) -> None:
                 "parts of it as columns of their own in with_columns(...) before"
             ) from None
         raise ConfigurationError(
-            f"{method}({_shown(expression)}): it cannot be told whether this works row by row ({error}); {_ADVICE}"
+            f"{method}({_shown(expression)}): polars cannot determine whether this works row by row ({error}); "
+            f"{_ADVICE}"
         ) from error
 
 
 def _is_deep(expression: pl.Expr) -> bool:
-    """Returns whether an expression has so many levels of operands that polars may not read it back."""
+    """Whether the operands of an expression are nested so deeply that polars may be unable to read the expression
+    back.
+    """
     level = [expression]
     for _ in range(_SAFE_DEPTH):
         level = [operand for each in level for operand in each.meta.pop()]
@@ -278,7 +276,7 @@ def _walk(expression: pl.Expr) -> None:
 
 
 def _simple(node: Node) -> Node:
-    """The expression with a plain column for each part that polars can only judge when it knows the schema."""
+    """Replaces each part that polars can only judge with a schema by a plain column."""
     if isinstance(node, list):
         return [_simple(part) for part in node]
     if not isinstance(node, dict):
@@ -331,15 +329,15 @@ def _function(node: Node) -> Node:
             )
         return _joined([first, *rest])
     if name == "StringExpr.Strptime" and node["function"]["StringExpr"]["Strptime"][1]["format"] is None:
-        raise _NotRowWiseError("without format= the first rows of each batch decide how text is read; give format=")
+        raise _NotRowWiseError("without format= the first rows of each batch decide how text is parsed; pass format=")
     return {"Function": {**node, "input": _simple(node["input"]), "function": _finite(node["function"])}}
 
 
 def _name(function: Node) -> str:
-    """`Boolean.IsIn` of `{"Boolean": {"IsIn": {...}}}`: functions are written down below their family, or alone.
+    """Returns `Boolean.IsIn` for `{"Boolean": {"IsIn": {...}}}`: functions are serialised below their family, or alone.
 
-    Names of two families may be the same, as those of `replace`, `str.replace` and `dt.replace`; and what stands
-    deeper, such as the name of a field, is none.
+    Functions of two families may have the same name, such as `replace`, `str.replace` and `dt.replace`. Deeper names,
+    such as the name of a field, are not functions.
     """
     names: list[str] = []
     while isinstance(function, dict) and len(function) == 1 and len(names) < 2:
@@ -375,7 +373,7 @@ def _check_function(node: Node) -> None:
     flags = str(node.get("options", {}).get("flags", ""))
     if not {"ROW_SEPARABLE", "LENGTH_PRESERVING"} <= {flag.strip() for flag in flags.split("|")}:
         raise _NotRowWiseError(
-            "it calls a function of yours with all rows of the batch; say is_elementwise=True if it works row by row"
+            "it calls a function of yours with all rows of the batch; pass is_elementwise=True if it works row by row"
         )
 
 

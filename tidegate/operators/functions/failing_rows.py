@@ -1,23 +1,17 @@
-"""Row-wise functions whose failures do not fail the job: the rows go to a side output, each with its error.
+"""Row-wise functions whose failures do not fail the job: failing rows go to a side output, each with its error.
 
 Rules:
 
-- A row for which the function raises, or returns what cannot be a row, gives nothing but one row of the side output:
-  its own columns as they came, and a text column `error`. So the function must not do half of its work before it
-  raises: only what it returns is taken back.
+- A row for which the function raises, or returns an invalid row, produces only one row of the side output: its own
+  columns and a text column `error`. The function must not do half of its work before it raises, because only its return
+  value is dropped.
 - The same holds for a row whose results do not fit the output schema.
-- Only what the function does to a row is caught. Ctrl-C is not, nor a failure of tidegate itself.
-
-### MERGE
-`InputCheck`: sets aside the rows that functions of the program (`tg.udaf`) cannot accumulate, before an aggregate.
-
-Rules:
-
-- The rows of a batch are tried together, each in a new group of its own. Rows that fail together are halved and tried
-  again, down to single rows.
-- A row that one function cannot take counts for no aggregate. It leaves with the error of the first such function.
-- A row that does not meet the condition of an aggregate is not tried for it.
-- Aggregates are computed behind the exchange, from all rows that pass. What a function raises there fails the job.
+- Only failures of the function are caught. Ctrl-C and failures of tidegate itself are not.
+- `InputCheck` does this for aggregate functions of the program (`tg.udaf`), before the aggregate. It tries the rows of
+  a batch together, each in a new group. Failing rows are halved and tried again, down to single rows. A row that one
+  function cannot accumulate counts for no aggregate, and leaves with the error of the first such function. A row that
+  does not meet the condition of an aggregate is not tried for it. The aggregate itself runs after the exchange on the
+  rows that pass, and an exception there fails the job.
 """
 
 from __future__ import annotations
@@ -42,15 +36,15 @@ from tidegate.operators.output_schema import PinnedSchema, SchemaMismatchError
 from tidegate.operators.row_values import python_rows
 from tidegate.operators.state.undo import StateUndo
 from tidegate.operators.watermarks.kept_time import KeptTime
-from tidegate.protocol.failure_reasons import error_text
-from tidegate.protocol.side_outputs import RECORDS_IN_ERRORS, ErrorTag, OutputTag
+from tidegate.protocol.edges import RECORDS_IN_ERRORS, ErrorTag, OutputTag
+from tidegate.protocol.failures import error_text
 from tidegate.storage.errors import ConfigurationError, TidegateError
-from tidegate.storage.schemas.columns_text import columns_text
+from tidegate.storage.schemas.column_names import columns_text
 from tidegate.storage.state.snapshot import StateTable
 from tidegate.storage.user_values import unmarked
 
 ERROR = "error"
-"""The column that says what was raised."""
+"""Name of the column with the error text."""
 
 Row: TypeAlias = Mapping[str, Any]
 
@@ -64,11 +58,13 @@ def error_tag(
     """
     if schema is None:
         raise ConfigurationError(
-            f"{step}(errors_to=...): the columns that come in are known only when the job runs; give schema= to the "
-            "step before, so that those of the side output are known"
+            f"{step}(errors_to=...): the input columns are known only when the job runs, and the side output needs "
+            "them; pass schema= to the step before"
         )
     if ERROR in schema.names:
-        raise ConfigurationError(f"{step}(errors_to=...): there is a column {ERROR!r} already; rename it before")
+        raise ConfigurationError(
+            f"{step}(errors_to=...): the input already has a column {ERROR!r}; rename it before this step"
+        )
     if keys is not None:
         schema = pa.schema([field if field.name in keys else field.with_nullable(True) for field in schema])
     name = errors_to.name if isinstance(errors_to, OutputTag) else errors_to
@@ -219,7 +215,7 @@ class GuardedFlatMap(Operator):
             emit(batch)
 
     def _fitting(self, ready: list[tuple[int, list[Row]]]) -> list[pa.RecordBatch]:
-        """What fits the schema, a batch a row; the other rows fail."""
+        """Returns a batch for each row that fits the schema. The other rows fail."""
         batches = []
         for number, results in ready:
             try:
@@ -308,14 +304,16 @@ class GuardedFilter(Operator):
 
 
 class InputCheck(Operator):
-    """Tries rows on the functions of `aggregates`, by the names of these; `tag` is that of the rows that fail."""
+    """Tries rows on the functions of `aggregates`, which are keyed by name. `tag` is the side output of failing
+    rows.
+    """
 
     def __init__(self, aggregates: Mapping[str, Aggregate], tag: OutputTag) -> None:
         self._failing = FailingRows(tag)
         read = dict.fromkeys(column for each in aggregates.values() for column in each.columns)
         expressions = [column for column in read if isinstance(column, ColumnExpression)]
         names = {column: f"{number}" for number, column in enumerate(read)}
-        """What the columns are called that are read: numbers, so that none shares a name with another."""
+        """Names of the columns that are read. They are numbers, so that no two share a name."""
         self._copied = {names[column]: column for column in read if isinstance(column, str)}
         self._computed = None
         if expressions:
@@ -343,7 +341,7 @@ class InputCheck(Operator):
         self._failing.leave(batch, self.context)
 
     def _inputs_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """What the aggregates read of a batch."""
+        """Returns the columns of a batch that the aggregates read."""
         columns = {name: batch.column(column) for name, column in self._copied.items()}
         if self._computed is not None:
             made = self._computed.of(batch)
@@ -358,7 +356,7 @@ class InputCheck(Operator):
         columns: Sequence[pa.Array],
         taken: NDArray[np.bool_],
     ) -> None:
-        """Try some rows on one function. Those that fail are no longer `taken`."""
+        """Tries rows on one function, and clears `taken` for rows that fail."""
         assert aggregate.function is not None, "an aggregate without a function"
         place = label if len(self._aggregates) > 1 else ""
         waiting = [rows] if len(rows) else []

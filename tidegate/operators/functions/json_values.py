@@ -60,12 +60,14 @@ _DECODERS = {
     )
     for lenient in (False, True)
 }
-"""For FROM_JSON (True), which takes NaN and Infinity, and for GET_JSON_OBJECT, which takes control characters."""
+"""Parses for FROM_JSON (True), which accepts NaN and Infinity, or for GET_JSON_OBJECT, which accepts control
+characters.
+"""
 _BLANKS = " \t\n\r"
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'', re.DOTALL)
 _ESCAPED = re.compile(r'\\.|"', re.DOTALL)
 _BAD = object()
-"""Stands for a text that is no JSON."""
+"""Stands for a text that is not JSON."""
 
 
 def _read(text: str, of_schema: bool) -> Any:
@@ -84,7 +86,7 @@ def _read(text: str, of_schema: bool) -> Any:
 
 
 def _ends(value: Any, following: str) -> bool:
-    """Whether a text goes on as a value may end: a number with a blank, and a word with what is no part of a name."""
+    """Whether the text after a value is valid: a blank after a number, and no further name character after a word."""
     if not following or isinstance(value, str | list):
         return True
     if value is None or isinstance(value, bool):
@@ -104,7 +106,7 @@ def _in_double_quotes(found: re.Match[str]) -> str:
 _IN_TEXT = re.compile(r'["\\\x00-\x1f]')
 """Characters that are escaped where Jackson writes characters, in the array that a wildcard makes."""
 _IN_BYTES = re.compile(r'["\\\x00-\x1f\ud800-\udfff\U00010000-\U0010ffff]')
-"""Those where it writes bytes, everywhere else: beyond the first plane each is two escapes."""
+"""Escapes for outputs that are not bytes. A character beyond the first plane becomes two escapes."""
 _HALVES = re.compile("[\ud800-\udfff]")
 """Halves of surrogate pairs, which UTF-8 cannot hold."""
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
@@ -167,9 +169,9 @@ _RAW, _QUOTE, _FLATTEN = "raw", "quoted", "flatten"
 
 
 def _found(value: Any, path: Sequence[Step], style: str, escape: re.Pattern[str] = _IN_BYTES) -> tuple[list[str], bool]:
-    """What Spark's evaluator writes for a path, and whether it counts as found.
+    """Returns the output of Spark's evaluator for a path, and whether it counts as found.
 
-    Two wildcards one after the other flatten what they find, a single one unwraps the only element it finds.
+    Two consecutive wildcards flatten their matches. A single wildcard unwraps its only match.
     """
     if not path:
         if isinstance(value, str) and style == _RAW:

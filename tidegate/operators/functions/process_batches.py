@@ -1,15 +1,14 @@
-"""`BatchProcessOperator`: runs a process function batch by batch, with the state and the timers of all keys in it.
+"""`BatchProcessOperator` runs a process function batch by batch, with the state and the timers of all keys in a batch.
 
-Rules, beside those of `ProcessOperator`:
+The rules of `ProcessOperator` apply. In addition:
 
-- A function defines `process` or `process_batch`, and beside the latter `on_timer` or `on_timer_batch`.
-- State that is read in a call is what the call before left, and what this call has put so far. Rows of one key share
-  it.
-- With `errors_to` a call that fails is made again with the first half of its rows, then with the other, down to single
-  rows. What it has put into state by then is taken back. What it has done elsewhere is done again.
+- A function defines `process` or `process_batch`. With the latter it defines `on_timer` or `on_timer_batch`.
+- A call reads the state that the previous call left and the changes of this call. Rows of one key share the state.
+- With `errors_to` a failing call is repeated with the first half of its rows, then with the second half, down to single
+  rows. Its changes of state are undone. Other side effects happen again.
 - Rows that come in order of event time stay together: timers fire after the rows of their watermark, not between them.
-- Timers that are due come to `on_timer_batch` a step at a time. They are deleted when the call begins. Those that it
-  registers come in a later step, so a step never has the same timer twice.
+- Timers that are due are passed to `on_timer_batch` one step at a time. They are deleted when the call begins. Timers
+  that the call registers come in a later step, so a step never has the same timer twice.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from tidegate.operators.functions.process_operator import ProcessOperator
 from tidegate.operators.operator import Emit
 from tidegate.operators.operator_errors import Blame, blame, first_row
 from tidegate.operators.state.timers import TimeDomain, TimerChains
-from tidegate.protocol.side_outputs import OutputTag
+from tidegate.protocol.edges import OutputTag
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.schemas.owned_arrays import memory_of
+from tidegate.storage.schemas.batches import memory_of
 
 
 class BatchProcessOperator(ProcessOperator):
@@ -142,9 +141,10 @@ def process_operator(
     errors_to: Sequence[OutputTag | None] = (),
     in_order: bool = False,
 ) -> ProcessOperator:
-    """The operator of a function: by row or by batch, as its methods say. Raises as `ProcessOperator`.
+    """Returns the operator of a function, by row or by batch depending on its methods. Raises as `ProcessOperator`
+    does.
 
-    ConfigurationError for a function that defines both methods for the same, or those for timers alone.
+    Raises ConfigurationError for a function that defines both methods for one purpose, or only methods for timers.
     """
     if isinstance(function, ProcessFunction):
         by_batch = _defines(function, "process_batch")

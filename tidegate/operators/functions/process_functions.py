@@ -1,34 +1,18 @@
-"""`ProcessFunction` and its context: what users write to process a stream by row or batch, with state and timers.
+"""`ProcessFunction` and related classes: functions that users write to process rows or batches with state and timers.
 
-`ProcessOperator` calls them, or `BatchProcessOperator`. Rules:
+`ProcessOperator` or `BatchProcessOperator` calls them. Rules:
 
-- A function object is copied for each subtask and attempt, so it may keep what `open` makes. What must survive a
-  failure belongs in state.
-- Rows come and go as dicts, batches as Arrow has them. All calls come from one thread, one after the other.
-
-### MERGE
-The broadcast pattern (Flink's): every subtask sees all rows of one stream beside its part of another.
-
-Rules:
-
-- Every row of the broadcast side goes to every subtask, and changes the broadcast states there. So these are the same
-  everywhere, as long as `process_broadcast` depends on nothing but the row and these states.
-- The other side reads the broadcast states and cannot write them. Each of its rows goes to one subtask, so the states
-  would come to differ.
-- The order between rows of the two sides is unknown. So is the order between several subtasks that send the broadcast
-  side.
-
-### MERGE
-Process functions around one function of the user with one state: `stateful_map`, `reduce` and `map_groups`.
-
-### MERGE
-`Limit`: lets the first rows of a stream through.
-
-### MERGE
-`SideRows`: rows that a function has emitted under tags, until they leave as batches.
-
-They leave when the call of the operator ends, like the rows that the function returned, or when there are many. So none
-is held back over a barrier.
+- A function object is copied for each subtask and attempt, so it may keep objects that `open` creates. Data that must
+  survive a failure belongs in state.
+- Rows are dicts, batches are Arrow batches. All calls come from one thread, one after the other.
+- Broadcast functions process a stream together with a broadcast stream (Flink's broadcast pattern). Every row of the
+  broadcast side goes to every subtask and changes the broadcast states there. The states are therefore equal
+  everywhere, as long as `process_broadcast` depends only on the row and these states. The other side can read but not
+  write them, because each of its rows goes to a single subtask. The order between rows of the two sides, and between
+  several senders of the broadcast side, is undefined.
+- `SideRows` collects rows that a function emits under tags. They leave when the call of the operator ends, or earlier
+  when there are many, so no row is kept back across a barrier.
+- `stateful_map`, `reduce`, `map_groups` and `limit` are process functions with a single state.
 """
 
 from __future__ import annotations
@@ -50,7 +34,7 @@ from tidegate.operators.state.keys import KeyGroups, KeyScope
 from tidegate.operators.state.operator_state import BroadcastState, OperatorListState, OperatorStates
 from tidegate.operators.state.timers import TimeDomain, Timers, TimerService
 from tidegate.operators.state.ttl import StateTtl
-from tidegate.protocol.side_outputs import OutputTag, check_tags
+from tidegate.protocol.edges import OutputTag, check_tags
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
@@ -59,7 +43,7 @@ Rows: TypeAlias = Iterable[Mapping[str, Any]] | None
 
 
 class ProcessContext(FunctionContext):
-    """What a function can ask for. Times and keyed state are those of the row or timer that is being processed."""
+    """Context of a function. Times and keyed state belong to the row or timer that is being processed."""
 
     def __init__(
         self,
@@ -76,9 +60,9 @@ class ProcessContext(FunctionContext):
         self._operator_states = operator_states
         self._scope = scope
         self.timestamp: int | None = None
-        """Event time in milliseconds: that of the row (None if the stream has none), or the moment of the timer."""
+        """Event time in milliseconds: the time of the row (None if the stream has no event time), or of the timer."""
         self.time_domain: TimeDomain | None = None
-        """What the timer waited for; None outside of `on_timer`."""
+        """Time domain of the timer, or None outside of `on_timer`."""
         self.current_watermark = MIN_WATERMARK_MS
         """The newest watermark, in milliseconds; `MIN_WATERMARK_MS` before the first one, also after a restore."""
         self.timer_service = TimerService(
@@ -97,7 +81,7 @@ class ProcessContext(FunctionContext):
 
     @property
     def current_key(self) -> dict[str, Any]:
-        """The key columns of the current key. ConfigurationError where there is no key."""
+        """Returns the key columns of the current key. Raises ConfigurationError without a current key."""
         return self._scope.current_row("the current key")
 
     def emit(self, tag: OutputTag | str, row: Mapping[str, Any]) -> None:
@@ -146,9 +130,9 @@ class ProcessContext(FunctionContext):
 
 
 class ProcessBatchContext(ProcessContext):
-    """What `process_batch` and `on_timer_batch` can ask for, beside what every function can.
+    """Context of `process_batch` and `on_timer_batch`, in addition to the methods of every context.
 
-    There is no current key, unless the function chooses one. `timestamp` is None.
+    There is no current key unless the function chooses one. `timestamp` is None.
     """
 
     _groups: KeyGroups | None = None
@@ -182,13 +166,13 @@ class ProcessBatchContext(ProcessContext):
 
 
 class BaseProcessFunction:
-    """What functions with one and with two inputs share. Every method here is optional."""
+    """Base of functions with one and with two inputs. Every method here is optional."""
 
     INPUT_METHODS: ClassVar[tuple[str, ...]] = ()
     """Names of the methods that get the rows of each input."""
 
     context: ProcessContext
-    """The same context that the methods get."""
+    """The context that all methods get."""
 
     def open(self, context: ProcessContext) -> None:
         """Called once, before anything else: bind states here."""
@@ -201,7 +185,9 @@ class BaseProcessFunction:
         return None
 
     def finish(self, context: ProcessContext) -> Rows:
-        """The input has ended and all event-time timers have fired: returns the last rows. There is no current key."""
+        """Returns the last rows, after the input has ended and all event-time timers have fired. There is no current
+        key.
+        """
         return None
 
     def close(self) -> None:
@@ -229,10 +215,10 @@ class ProcessFunction(BaseProcessFunction):
         raise NotImplementedError(f"{type(self).__name__} needs a method process_batch(self, batch, context)")
 
     def on_timer_batch(self, keys: pa.RecordBatch, context: ProcessBatchContext) -> BatchResult:
-        """Timers fire: in place of `on_timer`, beside `process_batch`.
+        """Called with timers that fire, instead of `on_timer`, for functions with `process_batch`.
 
-        Row i of `keys` has the key columns of timer i, and `context.timestamps` its moment. They come in order of
-        moment, then of key, and are not registered any more. Those that are registered here fire in a later call.
+        Row i of `keys` has the key columns of timer i, and `context.timestamps` has its time. Timers come in order of
+        time, then of key, and are no longer registered. Timers that are registered here fire in a later call.
         """
         raise NotImplementedError(f"{type(self).__name__} needs a method on_timer_batch(self, keys, context)")
 
@@ -252,18 +238,18 @@ class CoProcessFunction(BaseProcessFunction):
 
 
 class BroadcastContext(ProcessContext):
-    """What a function of the broadcast pattern can ask for."""
+    """Context of functions of the broadcast pattern."""
 
     broadcasting = False
     """Whether a row of the broadcast side is being processed."""
 
     def apply_to_keyed_state(self, state: S, function: Callable[[dict[str, Any], S], None]) -> None:
-        """Call `function(key, state)` for every key of this subtask that has a value in a keyed state.
+        """Calls `function(key, state)` for every key of this subtask that has a value in a keyed state.
 
-        `key` holds the key columns, and is the current key meanwhile: `state`, every other keyed state and
-        `timer_service` work on it. The order of keys is not defined. The function may change the state. The cost grows
-        with the number of keys. With a time to live there may be keys among them whose value has expired: `state` is
-        empty for them. Raises ConfigurationError outside of `process_broadcast`.
+        `key` holds the key columns and is the current key during the call: `state`, every other keyed state and
+        `timer_service` use it. The order of keys is undefined. The function may change the state. The cost grows with
+        the number of keys. With a time to live the value of a key may have expired, and `state` is empty then. Raises
+        ConfigurationError outside of `process_broadcast`.
         """
         if not self.broadcasting or self._states is None:
             raise ConfigurationError(
@@ -275,7 +261,9 @@ class BroadcastContext(ProcessContext):
 
 
 class BroadcastProcessFunction(BaseProcessFunction):
-    """Processes a stream without keys beside a broadcast one: `stream.connect(rules.broadcast()).process(...)`."""
+    """Processes a stream without keys together with a broadcast one:
+    `stream.connect(rules.broadcast()).process(...)`.
+    """
 
     INPUT_METHODS = ("process", "process_broadcast")
 
@@ -292,10 +280,11 @@ class BroadcastProcessFunction(BaseProcessFunction):
 
 
 class KeyedBroadcastProcessFunction(BroadcastProcessFunction):
-    """Processes a keyed stream beside a broadcast one: `stream.key_by("k").connect(rules.broadcast()).process(...)`.
+    """Processes a keyed stream together with a broadcast one:
+    `stream.key_by("k").connect(rules.broadcast()).process(...)`.
 
-    `process` and `on_timer` have the state and the timers of their key. `process_broadcast` has no key; it can go
-    through all keys with `context.apply_to_keyed_state`.
+    `process` and `on_timer` have the state and the timers of their key. `process_broadcast` has no key. It can visit
+    all keys with `context.apply_to_keyed_state`.
     """
 
 
@@ -460,7 +449,7 @@ class SideRows:
                 self._leave(name, self._context.emit_aside)
 
     def flush(self) -> None:
-        """All rows leave. OperatorError for rows that do not have the columns of their tag."""
+        """Emits all rows. Raises OperatorError for rows that do not have the columns of their tag."""
         if self._rows:
             assert self._context is not None, "rows came before the operator was open"
             for name in tuple(self._rows):

@@ -1,22 +1,20 @@
-"""`ProcessOperator`: runs a function of the user row by row, with the state and the timers of each row's key.
+"""`ProcessOperator` runs a user function row by row, with the state and the timers of each row's key.
 
 Rules:
 
-- Rows of a batch are processed in order. What they emit leaves in batches of bounded size before the call returns, so
-  nothing is held back over a barrier.
-- Timers fire in steps of bounded length (Flink's interruptible timers). Between two steps the timers that have fired
-  are gone, and what they emitted has left.
-- A key must come to the subtask that owns its key group. Each batch is checked for that.
-- The types of the key columns are those of the first batch, or of the restored state, and never change.
-- With `errors_to` a row or a timer that fails leaves nothing behind but a row of that side output: what it has
-  emitted, put into state and registered before it failed is taken back. So results must fit a schema that is given.
-- Rows that come in order of event time are processed as if each brought a watermark just before its time. The timers
-  until then fire first, also those of other keys, and a timer of the row's own moment fires after it.
-- At the end of the input all event-time timers have fired, by the last watermark. Processing-time timers are dropped,
-  or fire then if that is asked for. What is registered of processing time from then on is dropped, so the end is one.
-
-### MERGE
-BroadcastProcessOperator.
+- Rows of a batch are processed in order. Their results leave in batches of bounded size before the call returns, so no
+  row is kept back across a barrier.
+- Timers fire in steps of bounded length (Flink's interruptible timers). Between two steps the fired timers are removed
+  and their results have left.
+- A key must come to the subtask that owns its key group. Each batch is checked.
+- The types of the key columns come from the first batch or from the restored state, and never change.
+- With `errors_to` a row or timer that fails leaves only a row of that side output: the rows it emitted, its changes of
+  state and its timers are undone. Results must therefore fit a given schema.
+- Rows that come in order of event time are processed as if each brought a watermark just before its time. Timers up to
+  then fire first, also timers of other keys, and a timer for the row's own time fires after the row.
+- At the end of the input the last watermark fires all event-time timers. Processing-time timers are dropped, or fire
+  then if `fire_at_end` is set. Processing-time timers that are registered from then on are dropped, so the end
+  terminates.
 """
 
 from __future__ import annotations
@@ -46,15 +44,14 @@ from tidegate.operators.state.keyed_state import KeyedState, StateNames
 from tidegate.operators.state.keyed_state_store import KeyedStates
 from tidegate.operators.state.keys import KeyCodec, KeyScope, check_owner, key_columns, key_schema
 from tidegate.operators.state.operator_state import OperatorStates, WriteGate
-from tidegate.operators.state.state_types import NOT_QUICK, never_quick, quick_conversion
+from tidegate.operators.state.state_types import NO_FAST_PATH, fast_conversion, no_fast_path
 from tidegate.operators.state.timers import TimeDomain, TimerChains, Timers
 from tidegate.operators.state.undo import StateUndo
 from tidegate.operators.watermarks.watermark_generator import event_times_ms
-from tidegate.protocol.errors import ChangedTypeError, OperatorError
-from tidegate.protocol.side_outputs import OutputTag, check_tags
+from tidegate.protocol.edges import OutputTag, check_tags
+from tidegate.protocol.failures import ChangedTypeError, OperatorError
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
-from tidegate.state.common.backend import KeyedBackend
-from tidegate.state.common.cells import KeyRef
+from tidegate.state.common.backend import KeyedBackend, KeyRef
 from tidegate.state.kernels.partition import compact, subtask_table
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
@@ -70,12 +67,13 @@ Handler = Callable[[dict[str, Any], ProcessContext], Iterable[Mapping[str, Any]]
 class ProcessOperator(Operator):
     """Calls a function. `keys` and `timestamps` have an entry for each of its inputs.
 
-    `keys`: the key columns, none if the stream is not keyed. The names of the first input are those of the state.
-    `timestamps`: the column of event time, or None. `schema`: that of the output; None: the first rows fix it.
-    `side_outputs`: the tags under which the function may emit rows. `fire_at_end`: whether processing-time timers that
-    are left at the end of the input fire then. `errors_to`: for each input the tag of the rows that fail, or None if
-    they fail the job; empty if all do. Timers that fail go where rows of the first input go. `in_order`: whether rows
-    come by event time, from `EventTimeOrder`; then the timers before a row fire before it.
+    `keys` holds the key columns, and is empty for a stream without keys. State uses the names of the first input.
+    `timestamps` holds the event-time columns, or None. `schema` is the output schema, or None to fix it from the first
+    rows. `side_outputs` are the tags under which the function may emit rows. `fire_at_end` makes processing-time timers
+    fire at the end of the input. `errors_to` has for each input the tag of rows that fail, or None if they fail the
+    job, and is empty if all fail the job. Timers that fail use the tag of the first input. `in_order` is set if rows
+    come by event time, from `EventTimeOrder`. Timers before a row then fire before it.
+
     Raises ConfigurationError for a function of the wrong kind, or one that cannot be copied.
     """
 
@@ -118,12 +116,12 @@ class ProcessOperator(Operator):
         check_tags("process", (*side_outputs, *tags))
         if tags and schema is None:
             raise ConfigurationError(
-                f"{type(function).__name__}: errors_to= needs schema=, because a row whose results do not fit it fails"
+                f"{type(function).__name__}: errors_to= needs schema=, because rows whose results do not fit it fail"
             )
         self._failing = tuple(None if tag is None else FailingRows(tag) for tag in errors_to or (None,) * inputs)
         self._undo = StateUndo() if tags else None
         self._sides = SideRows(side_outputs, holds=bool(tags))
-        self._fits = never_quick if schema is None else quick_conversion(pa.struct(list(schema)))
+        self._fits = no_fast_path if schema is None else fast_conversion(pa.struct(list(schema)))
 
     @property
     def function(self) -> BaseProcessFunction:
@@ -282,7 +280,7 @@ class ProcessOperator(Operator):
         return self._fire(TimeDomain.PROCESSING_TIME, now_ms, emit)
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot | None:
-        """Freeze states and timers; None on a stream without keys, if there is no operator state either."""
+        """Freezes states and timers. Returns None on a stream without keys and without operator state."""
         if not self._keys[0] and not self._operator_states:
             return None
         frozen: tuple[FrozenState, ...] = self._operator_states.freeze()
@@ -474,7 +472,7 @@ class ProcessOperator(Operator):
         try:
             yield
             for made in self._rows[rows:]:
-                if self._fits(made) is NOT_QUICK:
+                if self._fits(made) is NO_FAST_PATH:
                     self._pinned.from_rows([made])
         except BaseException as error:
             if not is_of_function(error, self._undo):
@@ -571,8 +569,8 @@ def _types(schema: pa.Schema) -> str:
 
 
 _READ_ONLY = (
-    "only process_broadcast is called with the same rows in every subtask; changed elsewhere, the state would differ "
-    "from that of the others"
+    "only process_broadcast gets the same rows in every subtask. Changed elsewhere, the state would differ between "
+    "subtasks. Change it in process_broadcast"
 )
 
 
@@ -587,7 +585,7 @@ class BroadcastProcessOperator(ProcessOperator):
         self._gate.refusal = _READ_ONLY
 
     def process_input(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Process a batch row by row; broadcast states can be changed by those of the second input."""
+        """Processes a batch row by row. Broadcast states are writable for rows of the second input."""
         if index == 0:
             super().process_input(index, batch, emit)
             return

@@ -1,20 +1,17 @@
-"""`Projection`: the columns that polars expressions make of a batch. `Select` and `WithColumns` compute with it.
+"""`Projection` computes columns from a batch with polars expressions. `Select` and `WithColumns` use it.
 
 Rules:
 
-- Polars is given the columns that expressions read, and no others: strings cost a copy on the way in, and another on
-  the way out.
-- An expression that only names columns copies them, under any name, as they are. Their types are those that polars
-  would give them; a column to which polars would give another type is computed.
-- Without rows or with them the columns and types are the same.
-- A column that polars cannot hold is copied, and no expression can read it.
+- Polars receives only the columns that expressions read, because strings are copied on the way in and on the way out.
+- An expression that only names a column copies it unchanged, under any name. Its type must equal the type that polars
+  would return. Otherwise the column is computed.
+- Columns and types are the same with and without rows.
+- A column that polars cannot hold is copied, and expressions cannot read it.
 
-### MERGE
-`SameColumns`: brings rows into the columns that several streams share, so that these can be united by name.
-
-Rules: a column is found by its name, and so is a field of a struct, at any depth; what is missing is null. A type may
-be widened to one that has all its values (`tidegate/storage/schemas/evolution.py`); `united` finds these types. So no
-value changes its meaning, and none is left out.
+`SameColumns` converts rows to the columns that several streams share, so that these can be united by name. A column is
+found by its name, and so is a field of a struct at any depth. Missing columns are null. A type may be widened to a type
+that has all its values (`tidegate/storage/schemas/evolution.py`), and `united` finds these types. Values therefore
+never change and are never dropped.
 """
 
 from __future__ import annotations
@@ -29,15 +26,15 @@ from tidegate.operators.operator import Columns, Emit, Operator
 from tidegate.operators.operator_errors import blame
 from tidegate.operators.output_schema import FromPolars, empty_frame, polars_frame
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.schemas.columns_text import columns_text
-from tidegate.storage.schemas.dictionaries import decoded_type
+from tidegate.storage.schemas.arrow_types import decoded_type
+from tidegate.storage.schemas.column_names import columns_text
 from tidegate.storage.schemas.evolution import widens
 from tidegate.storage.schemas.polars_frames import check_polars_has, polars_has, with_types_of_polars
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What to do with batches of one schema."""
+    """How to compute batches of one schema."""
 
     schema: pa.Schema
     output: pa.Schema
@@ -116,7 +113,9 @@ def _copies(expression: pl.Expr, frame: pl.DataFrame) -> Iterator[tuple[str, str
 
 
 _CANDIDATES = (pa.int16(), pa.int32(), pa.int64(), pa.float64())
-"""Types that have all values of two others, neither of which has those of the other: int32 and uint32, for instance."""
+"""Types that contain all values of two other types, neither of which contains the other: int32 and uint32, for
+      example.
+"""
 
 
 class SameColumns(Operator):
@@ -126,7 +125,7 @@ class SameColumns(Operator):
         self._schema = schema
 
     def needed_columns(self, after: Columns) -> Columns:
-        """Those of the same names."""
+        """Returns the columns of the same names."""
         return after
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:

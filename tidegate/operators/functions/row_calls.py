@@ -33,12 +33,12 @@ class RowCalls:
         self._columns = columns
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """By cloudpickle, also where polars pickles: it may be a function of a notebook."""
+        """Pickles with cloudpickle, also where polars pickles, because the function may be defined in a notebook."""
         parts = (self._name, self._function, self._returns, self._columns)
         return _loaded, (cloudpickle.dumps(parts),)
 
     def __call__(self, inputs: Sequence[pl.Series]) -> pl.Series:
-        """The results for the inputs but the last one, which only says the name."""
+        """Returns the results for all inputs except the last, which only carries the name."""
         given = inputs[:-1]
         lengths = [len(each) for each in given]
         rows = 0 if 0 in lengths else max(lengths)

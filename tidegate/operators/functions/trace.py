@@ -1,19 +1,17 @@
-"""`Trace`: a function of a row as expressions over batches of one schema, and the batches for which they may stand.
+"""`Trace` holds a row function as polars expressions over batches of one schema, and the conditions under which they
+apply.
 
-`trace_map` and `trace_filter` run the function on a symbolic row, once for each way that its conditions can go.
-`Trace.computed` gives the columns for a batch, or None where only the function itself knows what is right.
+`trace_map` and `trace_filter` run the function on a symbolic row, once for each path through its conditions.
+`Trace.computed` returns the columns for a batch, or None where only the function itself gives the right result.
 
-### MERGE
-`Symbol`: stands for a value of every row at once while a function of a row is traced.
+A `Symbol` stands for a value of every row while the function is traced. Python on a row and polars on a column differ
+at edges. Each operation here is one where both agree, as long as the conditions in `Notes` hold for a batch. A batch
+for which they do not hold is passed to the function row by row. Rules:
 
-What Python computes for a row and polars for a column differs at edges. Each operation here is one that agrees, as long
-as some things hold for a batch, which the trace notes (`Notes`); a batch for which they do not is given to the function
-row by row. Rules:
-
-- What is computed with has no nulls: Python would raise an error.
-- Integers stay in int64, where Python's are exact without end: bounds are followed from the columns on.
-- A divisor is never 0. What is divided, or compared with a float, is exact as a float.
-- What is compared is not NaN: polars takes NaN for equal to itself, and greater than any number.
+- Operands have no nulls, because Python would raise an error.
+- Integers stay in int64, while integers of Python are unbounded. Bounds are tracked from the columns on.
+- A divisor is never 0. A value that is divided, or compared with a float, is exact as a float.
+- Compared values are not NaN, because polars treats NaN as equal to itself and greater than any number.
 - Any other operation cannot be traced.
 """
 
@@ -105,9 +103,9 @@ class Trace:
 
 
 def trace_map(function: Callable[[dict[str, Any]], object], schema: pa.Schema, given: pa.Schema | None) -> Trace:
-    """Trace a function that gives a row for each row. `given` is the schema that its rows are said to have.
+    """Traces a function that returns a row for each row. `given` is the schema declared for its rows, or None.
 
-    UntraceableError if it cannot be told what it does.
+    Raises UntraceableError if the function cannot be analysed.
     """
     outside, notes, found = _explored(function, schema)
     outputs = _outputs(found, schema, partial(_keeps_its_type, given))
@@ -130,7 +128,7 @@ def traced_schema(function: Callable[[dict[str, Any]], object], schema: pa.Schem
 
 
 def trace_filter(function: Callable[[dict[str, Any]], object], schema: pa.Schema) -> Trace:
-    """Trace a function that says which rows stay: a trace with one boolean column. UntraceableError."""
+    """Traces a filter function into a trace with one boolean column. Raises UntraceableError."""
 
     def kept(row: Any) -> dict[str, object]:
         result = function(row)
@@ -231,14 +229,16 @@ def _output(name: str, symbol: Symbol, schema: pa.Schema, may_copy: Callable[[st
 
 
 def _keeps_its_type(given: pa.Schema | None, name: str, data_type: pa.DataType) -> bool:
-    """Whether the rows of a function have a copied column in its own type: as `schema=` says, or as Python keeps it."""
+    """Whether copied columns keep their type in the rows of a function, by `schema=` or through Python."""
     if data_type in _COPIED:
         return True
     return given is not None and name in given.names and given.field(name).type == data_type
 
 
 def _check_types(outputs: Mapping[str, Output], given: pa.Schema) -> None:
-    """What is computed must have the types of `schema=`; integers may become narrower, which is checked by value."""
+    """Checks that computed columns have the types of `schema=`. Integers may become narrower, which is checked by
+    value.
+    """
     if set(outputs) != set(given.names):
         raise UntraceableError("its rows have other columns than schema=")
     for name, out in outputs.items():
@@ -253,11 +253,11 @@ _EXACT_FLOAT = 2**53
 Bounds: TypeAlias = tuple[int, int]
 Columns: TypeAlias = Mapping[str, Bounds]
 BoundsOf: TypeAlias = Callable[[Columns], Bounds]
-"""The least and the greatest value of an integer, from those of the columns of a batch."""
+"""Computes the least and the greatest value of an integer from the bounds of the columns of a batch."""
 
 
 class ForkError(Exception):
-    """The function asks whether something is true: it has to be followed both ways."""
+    """Raised when the function tests a condition. Both paths have to be followed."""
 
     def __init__(self, condition: pl.Expr) -> None:
         super().__init__("a condition")
@@ -266,12 +266,12 @@ class ForkError(Exception):
 
 @dataclass(slots=True)
 class Notes:
-    """What must hold for a batch, so that the expressions give what the function gives."""
+    """Conditions on a batch under which the expressions give the results of the function."""
 
     columns: set[str] = field(default_factory=set)
     """Columns that are computed with: none of their values is null."""
     integers: set[str] = field(default_factory=set)
-    """Those of them whose bounds are asked for."""
+    """Columns whose bounds are needed."""
     ranges: list[tuple[BoundsOf, int, int]] = field(default_factory=list)
     """Integers, and the range that they must stay in."""
     conditions: list[pl.Expr] = field(default_factory=list)
@@ -279,7 +279,7 @@ class Notes:
 
 
 class Tracer:
-    """One run of the function: what it decides at each condition, as far as that was told."""
+    """One run of the function: the decisions at each condition, as far as they are fixed."""
 
     def __init__(self, notes: Notes, decisions: tuple[bool, ...]) -> None:
         self.notes = notes
@@ -293,9 +293,10 @@ class Tracer:
 
 
 class Symbol:
-    """A value of each row: `kind` is int, float, bool or str (the Python types), or None for one that is only copied.
+    """A value of each row. `kind` is int, float, bool or str (the Python types), or None for a value that is only
+    copied.
 
-    `column` is the column that it is a copy of. `bounds` is that of an int.
+    `column` is the column that it copies. `bounds` are the bounds of an int.
     """
 
     __hash__ = None  # type: ignore[assignment]
@@ -323,7 +324,7 @@ class Symbol:
             return self.tracer.decide(self.expression != "")
         if self.kind in (int, float):
             return self.tracer.decide(self.expression != 0)
-        raise UntraceableError("it asks whether a value is true that is no number or string")
+        raise UntraceableError("it tests whether a value is true that is neither a number nor a string")
 
     def __add__(self, other: Any) -> Symbol:
         if self.kind is str:
@@ -463,7 +464,7 @@ class Symbol:
         if self.kind is bool:
             return Symbol(self.tracer, int, self.expression.cast(pl.Int64), lambda of: (0, 1))
         if self.kind not in (int, float):
-            raise UntraceableError("it calculates with what is no number")
+            raise UntraceableError("it calculates with a value that is not a number")
         return self
 
     def _numbers(self, other: object) -> tuple[Symbol, Symbol]:
@@ -498,7 +499,7 @@ class Symbol:
         if left.kind is not right.kind:
             left, right = self._numbers(right)
         if left.kind is None:
-            raise UntraceableError("it compares values that are no numbers or strings")
+            raise UntraceableError("it compares values that are neither numbers nor strings")
         if left.kind is not right.kind:
             left._must_be_exact()
             right._must_be_exact()
@@ -512,7 +513,7 @@ class Symbol:
     def _logical(self, other: Any, compute: Callable[[Any, Any], Any]) -> Symbol:
         right = self._operand(other)
         if self.kind is not bool or right.kind is not bool:
-            raise UntraceableError("it takes the bits of what is no bool")
+            raise UntraceableError("it uses &, | or ~ on a value that is not a bool")
         self._use()
         return self._made(bool, compute(self.expression, right.expression))
 
@@ -524,7 +525,7 @@ class Symbol:
 
 
 def constant(tracer: Tracer, value: object) -> Symbol:
-    """A constant, for every row. UntraceableError for one that is no number or string."""
+    """Returns a constant for every row. Raises UntraceableError for a value that is neither a number nor a string."""
     if type(value) is int and INT64_MIN <= value <= INT64_MAX:
         bounds = (value, value)
         return Symbol(tracer, int, pl.lit(value, dtype=pl.Int64), lambda of: bounds)

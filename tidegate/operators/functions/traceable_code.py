@@ -15,7 +15,7 @@ from types import CodeType, FunctionType
 from typing import Any, TypeAlias
 
 Outside: TypeAlias = tuple[tuple[Callable[[], Any], Any], ...]
-"""What a function finds outside of itself: how to look it up, and what was found."""
+"""Names that a function reads from outside: how to look each up, and the value that was found."""
 
 _ALLOWED_NAMES = """
     RESUME CACHE NOP EXTENDED_ARG LOAD_FAST STORE_FAST LOAD_CONST LOAD_GLOBAL LOAD_DEREF COPY_FREE_VARS
@@ -56,9 +56,11 @@ class UntraceableError(Exception):
 
 
 def checked(function: object) -> tuple[Outside, bool]:
-    """What the function finds outside, and whether it asks what is None. UntraceableError if it breaks a rule."""
+    """Returns the outside names of a function, and whether it tests for None. Raises UntraceableError if it breaks a
+    rule.
+    """
     if type(function) is not FunctionType:
-        raise UntraceableError(f"it is a {type(function).__name__} and no plain function")
+        raise UntraceableError(f"it is a {type(function).__name__} and not a plain function")
     code = function.__code__
     if code.co_argcount != 1 or code.co_kwonlyargcount or code.co_flags & (0x04 | 0x08 | 0x20 | 0x80 | 0x200):
         raise UntraceableError("it takes more than the row, or is a generator")

@@ -1,14 +1,15 @@
-"""`AsOfJoin`: joins each row with the version of its key that held at its event time.
+"""`AsOfJoin` joins each row with the version of its key that was valid at the event time of the row.
 
-The right input is a versioned stream: a row of it holds from its event time until that of the next one with its key.
+The right input is a versioned stream: each row is valid from its event time until the time of the next row of its key.
 Rules:
 
-- A row waits until the watermark of both inputs has passed its time. Then all versions up to it have come, and it is
-  joined with the newest one that is not younger than the row; of several at one time with the last to arrive.
-- Versions that no row can ask for any more, because a newer one holds at the watermark, are removed now and then: when
-  as many have come as there were before.
-- Rows that the watermark has passed are dropped, and counted in `numLateRecordsDropped`. A version that comes late is
-  taken: it may hold still.
+- A row waits until the watermark of both inputs has passed its time. All versions up to that time have then come, and
+  the row is joined with the newest version that is not younger than the row. Of several versions with the same time the
+  last to arrive counts.
+- Versions that no row can need any more, because a newer version is valid at the watermark, are removed from time to
+  time: when as many versions have come as there were before.
+- Rows that the watermark has passed are dropped and counted in `numLateRecordsDropped`. A late version is stored,
+  because it may still be valid.
 - A null key has no version.
 """
 
@@ -37,7 +38,7 @@ class AsOfJoin(JoinOperator):
 
     def __init__(self, sides: JoinSides, schemas: tuple[pa.Schema, pa.Schema], how: JoinHow = "left") -> None:
         if how not in ("inner", "left"):
-            raise ConfigurationError(f"join_asof: how={how!r}: it is inner or left")
+            raise ConfigurationError(f'join_asof: how={how!r}: must be "inner" or "left"')
         super().__init__(sides, schemas, how)
         self._first_ms: int | None = None
         """No row waits for a time before; None: not known."""
@@ -63,7 +64,7 @@ class AsOfJoin(JoinOperator):
             self._first_ms = min(self._first_ms, int(times.min()))
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        """Join the rows whose time has come, in steps."""
+        """Joins the rows whose time the watermark has passed, in steps."""
         self.reach(watermark_ms)
         waiting, versions = self.tables
         while self._first_ms is None or self._first_ms <= watermark_ms:
@@ -127,7 +128,9 @@ class AsOfJoin(JoinOperator):
 def newest_versions(
     of_versions: NDArray[np.int64], since: NDArray[np.int64], of_rows: NDArray[np.int64], at: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """For each row the position of the newest version of its key that is not younger, or -1; of equal ones the last."""
+    """Returns for each row the position of the newest version of its key that is not younger, or -1. Of equal versions
+    the last counts.
+    """
     count = len(of_versions)
     keys, times = np.concatenate((of_versions, of_rows)), np.concatenate((since, at))
     order = np.lexsort((times, keys))  # stable: versions stand before the rows of their time

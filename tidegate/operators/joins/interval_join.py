@@ -1,15 +1,15 @@
-"""`IntervalJoin`: joins rows of two inputs with the same key whose event times lie within an interval of each other.
+"""`IntervalJoin` joins rows of two inputs with the same key whose event times are within an interval of each other.
 
 Rules:
 
-- A pair is emitted when its later row comes: each row is kept, and looks for partners among the rows of the other side.
-- A row is late if the watermark has reached it; then it is dropped. So a row is of no use any more once the watermark
-  has reached the end of the other side's interval around it, and no pair is lost.
-- That is also when it is known whether a row has a partner. An outer, semi or anti join decides then: each row of a
-  side that asks for it waits in a table of its own, and leaves that when it was decided. Its partners must be there
-  still, so the other side keeps rows for as long as the interval is wide.
-- Rows of no use are removed now and then: when the watermark has moved on by a quarter of the interval. A row that is
-  still there is looked at like any other, but no row that is not late can lie in its interval.
+- A pair is emitted when its later row comes: each row is stored, and is joined with the stored rows of the other side.
+- A row is late if the watermark has reached it, and is then dropped. A row is therefore no longer needed once the
+  watermark has reached the end of the other side's interval around it, and no pair is lost.
+- At that point it is also known whether a row has a partner. An outer, semi or anti join decides then: each row of a
+  side that needs the decision waits in a separate table, and leaves it when the decision is made. Its partners must
+  still be stored, so the other side keeps rows for the width of the interval.
+- Rows that are no longer needed are removed from time to time, when the watermark has advanced by a quarter of the
+  interval. Until then they are compared like other rows, but a row that is not late cannot be within their interval.
 - A null key has no partner.
 """
 
@@ -35,7 +35,7 @@ from tidegate.operators.joins.join_operator import (
 )
 from tidegate.operators.operator import Emit
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
-from tidegate.state.common.row_table import RowTable
+from tidegate.state.common.backend import RowTable
 from tidegate.storage.errors import ConfigurationError
 
 _SCANNED_ROWS = 131_072
@@ -65,7 +65,7 @@ class IntervalJoin(JoinOperator):
         """By side, how long after its event time a row may still find a partner."""
         decided = how in ("left", "full", "semi", "anti"), how in ("right", "full")
         self._waiting = {side: f"{STATE_NAMES[side]}.waiting" for side in (LEFT, RIGHT) if decided[side]}
-        """By side, the table of rows of which it is to be decided whether they have a partner."""
+        """By side, the table of rows for which a missing partner has to be decided."""
         self._kept_ms = tuple(
             max(useful, upper_ms - lower_ms) if decided[1 - side] else useful
             for side, useful in enumerate(self._useful)
@@ -73,7 +73,7 @@ class IntervalJoin(JoinOperator):
         for side, name in self._waiting.items():
             self.stored[name] = self.stored[STATE_NAMES[side]]
         self._first_ms: dict[int, int | None] = dict.fromkeys(self._waiting)
-        """By side, the time of the first row that waits; None: not known."""
+        """By side, the time of the first row that waits, or None if unknown."""
         self._swept_ms = MIN_WATERMARK_MS
 
     def process_input(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:
@@ -187,6 +187,6 @@ class IntervalJoin(JoinOperator):
 def _some(
     keys: pa.RecordBatch, times: Times, values: list[pa.Array], wanted: NDArray[np.bool_]
 ) -> tuple[pa.RecordBatch, Times, list[pa.Array]]:
-    """Those rows that are wanted."""
+    """Returns the rows of the side that the join keeps."""
     picked = pa.array(np.flatnonzero(wanted))
     return keys.take(picked), times[wanted], [value.take(picked) for value in values]

@@ -1,24 +1,21 @@
-"""`JoinOperator`: what joins by event time share. They keep the rows of each input until event time is past them.
+"""`JoinOperator` is the base of joins by event time, which store the rows of each input until event time has passed
+them.
 
 Rules:
 
-- Keys are stored under the names of the left input, whatever they are called on the right.
-- A row that the watermark has passed is late. It is dropped and counted, at any batch size alike, as long as
-  watermarks are. How far the watermark has come is state, for each key group: after a restore there is none before both
-  inputs have sent one, and a row that was late before would be joined then, where its window or partners are gone.
-- State is two row tables, `left` and `right`: event time or window, then the columns that the result has.
+- Keys are stored under the names of the left input, whatever their names on the right.
+- A row that the watermark has passed is late. It is dropped and counted. Batch sizes do not affect this, only
+  watermarks do. The progress of the watermark is state for each key group. Without this state there is no watermark
+  after a restore until both inputs have sent one, and a row that was late before would be joined after its window or
+  partners are gone.
+- State is two row tables, `left` and `right`. They hold the event time or window, then the columns of the result.
 
-### MERGE
-Columns of a join: which of each input are its keys, what its rows look like, and which combinations are refused.
+`JoinSides` describes the columns: the keys of each input, the columns of the result, and combinations that are refused.
+Key columns come once, under the names of the left input. A column that both inputs have gets `suffix` on the right. A
+join that keeps rows without a partner has null in the other columns.
 
-Rules: key columns come once, under the names of the left input. A column that both inputs have gets `suffix` on the
-right. A join that keeps rows without a partner has null in the other columns.
-
-### MERGE
-Which rows of two tables belong together: positions of pairs, and of rows without a partner. Vectorised.
-
-The keys of both sides are numbered by one index; the rows of each key then stand behind one another, and each left row
-is repeated for those of its key on the right.
+`paired` finds the pairs of two tables: it numbers the keys of both sides by one index, sorts the right rows by key,
+and repeats each left row for the right rows of its key.
 """
 
 from __future__ import annotations
@@ -38,19 +35,18 @@ from tidegate.operators.state.operator_backend import RowsOperator
 from tidegate.operators.watermarks.group_moments import GroupMoments
 from tidegate.operators.watermarks.late_rows import LATE_RECORDS
 from tidegate.operators.watermarks.watermark_generator import event_times_ms
-from tidegate.protocol.errors import ChangedTypeError, OperatorError
+from tidegate.protocol.failures import ChangedTypeError, OperatorError
 from tidegate.state.key_index.key_index import KeyIndex
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.schemas.columns_text import columns_text
-from tidegate.storage.schemas.dictionaries import decoded_type
-from tidegate.storage.schemas.reserved_names import own_name
+from tidegate.storage.schemas.arrow_types import decoded_type
+from tidegate.storage.schemas.column_names import columns_text, own_name
 from tidegate.storage.state.key_groups import key_group_range
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
 STATE_NAMES = ("left", "right")
 MOMENT = own_name("join_time_ms")
-"""The column of a stored row that says when it is over: its event time, or the end of its window."""
+"""Name of the stored column with the time when a row expires: its event time, or the end of its window."""
 
 _REACHED_STATE = "join.reached"
 
@@ -58,7 +54,7 @@ Times = NDArray[np.int64]
 
 
 class JoinOperator(RowsOperator):
-    """Keeps rows of two inputs. `schemas` are those of the inputs. ConfigurationError for columns that do not fit."""
+    """Stores rows of two inputs with these `schemas`. Raises ConfigurationError for columns that do not match."""
 
     drops_late_rows = True
     """Whether rows are judged by the watermark. If so, how far it has come is in each snapshot."""
@@ -67,9 +63,9 @@ class JoinOperator(RowsOperator):
         self.sides = sides
         self.how = how
         self.schema = sides.output_schema(*schemas, how)
-        """The columns of the result, without those of windows."""
+        """Columns of the result, without columns of windows."""
         self.values = sides.stored_values(*schemas, how)
-        """Of each input its columns in the result that are no keys, by their names in the input."""
+        """For each input, the result columns other than keys, by their names in the input."""
         stored = {
             name: pa.schema([pa.field(MOMENT, pa.int64()), *(self.schema.field(value) for value in values.values())])
             for name, values in zip(STATE_NAMES, self.values, strict=True)
@@ -77,7 +73,7 @@ class JoinOperator(RowsOperator):
         super().__init__(key_schema(schemas[LEFT], sides.keys[LEFT]), stored)
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """As that of rows; with a count of those that come too late."""
+        """Opens the state, and creates the counter of late rows."""
         groups = key_group_range(context.subtask, context.max_parallelism, context.parallelism)
         self._reached = GroupMoments(groups, _REACHED_STATE, "watermark_ms", "joins by event time")
         for table in restored:
@@ -106,7 +102,7 @@ class JoinOperator(RowsOperator):
                 self._reached.advance(groups, watermark_ms)
 
     def reached(self, keys: pa.RecordBatch) -> Times | int:
-        """How far the watermark has ever come for each of these keys; one moment if it is the same for all."""
+        """Returns the greatest watermark so far for each of these keys, or one watermark if it is equal for all."""
         return self._reached.of_keys(keys, self.context.max_parallelism)
 
     def rows_of(self, index: int, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Times, list[pa.Array]]:
@@ -155,9 +151,9 @@ LEFT, RIGHT = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class JoinSides:
-    """Keys and event-time columns of both inputs. ConfigurationError if they do not fit each other.
+    """Key and event-time columns of both inputs. Raises ConfigurationError if they do not match each other.
 
-    A join that does not ask for event time needs none.
+    A join without event time needs no time columns.
     """
 
     keys: tuple[tuple[str, ...], tuple[str, ...]]
@@ -167,7 +163,9 @@ class JoinSides:
     def __post_init__(self) -> None:
         left, right = self.keys
         if not isinstance(self.suffix, str):
-            raise ConfigurationError(f"join: suffix={self.suffix!r}: give what stands behind a name that both have")
+            raise ConfigurationError(
+                f"join: suffix={self.suffix!r}: pass the text to append to names that both inputs have"
+            )
         if not left or len(left) != len(right):
             raise ConfigurationError(
                 f"join: on= needs at least one column, and as many of the right stream as of the left; they are "
@@ -185,7 +183,9 @@ class JoinSides:
                 )
 
     def right_names(self, left: pa.Schema, right: pa.Schema) -> dict[str, str]:
-        """The columns of the right input that are no keys, with their names in the result. ConfigurationError."""
+        """Returns the columns of the right input other than keys, with their names in the result. Raises
+        ConfigurationError.
+        """
         names = {}
         for name in right.names:
             if name not in self.keys[RIGHT]:
@@ -194,13 +194,13 @@ class JoinSides:
         doubles = sorted({name for name in taken if taken.count(name) > 1})
         if doubles:
             raise ConfigurationError(
-                f"join: {doubles} would be in the result twice; the left stream has {columns_text(left)}, the right "
+                f"join: {doubles} would occur twice in the result; the left stream has {columns_text(left)}, the right "
                 f"{columns_text(right)}: give another suffix=, or rename columns with select"
             )
         return names
 
     def output_schema(self, left: pa.Schema, right: pa.Schema, how: JoinHow) -> pa.Schema:
-        """The columns of the result: those of the left input, then those of the right without its keys."""
+        """Returns the columns of the result: the columns of the left input, then the right columns without the keys."""
         check_how(how)
         self.check_keys(left, right)
         keys = key_schema(left, self.keys[LEFT])
@@ -211,7 +211,7 @@ class JoinSides:
         return pa.schema([*fields, *(_plain_field(f).with_name(names[f.name]) for f in right if f.name in names)])
 
     def stored_values(self, left: pa.Schema, right: pa.Schema, how: JoinHow) -> tuple[dict[str, str], dict[str, str]]:
-        """Of each input the columns that are kept beside keys, with their names in the result."""
+        """Returns for each input the stored columns other than keys, with their names in the result."""
         of_left = {name: name for name in left.names if name not in self.keys[LEFT]}
         return of_left, {} if how in ("semi", "anti") else self.right_names(left, right)
 
@@ -219,7 +219,7 @@ class JoinSides:
 def check_how(how: str) -> None:
     """Raise ConfigurationError for a kind of join that there is not."""
     if how not in get_args(JoinHow):
-        raise ConfigurationError(f"join: how={how!r} is none of {list(get_args(JoinHow))}")
+        raise ConfigurationError(f"join: how={how!r} is not one of {list(get_args(JoinHow))}")
 
 
 def plain_values(batch: pa.RecordBatch, names: Sequence[str]) -> list[pa.Array]:
@@ -237,9 +237,9 @@ Positions = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """Rows of the right side by key: those of left row i are `order[starts[i]:starts[i] + counts[i]]`.
+    """Rows of the right side by key: the partners of left row i are `order[starts[i]:starts[i] + counts[i]]`.
 
-    `lonely` are rows of the right side that no left row has.
+    `lonely` are the right rows without a left partner.
     """
 
     order: Positions
@@ -248,9 +248,9 @@ class Pairing:
     lonely: Positions
 
     def pairs(self, rows_max: int) -> Iterator[tuple[Positions, Positions]]:
-        """Positions of pairs, left and right, in order of the left rows, at most about so many at a time.
+        """Yields positions of pairs, left and right, in order of the left rows, with about `rows_max` pairs at a time.
 
-        The partners of one left row may be in several pieces.
+        The partners of one left row may be split over several pieces.
         """
         ends = np.cumsum(self.counts)
         total = int(ends[-1]) if len(ends) else 0
@@ -267,7 +267,7 @@ class Pairing:
 
 
 def _within(counts: Positions, ends: Positions) -> Positions:
-    """For each pair, which of the partners of its left row it has."""
+    """Returns for each pair which partner of its left row it has."""
     within: Positions = np.arange(int(ends[-1]), dtype=np.int64) - np.repeat(ends - counts, counts)
     return within
 

@@ -1,16 +1,16 @@
-"""`LatestJoin`: joins the newest row of each key on one side with the newest one on the other.
+"""`LatestJoin` joins the newest row of each key on one side with the newest row on the other side.
 
-Newest is the row that came last, whatever its event time: `AsOfJoin` goes by time. Rules:
+The newest row is the row that came last, whatever its event time (`AsOfJoin` uses event time). Rules:
 
 - State is at most one row of each key and side.
-- `complete`: a row comes when both sides have one, and the key is forgotten. So each side takes part in one result at
-  most, and of several rows that wait the last one does.
-- `always`: each row comes with the newest one of the other side, or with nulls, and is the newest one of its own from
-  then on.
-- Rows of one input that are in a batch are joined as if they came one by one. So nothing depends on how rows are cut
-  into batches; which of two inputs comes first is open, as of all operators with two.
-- A null key has no partner. Such a row is not kept.
-- With a time to live (event time), a key is forgotten on both sides, in silence, when its newest row is that far behind
+- `complete` emits a row when both sides have one, and then removes the key. Each stored row is therefore in at most one
+  result, and of several waiting rows the last one is used.
+- `always` emits each row with the newest row of the other side, or with nulls. The row is then the newest of its own
+  side.
+- Rows of one input that are in a batch are joined as if they came one by one, so results do not depend on batches.
+  Which of two inputs comes first is undefined, as for all operators with two inputs.
+- A null key has no partner. Such a row is not stored.
+- With a time to live (event time), a key is removed on both sides without output when its newest row is this far behind
   the watermark.
 """
 
@@ -49,7 +49,7 @@ class LatestJoin(JoinOperator):
         ttl_ms: int | None = None,
     ) -> None:
         if emit not in get_args(LatestEmit):
-            raise ConfigurationError(f'join_latest: emit={emit!r}: it is "complete" or "always"')
+            raise ConfigurationError(f'join_latest: emit={emit!r}: must be "complete" or "always"')
         if ttl_ms is not None and ttl_ms <= 0:
             raise ConfigurationError("join_latest: ttl must be greater than 0")
         super().__init__(sides, schemas, "full")

@@ -1,16 +1,17 @@
-"""`LookupTable`: joins rows with a table that changes slowly, as it was when it was last read.
+"""`LookupTable` joins rows with a slowly changing table, in the version that was read last.
 
-Each subtask has the whole table in memory, and reads it again every so often, beside processing. Rules:
+Each subtask has the whole table in memory, and reads it again at regular intervals, in a thread of its own. Rules:
 
-- A batch is joined with one version of the table. Between two batches a newer one may take its place.
-- If reading fails, the old version goes on, with a warning in the log and in the counter `lookupRefreshesFailed`. When
-  it is older than `stale_ms` the task fails. The first version must be read before any row is processed.
-- Reading that does not come back, as from a database that does not answer, counts as failed after `HANGS_S`. Before
-  that it may be slow. Nothing can end it: a thread that hangs stays until its process ends.
-- What is in memory is bounded: a table with more than `rows_max` rows is refused, like any other failure to read it.
-  While it is read there are two versions.
-- Which version a row meets depends on when it is processed. After a failure rows are processed again, and may meet a
-  newer one; what had been committed stays. To join as of event time is `AsOfJoin`.
+- A batch is joined with one version of the table. Between two batches a newer version may replace it.
+- If reading fails, the join continues with the old version, logs a warning and increments the counter
+  `lookupRefreshesFailed`. When the version is older than `stale_ms` the task fails. The first version must be read
+  before any row is processed.
+- A read that does not return, for example from a database that does not answer, counts as failed after `HANGS_S`. It
+  cannot be stopped: a hanging thread stays until its process ends.
+- Memory is bounded: a table with more than `rows_max` rows counts as a failed read. During a read there are two
+  versions.
+- The version that a row meets depends on when the row is processed. After a failure rows are processed again and may
+  meet a newer version, while committed results stay. Use `AsOfJoin` to join as of event time.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from tidegate.operators.joins.join_operator import JoinSides, Pairing, plain_val
 from tidegate.operators.state.keys import key_columns
 from tidegate.state.key_index.key_index import KeyIndex
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.schemas.one_batch import one_batch
+from tidegate.storage.schemas.batches import one_batch
 
 log = logging.getLogger(__name__)
 
 FAILED_REFRESHES = "lookupRefreshesFailed"
 HANGS_S = 60.0
-"""Reading that takes so long hangs, if what is known is too old meanwhile."""
+"""A read that takes this long counts as hanging, if the current version has become too old meanwhile."""
 _STRANGERS_MAX = 262_144
 """Keys that are not in the table, and are remembered all the same, before the index is made anew."""
 
@@ -46,7 +47,9 @@ Read = Callable[[], pa.Table]
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """What a lookup joins: `sides` names the keys, `schema` is that of the stream, `table` of the table."""
+    """Describes a lookup: `sides` names the keys, `schema` is the schema of the stream, `table` is the schema of the
+    table.
+    """
 
     sides: JoinSides
     schema: pa.Schema
@@ -119,11 +122,11 @@ class LookupTable(BatchFunction):
         self._failures = self._told = 0
         self._closed = threading.Event()
         if self._refresh_ms is not None:
-            self._reader = threading.Thread(target=self._go_on, name="tidegate-lookup", daemon=True)
+            self._reader = threading.Thread(target=self._refresh_until_closed, name="tidegate-lookup", daemon=True)
             self._reader.start()
 
     def process(self, batch: pa.RecordBatch) -> pa.Table | None:
-        """Rows with those of the table. ConfigurationError if the table is too old."""
+        """Joins rows with the table. Raises ConfigurationError if the table is too old."""
         self._check_age()
         keys = key_columns(batch, self._lookup.sides.keys[0])
         version, output = self._version, self._lookup.output
@@ -167,25 +170,25 @@ class LookupTable(BatchFunction):
         told = f"the last error was {type(error).__name__}: {error}"
         if hangs:
             told = (
-                f"reading it has not come back for more than {HANGS_S:g} s: give the connection, or the query, a "
-                "timeout, so that the reason is known"
+                f"a read has not returned for more than {HANGS_S:g} s; set a timeout on the connection or the query "
+                "to see the reason"
             )
         raise ConfigurationError(
-            f"lookup_join: the table could not be read for {self._stale_ms / 1000:g} s (max_stale=), so what is known "
-            f"of it is too old; {told}"
+            f"lookup_join: the table could not be read for {self._stale_ms / 1000:g} s (max_stale=), so the version "
+            f"in memory is too old; {told}"
         ) from error
 
-    def _go_on(self) -> None:
-        """Read the table again until the function is closed. Only references are handed over, so no lock is needed."""
+    def _refresh_until_closed(self) -> None:
+        """Reads the table again until the function is closed. Only replaces references, so it needs no lock."""
         assert self._refresh_ms is not None
         while not self._closed.wait(self._refresh_ms / 1000):
             begun = self._reading_since = time.monotonic()
             try:
                 self._version = Version(self._lookup, self._read())
-            except Exception as error:  # noqa: BLE001 - any: it is told, and fails the task when the table is too old
+            except Exception as error:  # noqa: BLE001 - stored and reported; it fails the task when the table is too old
                 self._error = error
                 self._failures += 1
-                log.warning("lookup_join could not read its table, and goes on with the one it has: %s", error)
+                log.warning("lookup_join could not read its table, and continues with the version it has: %s", error)
             else:
                 self._error, self._read_at = None, begun
             self._reading_since = None

@@ -42,7 +42,7 @@ from tidegate.operators.operator import Emit
 from tidegate.operators.operator_errors import blame
 from tidegate.operators.state.keys import key_schema
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
-from tidegate.state.common.row_table import FoundRows
+from tidegate.state.common.backend import FoundRows
 from tidegate.state.key_index.key_index import KeyIndex
 from tidegate.storage.errors import ConfigurationError
 
@@ -61,7 +61,7 @@ class _Rows:
     times: Times
 
     def some(self, picked: Positions) -> _Rows:
-        """Some of them, in this order."""
+        """Returns rows at these positions, in this order."""
         return _Rows(self.rows.take(pa.array(picked)), self.times[picked])
 
 
@@ -89,12 +89,12 @@ class RegularJoin(JoinOperator):
                 key_schema(schema, tuple(schema.names))  # a row that is taken back is found by all its columns
         self._changing = changing
         self._ttl_ms = ttl_ms
-        self.takes_back = how != "inner" or any(changing)
+        self.retracts = how != "inner" or any(changing)
         """Whether it emits changes."""
-        self.output = with_kind(self.schema) if self.takes_back else self.schema
+        self.output = with_kind(self.schema) if self.retracts else self.schema
         """The columns of the result."""
         self._keeps = (how in ("left", "full"), how in ("right", "full"))
-        """By side, whether its rows come without a partner."""
+        """By side, whether its rows are emitted without a partner."""
         self._swept_ms: int | None = None
 
     def process_input(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:
@@ -137,16 +137,16 @@ class RegularJoin(JoinOperator):
             due = self._swept_ms is None or watermark_ms - self._swept_ms >= max(1, self._ttl_ms // _SWEEPS)
             if due:
                 self._swept_ms = watermark_ms
-                if self.takes_back:
+                if self.retracts:
                     self.forget_idle_keys(MOMENT, watermark_ms - self._ttl_ms)
                 else:
                     self._forget_rows(watermark_ms - self._ttl_ms)
         return iter(())
 
     def _settled(self, index: int, rows: _Rows, comes: NDArray[np.bool_]) -> tuple[_Rows, _Rows]:
-        """What a batch of changes takes out of the state, which is done here, and what it brings.
+        """Removes the retracted rows of a batch from the state, and returns them and the added rows.
 
-        ValueError for a row that is not there, unless it may have been forgotten.
+        Raises ValueError for a retracted row that is not there, unless it may have expired.
         """
         if comes.all():
             return rows.some(np.zeros(0, dtype=np.int64)), rows
@@ -168,7 +168,7 @@ class RegularJoin(JoinOperator):
         picked = _among_first(ids, wanted)
         if len(picked) < len(gone.times) and self._ttl_ms is None:
             raise ValueError(
-                "a row was taken back that had not come: the stream of changes contradicts itself. Functions before it "
+                "a row was retracted that never came: the stream of changes contradicts itself. Functions before it "
                 "must give the same for the same row, and rows of a key must come in order"
             )
         times = table.take(found.refs[picked], [MOMENT]).column(MOMENT).to_numpy() if len(picked) else gone.times[:0]
@@ -213,7 +213,9 @@ class RegularJoin(JoinOperator):
         kind: str,
         emit: Emit,
     ) -> None:
-        """Emit rows of one side beside all of their key on the other: those found, of which there are so many a key."""
+        """Emits rows of one side joined with the `found` rows of the other side. `per_key` holds the number of found
+        rows of each key.
+        """
         starts = np.concatenate(([0], np.cumsum(per_key)))[:-1]
         every = np.arange(len(found.refs), dtype=np.int64)
         pairing = Pairing(every, starts[of], per_key[of], every[:0])
@@ -228,23 +230,25 @@ class RegularJoin(JoinOperator):
             self._emit(self.result(left, right, len(mine)), kind, emit)
 
     def _pad_stored(self, side: int, refs: NDArray[Any], kind: str, emit: Emit) -> None:
-        """Emit stored rows of one side with nulls beside them."""
+        """Emits stored rows of one side padded with nulls."""
         for start in range(0, len(refs), OUTPUT_ROWS_MAX):
             self._pad(side, self.tables[side].take(refs[start : start + OUTPUT_ROWS_MAX]), kind, emit)
 
     def _pad(self, side: int, rows: pa.RecordBatch, kind: str, emit: Emit) -> None:
-        """Emit rows of one side with nulls beside them."""
+        """Emits rows of one side padded with nulls."""
         if rows.num_rows:
             left, right = (rows, None) if side == LEFT else (None, rows)
             self._emit(self.result(left, right, rows.num_rows), kind, emit)
 
     def _emit(self, rows: pa.RecordBatch, kind: str, emit: Emit) -> None:
-        if self.takes_back:
+        if self.retracts:
             rows = rows.append_column(self.output.field(CHANGE), pa.repeat(kind, rows.num_rows))
         emit(rows)
 
     def _forget_rows(self, since_ms: int) -> None:
-        """Remove rows of `since_ms` or before: nothing was ever taken back, so each goes by itself."""
+        """Removes rows of `since_ms` or earlier. Each row is removed separately, because rows of this join are never
+        retracted.
+        """
         for table in self.tables:
             for rows, refs in table.scan([MOMENT], _SCANNED_ROWS):
                 table.remove(refs[rows.column(MOMENT).to_numpy() <= since_ms])
@@ -252,9 +256,10 @@ class RegularJoin(JoinOperator):
 
 
 def _balance(rows: pa.RecordBatch, comes: NDArray[np.bool_]) -> tuple[Positions, Positions, KeyIndex, Positions]:
-    """What is left of changes where equal rows that come and are taken back cancel out.
+    """Cancels equal rows that are added and retracted in one batch of changes.
 
-    Positions of what is taken back, of what comes, the numbers of rows, and of each how often it is taken back.
+    Returns the positions of the remaining retractions, the positions of the remaining additions, an index of all
+    distinct rows, and how often each distinct row is retracted.
     """
     every = KeyIndex(tuple(rows.schema.names))
     ids = every.upsert(rows).slots

@@ -1,25 +1,19 @@
-"""`Deduplicate`: one row of each key: the first or last by a column, or the first or last to arrive.
+"""`Deduplicate` emits one row of each key: the first or last by a column, or the first or last to arrive.
 
 Rules:
 
-- Without `by` the order is that of arrival. The first row of a key is emitted and no other: nothing replaces it. The
-  last one needs no state: each batch gives the last row of every key in it.
-- With `by` a row is emitted when it takes the place of the one before it. A batch gives at most one row of each key.
-  Of rows that are equal in the order, the first (or last) to arrive counts.
-- State is the key, and what the order and the time to live ask of the row that was emitted last: never the row.
-- Time to live is event time. A row at least `ttl` later than the last one that was emitted for its key begins anew. So
-  what is emitted does not depend on when state is cleaned up: an entry of time s goes when the watermark reaches
-  s + 2 * ttl. Rows that are `ttl` or more behind the watermark are dropped and counted, because what was known of their
-  keys may be gone.
-- The table is swept when event time has gone on by a quarter of the time to live: that costs a few looks at each entry.
-
-### MERGE
-`KeptRows`: the one table in which an operator keeps something for each key, through restores and rescaling.
-
-Rules:
-
-- The table is made from the first batch, or from what a checkpoint has. Its columns must be the same then.
-- Each new key is checked for its owner, and each key that is restored.
+- Without `by` the order is the order of arrival. The first row of a key is emitted, and nothing replaces it. The last
+  row needs no state: each batch emits the last row of every key in it.
+- With `by` a row is emitted when it replaces the previous one. A batch emits at most one row of each key. Of rows that
+  are equal in the order, the first (or last) to arrive counts.
+- State is the key, and the order and time of the last emitted row. The row itself is not stored.
+- Time to live is event time. A row at least `ttl` later than the last emitted row of its key starts over. The output
+  does not depend on when state is cleaned up: an entry of time s is removed when the watermark reaches s + 2 * ttl.
+  Rows that are `ttl` or more behind the watermark are dropped and counted, because the state of their keys may be gone.
+- The table is swept when event time has advanced by a quarter of the time to live, so each entry is visited a few
+  times.
+- The state is one table (`KeptRows`), created from the first batch or from a checkpoint, whose columns must match. Each
+  new key and each restored key is checked for its owner.
 """
 
 from __future__ import annotations
@@ -43,7 +37,7 @@ from tidegate.operators.state.operator_backend import frozen_backend, make_backe
 from tidegate.operators.watermarks.group_moments import GroupMoments
 from tidegate.operators.watermarks.late_rows import LATE_RECORDS
 from tidegate.operators.watermarks.watermark_generator import check_timestamp_column, event_times_ms
-from tidegate.protocol.errors import ChangedTypeError
+from tidegate.protocol.failures import ChangedTypeError
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.state.common.backend import KeyedBackend, ValueSpec, VectorTable
 from tidegate.state.kernels.choose import NO_WORDS, better_rows, first_arrivals, last_of_each
@@ -53,10 +47,9 @@ from tidegate.state.key_index.hash_table import Upserted
 from tidegate.state.key_index.key_index import KeyIndex
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError, CorruptionError
-from tidegate.storage.schemas.columns_text import columns_text
+from tidegate.storage.schemas.column_names import columns_text, own_name, part_name
 from tidegate.storage.schemas.evolution import migrated
-from tidegate.storage.schemas.reserved_names import own_name, part_name
-from tidegate.storage.state.handover import keys_at_most, put_together, taken
+from tidegate.storage.state.handover import keys_at_most, merge_small_tables, taken
 from tidegate.storage.state.key_groups import key_group_range
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
@@ -146,7 +139,7 @@ class Deduplicate(Operator):
         return () if self._ttl_ms is None else (DueByAge(self._ttl_ms),)
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        """Forget, in steps, keys whose time to live is over."""
+        """Removes expired keys in steps."""
         if self._ttl_ms is None or watermark_ms == MAX_WATERMARK_MS:
             return
         for groups, reached_ms in [*self._reached.runs()]:
@@ -180,7 +173,7 @@ class Deduplicate(Operator):
 
     def load(self, tables: Sequence[StateTable]) -> None:
         """Raises CorruptionError and ConfigurationError as `open` does."""
-        assert self._kept is not None, "there is no keyed state"
+        assert self._kept is not None, "the keyed state is not open"
         self._kept.load(tables)
 
     def hand_over(self) -> None:
@@ -208,7 +201,7 @@ class Deduplicate(Operator):
         if self._by is None and self._last:
             raise ConfigurationError(
                 'deduplicate: the last row to arrive (keep="last" without by=) is found without state, so there is '
-                "nothing that a ttl could limit; leave it out"
+                "nothing that a ttl could limit; remove ttl="
             )
 
     def _in_time(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
@@ -216,7 +209,9 @@ class Deduplicate(Operator):
         assert self._time is not None and self._ttl_ms is not None
         found = event_times_ms(batch, self._time)
         if found.null_count:
-            raise ValueError(f"column {self._time!r} is null in a row, which has no event time then")
+            raise ValueError(
+                f"column {self._time!r} is null in a row, but event time needs a value; filter such rows out before"
+            )
         times: NDArray[np.int64] = found.to_numpy(zero_copy_only=False)
         reached = self._reached.of_keys(key_columns(batch, self._keys), self.context.max_parallelism)
         on_time = times > np.maximum(reached, MIN_WATERMARK_MS + self._ttl_ms) - self._ttl_ms
@@ -263,7 +258,7 @@ class Deduplicate(Operator):
         return part_name(self._by, f".order ({order_form(schema.field(self._by).type)})")
 
     def _sweep(self, expired_ms: int) -> Iterator[None]:
-        """Remove the entries whose time is `expired_ms` or before."""
+        """Removes the entries whose time is `expired_ms` or earlier."""
         table = None if self._kept is None else self._kept.table
         if table is None:
             return
@@ -315,9 +310,9 @@ class KeptRows:
         return self.changed_rows * 8 * (0 if self._schema is None else len(self._schema))
 
     def admit(self, schema: pa.Schema, fields: Sequence[pa.Field]) -> VectorTable:
-        """The table for batches of a schema, with these value columns; the first batch ever makes it.
+        """Returns the table for batches of a schema, with these value columns. The first batch creates it.
 
-        OperatorError if the columns are not those of the table.
+        Raises OperatorError if the columns differ from the columns of the table.
         """
         if self.table is not None and self._seen is not None and schema.equals(self._seen):
             return self.table
@@ -365,7 +360,7 @@ class KeptRows:
         assert self._schema is not None
         self.backend.expect(keys_at_most(tables))
         try:
-            for table in put_together(taken(tables), _RESTORED_ROWS):
+            for table in merge_small_tables(taken(tables), _RESTORED_ROWS):
                 self._check_keys(table.rows.schema, table.state)
                 check_owner(self._context, table.rows.select(list(self._keys)), self._owners)
                 rows = table.rows if table.removed else self._migrated(table.rows)

@@ -1,29 +1,24 @@
-"""`DistinctRows`: tells of each row whether it is the first with its values in some columns. Counts of distinct values
-are made of it.
+"""`DistinctRows` marks each row that is the first with its values in some columns. Counts of distinct values use it.
 
 Rules:
 
-- All rows pass, with one more boolean column. It is true for the first row of each combination of values there ever
-  was, and false for all others. So to count distinct values is to count the rows for which it is true.
-- A null in the counted column is no value: the row is none of the first, and leaves no state. (Older versions kept it.)
-- What the state holds of a combination never changes once it is known. An incremental checkpoint has those that came
-  since the one before, known ones included: to look a row up marks it as changed.
-- State is a table of these combinations, keyed by all of the columns. Rows are spread by all of them too: one key with
-  many values does not fill one subtask alone.
+- All rows pass, with one more boolean column. It is true for the first row of each combination of values, and false for
+  all others. To count distinct values is to count the rows for which it is true.
+- A null in the counted column is not a value: the row is never the first, and leaves no state.
+- The state of a combination never changes. An incremental checkpoint has the combinations that occurred since the
+  previous checkpoint, including known ones, because a lookup marks the entry as changed.
+- State is a table of these combinations, keyed by all of the columns. Rows are distributed by all of them too, so one
+  key with many values does not fill a single subtask.
 
-### MERGE
-`DistinctViews`: tells of each row under which conditions it is the first with its values in some columns.
-
-Counts of distinct values of one column under several conditions are made of it: they share one table of values, with a
-bit for each condition (as Flink's distinct views have filter bits). Rules:
+`DistinctViews` does this for counts of distinct values of one column under several conditions, which share one table of
+values with a bit for each condition (like the filter bits of Flink's distinct views):
 
 - All rows pass, with one more boolean column for each condition. It is true for the first row of each combination of
-  values for which the condition is true, and false for all others. Without a condition all rows count.
-- A null in the counted column is no value. Rows of which nothing is counted leave no state, and are not looked up.
-- State is a table of the combinations, keyed by all of the columns, and rows are spread by all of them, as with
-  `DistinctRows`. The bits say which conditions have met the combination: the first condition has the lowest. Their
-  column is called by the conditions, so that bits are never taken for those of others.
-- Columns that nobody reads any more are left out of what passes.
+  values for which the condition is true. Without a condition all rows count.
+- Rows for which nothing is counted leave no state and are not looked up.
+- The bits store which conditions the combination has met. The first condition has the lowest bit. The conditions are
+  part of the column's name, so bits of other conditions are never used by mistake.
+- Columns that no later step reads are dropped.
 """
 
 from __future__ import annotations
@@ -44,7 +39,7 @@ from tidegate.state.kernels.accumulate import set_bits
 from tidegate.state.kernels.columns import key_column, valid_mask
 from tidegate.state.kernels.partition import gather
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.schemas.reserved_names import RESERVED_PREFIX, own_name
+from tidegate.storage.schemas.column_names import RESERVED_PREFIX, own_name
 
 
 class DistinctRows(KeyedAggregate):
@@ -56,7 +51,7 @@ class DistinctRows(KeyedAggregate):
         super().__init__(tuple(dict.fromkeys(columns)), {own_name("rows"): count()}, "update")
 
     def needed_columns(self, after: Columns) -> Columns:
-        """What follows needs, and the columns that are compared."""
+        """Adds the compared columns to the columns that later steps read."""
         return together(None if after is None else after - {self._flag}, frozenset(self._keys))
 
     def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
@@ -79,7 +74,7 @@ class DistinctRows(KeyedAggregate):
         return batch.append_column(self._flag, pa.array(first))
 
     def _new_rows(self, keys: pa.RecordBatch) -> NDArray[np.int32]:
-        """The rows whose combination is new. It is known from now on."""
+        """Returns the rows whose combination is new, and stores the combinations."""
         assert self._table is not None
         if not keys.num_rows:
             return np.zeros(0, dtype=np.int32)
@@ -118,12 +113,14 @@ class DistinctViews(KeyedAggregate):
         super().__init__(tuple(dict.fromkeys(columns)), {self._seen: count()}, "update")
 
     def needed_columns(self, after: Columns) -> Columns:
-        """What follows needs, the columns that are compared, and the conditions."""
+        """Adds the compared columns and the conditions to the columns that later steps read."""
         conditions = (condition for condition in self._flags.values() if condition is not None)
         return together(None if after is None else after - self._flags.keys(), frozenset((*self._keys, *conditions)))
 
     def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
-        """What passes of the input, and the flags. ConfigurationError for a column that is missing or does not fit."""
+        """Returns the output columns and the flags. Raises ConfigurationError for a column that is missing or has a
+        wrong type.
+        """
         super().output_schema(input_schema)
         for condition in filter(None, self._flags.values()):
             count().where(condition).validate(input_schema)
@@ -146,7 +143,7 @@ class DistinctViews(KeyedAggregate):
         return passed
 
     def _bits(self, batch: pa.RecordBatch) -> NDArray[np.int64]:
-        """Of each row the bits of the conditions under which it counts."""
+        """Returns for each row the bits of the conditions that it meets."""
         values = input_column(batch, self._counted)
         bits = np.zeros(batch.num_rows, dtype=np.int64)
         for number, condition in enumerate(self._flags.values()):
@@ -155,7 +152,7 @@ class DistinctViews(KeyedAggregate):
         return bits
 
     def _new_bits(self, keys: pa.RecordBatch, bits: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Those of the bits that no row before had with the same values. They are known from now on."""
+        """Returns the bits that no earlier row with the same values had, and stores them."""
         assert self._table is not None
         upserted = self._table.upsert(keys)
         if len(upserted.new_rows):

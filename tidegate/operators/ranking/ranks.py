@@ -1,14 +1,14 @@
-"""Ranks of rows within their groups, and which rows are among the first ones, a batch at a time.
+"""Ranks rows within their groups, one batch at a time, by order words.
 
-Rules: rows are ordered by words (`ranks.py`), the first column counts most. Of rows that are equal in all words
-the first to come is before the others; with `ties` they share the rank of the first of them (SQL's `RANK`).
+An order word is a 64-bit integer that sorts like a value of a column. Rules:
 
-### MERGE
-Order words: a column by which rows are ranked, as 64-bit integers in the same order.
-
-Rules: a word is comparable with other words of the same form alone; `order_form` names it, and state says it in the
-name of its column. Minus zero is zero. NaN is greater than any number. A null has no word: a ranking places nulls
-before or behind all words (`placed_words`), and a deduplication refuses them.
+- Rows are ordered by words, and the first column counts most. Of rows that are equal in all words the first to arrive
+  comes first. With `ties` they share the rank of the first of them (SQL's `RANK`).
+- A word is comparable only with words of the same form. `order_form` names the form, and state stores it in the name of
+  its column.
+- Minus zero equals zero. NaN is greater than any number.
+- A null has no word. A ranking places nulls before or after all words (`placed_words`), and a deduplication refuses
+  them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from tidegate.state.kernels.columns import Words, key_form, plain, storage_dtype
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.schemas.dictionaries import decoded_type
+from tidegate.storage.schemas.arrow_types import decoded_type
 
 Positions = NDArray[np.int64]
 OrderWords = list[NDArray[np.int64]]
@@ -39,7 +39,7 @@ class RankWords:
 
     @property
     def sorting(self) -> OrderWords:
-        """What rows are sorted by, the first one counts most. Without nulls these are the words."""
+        """The sort keys of the rows, most significant first. Without nulls these are the words."""
         pairs = zip(self.values, self.nulls, strict=True)
         return [each for pair in pairs for each in pair if each is not None]
 
@@ -51,7 +51,7 @@ class RankWords:
         )
 
     def then(self, other: RankWords) -> RankWords:
-        """These rows, and others behind them."""
+        """Returns these rows followed by the rows of `other`."""
         values = [np.concatenate(pair) for pair in zip(self.values, other.values, strict=True)]
         lengths = len(self.values[0]), len(other.values[0])
         nulls: list[NDArray[np.int64] | None] = []
@@ -97,7 +97,7 @@ def first_rows(groups: NDArray[np.int64], words: OrderWords, n: int, ties: bool,
 
 
 def _begins(columns: Sequence[NDArray[np.int64]], order: Positions) -> NDArray[np.bool_]:
-    """Where one of the columns is another than in the row before, in this order."""
+    """Returns where a column differs from the row before, in this order."""
     begins = np.zeros(len(order), dtype=np.bool_)
     begins[:1] = True
     for column in columns:
@@ -126,7 +126,7 @@ def check_order_column(schema: pa.Schema, column: str, operator: str) -> None:
 
 
 def order_form(data_type: pa.DataType) -> str:
-    """What the words of a column of this type stand for: words of one form are in one order."""
+    """Returns the form of the words of a column of this type. Words of one form are comparable."""
     data_type = decoded_type(data_type)
     if pa.types.is_floating(data_type):
         return "double"
@@ -140,11 +140,11 @@ def order_form(data_type: pa.DataType) -> str:
 def placed_words(
     batch: pa.RecordBatch, column: str, descending: bool, nulls_last: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-    """Words that ascend in the order of a ranking, and where nulls stand; None if no row is null.
+    """Returns words that ascend in the order of a ranking, and where nulls are placed, or None if no row is null.
 
-    Nulls have the least word or the greatest. What has the same word is told apart by the second array: it is -1 for
-    nulls that come first, 1 for nulls that come last, and 0 for all other rows. ConfigurationError as
-    `check_order_column`.
+    Nulls have the least or the greatest word. The second array separates them from rows with the same word: it is -1
+    for nulls that come first, 1 for nulls that come last, and 0 for all other rows. Raises ConfigurationError as
+    `check_order_column` does.
     """
     values = plain(batch.column(column))
     nulls = values.is_null().to_numpy(zero_copy_only=False) if values.null_count else None

@@ -1,15 +1,16 @@
-"""`TopN`: of each key the first `n` rows in an order, kept up to date as rows come.
+"""`TopN` keeps the first `n` rows of each key in an order, and emits changes as rows come.
 
 Rules:
 
-- Rows are ordered by columns, each ascending or descending; of rows that are equal in all of them the first to arrive
-  is before the others (Flink's and SQL's `ROW_NUMBER`). Minus zero is zero, and NaN is greater than any number. Nulls
-  are before all values or behind them, and equal to each other.
-- State is at most `n` rows of each key (and window). A row that is not among them is never looked at again.
-- A batch changes each rank once. With a column for the rank, a row whose rank has changed is told under its new rank,
-  and in changes taken back under the old one. Without it, it is told when it comes in and when it drops out.
-- With a time to live (event time), a key whose newest row is that far behind the watermark is forgotten, in silence:
-  what was told of it stays, and rows that come later begin a new ranking.
+- Rows are ordered by columns, each ascending or descending. Of rows that are equal in all of them the first to arrive
+  comes first (Flink's and SQL's `ROW_NUMBER`). Minus zero equals zero, and NaN is greater than any number. Nulls come
+  before all values or after them, and equal each other.
+- State is at most `n` rows of each key (and window). A row that is not among them is not stored.
+- A batch changes each rank once. With a rank column, a row whose rank has changed is emitted under its new rank and, in
+  a stream of changes, retracted under the old rank. Without a rank column a row is emitted when it enters and when it
+  leaves the first `n`.
+- With a time to live (event time), a key is removed without output when its newest row is this far behind the
+  watermark. Rows that were emitted stay valid, and later rows start a new ranking.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ from tidegate.operators.watermarks.watermark_generator import check_timestamp_co
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.state.key_index.key_index import KeyIndex
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.schemas.dictionaries import decoded_type
-from tidegate.storage.schemas.one_batch import one_batch
-from tidegate.storage.schemas.reserved_names import own_name
+from tidegate.storage.schemas.arrow_types import decoded_type
+from tidegate.storage.schemas.batches import one_batch
+from tidegate.storage.schemas.column_names import own_name
 
 STATE_NAME = "top"
 MOMENT = own_name("top_time_ms")
-"""The column of a stored row that says when it came, by event time. 0 without a time to live."""
+"""Name of the stored column with the event time of the row, or 0 without a time to live."""
 
 N_MAX = 100_000
 _SWEEPS = 4
@@ -45,7 +46,7 @@ _SWEEPS = 4
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Which rows, by which columns, and what is told of them."""
+    """Describes a ranking: the number of rows, the order, and the output."""
 
     keys: tuple[str, ...]
     n: int
@@ -56,7 +57,7 @@ class Ranking:
     changes: bool = True
     """Whether rows are taken back; otherwise a row replaces the one with its key and rank."""
     final: bool = False
-    """Whether the rows of a key come out once, when its window ends; then there are no changes."""
+    """Whether the rows of a key are emitted once, when the window ends. There are no changes then."""
     nulls_last: tuple[bool, ...] | None = None
     """Whether nulls of each column come behind all values. None: where the order descends, as in Spark."""
     ties: bool = False
@@ -66,16 +67,16 @@ class Ranking:
         if not self.keys:
             raise ConfigurationError("top_n needs at least one key column: key_by(...)")
         if not 1 <= self.n <= N_MAX:
-            raise ConfigurationError(f"top_n({self.n}): keep between 1 and {N_MAX} rows of each key")
+            raise ConfigurationError(f"top_n({self.n}): n must be between 1 and {N_MAX}")
         if not self.by or len(self.by) != len(self.descending):
             raise ConfigurationError(
-                f"top_n(by={list(self.by)}, descending={list(self.descending)}): name at least one column, and say for "
-                "each whether it descends, or for all"
+                f"top_n(by={list(self.by)}, descending={list(self.descending)}): by= needs at least one column, "
+                "and descending= one boolean, or one for each column"
             )
         if len(self.nulls_behind) != len(self.by):
             raise ConfigurationError(
-                f"top_n(by={list(self.by)}, nulls_last={list(self.nulls_behind)}): say for each column whether nulls "
-                "are behind its values, or for all"
+                f"top_n(by={list(self.by)}, nulls_last={list(self.nulls_behind)}): nulls_last= takes one boolean, "
+                "or one for each column of by="
             )
         if self.ties and not self.final:
             raise ConfigurationError(
@@ -144,7 +145,9 @@ def ranked(groups: NDArray[np.int64], words: RankWords, there: int) -> Ranked:
 
 
 class TopN(RowsOperator):
-    """The first rows of each key. `schema` is that of the input; `time` its event time, which `ttl_ms` needs."""
+    """Emits the first rows of each key. `schema` is the input schema. `time` is its event-time column, which `ttl_ms`
+    needs.
+    """
 
     def __init__(self, ranking: Ranking, schema: pa.Schema, time: str | None = None, ttl_ms: int | None = None) -> None:
         self.ranking = ranking
@@ -164,7 +167,7 @@ class TopN(RowsOperator):
         self._swept_ms: int | None = None
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Rank the rows of a batch, and tell what has changed. OperatorError for a row without a time."""
+        """Ranks the rows of a batch and emits the changes. Raises OperatorError for a row without a time."""
         with blame(self.context, batch):
             rows, moments = self._taken(batch)
             words = self.ranking.words(rows)
@@ -198,7 +201,7 @@ class TopN(RowsOperator):
         return self._ttl_ms is not None
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        """Forget keys whose time to live is over, if it is time for that."""
+        """Removes expired keys if enough event time has passed since the last sweep."""
         if self._ttl_ms is not None and watermark_ms != MAX_WATERMARK_MS:
             due = self._swept_ms is None or watermark_ms - self._swept_ms >= max(1, self._ttl_ms // _SWEEPS)
             if due:
@@ -213,7 +216,9 @@ class TopN(RowsOperator):
             assert self._time is not None
             found = event_times_ms(batch, self._time)
             if found.null_count:
-                raise ValueError(f"column {self._time!r} is null in a row, which has no event time then")
+                raise ValueError(
+                    f"column {self._time!r} is null in a row, but event time needs a value; filter such rows out before"
+                )
             moments = found.to_numpy(zero_copy_only=False)
         return self.ranking.columns_of(batch, self._columns), moments
 

@@ -1,25 +1,20 @@
-"""`Sink`: a sink of the user's own, which commits in two phases, and so writes exactly once.
+"""`Sink` is a user-defined sink that commits in two phases, and therefore writes exactly once.
 
-`sink.py` collects its rows, `hosts/task/sink_writers.py` calls the writing half, `hosts/coordinator/own_sinks.py`
-the committing one. Rules for whoever writes a sink:
+`tidegate/actors/drivers/user_sinks.py` calls the writing methods, and `tidegate/actors/drivers/user_sinks.py` calls
+the committing methods. Rules for a sink:
 
-- What `write` gets is invisible until `commit`. `prepare` makes it durable, and returns a *committable* for it: a few
-  bytes that say how to make it visible. Committables are a part of the checkpoint.
-- `commit` is called for every committable of a completed checkpoint, at least once: again after a lost answer, after a
-  failure, and when a job is restored from that checkpoint. So what has been committed before is left as it is.
-- What is not in a completed checkpoint is never committed. Its rows come again, to a writer with another `prefix`.
+- Rows passed to `write` are invisible until `commit`. `prepare` makes them durable and returns *committables* for them:
+  a few bytes that describe how to make the rows visible. Committables are part of the checkpoint.
+- `commit` is called at least once for every committable of a completed checkpoint: again after a lost answer, after a
+  failure, and when a job is restored from that checkpoint. Rows that were committed before must stay unchanged.
+- Rows that are not in a completed checkpoint are never committed. They come again, to a writer with another `prefix`.
 
-### MERGE
-`StagingSink`: what the task machine asks of any sink: what is to be written now, and whether a checkpoint begins.
+`StagingSink` is the interface of all sinks to the task machine, which takes rows to write from it. `OwnSink` implements
+it for user-defined sinks:
 
-### MERGE
-`OwnSink`: decides when the rows for a sink of the user's are written, and when it prepares. The host calls the sink.
-
-Rules:
-
-- Rows wait until there are `flush_bytes` of them, or a barrier comes. So a sink gets few and large batches.
-- A barrier empties the buffer, so rows are never in a snapshot. What was written since the barrier before is prepared
-  then; without any there is nothing to prepare.
+- Rows wait until there are `flush_bytes` of them, or until a barrier comes, so a sink gets few and large batches.
+- A barrier empties the buffer, so rows are never in a snapshot. Rows that were written since the previous barrier are
+  then prepared. Without any rows nothing is prepared.
 """
 
 from __future__ import annotations
@@ -33,15 +28,15 @@ from tidegate.operators.operator import Emit, Operator
 from tidegate.operators.operator_errors import blame
 from tidegate.operators.output_schema import PinnedSchema
 from tidegate.state.kernels.partition import compact
-from tidegate.storage.schemas.dictionaries import widened
+from tidegate.storage.schemas.arrow_types import widened
 
 COMMITTABLES_BYTES_MAX = 1 << 20
-"""What one `prepare` may return: it travels through the coordinator, and into its log."""
+"""The most bytes that one `prepare` may return, because committables pass through the coordinator and its log."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkContext:
-    """Where a writer runs."""
+    """Place of a writer in the job."""
 
     job_id: str
     job_name: str
@@ -95,11 +90,11 @@ class Sink:
         """
 
     def commit(self, committables: Sequence[bytes], context: CommitContext) -> None:
-        """Make visible what these committables stand for, in their order. What is visible already stays as it is.
+        """Makes the rows of these committables visible, in their order. Rows that are already visible stay unchanged.
 
-        If it raises it is called again, after growing pauses, for as long as storage may be away (`storage_outage`);
-        then the job fails, and a job restored from the checkpoint commits. One call that takes so long, and a minute
-        at least, fails the job, too.
+        After an exception it is called again, with growing pauses, for as long as storage may be unavailable
+        (`storage_outage`). Then the job fails, and a job that is restored from the checkpoint commits. A single call
+        that takes this long, and at least a minute, also fails the job.
         """
         raise NotImplementedError(f"{type(self).__name__} needs a method commit(self, committables, context)")
 
@@ -113,9 +108,9 @@ class Sink:
 
 @dataclass(frozen=True, slots=True)
 class StagedRows:
-    """The rows of one file, in batches of one schema. `folder`: below the folder of the attempt; empty for none.
+    """Rows of one file, in batches of one schema. `folder` is relative to the folder of the attempt, or empty.
 
-    `prepare`: a checkpoint begins after them, so a sink of the user's says what is to be committed.
+    `prepare` is set if a checkpoint begins after the rows, so that a user-defined sink returns its committables.
     """
 
     folder: str
@@ -127,7 +122,9 @@ class StagingSink(Operator):
     """Buffers rows until they are taken. Emits nothing."""
 
     def take_files(self, force: bool) -> list[StagedRows]:
-        """What to write now, one entry for each file: if there is enough for one or, with `force`, if there is any."""
+        """Returns the rows to write now, one entry for each file: if they fill a file or, with `force`, if there are
+        any.
+        """
         raise NotImplementedError
 
 
@@ -146,7 +143,7 @@ class OwnSink(StagingSink):
         self._unprepared = False
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Keep a batch until it is taken. OperatorError if its schema is not that of the batches before."""
+        """Buffers a batch. Raises OperatorError if its schema differs from the batches before."""
         with blame(self.context, batch):
             kept = compact(self._pinned.conform(widened(batch)))
         self._pending.append(kept)

@@ -1,28 +1,27 @@
-"""`TableSink`: decides which rows are staged as one file of a table, and when. The host writes the file.
+"""`TableSink` decides which rows are staged as one file of a table, and when. The driver writes the file.
 
 Rules:
 
 - In mode `append` every row is staged once.
-- In mode `upsert` a file holds the last row of each key, and each of its rows has a version in the hidden column
+- In mode `upsert` a file holds the last row of each key, and each row has a version in the hidden column
   `_tidegate_version`. A later file of a key has a greater version. All rows of a key come to one subtask, so each
-  subtask counts by itself. Keys move when the parallelism changes, so after a restore every subtask goes on from the
-  greatest count of all (UNION state).
-- With an order (`order_by`) the file holds the row of each key that is greatest in that column; of several the last.
-- A sink of changes (`deletes`) has no column for their kind in the table. If the last row of a key is taken back, the
-  file says in the hidden column `_tidegate_deleted` that there is none.
-- A barrier empties the buffer first: rows are never in a snapshot.
-- Dictionary columns are widened as they come in (`tidegate/storage/schemas/dictionaries.py`). The batches of one file
-  may together have more distinct values than the indexes of one batch can count.
+  subtask counts for itself. Keys move when the parallelism changes, so after a restore every subtask continues from the
+  greatest version of all (UNION state).
+- With an order (`order_by`) the file holds the row of each key that is greatest in that column. Of several such rows it
+  holds the last.
+- A sink of changes (`deletes`) does not store the kind of a change in the table. If the last row of a key is retracted,
+  the hidden column `_tidegate_deleted` marks the key as deleted.
+- A barrier empties the buffer first, so rows are never in a snapshot.
+- Dictionary columns are converted to plain columns on arrival (`tidegate/storage/schemas/arrow_types.py`), because the
+  batches of one file may together have more distinct values than the indexes of one batch can count.
 
-### MERGE
-`PartitionedTableSink`: the sink of a table with partitions, one file for each. `table_sink` makes that of any table.
+`PartitionedTableSink` writes one file for each partition, and `table_sink` creates the sink of any table:
 
-Rules:
-
-- Rows wait together, as in any sink. They are split when they are taken: one file for each partition that has rows
-  among them. So what waits is bounded in bytes, however many partitions there are.
+- Rows of all partitions wait together and are split when they are taken, into one file for each partition that has
+  rows. The buffer is therefore bounded in bytes for any number of partitions.
 - Rows of a partition keep their order.
-- More than `PARTITIONS_MAX` partitions at once are refused: that many small files at each checkpoint help nobody.
+- More than `PARTITIONS_MAX` partitions at once are refused, because they would produce that many small files at each
+  checkpoint.
 """
 
 from __future__ import annotations
@@ -45,11 +44,10 @@ from tidegate.state.kernels.partition import compact, gather
 from tidegate.state.key_index.key_index import KeyIndex
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError, TableError
-from tidegate.storage.schemas.dictionaries import widened
+from tidegate.storage.schemas.arrow_types import widened
 from tidegate.storage.state.snapshot import Cut, FrozenTable, OperatorSnapshot, StateTable
-from tidegate.storage.tables.hidden_columns import DELETED_COLUMN, VERSION_COLUMN
 from tidegate.storage.tables.partitions import check_texts, partition_folders
-from tidegate.storage.tables.table_info import TableInfo, TableMode
+from tidegate.storage.tables.table_info import DELETED_COLUMN, VERSION_COLUMN, TableInfo, TableMode
 
 FILE_BYTES_MAX = 64 << 20
 
@@ -101,7 +99,7 @@ class TableSink(StagingSink):
         self._version = max([self._first_version, *versions])
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Buffer a batch. OperatorError if its schema is not that of the batches before, or lacks a key."""
+        """Buffers a batch. Raises OperatorError if its schema differs from the batches before, or if it lacks a key."""
         with blame(self.context, batch):
             for hidden in {VERSION_COLUMN, DELETED_COLUMN} & set(batch.schema.names):
                 raise ConfigurationError(f"{hidden!r} is tidegate's own column; rename yours")
@@ -125,7 +123,7 @@ class TableSink(StagingSink):
         return pending if self._mode == "append" else [self._last_rows(pending)]
 
     def take_files(self, force: bool) -> list[StagedRows]:
-        """What to stage now, one entry for each file; `force` as in `take_pending`."""
+        """Returns the rows to stage now, one entry for each file. `force` is as in `take_pending`."""
         pending = self.take_pending(force)
         return [StagedRows("", tuple(pending))] if pending else []
 
@@ -194,7 +192,7 @@ class PartitionedTableSink(TableSink):
         super().process(batch, emit)
 
     def take_files(self, force: bool) -> list[StagedRows]:
-        """As `TableSink` does, one entry for each partition, in the order in which partitions first appear."""
+        """Returns one entry for each partition, in the order in which partitions first appear."""
         pending = self.take_pending(force)
         if not pending:
             return []

@@ -1,1 +1,1 @@
-"""What functions remember: keyed and operator state, its types, expiry, timers."""
+"""State of functions: keyed and operator state, types of values, time to live, and timers."""

@@ -1,25 +1,19 @@
-"""`ValueState`, `ListState` and `MapState`: keyed state of functions over rows, of a declared type.
+"""`ValueState`, `ListState`, `MapState` and folding states: keyed state of functions, of a declared type.
 
 Rules:
 
 - A state is declared (`ValueState("n", int)`) and bound in `open` (`context.state(...)`). A bound state is a thin view
-  of the backend. It always belongs to the key of the row or timer that is being processed.
-- What is put in is converted to the declared type at once. So a restored job computes with the very same values.
-- A value that could be changed is handed out as a copy.
-- Null, or an empty list or map, is no state: the key is forgotten.
+  of the backend for the key of the row or timer that is being processed.
+- A value is converted to the declared type when it is stored, so a restored job computes with the same values.
+- A mutable value is returned as a copy.
+- Null, and an empty list or map, remove the state of the key.
 - A function over batches (`process_batch`) reads and writes value states for many rows at once.
 - In a checkpoint a state is one table: the key columns, then one column with the name of the state.
-
-### MERGE
-`ReducingState` and `AggregatingState`: keyed state that folds what is added to it into one value for each key.
-
-`ReducingState` folds by a function, `AggregatingState` by an aggregate function. Rules:
-
-- Only the folded value is kept, in the declared type. So it survives a restore like any `ValueState`.
-- The functions that fold are part of the program, never of a checkpoint. They must depend on their arguments alone.
-
-### MERGE
-`StateNames`: the names of all states of one operator, keyed or not. In a checkpoint they are all that tells.
+- `ReducingState` folds added values by a function, and `AggregatingState` by an aggregate function. Only the folded
+  value is stored, in the declared type. The functions are part of the program and never of a checkpoint. They must
+  depend on their arguments alone.
+- `StateNames` holds the names of all states of one operator, keyed or not. A checkpoint identifies a state by its name
+  alone.
 """
 
 from __future__ import annotations
@@ -34,23 +28,22 @@ from typing import Any, Protocol, Self, TypeVar
 import pyarrow as pa
 
 from tidegate.operators.state.keys import KeyScope, Places
-from tidegate.operators.state.state_types import NOT_QUICK, StateType, check_map_key
+from tidegate.operators.state.state_types import NO_FAST_PATH, StateType, check_map_key
 from tidegate.operators.state.ttl import Clock, StateTtl, TtlLists, TtlMaps, TtlValues, has_time, timed_type
-from tidegate.state.common.backend import KeyedBackend
-from tidegate.state.common.cells import CellSpec, KeyRef, ListCells, MapCells, Migrate, ValueCells
+from tidegate.state.common.backend import CellSpec, KeyedBackend, KeyRef, ListCells, MapCells, Migrate, ValueCells
 from tidegate.storage.errors import ConfigurationError, IncompatibleStateError
-from tidegate.storage.schemas.reserved_names import RESERVED_PREFIX, is_reserved
+from tidegate.storage.schemas.column_names import RESERVED_PREFIX, is_reserved
 
 
 class KeyedState(ABC):
-    """What the kinds of keyed state share. `name` is unique in an operator."""
+    """Base of the kinds of keyed state. `name` is unique in an operator."""
 
     _scope: KeyScope
     _cells: ValueCells | ListCells | MapCells | TtlValues | TtlLists | TtlMaps
 
     def __init__(self, name: str, ttl: StateTtl | None) -> None:
         if not name:
-            raise ConfigurationError("a state needs a name: checkpoints know it by that")
+            raise ConfigurationError("a state needs a name, because checkpoints find it by name")
         if ttl is not None and not isinstance(ttl, StateTtl):
             raise ConfigurationError(f'state {name!r}: ttl is a tg.StateTtl("1h"), not {ttl!r}')
         self.name = name
@@ -73,9 +66,10 @@ class KeyedState(ABC):
     def bound(
         self, scope: KeyScope, backend: KeyedBackend, clock: Clock | None, migrate: Migrate, by_batch: bool = False
     ) -> Self:
-        """This declaration, bound to a backend. `clock` says what has expired, if the state has a time to live.
+        """Returns this declaration bound to a backend. `clock` decides what has expired, if the state has a time to
+        live.
 
-        `by_batch`: the function reads and writes state by the batch.
+        `by_batch` is set if the function reads and writes state by the batch.
         """
         state, field = copy.copy(self), self.stored_field
         state._scope = scope
@@ -105,7 +99,8 @@ class KeyedState(ABC):
     def __getattr__(self, name: str) -> Any:
         if name in ("_cells", "_scope"):
             raise ConfigurationError(
-                f"state {self.name!r} is only declared; use what self.context.state(...) returns in open"
+                f"state {self.name!r} is declared but not bound; use the object that self.context.state(...) "
+                "returns in open"
             )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
@@ -118,7 +113,7 @@ class ValueState(KeyedState):
     def __init__(self, name: str, dtype: Any, *, ttl: StateTtl | None = None) -> None:
         super().__init__(name, ttl)
         self._typed = StateType(name, dtype)
-        self._plain, self._quick = self._typed.plain, self._typed.quick
+        self._plain, self._fast = self._typed.plain, self._typed.fast
 
     @property
     def stored_field(self) -> pa.Field:
@@ -140,8 +135,8 @@ class ValueState(KeyedState):
         if value is None:
             self.clear()
         else:
-            ref, stored = self._scope.ref, self._quick(value)
-            if stored is NOT_QUICK:
+            ref, stored = self._scope.ref, self._fast(value)
+            if stored is NO_FAST_PATH:
                 stored = self._typed.taken(value)
             self._cells.put(self._ref() if ref is None else ref, stored)
 
@@ -186,7 +181,7 @@ class ListState(KeyedState):
     def __init__(self, name: str, dtype: Any, *, ttl: StateTtl | None = None) -> None:
         super().__init__(name, ttl)
         self._typed = StateType(name, dtype)
-        self._plain, self._quick = self._typed.plain, self._typed.quick
+        self._plain, self._fast = self._typed.plain, self._typed.fast
 
     @property
     def stored_field(self) -> pa.Field:
@@ -213,8 +208,8 @@ class ListState(KeyedState):
 
     def add(self, value: Any) -> None:
         """Append a value. TypeError if it is None or not of the declared type."""
-        ref, stored = self._scope.ref, self._quick(value)
-        if stored is NOT_QUICK:
+        ref, stored = self._scope.ref, self._fast(value)
+        if stored is NO_FAST_PATH:
             stored = self._typed.taken(value)
         self._cells.extend(self._ref() if ref is None else ref, (stored,))
 
@@ -238,7 +233,7 @@ class ListState(KeyedState):
 
 
 class MapEntries(ABC):
-    """What keyed map states and broadcast states share."""
+    """Base of keyed map states and broadcast states."""
 
     @abstractmethod
     def put(self, key: Any, value: Any) -> None:
@@ -259,9 +254,9 @@ class MapEntries(ABC):
 
 
 class MapState(KeyedState, MapEntries):
-    """A map for each key; `ttl` counts for each entry, from when it was written.
+    """A map for each key. `ttl` counts for each entry, from the time it was written.
 
-    Its own keys are of a plain type; a value of None is no entry.
+    Keys of the map have a plain type. A value of None removes the entry.
     """
 
     _cells: MapCells | TtlMaps
@@ -326,7 +321,7 @@ S = TypeVar("S", bound=KeyedState)
 
 
 class AggregateFunction(Protocol):
-    """How an `AggregatingState` folds (Flink's `AggregateFunction`)."""
+    """How an `AggregatingState` folds values (Flink's `AggregateFunction`)."""
 
     def create_accumulator(self) -> Any:
         """The accumulator that a key begins with, of the state's type."""
@@ -358,7 +353,7 @@ class ReducingState(ValueState):
         self._cells.put(self._ref(), added)
 
     def get(self) -> Any:
-        """What was folded for the current key; None where nothing was."""
+        """Returns the folded value of the current key, or None without values."""
         return self.value()
 
 
@@ -382,7 +377,7 @@ class AggregatingState(ValueState):
 
 
 class UndeclaredStateError(IncompatibleStateError):
-    """A checkpoint has a state of a function that the function does not declare any more. `state`: its name.
+    """A checkpoint has the state `state` of a function, and the function no longer declares it.
 
     With consent such a state is dropped at submission (`restore/rehearsal.py`).
     """
@@ -393,7 +388,7 @@ class UndeclaredStateError(IncompatibleStateError):
 
 
 class StateNames:
-    """The names that are taken. States of users and those of tidegate have different namespaces (`own_name`)."""
+    """Names that are in use. Names of users and names of tidegate have different namespaces (`own_name`)."""
 
     def __init__(self) -> None:
         self._taken: set[str] = set()
@@ -402,24 +397,23 @@ class StateNames:
         return iter(self._taken)
 
     def take(self, name: str) -> None:
-        """Take a name for a state of a user. ConfigurationError if another state has it, or if it is tidegate's own."""
+        """Takes a name for a state of a user. Raises ConfigurationError if it is in use or reserved."""
         if is_reserved(name):
             raise ConfigurationError(
-                f"state {name!r}: names that begin with {RESERVED_PREFIX!r} are tidegate's own; give the state another "
-                "name"
+                f"state {name!r}: names that begin with {RESERVED_PREFIX!r} are reserved; give the state another name"
             )
         if name in self._taken:
-            raise ConfigurationError(f"two states are named {name!r}; give one of them another name")
+            raise ConfigurationError(f"two states of the operator are named {name!r}; give one of them another name")
         self._taken.add(name)
 
     def take_own(self, name: str) -> None:
-        """Take a name of tidegate's namespace."""
+        """Takes a reserved name."""
         assert is_reserved(name) and name not in self._taken, f"the state {name!r}"
         self._taken.add(name)
 
     def not_bound(self, name: str, text: str) -> IncompatibleStateError:
-        """Returns the error for a stored state that is not bound; `text` is its message.
+        """Returns the error with the message `text` for a stored state that is not bound.
 
-        It is an UndeclaredStateError unless the name is taken: such a state is of another kind now, or tidegate's own.
+        It is an UndeclaredStateError, unless the name is in use by a state of another kind or by tidegate.
         """
         return IncompatibleStateError(text) if name in self._taken else UndeclaredStateError(text, name)

@@ -25,22 +25,22 @@ from tidegate.operators.state.state_types import check_serializers, holds_pickle
 from tidegate.operators.state.timers import Timers
 from tidegate.operators.state.ttl import Clock, FrozenUnexpired, timed_now
 from tidegate.operators.state.undo import StateUndo
-from tidegate.state.common.cells import KeyRef
+from tidegate.state.common.backend import KeyRef
 from tidegate.storage.errors import ConfigurationError, IncompatibleStateError
-from tidegate.storage.schemas.dictionaries import widened
+from tidegate.storage.schemas.arrow_types import widened
+from tidegate.storage.schemas.column_names import is_reserved
 from tidegate.storage.schemas.evolution import migrated
-from tidegate.storage.schemas.reserved_names import is_reserved
 from tidegate.storage.state.snapshot import Cut, FrozenChanged, FrozenState, OperatorSnapshot, StateChunk, StateTable
-from tidegate.storage.state.timer_rows import TIMERS_STATE
+from tidegate.storage.state.stored_rows import TIMERS_STATE
 
 _KEYS_BATCH_ROWS = 4096
 
 
 class KeyedStates:
-    """The states of an operator; `key_names` are its key columns, `names` those of all its states.
+    """The keyed states of an operator. `key_names` are its key columns, `names` are the names of all its states.
 
-    `by_batch`: its function reads and writes state by the batch. `undo`: notes how to take changes back, if that may be
-    necessary.
+    `by_batch` is set if its function reads and writes state by the batch. `undo` records how to undo changes, if that
+    may be necessary.
     """
 
     def __init__(
@@ -53,6 +53,7 @@ class KeyedStates:
         undo: StateUndo | None = None,
     ) -> None:
         self._context = context
+        self._where = f"operator {context.name!r} (uid {context.uid!r})"
         self._undo = undo
         self._by_batch = by_batch
         self._names = names
@@ -60,7 +61,7 @@ class KeyedStates:
         self._key_names = tuple(key_names)
         self._scope = scope
         self.timers = Timers(scope, self.backend.timers)
-        """Moments at which keys want to be called."""
+        """Timers of the keys."""
         self._states: dict[str, KeyedState] = {}
         self._clocks: dict[str, Clock] = {}
         self._codec: KeyCodec | None = None
@@ -68,7 +69,7 @@ class KeyedStates:
         self._handed_over = False
 
     def complete(self) -> None:
-        """No state is bound from now on."""
+        """Refuses to bind further states from now on."""
         self._complete = True
 
     @property
@@ -82,24 +83,28 @@ class KeyedStates:
         return self._states
 
     def bind(self, declared: S) -> S:
-        """Bind a state that a user has declared.
+        """Binds a state that a user has declared.
 
-        ConfigurationError if it is too late, or for a name that is taken or tidegate's own.
+        Raises ConfigurationError after `open`, and for a name that is in use or reserved.
         """
         if self._complete:
-            raise ConfigurationError(f"state {declared.name!r} is bound too late: call context.state(...) in open")
+            raise ConfigurationError(
+                f"{self._where}: state {declared.name!r} is bound too late: call context.state(...) in open"
+            )
         self._names.take(declared.name)
         return self._bound(declared)
 
     def bind_own(self, declared: S) -> S:
-        """Bind a state of tidegate itself, under a name of its own namespace."""
+        """Binds a state of tidegate itself, under a reserved name."""
         self._names.take_own(declared.name)
         return self._bound(declared)
 
     def _bound(self, declared: S) -> S:
         name = declared.name
         if name in self._key_names:
-            raise ConfigurationError(f"a state has the name of the key column {name!r}; choose another one")
+            raise ConfigurationError(
+                f"{self._where}: state {name!r} has the name of a key column; give the state another name"
+            )
         if declared.ttl is not None:
             self._clocks[name] = Clock(declared.ttl, self._context.time)
         migrate = partial(self._declared, declared)
@@ -142,13 +147,14 @@ class KeyedStates:
                 self.backend.sweep(rows)
 
     def each_key(self, state: KeyedState) -> Iterator[None]:
-        """Make every key that has this state the current one, one after the other. The state may be changed meanwhile.
+        """Makes each key that has this state the current key in turn. The state may change meanwhile.
 
-        ConfigurationError for a state that `bind` has not returned.
+        Raises ConfigurationError for a state that `bind` has not returned.
         """
         if self._states.get(state.name) is not state:
             raise ConfigurationError(
-                f"state {state.name!r} is only declared; go through what context.state(...) returned in open"
+                f"{self._where}: state {state.name!r} is declared but not bound; pass the object that "
+                "context.state(...) returned in open"
             )
         # List all of them first: work on one key may move others within the backend.
         for columns in list(self.backend.keys(state.name, _KEYS_BATCH_ROWS)) if self._codec else ():
@@ -160,11 +166,10 @@ class KeyedStates:
                 self.leave(0)
 
     def load(self, table: StateTable) -> None:
-        """Load a stored table.
+        """Loads a stored table.
 
-        UndeclaredStateError if no state of its name is bound, ConfigurationError for a type that cannot become the
-        declared one;
-        CorruptionError if a key comes twice, here or in `loaded`.
+        Raises UndeclaredStateError if no state of its name is bound, ConfigurationError for a type that cannot be
+        converted to the declared type, and CorruptionError (here or in `loaded`) if a key occurs twice.
         """
         if table.state == TIMERS_STATE:
             self.backend.load(table)
@@ -173,20 +178,21 @@ class KeyedStates:
         if state is None:
             raise self._names.not_bound(
                 table.state,
-                f"the checkpoint has {table.state!r}, tidegate's own state for timers of windows, and the function "
-                "has no method on_timer any more: keep the method, or change the operator's uid"
+                f"{self._where}: the checkpoint has {table.state!r}, tidegate's state for timers of windows, but the "
+                "function no longer has a method on_timer. Keep the method, or change the operator's uid"
                 if is_reserved(table.state)
-                else f"the checkpoint has a state {table.state!r} that the function does not bind (it binds "
-                f"{sorted(self._states)}): call self.context.state(...) for it in open, or change the operator's uid",
+                else f"{self._where}: the checkpoint has a state {table.state!r} that the function does not bind (it "
+                f"binds {sorted(self._states)}): call self.context.state(...) for it in open, or change the "
+                "operator's uid",
             )
         self.backend.load(table if table.removed else replace(table, rows=self._declared(state, table.rows)))
 
     def loaded(self) -> None:
-        """No stored table is left. CorruptionError if a key came twice."""
+        """Ends the restore. Raises CorruptionError if a key occurred twice."""
         self.backend.loaded()
 
     def freeze(self, cut: Cut) -> OperatorSnapshot:
-        """All states and timers as they are now, or with `cut.base` what has changed since."""
+        """Freezes all states and timers or, with `cut.base`, the changes since then."""
         if self._codec is None:
             return OperatorSnapshot(self._context.uid)
         snapshot = frozen_backend(self._context, self.backend, cut)
@@ -196,7 +202,7 @@ class KeyedStates:
         return replace(snapshot, states=states, layer=layer)
 
     def hand_over(self) -> None:
-        """Let go of the backend: the next attempt goes on with it. No key can be entered any more."""
+        """Releases the backend, which the next attempt takes over. Keys cannot be entered any more."""
         self._states, self._codec, self._handed_over = {}, None, True
 
     def close(self) -> None:
@@ -218,27 +224,26 @@ class KeyedStates:
         position = rows.num_columns - 1
         if rows.schema.names != [*self._key_names, state.name]:
             raise IncompatibleStateError(
-                f"stored rows of state {state.name!r} have columns {rows.schema.names}, not "
+                f"{self._where}: stored rows of state {state.name!r} have columns {rows.schema.names}, not "
                 f"{[*self._key_names, state.name]}; restore with the program that wrote them, or change the uid"
             )
         had_ttl = state.expires(rows.schema.field(position).type)
         if state.ttl is None and had_ttl:
             raise ConfigurationError(
-                f"state {state.name!r} of operator {self._context.uid!r} was written with a time to live, and the "
-                "program declares none: what has expired would come back. Declare it with ttl=tg.StateTtl(...), or "
-                "give the state a new name"
+                f"{self._where}: state {state.name!r} was written with a time to live, and the program declares none, "
+                "so expired values would come back. Declare it with ttl=tg.StateTtl(...), or give the state a new name"
             )
         if state.ttl is not None and not had_ttl:
             timed = timed_now(rows.column(position), field.type, self._context.time.now_ms)
             rows = rows.set_column(position, pa.field(state.name, timed.type), timed)
-        check_serializers(rows.schema.field(position), field, state.name)
+        check_serializers(rows.schema.field(position), field, state.name, self._where)
         expected = pa.schema([*(rows.schema.field(n) for n in range(position)), field])
         return migrated(rows, expected, state.name, self._context.uid)
 
 
 @dataclass(frozen=True, slots=True)
 class FrozenMarked(FrozenChanged):
-    """A `FrozenState` with the metadata of `field`, which says what is pickled: backends do not keep it."""
+    """A `FrozenState` with the metadata of `field`, which marks pickled values. Backends do not store it."""
 
     field: pa.Field
 

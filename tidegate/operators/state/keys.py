@@ -1,21 +1,17 @@
-"""Reads keys of rows: as columns in the form that is stored, and as Python values for operators that work row by row.
+"""Keys of rows: key columns in their stored form, Python values of keys, and the current key of a function.
 
 Rules:
 
-- Two rows have the same key exactly if the key hash takes them for one. Null is a key like any other; there is one NaN
-  and one zero.
-- A Python key is a tuple with one value for each column. The same key gives equal tuples with equal hashes.
-- In it dates and times are the integers that Arrow stores, so that none loses its nanoseconds. `KeyCodec` turns a key
-  back, exactly.
-
-### MERGE
-`KeyScope`: the current key of a function over rows: the key of the row, or of the timer, that is being processed.
-
-`ProcessOperator` chooses the key; states and timers ask for it. Rules:
-
-- The keys of a batch of rows, or of a step of timers, are entered together and left together.
-- State knows a key by the backend's reference. Python values of a key are made only if a timer or the function asks.
-- A function over batches works on all rows of a batch at once, and chooses a row's key where it works on one.
+- Two rows have the same key exactly if their key hashes treat them as equal. Null is a key like any other. All NaN are
+  one key, and 0.0 and -0.0 are one key.
+- A Python key is a tuple with one value for each column. Equal keys give equal tuples with equal hashes.
+- Dates and times in a Python key are the integers that Arrow stores, so that nanoseconds are kept. `KeyCodec` converts
+  a key back exactly.
+- `KeyScope` holds the current key of a function: the key of the row or timer that is being processed. `ProcessOperator`
+  chooses it, and states and timers read it. The keys of a batch of rows, or of a step of timers, are entered and left
+  together. State uses the backend's reference of a key. Python values of a key are created only when a timer or the
+  function needs them. A function over batches works on all rows of a batch, and chooses the key of a row where it works
+  on a single one.
 """
 
 from __future__ import annotations
@@ -33,8 +29,8 @@ from numpy.typing import NDArray
 from tidegate.operators.operator import OperatorContext
 from tidegate.operators.operator_errors import first_row
 from tidegate.operators.row_values import python_rows
-from tidegate.protocol.errors import OperatorError
-from tidegate.state.common.cells import KeyRef, KeyRefs
+from tidegate.protocol.failures import OperatorError
+from tidegate.state.common.backend import KeyRef, KeyRefs
 from tidegate.state.kernels.columns import key_column, key_form, storage_dtype
 from tidegate.state.kernels.hashing import hash_columns
 from tidegate.state.key_index.key_index import KeyIndex
@@ -113,7 +109,7 @@ def _python_values(column: pa.Array, stored: pa.DataType | None) -> list[Any]:
 
 
 def _stored_type(data_type: pa.DataType) -> pa.DataType | None:
-    """The integer type beneath a date or time; None for types whose Python values are exact."""
+    """Returns the integer type that stores a date or time, or None for types whose Python values are exact."""
     if not pa.types.is_temporal(data_type):
         return None
     dtype = storage_dtype(data_type)
@@ -164,7 +160,7 @@ class KeyGroups:
 
 
 Places: TypeAlias = "KeyGroups | pa.Array | NDArray[Any] | Sequence[int] | None"
-"""Rows of a batch: the first of each group, those with these numbers, those of a mask, or all."""
+"""A selection of rows of a batch: the first of each group, given row numbers, a mask, or all rows."""
 
 
 class EnteredKeys:
@@ -209,14 +205,14 @@ class KeyScope:
         self.number = 0
         """The number of the current key among those that were entered. `choose` sets it, with `ref`."""
         self.ref: KeyRef = None
-        """How the backend knows the key; None where there is no key, or no state."""
+        """The backend's reference of the current key, or None without a key or without state."""
 
     def enter(self, entered: EnteredKeys) -> None:
-        """From now on `choose` chooses among these keys."""
+        """Enters keys, among which `choose` chooses."""
         self._entered = entered
 
     def enter_batch(self, entered: EnteredKeys, refs: KeyRefs | None) -> None:
-        """From now on a function works on all of these keys; `refs` is None if there is no state. None is chosen."""
+        """Enters the keys of a batch for a function over batches. `refs` is None without state. No key is chosen."""
         self._batch = entered, refs
 
     def choose_row(self, row: int) -> None:
@@ -231,7 +227,9 @@ class KeyScope:
         return self._batch_for("a group of keys")[0].columns
 
     def rows(self, at: Places, what: str) -> NDArray[np.int64]:
-        """The numbers of rows of the batch. ConfigurationError, naming `what` was asked for, outside of a batch."""
+        """Returns numbers of rows of the batch. Raises ConfigurationError, which names `what` was called, outside of a
+        batch.
+        """
         count = self._batch_for(what)[0].columns.num_rows
         if at is None:
             return np.arange(count)
@@ -251,7 +249,7 @@ class KeyScope:
         return places.astype(np.int64)
 
     def refs(self, at: Places, what: str) -> KeyRefs:
-        """How the backend knows the keys of rows of the batch. Raises as `rows`."""
+        """Returns the backend's references of the keys of rows of the batch. Raises as `rows` does."""
         refs = self._batch_for(what)[1]
         assert refs is not None, "a state without references"
         return refs if at is None else refs[self.rows(at, what)]
@@ -262,11 +260,11 @@ class KeyScope:
         self.ref = ref
 
     def leave(self) -> None:
-        """There is no key any more."""
+        """Leaves the keys, so that there is no current key."""
         self._entered = self._batch = self.ref = None
 
     def current(self, what: str) -> Key:
-        """The key. ConfigurationError, naming `what` was asked for, where there is none."""
+        """Returns the current key. Raises ConfigurationError, which names `what` was called, without a current key."""
         return self._entered_for(what).key(self.number)
 
     def current_number(self, what: str) -> int:
@@ -292,8 +290,8 @@ class KeyScope:
     def _entered_for(self, what: str) -> EnteredKeys:
         if self._entered is None and self._batch is not None:
             raise ConfigurationError(
-                f"{what} is that of one key, and process_batch works on many: use get_many, put_many, clear_many and "
-                "register_many, or choose the key of a row first, with context.choose_key(row)"
+                f"{what} belongs to one key, and process_batch works on many keys. Use get_many, put_many, clear_many "
+                "and register_many, or choose the key of a row first with context.choose_key(row)"
             )
         if self._entered is None:
             raise ConfigurationError(

@@ -1,10 +1,9 @@
-"""Opens the state backend of one operator, and freezes it for a snapshot as the backend's options say.
+"""Opens the state backend of one operator, freezes it for snapshots, and stores whole rows of each key
+(`RowsOperator`).
 
-### MERGE
-`RowsOperator`: what operators share that keep whole rows of each key in row tables: joins, and rankings.
-
-Rules: the columns of all tables are known before the first row, and those of a checkpoint must be the same. All state
-is keyed. Rows come to the subtask that owns their key group, which is checked.
+`RowsOperator` is the base of joins and rankings, which keep rows in row tables. The columns of all tables are known
+before the first row, and the columns of a checkpoint must match. All state is keyed. Rows come to the subtask that owns
+their key group, which is checked.
 """
 
 from __future__ import annotations
@@ -17,9 +16,8 @@ from numpy.typing import NDArray
 
 from tidegate.operators.operator import Operator, OperatorContext
 from tidegate.operators.state.keys import check_owner
-from tidegate.state.common.backend import KeyedBackend
+from tidegate.state.common.backend import KeyedBackend, RowTable
 from tidegate.state.common.options import BackendPlace
-from tidegate.state.common.row_table import RowTable
 from tidegate.state.factory import open_backend
 from tidegate.state.kernels.partition import subtask_table
 from tidegate.state.key_index.key_index import KeyIndex
@@ -45,7 +43,7 @@ def make_backend(context: OperatorContext, key_names: Sequence[str], namespace: 
 
 
 def frozen_backend(context: OperatorContext, backend: KeyedBackend, cut: Cut) -> OperatorSnapshot:
-    """Freeze all states of a backend, in the form that its options say: files of its own, layers, or whole states."""
+    """Freezes all states of a backend in the form of its options: files of its own, layers, or whole states."""
     if not cut.keyed:
         return OperatorSnapshot(context.uid)
     if context.backend.kind == "rocksdb" and not cut.canonical and not context.backend.changelog:
@@ -126,7 +124,7 @@ class RowsOperator(Operator):
         return frozen_backend(self.context, self._opened(), cut)
 
     def changes(self, cut: Cut) -> OperatorSnapshot:
-        """As `snapshot`: all state is keyed."""
+        """Freezes the keyed state between two snapshots. All state is keyed."""
         return self.snapshot(cut)
 
     @property
@@ -150,7 +148,7 @@ class RowsOperator(Operator):
             self._backend.close()
 
     def forget_idle_keys(self, time_column: str, since_ms: int) -> None:
-        """Remove all rows of the keys whose newest row, in any of the tables, is of `since_ms` or before."""
+        """Removes all rows of the keys whose newest row, in any of the tables, has a time of `since_ms` or earlier."""
         index = KeyIndex(tuple(self.keys.names))
         seen: list[tuple[int, NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]] = []
         for number, table in enumerate(self.tables):

@@ -2,17 +2,18 @@
 
 `ProcessContext` binds them. Rules:
 
-- A state is declared as a keyed one is (`ListState`, `MapState`) and bound in `open`. From then on it holds what was
-  restored.
-- The kind of a list says what a subtask gets of it at a restore. LIST: its own elements at the same parallelism, its
-  share of all at another one. UNION: the elements of all subtasks.
-- A broadcast map is the same in every subtask, because each changes it alike. At a restore all start with that of one.
-- A state is written whole with every checkpoint, typed: a list as one column with its name, a map as the columns `key`
-  and `value`.
-- Freezing only takes references. A list grows in place, so the rows that were frozen stay as they are; a map is copied
-  before it is first changed after a freeze.
-- A union list is in the snapshot even when it is empty, so that the coordinator knows of it. It takes no checkpoint
-  while only some of the subtasks have finished: their elements would be missing.
+- A state is declared like a keyed state (`ListState`, `MapState`) and bound in `open`. From then on it holds the
+  restored elements.
+- The kind of a list decides what a subtask gets at a restore. LIST returns its own elements at the same parallelism,
+  and a share of all elements at another. UNION returns the elements of all subtasks.
+- A broadcast map is the same in every subtask, because each changes it in the same way. At a restore all subtasks start
+  with the map of one.
+- A state is written completely with every checkpoint, with its types: a list as one column with its name, a map as the
+  columns `key` and `value`.
+- Freezing only takes references. A list grows in place, so rows that were frozen stay unchanged. A map is copied before
+  its first change after a freeze.
+- A union list is in the snapshot even when it is empty, so that the coordinator knows about it. The coordinator takes
+  no checkpoint while only some of the subtasks have finished, because their elements would be missing.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tidegate.operators.state.state_types import check_serializers, one_nan
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.ids import OperatorUid
-from tidegate.storage.schemas.dictionaries import widened
+from tidegate.storage.schemas.arrow_types import widened
 from tidegate.storage.schemas.evolution import migrated
 from tidegate.storage.state.snapshot import FrozenState, StateChunk, StateTable
 from tidegate.storage.user_values import value_text
@@ -128,7 +129,7 @@ class OperatorListState:
 
 
 class WriteGate:
-    """Says whether broadcast states may be changed now; `refusal` says why not, and what to do."""
+    """Decides whether broadcast states may be changed now. `refusal` holds the reason and the remedy, or None."""
 
     __slots__ = ("refusal",)
 
@@ -221,10 +222,11 @@ class BroadcastState(MapEntries):
 
 
 class OperatorStates:
-    """The operator states of one function in one subtask, and restored ones that it has not bound yet."""
+    """The operator states of one function in one subtask, and restored states that it has not bound yet."""
 
     def __init__(self, uid: OperatorUid, restored: Iterable[StateTable], gate: WriteGate, names: StateNames) -> None:
         self._uid = uid
+        self._where = f"operator with uid {uid!r}"
         self._gate = gate
         self._names = names
         """Names of all states of the operator, of keyed ones too."""
@@ -235,28 +237,28 @@ class OperatorStates:
         self._complete = False
 
     def list_state(self, declared: ListState, kind: StateKind) -> OperatorListState:
-        """Bind a list of this subtask. ConfigurationError if it is too late, or for a name that is taken."""
+        """Binds a list of this subtask. Raises ConfigurationError after `open`, and for a name that is in use."""
         self._check(declared, ListState, kind)
         state = OperatorListState(declared, kind)
         self._load(state, kind)
         return state
 
     def broadcast_state(self, declared: MapState) -> BroadcastState:
-        """Bind a broadcast map. ConfigurationError as above."""
+        """Binds a broadcast map. Raises ConfigurationError as `list_state` does."""
         self._check(declared, MapState, StateKind.BROADCAST)
         state = BroadcastState(declared, self._gate)
         self._load(state, StateKind.BROADCAST)
         return state
 
     def complete(self) -> None:
-        """No state is bound from now on. UndeclaredStateError for a state of the checkpoint that was not bound."""
+        """Refuses further states. Raises UndeclaredStateError for a state of the checkpoint that was not bound."""
         self._complete = True
         for name, (table, *_) in self._restored.items():
             raise self._names.not_bound(
                 name,
-                f"the checkpoint has a {table.kind.value} state {name!r} that the function does not bind (it binds "
-                f"{sorted(self._names)}): call self.context.{_BOUND_BY[table.kind]}(...) for it in open, or change "
-                "the operator's uid",
+                f"{self._where}: the checkpoint has a {table.kind.value} state {name!r} that the function does "
+                f"not bind (it binds {sorted(self._names)}): call self.context.{_BOUND_BY[table.kind]}(...) for "
+                "it in open, or change the operator's uid",
             )
 
     @property
@@ -278,7 +280,7 @@ class OperatorStates:
             state.back_to(mark)
 
     def freeze(self) -> tuple[FrozenState, ...]:
-        """All states as they are now."""
+        """Freezes all states."""
         frozen = (state.freeze() for state in self._states.values())
         return tuple(state for state in frozen if state is not None)
 
@@ -288,11 +290,15 @@ class OperatorStates:
     def _check(self, declared: KeyedState, wanted: type[KeyedState], kind: StateKind) -> None:
         method = _BOUND_BY[kind]
         if not isinstance(declared, wanted):
-            raise ConfigurationError(f"{method} takes a tg.{wanted.__name__}, not {declared!r}")
+            raise ConfigurationError(f"{self._where}: {method} takes a tg.{wanted.__name__}, not {declared!r}")
         if self._complete:
-            raise ConfigurationError(f"state {declared.name!r} is bound too late: call context.{method}(...) in open")
+            raise ConfigurationError(
+                f"{self._where}: state {declared.name!r} is bound too late: call context.{method}(...) in open"
+            )
         if declared.ttl is not None:
-            raise ConfigurationError(f"state {declared.name!r}: only keyed state has a time to live; leave ttl= out")
+            raise ConfigurationError(
+                f"{self._where}: state {declared.name!r}: only keyed state has a time to live; remove ttl="
+            )
         self._names.take(declared.name)
 
     def _load(self, state: OperatorListState | BroadcastState, kind: StateKind) -> None:
@@ -300,7 +306,7 @@ class OperatorStates:
         for table in self._restored.pop(state.name, ()):
             if table.kind is not kind:
                 raise ConfigurationError(
-                    f"state {state.name!r} was stored as {table.kind.value} state and is bound with "
+                    f"{self._where}: state {state.name!r} was stored as {table.kind.value} state and is bound with "
                     f"context.{_BOUND_BY[kind]}(...): bind it with {_BOUND_BY[table.kind]}, or give it a new name"
                 )
             state.load(replace(table, rows=self._declared(table, state.schema)))
@@ -309,5 +315,5 @@ class OperatorStates:
         """Stored rows with the declared types. ConfigurationError for types that cannot become these."""
         rows = widened(table.rows)
         for stored, field in zip(rows.schema, declared, strict=False):
-            check_serializers(stored, field, table.state)
+            check_serializers(stored, field, table.state, self._where)
         return migrated(rows, declared, table.state, self._uid)

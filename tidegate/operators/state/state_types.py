@@ -1,20 +1,16 @@
-"""`StateType`: types of values in state: Arrow's, Python's, and pickled objects. All are stored as Arrow types.
+"""`StateType`, the types of values in state: Arrow types, Python types, and pickled objects. All are stored as Arrow
+types.
 
 Keyed state and operator state convert their values with it. Rules:
 
-- A value is converted to its stored form when it is put in. So a restored job computes with the very same values. What
-  does not fit is an error there and then.
-- The caller can change what is handed out without changing what is stored.
-- Nothing is pickled unless `Pickled` is asked for. Then the stored field says so (`SERIALIZER_KEY`).
-
-### MERGE
-Values of Arrow types as state keeps them, for values that need no look by Arrow: the way that common ones take.
-
-`StateType` asks here first. What is not quick goes through `exact_array`, which takes 25 us. Rules:
-
-- What a quick conversion gives is what Arrow would give back of the same value. Where that is not certain it says
-  `NOT_QUICK`.
-- A dict or list is converted into a new one, part by part. One part that is not quick makes the whole value so.
+- A value is converted to its stored form when it is stored, so a restored job computes with the same values. A value
+  that does not fit raises an error at once.
+- The caller can change a returned value without changing the stored one.
+- Nothing is pickled unless `Pickled` is declared. The stored field then has a mark (`SERIALIZER_KEY`).
+- Common values use a fast path (`fast_conversion`), which does not call Arrow. All others go through `exact_array`,
+  which takes 25 us. The fast path returns what Arrow would return for the value, or `NO_FAST_PATH` if that is
+  uncertain. A dict or list is converted into a new one, part by part, and one part without a fast path applies to the
+  whole value.
 """
 
 from __future__ import annotations
@@ -40,35 +36,35 @@ import pyarrow as pa
 
 from tidegate.operators.row_values import column_of, exact_array, shown
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.schemas.dictionaries import widened_type
+from tidegate.storage.schemas.arrow_types import widened_type
 from tidegate.storage.schemas.row_schemas import ARROW_TYPES
 
 SERIALIZER_KEY, _PICKLE = b"tidegate.serializer", b"pickle"
 
 
-NOT_QUICK: Final = object()
-"""The answer for a value that Arrow has to look at."""
+NO_FAST_PATH: Final = object()
+"""Returned for a value that needs Arrow."""
 
-Quick: TypeAlias = Callable[[Any], Any]
+FastConversion: TypeAlias = Callable[[Any], Any]
 
 
-def never_quick(value: Any) -> Any:
-    """The conversion of types of which no value is common."""
-    return NOT_QUICK
+def no_fast_path(value: Any) -> Any:
+    """Refuses every value: the conversion of types without a fast path."""
+    return NO_FAST_PATH
 
 
 class Pickled:
-    """As the type of a state: any Python object, kept pickled.
+    """Declares a state of any Python object, stored pickled.
 
-    Such a state cannot be read without the program's classes, and is lost to a program that renames or moves them. It
-    is not migrated. Restore it only from checkpoints that you trust: reading a pickle runs what is in it.
+    Such a state cannot be read without the program's classes, and is lost if the program renames or moves them. It is
+    not migrated. Restore it only from checkpoints that you trust, because reading a pickle runs code in it.
     """
 
 
 class StateType:
     """Values of one declared type, and the Arrow type in which they are stored."""
 
-    __slots__ = ("_form", "_name", "dtype", "quick")
+    __slots__ = ("_form", "_name", "dtype", "fast")
 
     def __init__(self, name: str, declared: Any) -> None:
         """The type of (a part of) the state `name`. ConfigurationError for a type that cannot be kept."""
@@ -80,8 +76,8 @@ class StateType:
         if isinstance(self._form, _OptionalForm):
             self._form = self._form.inner  # None is no state, whatever the type
         self.dtype = self._form.dtype
-        self.quick = self._form.quick
-        """Common values as they are stored; `NOT_QUICK` for those that `taken` has to look at."""
+        self.fast = self._form.fast
+        """Converts common values to their stored form, and returns `NO_FAST_PATH` for values that need `taken`."""
 
     @property
     def plain(self) -> bool:
@@ -103,7 +99,7 @@ class StateType:
             ) from error
 
     def check_columns(self) -> None:
-        """Raise TypeError for pickled values: they are no column."""
+        """Raises TypeError for pickled values, which are not a column."""
         if isinstance(self._form, _PickledForm):
             raise TypeError(f"state {self._name!r} keeps pickled objects: choose a key, and use value and update")
 
@@ -123,10 +119,10 @@ class StateType:
 
 
 def check_map_key(data_type: pa.DataType) -> None:
-    """Raise ConfigurationError for a type whose values Python compares otherwise than Arrow.
+    """Raises ConfigurationError for a type whose values compare differently in Python and in Arrow.
 
-    Of moments in one time zone Python compares what the clock shows. Where clocks are set back an hour comes twice, so
-    two keys would be one.
+    Python compares times in one zone by the clock. An hour that occurs twice when clocks are set back would make two
+    keys one.
     """
     zone = getattr(data_type, "tz", None)
     if zone is not None and _FIXED_ZONE.fullmatch(zone) is None:
@@ -137,16 +133,16 @@ def check_map_key(data_type: pa.DataType) -> None:
 
 
 _FIXED_ZONE = re.compile(r"(Etc/)?(UTC|GMT)|[+-]\d\d:?\d\d")
-"""Time zones whose clocks are never set."""
+"""Time zones whose clocks are never set back."""
 
 
-def check_serializers(stored: pa.Field, expected: pa.Field, state: str) -> None:
-    """Raise ConfigurationError where one of the fields, or a field in them, holds pickles and the other does not."""
+def check_serializers(stored: pa.Field, expected: pa.Field, state: str, operator: str) -> None:
+    """Raises ConfigurationError if a field is pickled in one schema and not in the other, at any depth."""
     if _is_pickled(stored) != _is_pickled(expected):
-        was, now = ("pickled objects", "not") if _is_pickled(stored) else ("not pickled", "that")
+        was, now = ("is", "is not") if _is_pickled(stored) else ("is not", "is")
         raise ConfigurationError(
-            f"state {state!r}: what the checkpoint has in {stored.name!r} ({stored.type}) is {was}, and the program's "
-            f"type is {now}; restore with the type that it was written with, or give the state a new name"
+            f"{operator}: state {state!r}: {stored.name!r} ({stored.type}) {was} pickled in the checkpoint, and the "
+            f"type in the program {now}. Restore with the type that it was written with, or give the state a new name"
         )
     for position in range(expected.type.num_fields):
         inner = expected.type.field(position)
@@ -155,7 +151,7 @@ def check_serializers(stored: pa.Field, expected: pa.Field, state: str) -> None:
         else:
             found = position if position < stored.type.num_fields else -1
         if found >= 0:
-            check_serializers(stored.type.field(found), inner, state)
+            check_serializers(stored.type.field(found), inner, state, operator)
 
 
 def holds_pickles(field: pa.Field) -> bool:
@@ -164,13 +160,13 @@ def holds_pickles(field: pa.Field) -> bool:
 
 
 class _Form:
-    """How values of one type are stored. `put` raises TypeError or ValueError for what does not fit."""
+    """How values of one type are stored. `put` raises TypeError or ValueError for values that do not fit."""
 
     metadata: Mapping[bytes, bytes] | None = None
     plain = True
     """Whether what is stored is handed out as it is."""
-    quick: Quick = staticmethod(never_quick)
-    """As of `StateType`."""
+    fast: FastConversion = staticmethod(no_fast_path)
+    """Fast conversion of a value, as in `StateType`."""
 
     def __init__(self, dtype: pa.DataType, described: str) -> None:
         self.dtype = dtype
@@ -197,12 +193,12 @@ class _ArrowForm(_Form):
 
     def __init__(self, dtype: pa.DataType) -> None:
         super().__init__(widened_type(dtype), str(dtype))  # the values of all keys meet in one column
-        self.quick = quick_conversion(self.dtype)
+        self.fast = fast_conversion(self.dtype)
         self.plain = not pa.types.is_nested(self.dtype)
 
     def put(self, value: Any) -> Any:
-        stored = self.quick(value)
-        if stored is not NOT_QUICK:
+        stored = self.fast(value)
+        if stored is not NO_FAST_PATH:
             return stored
         if value is None:
             raise TypeError("None can be kept only within something else, and there only as Optional[...]")
@@ -411,8 +407,8 @@ def _record_form(record: type, around: tuple[type, ...]) -> _RecordForm:
 
 def _refusal(declared: Any) -> str:
     advice = {
-        list: "say of what: list[int]",
-        dict: "say of what: dict[str, float]",
+        list: "add the type of its elements, for example list[int]",
+        dict: "add the types of its keys and values, for example dict[str, float]",
         tuple: "use tuple[int, ...], or a dataclass",
         decimal.Decimal: "use pa.decimal128(precision, scale)",
     }.get(declared, "use a dataclass for records, or tg.Pickled for any object")
@@ -430,14 +426,14 @@ _SINGLE = struct.Struct("<f")
 _MICROSECONDS_END = dt.timedelta(microseconds=2**63 - 1)
 
 
-def quick_conversion(data_type: pa.DataType) -> Quick:
-    """How values of a type are converted; `NOT_QUICK` for all of them if the type is an uncommon one.
+def fast_conversion(data_type: pa.DataType) -> FastConversion:
+    """Returns the fast conversion of a type, which returns `NO_FAST_PATH` for all values of an uncommon type.
 
-    Only nested ones may hold None.
+    Only nested types may contain None.
     """
     kinds = pa.types
     if isinstance(data_type, pa.BaseExtensionType):
-        return never_quick
+        return no_fast_path
     if kinds.is_integer(data_type):
         bits = data_type.bit_width
         unsigned = kinds.is_unsigned_integer(data_type)
@@ -446,7 +442,7 @@ def quick_conversion(data_type: pa.DataType) -> Quick:
         return _struct(data_type)
     if kinds.is_list(data_type) or kinds.is_large_list(data_type):
         return _list(data_type)
-    return _OF_TYPE.get(data_type, never_quick)
+    return _OF_TYPE.get(data_type, no_fast_path)
 
 
 def one_nan(value: Any) -> Any:
@@ -454,93 +450,93 @@ def one_nan(value: Any) -> Any:
     return math.nan if isinstance(value, float) and value != value else value
 
 
-def _integer(least: int, end: int) -> Quick:
+def _integer(least: int, end: int) -> FastConversion:
     def convert(value: Any) -> Any:
-        return value if type(value) is int and least <= value < end else NOT_QUICK
+        return value if type(value) is int and least <= value < end else NO_FAST_PATH
 
     return convert
 
 
 def _float(value: Any) -> Any:
     if type(value) is not float:
-        return NOT_QUICK
+        return NO_FAST_PATH
     return value if value == value else math.nan
 
 
 def _single(value: Any) -> Any:
     if type(value) is not float:
-        return NOT_QUICK
+        return NO_FAST_PATH
     try:
         (rounded,) = _SINGLE.unpack(_SINGLE.pack(value))
     except OverflowError:
-        return NOT_QUICK
+        return NO_FAST_PATH
     return rounded if rounded == rounded else math.nan
 
 
 def _text(value: Any) -> Any:
     if type(value) is not str:
-        return NOT_QUICK
+        return NO_FAST_PATH
     if not value.isascii():
         try:
             value.encode()
         except UnicodeEncodeError:  # the checkpoint that has to write it would fail
-            return NOT_QUICK
+            return NO_FAST_PATH
     return value
 
 
 def _moment(value: Any) -> Any:
-    return value if type(value) is dt.datetime and value.tzinfo is None and not value.fold else NOT_QUICK
+    return value if type(value) is dt.datetime and value.tzinfo is None and not value.fold else NO_FAST_PATH
 
 
 def _duration(value: Any) -> Any:
-    return value if type(value) is dt.timedelta and -_MICROSECONDS_END <= value <= _MICROSECONDS_END else NOT_QUICK
+    return value if type(value) is dt.timedelta and -_MICROSECONDS_END <= value <= _MICROSECONDS_END else NO_FAST_PATH
 
 
-def _same(python_type: type[Any]) -> Quick:
+def _same(python_type: type[Any]) -> FastConversion:
     def convert(value: Any) -> Any:
-        return value if type(value) is python_type else NOT_QUICK
+        return value if type(value) is python_type else NO_FAST_PATH
 
     return convert
 
 
-def _struct(data_type: pa.DataType) -> Quick:
+def _struct(data_type: pa.DataType) -> FastConversion:
     parts = tuple((field.name, _part(field)) for field in data_type)
     if len({name for name, _ in parts}) < len(parts):
-        return never_quick
+        return no_fast_path
 
     def convert(value: Any) -> Any:
         if type(value) is not dict or len(value) != len(parts):
-            return NOT_QUICK
+            return NO_FAST_PATH
         stored = {}
-        for name, quick in parts:
-            part = quick(value.get(name, NOT_QUICK))
-            if part is NOT_QUICK:
-                return NOT_QUICK
+        for name, fast in parts:
+            part = fast(value.get(name, NO_FAST_PATH))
+            if part is NO_FAST_PATH:
+                return NO_FAST_PATH
             stored[name] = part
         return stored
 
     return convert
 
 
-def _part(field: pa.Field) -> Quick:
+def _part(field: pa.Field) -> FastConversion:
     """The conversion of a field, element or entry, which may be None if it is nullable."""
-    quick = quick_conversion(field.type)
-    return (lambda value: None if value is None else quick(value)) if field.nullable else quick
+    fast = fast_conversion(field.type)
+    return (lambda value: None if value is None else fast(value)) if field.nullable else fast
 
 
-def _list(data_type: pa.DataType) -> Quick:
-    quick = _part(data_type.value_field)
+def _list(data_type: pa.DataType) -> FastConversion:
+    fast = _part(data_type.value_field)
 
     def convert(value: Any) -> Any:
         if type(value) is not list and type(value) is not tuple:
-            return NOT_QUICK
-        stored = [quick(item) for item in value]
-        return NOT_QUICK if NOT_QUICK in stored else stored
+            return NO_FAST_PATH
+        stored = [fast(item) for item in value]
+        return NO_FAST_PATH if NO_FAST_PATH in stored else stored
 
     return convert
 
 
-_OF_TYPE: dict[pa.DataType, Quick] = {
+_OF_TYPE: dict[pa.DataType, FastConversion] = {
     pa.float64(): _float,
     pa.float32(): _single,
     pa.string(): _text,

@@ -1,33 +1,25 @@
-"""`Timers` of one operator: moments of event time and of processing time at which a key wants to be called.
+"""`Timers` of one operator: event times and processing times at which a key is called.
 
 Rules (Flink's):
 
-- A timer is registered once for each key, moment and time domain, however often it is asked for.
-- Timers that are due fire in the order of the moment, then of the key. So they fire in the same order on every run.
+- A timer is registered once for each key, time and time domain, however often a function registers it.
+- Timers that are due fire in the order of time, then of key, so the order is the same on every run.
 - A timer that is registered while others fire, and is due, fires among them.
-- Timers are keyed state and lie in the backend. At the end of a batch of rows, or of a step of timers, it gets what
-  was registered and deleted.
+- Timers are keyed state in the backend. The backend gets registrations and deletions at the end of a batch of rows, or
+  of a step of timers.
 
-### MERGE
-`TimerStep`: the timers that fire in one step, and what they change among themselves.
+`TimerStep` holds the timers of one step. The backend reports what is due when the step begins, and gets the changes at
+the end. A timer that is registered within the step, and is due, fires in the step if it comes before the last timer
+that the backend has reported, or if the backend has reported all. Otherwise it fires in the next step.
 
-`Timers` makes one for each step. Rules:
+`TimerChains` detects timers that register one another without end. Operators report each timer that fires. Rules:
 
-- The backend says what is due when the step begins. It learns at the end what was registered and deleted meanwhile.
-- A timer that is registered within the step, and is due, fires in it if it comes before the last one that the backend
-  has given, or if the backend has given all. Otherwise it comes with the next step.
-
-### MERGE
-`TimerChains`: notices timers that register one another without end. Operators report each timer that fires to it.
-
-Rules:
-
-- A timer that is later than all before it is progress. While event time goes up to a watermark, or the clock to now,
-  timers that register later ones end by themselves, however many they are. So a heartbeat catches up with any pause.
-- Timers that register one another for the same moment, or for earlier ones, never end. They fail after
-  `_CHAINED_TIMERS_MAX` for each timer that is left.
-- At the end of event time every moment is due, so later timers are no progress there. Timers that end are: the chain
-  fails where as many timers are left as before after a long run (`_fires_in_a_run`).
+- A timer that is later than all before it is progress. While event time advances to a watermark, or the clock to now,
+  timers that register later ones terminate, whatever their number. A heartbeat can therefore catch up after any pause.
+- Timers that register one another for the same time, or for earlier ones, never terminate. They fail after
+  `_CHAINED_TIMERS_MAX` for each remaining timer.
+- At the end of event time every time is due, so later timers are not progress there. Timers that end are progress: the
+  chain fails if a long run (`_fires_in_a_run`) leaves as many timers as before.
 """
 
 from __future__ import annotations
@@ -43,23 +35,23 @@ import pyarrow as pa
 from tidegate.operators.row_values import column_of
 from tidegate.operators.state.keys import Key, KeyCodec, KeyScope, Places, sort_key
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
-from tidegate.state.common.timers import DueTimers, KeyedTimers
+from tidegate.state.common.backend import DueTimers, KeyedTimers
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.state.timer_rows import DOMAINS
+from tidegate.storage.state.stored_rows import DOMAINS
 
 _DELETED_TOGETHER = 65_536
 _PER_MS = {"ms": 1, "us": 1_000, "ns": 1_000_000}
 
 
 class TimeDomain(enum.Enum):
-    """What a timer waits for: a watermark, or the clock."""
+    """The clock that a timer waits for: watermarks or processing time."""
 
     EVENT_TIME = "event_time"
     PROCESSING_TIME = "processing_time"
 
     @property
     def number(self) -> int:
-        """How backends know it."""
+        """Name of the time domain in backends."""
         return DOMAINS.index(self.value)
 
 
@@ -75,7 +67,7 @@ class Timers:
         self._registered: list[bool] = []
         self._step: TimerStep | None = None
         self._step_changes: list[tuple[bool, int, int]] = []
-        """What has changed the step since the last mark: registered or not, moment, number of the key."""
+        """Changes to the step since the last mark: registered or not, time, number of the key."""
         self._ended: TimeDomain | None = None
 
     def count(self, limit: int) -> int:
@@ -113,7 +105,7 @@ class Timers:
 
     @property
     def changes(self) -> int:
-        """How many timers were registered and deleted since the last flush."""
+        """Number of registrations and deletions since the last flush."""
         return len(self._moments)
 
     def first_change_ms(self, domain: TimeDomain, since: int) -> int | None:
@@ -259,12 +251,12 @@ def _moments(given: Any) -> list[int]:
 
 
 def moment_of(timestamp_ms: int) -> int:
-    """The moment of a timer, as it is stored. ConfigurationError for what is no whole number."""
+    """Returns the time of a timer in its stored form. Raises ConfigurationError if it is not an integer."""
     try:
         moment_ms = operator.index(timestamp_ms)
     except TypeError:
         raise ConfigurationError(
-            f"a timer is for a moment in whole milliseconds since 1970, not {timestamp_ms!r}"
+            f"the time of a timer must be an integer in milliseconds since 1970, not {timestamp_ms!r}"
         ) from None
     # A moment beyond int64 is the end of time, or its beginning.
     return max(MIN_WATERMARK_MS, min(MAX_WATERMARK_MS, moment_ms))

@@ -1,13 +1,13 @@
-"""`StateTtl`: time to live of keyed state, in processing time (Flink's `StateTtlConfig`).
+"""`StateTtl` is the time to live of keyed state, in processing time (Flink's `StateTtlConfig`).
 
-A state with one puts `TtlValues`, `TtlLists` or `TtlMaps` before its cells in the backend. Rules:
+A state with a time to live puts `TtlValues`, `TtlLists` or `TtlMaps` in front of its cells in the backend. Rules:
 
-- What has a time to live is stored as `struct<value, updated_ms>`: each value, each element of a list, each entry of a
-  map. So the moment survives restores and rescaling.
-- It has expired when `updated_ms + time to live <= now`, in the processing time of the task. `<=` and not `<`, as in
-  Flink: a time to live of 10 ms is over after 10 ms.
-- Expired state is removed when a function asks for it, and bit by bit after each batch (`KeyedBackend.sweep`). Whole
-  snapshots leave it out.
+- Values are stored as `struct<value, updated_ms>`: each value, each element of a list, each entry of a map. The update
+  time therefore survives restores and rescaling.
+- A value has expired when `updated_ms + time to live <= now`, in the processing time of the task. As in Flink it is
+  `<=` and not `<`: a time to live of 10 ms ends after 10 ms.
+- Expired state is removed when a function reads it, and in small steps after each batch (`KeyedBackend.sweep`). Full
+  snapshots skip it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tidegate.operators.operator import ProcessingTime
-from tidegate.state.common.cells import KeyRef, KeyRefs, ListCells, MapCells, ValueCells
+from tidegate.state.common.backend import KeyRef, KeyRefs, ListCells, MapCells, ValueCells
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.state.snapshot import FrozenChanged, StateChunk
 from tidegate.storage.units import parse_duration_ms
@@ -36,10 +36,10 @@ VALUE, UPDATED_MS = "value", "updated_ms"
 
 @dataclass(frozen=True, slots=True)
 class StateTtl:
-    """How long state is kept: `tg.StateTtl("1h")`, of processing time since it was written (or read, with `update`).
+    """Time to live of state: `tg.StateTtl("1h")` of processing time since it was written (or read, with `update`).
 
-    `visibility`: whether what has expired, but is not yet cleaned up, is still returned, once. Raises
-    ConfigurationError for a duration that is not positive, or an unknown word.
+    `visibility` decides whether expired state that is not yet cleaned up is returned once more. Raises
+    ConfigurationError for a duration that is not positive, or for an unknown word.
     """
 
     time_to_live: str | timedelta | int
@@ -68,7 +68,7 @@ def timed_type(value: pa.Field) -> pa.DataType:
 
 
 def is_timed(data_type: pa.DataType) -> bool:
-    """Whether the type may be that of a value with a time to live."""
+    """Whether the type may belong to a value with a time to live."""
     return (
         pa.types.is_struct(data_type)
         and [field.name for field in data_type] == [VALUE, UPDATED_MS]
@@ -90,7 +90,7 @@ def _structs_around(data_type: pa.DataType) -> int:
 
 
 class Clock:
-    """When the values of one state expire, and what time it is."""
+    """Expiry of the values of one state, and the current time."""
 
     __slots__ = ("_time", "_ttl_ms", "read_updates", "returns_expired")
 
@@ -102,7 +102,7 @@ class Clock:
 
     @property
     def expired_ms(self) -> int:
-        """What was last updated at this moment or before has expired."""
+        """Returns the latest update time that has expired."""
         return self._time.now_ms - self._ttl_ms
 
     def has_expired(self, stored: Any) -> bool:
@@ -123,7 +123,7 @@ class Clock:
 
 
 class TtlValues:
-    """`ValueCells` whose values expire. Reading one that has expired removes it."""
+    """`ValueCells` whose values expire. Reading an expired value removes it."""
 
     def __init__(self, cells: ValueCells, clock: Clock) -> None:
         self._cells = cells
@@ -176,7 +176,7 @@ class TtlValues:
 
 
 class TtlLists:
-    """`ListCells` whose elements expire one by one. Reading the list removes those that have expired."""
+    """`ListCells` whose elements expire separately. Reading the list removes expired elements."""
 
     def __init__(self, cells: ListCells, clock: Clock) -> None:
         self._cells = cells
@@ -216,7 +216,7 @@ class TtlLists:
 
 
 class TtlMaps:
-    """`MapCells` whose entries expire one by one. Reading an entry that has expired removes it."""
+    """`MapCells` whose entries expire separately. Reading an expired entry removes it."""
 
     def __init__(self, cells: MapCells, clock: Clock) -> None:
         self._cells = cells
@@ -247,7 +247,7 @@ class TtlMaps:
         self._cells.remove(ref)
 
     def _seen(self, ref: KeyRef, map_key: Any, stored: Any) -> Any:
-        """What a function sees of an entry that it reads."""
+        """Returns the value that a function sees of an entry."""
         clock = self._clock
         if clock.has_expired(stored):
             self._cells.discard(ref, map_key)
@@ -259,7 +259,7 @@ class TtlMaps:
 
 @dataclass(frozen=True, slots=True)
 class FrozenUnexpired(FrozenChanged):
-    """A `FrozenState` without the values whose last update was at `expired_ms` or before."""
+    """A `FrozenState` without the values whose last update was at `expired_ms` or earlier."""
 
     expired_ms: int
 
@@ -325,5 +325,5 @@ def _is_fresh(timed: pa.Array, expired_ms: int) -> NDArray[np.bool_]:
 
 
 def _offsets(column: pa.Array) -> pa.Array:
-    """The offsets of lists or maps, copied: Arrow does not take those of a slice."""
+    """Returns a copy of the offsets of lists or maps, because Arrow refuses the offsets of a slice."""
     return pa.array(column.offsets.to_numpy(), pa.int32())

@@ -1,11 +1,11 @@
-"""`StateUndo`: takes back what a call of a user's function has changed in keyed state before it failed.
+"""`StateUndo` undoes the changes of keyed state that a call of a user function made before it failed.
 
-`KeyedStates` binds states to cells that report here what they change, if the operator needs it. Rules:
+`KeyedStates` binds states to cells that report their changes here, if the operator needs it. Rules:
 
-- Each change notes how to take it back, so undoing in reverse order restores the values, the time of their last update
-  (for a time to live) and the order of map entries.
-- Appending to a list notes only the number of elements: the list is read if it must be taken back, and not before.
-- What a backend raises is remembered (`failure`), because it is no fault of the user's function.
+- Each change records how to undo it. Undoing in reverse order restores the values, the time of their last update (for a
+  time to live) and the order of map entries.
+- Appending to a list records only the number of elements. The list is read only if it must be undone.
+- An exception of a backend is recorded (`failure`), because the user function did not cause it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from tidegate.state.common.backend import KeyedBackend
-from tidegate.state.common.cells import CellSpec, KeyRef, KeyRefs, ListCells, MapCells, ValueCells
+from tidegate.state.common.backend import CellSpec, KeyedBackend, KeyRef, KeyRefs, ListCells, MapCells, ValueCells
 
 
 class StateUndo:
@@ -26,7 +25,7 @@ class StateUndo:
     def __init__(self) -> None:
         self._steps: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self.failure: BaseException | None = None
-        """What a backend has raised, if it has."""
+        """Exception that a backend has raised, or None."""
 
     def begin(self) -> None:
         """A call begins: what was changed before stays."""

@@ -1,8 +1,8 @@
-"""`GroupMoments`: a moment of event time for each key group of a subtask, which outlives restores and rescaling.
+"""`GroupMoments` stores a point of event time for each key group of a subtask, through restores and rescaling.
 
-Operators whose results depend on how far event time has come keep it as state. It is kept by key group, because
-subtasks may be at different moments when a checkpoint comes (between two steps, or unaligned), and another parallelism
-deals their groups out anew.
+Operators whose results depend on the progress of event time keep it as state. It is kept by key group, because subtasks
+may have different progress when a checkpoint comes (between two steps, or unaligned), and another parallelism
+distributes their groups anew.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _GROUP = "key_group"
 
 
 class GroupMoments:
-    """For each of some key groups, how far event time has come there. It begins at MIN_WATERMARK_MS.
+    """Progress of event time for each of some key groups, from MIN_WATERMARK_MS on.
 
-    `state` is the name of the state, `column` that of the moments in it; `owner` says in errors whose it is.
+    `state` is the name of the state, and `column` the name of its time column. `owner` names the operator in errors.
     """
 
     def __init__(self, groups: range, state: str, column: str, owner: str) -> None:
@@ -60,13 +60,13 @@ class GroupMoments:
         return self._moments[groups.astype(np.int64) - self._groups.start]
 
     def advance(self, groups: range, moment_ms: int) -> None:
-        """These groups have reached this moment."""
+        """Advances these groups to this time."""
         part = self._moments[groups.start - self._groups.start : groups.stop - self._groups.start]
         assert bool((part <= moment_ms).all()), "event time goes back"
         part[:] = moment_ms
 
     def freeze(self) -> FrozenTable:
-        """As operator state of which every subtask gets all at a restore, and takes its own groups."""
+        """Freezes the times as UNION state: at a restore every subtask gets all of them, and uses its own groups."""
         rows = self._rows()
         return FrozenTable(self._state, StateKind.UNION, lambda: rows)
 
@@ -75,8 +75,8 @@ class GroupMoments:
         rows = table.rows
         if table.state != self._state or rows.schema.names != self._rows().schema.names:
             raise IncompatibleStateError(
-                f"state {table.state!r} with columns {rows.schema.names} is not that of {self._owner}; restore with "
-                "the operators that wrote it, or change the uid"
+                f"state {table.state!r} with columns {rows.schema.names} does not belong to {self._owner}; restore "
+                "with the operators that wrote it, or change the uid"
             )
         groups = rows.column(_GROUP).to_numpy()
         own = (groups >= self._groups.start) & (groups < self._groups.stop)

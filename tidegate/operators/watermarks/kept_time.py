@@ -1,12 +1,12 @@
-"""`KeptTime`: holds that a function hands on the event time of each row that it gets.
+"""`KeptTime` checks that a function passes on the event time of each row that it gets.
 
-Watermarks are made of the times that `assign_timestamps` has read. A function behind it that makes times earlier makes
-rows late that were in time, and they would be dropped. Flink keeps the timestamp of a record apart from its columns.
-Here it is a column, so a function may not change it where steps behind it go by it. Rules:
+Watermarks follow the times that `assign_timestamps` has read. A later function that makes times earlier would make rows
+late, and they would be dropped. Flink stores the timestamp of a record separately. Here it is a column, so a function
+must not change it if later steps use it. Rules:
 
-- It is checked only where a step behind the function uses event time, and no `assign_timestamps` stands between.
-- It is for functions that make rows of one row each: `map` and `flat_map`. The rows of others are their own.
-- Times count in milliseconds, so another unit or type of the same time is no change.
+- It is checked only if a later step uses event time, and `assign_timestamps` is not called in between.
+- It applies to functions that make rows of a single row: `map` and `flat_map`. Other functions may set their own times.
+- Times are compared in milliseconds, so another unit or type of the same time is not a change.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class KeptTime:
     def _changed(self, before: object, after: object) -> ConfigurationError:
         return ConfigurationError(
             f"the function has changed the column of event time, {self.column!r}, from {before} to {after}; watermarks "
-            "are of the former times, so steps behind it would take the row for late. Give the new time another name, "
-            "or call assign_timestamps behind the function"
+            "follow the former times, so later steps would treat the row as late. Give the new time another name, or "
+            "call assign_timestamps after the function"
         )
 
 

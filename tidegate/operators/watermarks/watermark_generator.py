@@ -1,43 +1,34 @@
-"""`WatermarkGenerator`: reads timestamps from a column, and makes the watermarks that follow from them.
+"""`WatermarkGenerator` reads timestamps from a column, and generates watermarks from them.
 
 Rules:
 
-- With a column of punctuations only the rows for which it is true move event time on, as Flink's punctuated watermarks.
+- With a column of punctuations only the rows for which it is true advance event time, like Flink's punctuated
+  watermarks.
 - Timestamps are whole milliseconds since 1970, rounded down. Dates count from midnight UTC. Integers are milliseconds.
-- The watermark is Flink's for bounded out-of-orderness: the greatest timestamp, minus the delay, minus 1 ms. Minus 1,
-  because a watermark says that no row *at* its time follows, and a row with the greatest timestamp may.
-- A row is judged by the watermark that the rows before it in its split have made, whatever batches they came in: a
-  batch is cut where that makes a difference (`watermark_generator.py`), and the watermark goes on between the pieces.
-- It goes on where the checkpoint was: how far event time is in a split is stored with the position in the split. In a
-  task without a source it begins anew.
-- Splits that are read in turn differ in event time, most of all when a job catches up. So each has a greatest timestamp
-  of its own, and the smallest of these counts, without idle splits. When all are idle the greatest counts, as in Flink:
-  nobody is waited for.
+- The watermark is Flink's for bounded out-of-orderness: the greatest timestamp, minus the delay, minus 1 ms. The 1 ms
+  is needed because a watermark promises that no row *at* its time follows, and a row with the greatest timestamp may
+  follow.
+- A row is judged by the watermark of the earlier rows in its split, independent of batches. A batch is cut where that
+  makes a difference (`pieces_of`), and the watermark advances between the pieces.
+- After a restore the watermark continues from the checkpoint, because the event time of a split is stored with the
+  position in the split. In a task without a source it starts again.
+- Splits that are read in turn differ in event time, most of all when a job catches up. Each split therefore has its own
+  greatest timestamp, and the smallest of these counts, without idle splits. When all are idle the greatest counts, as
+  in Flink, so no task waits.
 
-### MERGE
-`WatermarkAlignment`: which sources wait for each other in event time, and how far one may be ahead of the others.
+Rules of cutting a batch into pieces:
 
-`assign_timestamps` takes it, `WatermarkGenerator` holds it. A source task asks its own generator how far a split is
-(`tidegate/actors/task/pipeline/split_alignment.py`), the coordinator says how far the slowest member of the group is.
+- A piece is judged by the watermark at its first row. A cut therefore comes before each row whose own watermark would
+  have another effect. Such a row is behind its watermark. Ordinary data has no such rows and is not cut.
+- Operators that judge rows define which watermarks make a difference (`Due`). A window ends at one time for all its
+  rows, so there is at most one cut for each window that ends within the batch, whatever its number of late rows.
+  Sessions may end at any time, so rows that could still join one are cut at each watermark.
+- No piece has more than PIECE_ROWS rows: watermarks advance within a large batch, and results need not wait for its
+  end.
 
-### MERGE
-`WindowEnd`: event time that is read from the end of a window, for what follows a window.
-
-The end of a window is no part of it. So the event time of a result is the last millisecond before, as in Flink: it lies
-in the window, no watermark that was sent before the result has reached it, and the next window takes it in.
-
-### MERGE
-Cuts a batch so that each of its rows can be judged by the watermark that the rows before it have made.
-
-Rules:
-
-- A piece is judged by the watermark that stands at its first row. So a cut comes before each row to which its own
-  watermark does something else than that of the piece. Such a row lies behind its watermark. In ordinary data none
-  does, and nothing is cut.
-- Which watermarks make a difference to a row is for those to say who judge rows (`Due`). A window is done at one moment
-  for all its rows, so there is one cut at most for each window that is done within the batch, however many late rows
-  it has. Sessions may end at any moment, so rows that could still join one are cut at each watermark.
-- No piece has more than PIECE_ROWS rows: watermarks go on within a large batch, and results need not wait for its end.
+The event time of a window's result is its last millisecond (`WindowEnd`), as in Flink, because the end of a window is
+not part of it. That time is in the window, no watermark that was sent before the result has reached it, and the next
+window contains it.
 """
 
 from __future__ import annotations
@@ -78,8 +69,8 @@ def check_timestamp_column(schema: pa.Schema, column: str) -> None:
     data_type = schema.field(column).type
     if not (pa.types.is_timestamp(data_type) or pa.types.is_date(data_type) or pa.types.is_int64(data_type)):
         raise ConfigurationError(
-            f"timestamp={column!r}: a column of type {data_type} is no event time; it must be a timestamp, a date, or "
-            "int64 (milliseconds since 1970)"
+            f"timestamp={column!r}: a column of type {data_type} cannot be event time; it must be a timestamp, a "
+            "date, or int64 (milliseconds since 1970)"
         )
 
 
@@ -115,7 +106,7 @@ def look_like_seconds(times_ms: pa.Array | pa.ChunkedArray) -> bool:
 
 
 def seconds_advice(column: str, times_ms: pa.Array | pa.ChunkedArray) -> str:
-    """What is wrong with a column that looks like seconds, and what to do."""
+    """Returns what is wrong with a column that looks like seconds, and what to do."""
     first = times_ms.drop_null()[0].as_py()
     return (
         f"timestamp={column!r}: int64 event times are milliseconds since 1970, and {first} is in early 1970 then. If "
@@ -137,7 +128,7 @@ def check_punctuations(schema: pa.Schema, column: str) -> None:
     if not pa.types.is_boolean(schema.field(column).type):
         raise ConfigurationError(
             f"punctuated_by={column!r}: the column is {schema.field(column).type}; it must be bool, and true for the "
-            f"rows that move event time on: with_columns({column}=...) makes it so"
+            f"rows that advance event time: with_columns({column}=...) makes it so"
         )
 
 
@@ -149,13 +140,13 @@ def _of_marked(batch: pa.RecordBatch, column: str, times: Times) -> Times:
 
 
 class WatermarkGenerator(Operator):
-    """Passes batches on, in pieces, each followed by the watermark of all rows so far.
+    """Passes batches on in pieces, each followed by the watermark of all rows so far.
 
     Rows without a timestamp do not count. With `nulls_to` they go to that side output instead of being passed on.
-
-    `punctuated_by`: a column of booleans that says which rows count; None: all that have a timestamp.
-    `idleness_ms`: after how long without rows a split of an unbounded source is idle; None: never. `alignment`: which
-    sources wait for each other in event time. ConfigurationError for a negative delay.
+    `punctuated_by` is a boolean column that marks the rows that count, or None if all rows with a timestamp count.
+    `idleness_ms` is the time without rows after which a split of an unbounded source is idle, or None for never.
+    `alignment` names the sources that wait for each other in event time. Raises ConfigurationError for a negative
+    delay.
     """
 
     generates_watermarks = True
@@ -179,7 +170,7 @@ class WatermarkGenerator(Operator):
         self._punctuated_by = punctuated_by
         self.alignment = alignment
         self.dues_behind: Sequence[Due] = (as_they_are,)
-        """How operators behind it tell its rows apart, those in other tasks too; `graph/event_time.py` knows them."""
+        """How later operators distinguish rows, including operators in other tasks. `graph/event_time.py` sets it."""
         self._looked_at_unit = False
         self._newest_ms: dict[int | None, int] = {}
         """The greatest timestamp of each split. Shared with the splits, which are what is in a checkpoint."""
@@ -194,14 +185,16 @@ class WatermarkGenerator(Operator):
         super().open(context, restored)
         if self.idleness_ms is not None and not context.splits.in_turn:
             raise ConfigurationError(
-                f"{context.name!r} (uid {context.uid!r}) has an idleness, and runs apart from its source, where it is "
-                "not known which splits have no rows: several steps take the stream of the source; call "
-                "assign_timestamps before these part"
+                f"operator {context.name!r} (uid {context.uid!r}) has idleness=, but runs in another task than its "
+                "source, so it cannot see which splits have no rows. Call assign_timestamps directly after the "
+                "source, before several steps use its stream"
             )
         self._newest_ms = context.splits.newest_ms.setdefault(context.uid, self._newest_ms)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Emit the batch. OperatorError if it lacks the column, or has it with a type that is no event time."""
+        """Emits the batch in pieces. Raises OperatorError if it lacks the column, or if the column's type is not an
+        event time.
+        """
         with blame(self.context, batch):
             dated = event_times_ms(batch, self.column)
         if not self._looked_at_unit and dated.null_count < len(dated):
@@ -284,11 +277,13 @@ Duration: TypeAlias = str | timedelta | int
 
 @dataclass(frozen=True, slots=True)
 class WatermarkAlignment:
-    """Splits of this source wait for the slowest split of all sources of the job that name the same group.
+    """Makes splits of this source wait for the slowest split of all sources of the job in the same group.
 
-    As Flink's `withWatermarkAlignment`. A split whose watermark is more than `max_drift` ahead of the lowest watermark
-    in the group is not read until the others have come nearer. Tasks say how far they are every `update_interval`,
-    and at once when they have to wait. ConfigurationError for a group without a name, and for durations that are none.
+    This is Flink's `withWatermarkAlignment`. A split whose watermark is more than `max_drift` ahead of the lowest
+    watermark in the group is not read until the others have caught up. Tasks report their watermarks every
+    `update_interval`, and at once when they have to wait. `max_drift` and `update_interval` are durations such as
+    "30s". Raises ConfigurationError for a group without a name, and for invalid durations. Example:
+    `tg.WatermarkAlignment("orders", max_drift="30s")`.
     """
 
     group: str
@@ -309,10 +304,10 @@ class WatermarkAlignment:
 
 
 class WindowEnd(str):
-    """The name of a column of ends. As event time each stands for the millisecond before it.
+    """The name of a column of window ends. As event time each end stands for the millisecond before it.
 
-    It is a name like any other for all that only pass it on, and equal to it. `event_times_ms` reads it, and
-    `same_time` tells it from a plain column of that name.
+    It equals a plain name, and code that only passes the name on can treat it as one. `event_times_ms` interprets it,
+    and `same_time` distinguishes it from a plain column of that name.
     """
 
     __slots__ = ()
@@ -324,10 +319,10 @@ def same_time(one: str | None, other: str | None) -> bool:
 
 
 PIECE_ROWS = 131_072
-"""The most rows of a piece: results do not wait for a whole large batch, and a cut stays rare.
+"""The most rows of a piece, so that results do not wait for a whole large batch, and cuts stay rare.
 
-What a turn of the source takes is bounded as well, and so is a batch whose rows take long. Behind an exchange each
-piece is shared by all subtasks: of 32,768 rows two subtasks got batches that cost a third more a row in windows.
+Turns of the source and batches of slow rows are bounded elsewhere. After an exchange all subtasks share each piece:
+with 32,768 rows, two subtasks got batches that cost a third more for each row in windows.
 """
 
 Times: TypeAlias = NDArray[np.int64]
@@ -345,10 +340,11 @@ class Piece:
 def pieces_of(
     times: Times, before_ms: int, delay_ms: int, dues: Sequence[Due], movers: Times | None = None
 ) -> list[Piece]:
-    """The pieces of a batch whose rows have these times; MIN_WATERMARK_MS for those that have none.
+    """Cuts a batch whose rows have these times into pieces. A row without a time has MIN_WATERMARK_MS.
 
-    `before_ms`: the greatest time of the rows before the batch. A watermark is the greatest time less `delay_ms`.
-    Of rows that do not move event time, `movers` has MIN_WATERMARK_MS instead of their time; None: all do.
+    `before_ms` is the greatest time of the rows before the batch. A watermark is the greatest time minus `delay_ms`.
+    `movers` has MIN_WATERMARK_MS instead of the time for rows that do not advance event time. None means that all rows
+    advance it.
     """
     rows = len(times)
     moving = times if movers is None else movers
@@ -366,7 +362,7 @@ def pieces_of(
 
 
 def _in_order(times: Times, before_ms: int) -> list[Piece]:
-    """Pieces of bounded size; no row of the batch lies behind any watermark that its rows make."""
+    """Returns pieces of bounded size for a batch without rows behind the watermarks of the batch."""
     pieces = []
     for start in range(0, len(times), PIECE_ROWS):
         stop = min(start + PIECE_ROWS, len(times))
@@ -376,7 +372,7 @@ def _in_order(times: Times, before_ms: int) -> list[Piece]:
 
 
 def _cuts(times: Times, watermarks: Times, dues: Sequence[Due]) -> list[int]:
-    """Where pieces must begin so that the watermark at the beginning judges every row as its own would."""
+    """Returns where pieces must begin, so that the watermark at the beginning judges every row as its own would."""
     late: list[tuple[int, int]] = []
     behind = np.flatnonzero((times <= watermarks) & (times > MIN_WATERMARK_MS))
     for due in dues:
@@ -396,7 +392,7 @@ def _pairs(starts: Sequence[int], rows: int) -> list[tuple[int, int]]:
 
 @kernel
 def _any_behind(times: Times, movers: Times, newest_ms: int, delay_ms: int, least_ms: int) -> bool:
-    """Whether the time of a row is no later than the watermark before it; `least_ms`: it has no time."""
+    """Whether the time of a row is not later than the watermark before it. `least_ms` marks a row without a time."""
     newest_ms = max(newest_ms, least_ms + delay_ms)
     for row in range(times.shape[0]):
         if times[row] <= newest_ms - delay_ms and times[row] != least_ms:

@@ -1,17 +1,21 @@
-"""`CountWindows`: aggregates of every so many rows of a key, in the order in which they come.
+"""Windows of every `n` rows of a key, in the order in which they come: `CountWindows` aggregates them, and
+`FunctionCounts` calls a function with them.
 
 Rules (Flink's `countWindow`):
 
-- A window comes out as soon as it is full. What a key has then is gone: it begins anew, without state.
-- With a time-out a window comes out by the clock, so long after its first row, if it is not full before. A row that
+- A window comes out as soon as it is full. The state of the key is removed then, and the key begins anew.
+- With a timeout, a window comes out this long after its first row by the clock, if it is not full before. A row that
   comes before the operator is called for that moment still belongs to the window.
-- Windows that are not full when the input ends come out if that was asked for; else their rows are counted.
-- Event time has no part: no row is late, and results have none.
+- Windows that are not full when the input ends come out if that was requested. Otherwise their rows are counted.
+- Event time does not matter: no row is late, and results have no bounds.
 - A batch is dealt out to windows at once. Where none becomes full, its rows are added to the state directly.
+- `FunctionCounts` stores the rows of windows that are not full, each with the moment of the timeout of its window.
 """
 
 from __future__ import annotations
 
+import heapq
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -20,18 +24,20 @@ from numpy.typing import NDArray
 
 from tidegate.operators.aggregates.aggregate import Aggregate
 from tidegate.operators.batch_rows import OUTPUT_ROWS_MAX
-from tidegate.operators.operator import Emit, OperatorContext
+from tidegate.operators.operator import Emit, Operator, OperatorContext
+from tidegate.operators.operator_errors import blame
 from tidegate.operators.state.keys import key_columns
 from tidegate.operators.watermarks.late_rows import LEFT_RECORDS
-from tidegate.operators.windows.due_keys import CountTimeouts
-from tidegate.operators.windows.merged_groups import MergedGroups, codes_of
-from tidegate.operators.windows.window_operator import WindowOperator
-from tidegate.operators.windows.window_specs import Count
+from tidegate.operators.windows.row_windows import PLACE, WindowBuffer
+from tidegate.operators.windows.window_calls import WindowCalls
+from tidegate.operators.windows.window_specs import Count, Numbers
+from tidegate.operators.windows.window_state import AggregateWindows, MergedGroups, codes_of
 from tidegate.state.common.backend import ValueSpec
 from tidegate.state.kernels.jit import kernel
 from tidegate.state.kernels.paged import scatter
 from tidegate.state.kernels.partition import gather
-from tidegate.storage.schemas.reserved_names import own_name
+from tidegate.storage.schemas.batches import one_batch
+from tidegate.storage.schemas.column_names import own_name
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
 OPEN = own_name("open_window")
@@ -40,12 +46,114 @@ ROWS = own_name("window_rows")
 """How many rows the open window has: at least one, and fewer than it takes."""
 
 DUE = own_name("window_due_ms")
-"""When the time-out of the open window comes, in milliseconds of the clock. Only windows with a time-out have it."""
+"""When the timeout of the open window comes, in milliseconds of the clock. Only windows with a timeout have it."""
 
-_Numbers = NDArray[np.int64]
+_SHARED = 256
+_SPARE = 4_096
+"""Up to this many keys more than twice those that `restore` gave are in entries."""
+_KEYS_A_STEP = 1_024
+"""Windows that the function gets in a step at the end of the input."""
 
 
-class CountWindows(CountTimeouts, WindowOperator):
+class CountTimeouts(Operator):
+    """Timeouts of count windows: which keys have an open window, and when to look at it.
+
+    `timeout_ms` is the time after the first row of a window, or None. Rules:
+
+    - The moment itself is in the state of the window. An entry is only a reason to look: its window may have become
+      full meanwhile, and its key may have another window with its own entry.
+    - After a restore the entries are made anew from the state. Several keys then share an entry at the earliest of
+      their moments, and keys that are not due yet are put back.
+    - Keys whose windows become full early leave entries behind. When there are more than twice as many keys as there
+      were open windows (`is_crowded`), the operator makes the entries anew from the state, as after a restore.
+    """
+
+    def __init__(self, timeout_ms: int | None) -> None:
+        self._timeout_ms = timeout_ms
+        self._due = DueKeys()
+
+    @abstractmethod
+    def open_windows(self) -> Iterator[tuple[pa.RecordBatch, Numbers]]:
+        """The distinct keys that have an open window, in batches, and when its timeout comes."""
+
+    @abstractmethod
+    def fire_due(self, keys: pa.RecordBatch, now_ms: int, emit: Emit) -> None:
+        """Fire the windows of some distinct keys, where their timeout has come."""
+
+    def next_processing_time_ms(self) -> int | None:
+        """When the next timeout comes, or came for a window that is full by now."""
+        return self._due.next_ms
+
+    def on_processing_time(self, now_ms: int, emit: Emit) -> Iterator[None]:
+        """Fire the windows whose timeout has come."""
+        for keys in self._due.due(now_ms):
+            self.fire_due(keys, now_ms, emit)
+            yield
+
+    def find_timeouts(self) -> None:
+        """Find the timeouts of the windows that the state has."""
+        self._due = DueKeys()
+        if self._timeout_ms is not None:
+            for keys, dues in self.open_windows():
+                self._due.restore(keys, dues)
+
+    def wait_for(self, due_ms: int, keys: pa.RecordBatch) -> None:
+        """Look at distinct keys at a moment. Without key columns there is one key, of all rows."""
+        self._due.add(due_ms, keys)
+
+    def forget_full(self) -> None:
+        """Find the timeouts anew, if most of those known may be of windows that are full by now."""
+        if self._due.is_crowded:
+            self.find_timeouts()
+
+
+class DueKeys:
+    """Keys by the moment at which to look at them."""
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[int, int, pa.RecordBatch]] = []
+        self._count = 0
+        self._keys = 0
+        self._restored = 0
+
+    @property
+    def next_ms(self) -> int | None:
+        """When to look at a key next; None if there is none."""
+        return self._entries[0][0] if self._entries else None
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether most of the keys may have no open window any more: there are many more than after the restore."""
+        return self._keys > 2 * self._restored + _SPARE
+
+    def add(self, due_ms: int, keys: pa.RecordBatch) -> None:
+        """Look at these distinct keys at this moment."""
+        self._count += 1
+        self._keys += _keys_in(keys)
+        heapq.heappush(self._entries, (due_ms, self._count, keys))
+
+    def restore(self, keys: pa.RecordBatch, dues: Numbers) -> None:
+        """Add distinct keys of the state with their moments."""
+        order = np.argsort(dues, kind="stable")
+        for start in range(0, len(order), _SHARED):
+            rows = order[start : start + _SHARED]
+            self.add(int(dues[rows[0]]), keys.take(pa.array(rows)) if keys.num_columns else keys)
+        self._restored += len(order)
+
+    def due(self, now_ms: int) -> Iterator[pa.RecordBatch]:
+        """The keys to look at now, entry by entry."""
+        while self._entries and self._entries[0][0] <= now_ms:
+            keys = heapq.heappop(self._entries)[2]
+            self._keys -= _keys_in(keys)
+            yield keys
+
+
+def _keys_in(keys: pa.RecordBatch) -> int:
+    """The number of keys. Without key columns there is one, of all rows."""
+    return keys.num_rows if keys.num_columns else 1
+
+
+class CountWindows(CountTimeouts, AggregateWindows):
     """Aggregates of count windows. Without `keys`: of all rows of the stream."""
 
     def __init__(
@@ -59,21 +167,21 @@ class CountWindows(CountTimeouts, WindowOperator):
         if spec.timeout_ms is not None:
             extra = (*extra, ValueSpec(DUE, pa.int64(), 0))
         CountTimeouts.__init__(self, spec.timeout_ms)
-        WindowOperator.__init__(self, keys, spec, aggregates, None, "final", OPEN, extra, input_schema)
+        AggregateWindows.__init__(self, keys, spec, aggregates, None, "final", OPEN, extra, input_schema)
         self._size, self._fires_at_end = spec.rows, spec.fire_at_end
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """CorruptionError if a stored table is not of these windows, or has keys of other subtasks."""
+        """Raises CorruptionError if a stored table is not of these windows, or has keys of other subtasks."""
         super().open(context, restored)
         self.find_timeouts()
 
     def load(self, tables: Sequence[StateTable]) -> None:
-        """CorruptionError as of all windows."""
+        """Raises CorruptionError as `open` does."""
         super().load(tables)
         self.find_timeouts()
 
     def finish(self, emit: Emit) -> Iterator[None]:
-        """Fire the windows that are open, if that was asked for. Else count their rows."""
+        """Fires the windows that are open, if that was requested. Otherwise counts their rows."""
         if not self._state.exists:
             return
         table = self._state.table
@@ -144,13 +252,13 @@ class CountWindows(CountTimeouts, WindowOperator):
     def _put(
         self,
         distinct: pa.RecordBatch,
-        codes: _Numbers,
-        rows: _Numbers,
-        dues: _Numbers,
+        codes: Numbers,
+        rows: Numbers,
+        dues: Numbers,
         merged: MergedGroups,
-        lasts: _Numbers,
+        lasts: Numbers,
     ) -> None:
-        """Put the open windows of some keys into the state, which has nothing of these keys."""
+        """Stores the open windows of some keys, of which the state has none."""
         if not len(codes):
             return
         keys = gather(distinct, codes.astype(np.int32)) if self._keys else distinct
@@ -162,13 +270,13 @@ class CountWindows(CountTimeouts, WindowOperator):
         self._state.merge(upserted.slots, merged.parts(lasts[codes]))
         self._state.table.done()
 
-    def _look_at(self, due_ms: int, distinct: pa.RecordBatch, codes: _Numbers) -> None:
-        """Look at some keys when their time-out comes."""
+    def _look_at(self, due_ms: int, distinct: pa.RecordBatch, codes: Numbers) -> None:
+        """Notes to look at some keys when their timeout comes."""
         if len(codes):
             self.wait_for(due_ms, gather(distinct, codes.astype(np.int32)) if self._keys else distinct)
 
     def fire_due(self, keys: pa.RecordBatch, now_ms: int, emit: Emit) -> None:
-        """Fire the windows of some distinct keys, where their time-out has come."""
+        """Fire the windows of some distinct keys, where their timeout has come."""
         table = self._state.table
         count = keys.num_rows if self._keys else 1
         found = table.upsert(self._state.stored_keys(np.zeros(count, dtype=np.int64), keys))
@@ -179,7 +287,7 @@ class CountWindows(CountTimeouts, WindowOperator):
         waits = np.flatnonzero(is_open & ~fires)
         rows = np.flatnonzero(fires)
         results = self._state.results(found.slots[rows])
-        # To look a key up is to make a row for it. Those that were not there go again.
+        # Looking up a key makes a row for it. Rows that were not there before are removed again.
         table.remove(found.slots[fires | ~is_open])
         table.done()
         self._changed_rows += count
@@ -189,16 +297,14 @@ class CountWindows(CountTimeouts, WindowOperator):
             fired = gather(keys, rows.astype(np.int32)) if self._keys else keys
             emit(self._rows.output_without_bounds(fired, results))
 
-    def open_windows(self) -> Iterator[tuple[pa.RecordBatch, _Numbers]]:
-        """The keys that have an open window, and when its time-out comes."""
+    def open_windows(self) -> Iterator[tuple[pa.RecordBatch, Numbers]]:
+        """The keys that have an open window, and when its timeout comes."""
         if self._state.exists:
             for keys, slots in self._state.table.scan_namespace(0, OUTPUT_ROWS_MAX):
                 yield self._state.user_keys(keys), self._state.extra(DUE).raw(slots)
 
 
-def dealt_out(
-    codes: _Numbers, held: _Numbers, size: int
-) -> tuple[_Numbers, _Numbers, _Numbers, _Numbers, NDArray[np.bool_]]:
+def dealt_out(codes: Numbers, held: Numbers, size: int) -> tuple[Numbers, Numbers, Numbers, Numbers, NDArray[np.bool_]]:
     """Deal rows out to windows, in their order. `held`: how many rows the open window of each key has.
 
     Returns the window of each row; the first and the last window of each key; for each window its key, and whether it
@@ -238,3 +344,98 @@ def _deal_out(
         rows[code] += 1
         full[window] = rows[code] == size
     return count
+
+
+class FunctionCounts(CountTimeouts, WindowBuffer):
+    """Calls a function with the rows of count windows."""
+
+    def __init__(self, keys: tuple[str, ...], spec: Count, schema: pa.Schema, calls: WindowCalls) -> None:
+        CountTimeouts.__init__(self, spec.timeout_ms)
+        WindowBuffer.__init__(self, keys, schema, calls)
+        self._size, self._fires_at_end = spec.rows, spec.fire_at_end
+
+    def load(self, tables: Sequence[StateTable]) -> None:
+        """Raises CorruptionError and ConfigurationError as `WindowBuffer` does."""
+        super().load(tables)
+        self.find_timeouts()
+
+    def finish(self, emit: Emit) -> Iterator[None]:
+        """Gives the function the windows that are open, if that was requested. Otherwise counts their rows."""
+        if self._fires_at_end:
+            keys, _ = self._open_keys()
+            for start in range(0, keys.num_rows, _KEYS_A_STEP):
+                self._give(keys.slice(start, _KEYS_A_STEP), None, emit)
+                yield
+            return
+        left = sum(len(refs) for _, refs in self.tables[0].scan([PLACE], OUTPUT_ROWS_MAX))
+        if left:
+            self.context.metrics.counter(LEFT_RECORDS).inc(left)
+
+    def open_windows(self) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int64]]]:
+        """The stored keys that have an open window, and when its timeout comes."""
+        yield self._open_keys()
+
+    def fire_due(self, keys: pa.RecordBatch, now_ms: int, emit: Emit) -> None:
+        """Give the function the windows of some distinct keys, where their timeout has come."""
+        self._give(keys, now_ms, emit)
+
+    def _open_keys(self) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
+        """The distinct stored keys that have an open window, and when its timeout comes."""
+        places, _, keys = self.scanned(0, self.keys.names)
+        if not keys.num_rows:
+            return pa.RecordBatch.from_pylist([], self.keys), places
+        codes, distinct, _ = codes_of(keys, keys.num_rows)
+        return distinct, places[np.unique(codes, return_index=True)[1]]
+
+    def _give(self, keys: pa.RecordBatch, now_ms: int | None, emit: Emit) -> None:
+        """Gives the function the windows of some keys whose timeout has come by `now_ms`, or all windows for None."""
+        table = self.tables[0]
+        found = table.find(keys)
+        places = self.places_of(found.refs)
+        due = np.ones(len(places), dtype=np.bool_) if now_ms is None else places <= now_ms
+        waiting = ~due
+        if waiting.any():
+            rows = pa.array(np.unique(found.keys[waiting]))
+            self.wait_for(int(places[waiting].min()), keys.take(rows))
+        rows, refs = self.taken(found.refs[due]), found.refs[due]
+        groups = np.unique(found.keys[due], return_inverse=True)[1]
+        table.remove(refs)
+        table.done()
+        if len(refs):
+            self.call(rows, groups, None, emit, self.context)
+
+    def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Give the function the windows that are full, and keep the other rows."""
+        with blame(self.context, batch):
+            rows, keys = self.rows_of(batch)
+        self.check_owner(keys)
+        table = self.tables[0]
+        codes, distinct, count = codes_of(keys, batch.num_rows)
+        found = table.find(distinct)
+        held = np.bincount(found.keys, minlength=count)
+        windows, firsts, _, of_keys, full = dealt_out(codes, held, self._size)
+        of_stored = firsts[found.keys]
+        now_ms = self.context.time.now_ms
+        dues = np.full(len(of_keys), 0 if self._timeout_ms is None else now_ms + self._timeout_ms, dtype=np.int64)
+        if self._timeout_ms is not None:
+            begun = ~full
+            dues[of_stored] = self.places_of(found.refs)
+            begun[of_stored] = False
+            if begun.any():
+                self.wait_for(now_ms + self._timeout_ms, distinct.take(pa.array(of_keys[begun])))
+        stays = ~full[windows]
+        came = np.flatnonzero(~stays)
+        taken = found.refs[full[of_stored]]
+        stored = self.taken(taken)
+        table.remove(taken)
+        left = pa.array(np.flatnonzero(stays))
+        self.keep(rows.take(left), keys.take(left), dues[windows[stays]])
+        table.done()
+        self.forget_full()
+        if not len(came):
+            return
+        both = one_batch(pa.Table.from_batches([stored, rows.take(pa.array(came))]), "rows of windows")
+        numbers = np.full(len(of_keys), -1, dtype=np.int64)
+        numbers[full] = np.arange(int(full.sum()))
+        groups = np.concatenate([numbers[of_stored[full[of_stored]]], numbers[windows[came]]])
+        self.call(both, groups, None, emit, self.context)

@@ -1,21 +1,29 @@
-"""`ProcessWindowFunction`: a function over the rows of a window that also remembers something of its key.
+"""`ProcessWindowFunction`: a function over the rows of a window that also has state of its key and window, and timers.
 
-`FunctionCalls` opens it, and calls it as other functions of windows are called. Rules:
+`FunctionCalls` opens it, and calls it as `WindowCalls` calls other functions. Rules:
 
-- Each subtask of each attempt has a copy of the object to itself. What must survive a failure belongs in state.
-- State is that of the key, and outlives its windows; or that of a key and window, and goes with the window. All lies in
-  the backend of the rows that wait, so what the function has changed, what it has returned and the rows that it has got
-  go forward together.
-- Timers belong to a key and window, and are of event time. Only windows that are known from the time alone have them,
-  and state of their own (`WindowLife`): sessions merge, and those of so many rows and of the clock are given once.
+- Each subtask of each attempt has its own copy of the object. What must survive a failure belongs in state.
+- State belongs to the key, and outlives its windows; or to a key and window (`StateOfWindows`), and is removed with the
+  window. Both are in the backend of the stored rows, so changes of state, results, and rows that the function has got
+  go into the same snapshot.
+- Timers belong to a key and window, and are of event time (`WindowTimers`). Only windows that follow from the time of a
+  row alone have timers and state of their own (`WindowLife`): sessions merge, and count windows and windows of
+  processing time are given to the function once.
 - Windows of all rows have one key, so their state is one.
-- With a tag for errors, a call for a window or a timer that fails leaves nothing behind but a row of that side output.
-  A timer that fails has fired.
+- With a tag for errors, a failed call for a window or a timer leaves only a row of that side output. A timer whose call
+  failed has fired.
+- A timer of a window is a timer of its key, for the same moment, and an entry in a map of the key that stores which
+  windows wait for which moments. So timers are stored, restored and fired like those of other functions.
+- A window exists until the watermark passes its last moment plus the allowed lateness. A timer for a later moment is
+  dropped, as in Flink, where it would find no window. So a window that is removed has no timers.
+- Timers of a key for one moment fire in the order in which their windows end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -25,30 +33,25 @@ import pyarrow as pa
 from tidegate.operators.batch_rows import OUTPUT_ROWS_MAX
 from tidegate.operators.operator import FunctionContext, OperatorContext
 from tidegate.operators.operator_errors import Blame, blame_call, own_copy
-from tidegate.operators.state.keyed_state import S, StateNames
+from tidegate.operators.state.keyed_state import KeyedState, MapState, S, StateNames
 from tidegate.operators.state.keyed_state_store import KeyedStates
 from tidegate.operators.state.keys import KeyCodec, KeyScope
-from tidegate.operators.state.timers import TimeDomain, TimerChains
+from tidegate.operators.state.timers import TimeDomain, TimerChains, moment_of
+from tidegate.operators.state.ttl import Clock
 from tidegate.operators.state.undo import StateUndo
 from tidegate.operators.windows.slices import Window
 from tidegate.operators.windows.window_calls import Grouped, WindowCalls, WindowResult
-from tidegate.operators.windows.window_specs import Times
-from tidegate.operators.windows.window_states import StateOfWindows
-from tidegate.operators.windows.window_timers import (
-    TIMERS_OF_WINDOWS,
-    WindowLife,
-    WindowTimers,
-    WindowTimerService,
-)
-from tidegate.protocol.side_outputs import OutputTag
+from tidegate.operators.windows.window_specs import Cumulating, Sliding, Times, Tumbling, starts_of
+from tidegate.protocol.edges import OutputTag
 from tidegate.protocol.stream_elements import MIN_WATERMARK_MS
-from tidegate.state.common.cells import KeyRef
+from tidegate.state.common.backend import CellSpec, KeyedBackend, KeyRef, MapCells
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.column_names import own_name
 from tidegate.storage.user_values import value_text
 
 
 class ProcessWindowContext(FunctionContext):
-    """What a function can ask for. Key, window and state are those of the call."""
+    """Gives a function its key, window, state, timers and metrics. Key, window and state belong to the current call."""
 
     def __init__(
         self, context: OperatorContext, states: KeyedStates, scope: KeyScope, keyed: bool, life: WindowLife | None
@@ -64,22 +67,22 @@ class ProcessWindowContext(FunctionContext):
 
     @property
     def current_key(self) -> dict[str, Any]:
-        """The key columns of the key; none for windows of all rows. ConfigurationError outside of `process`."""
+        """The key columns of the key, empty for windows of all rows. Raises ConfigurationError outside of `process`."""
         row = self._scope.current_row("the current key")
         return row if self._keyed else {}
 
     def state(self, declared: S) -> S:
         """Bind a state of the key, in `open`: `self.best = context.state(tg.ValueState("best", pa.float64()))`.
 
-        ConfigurationError outside of `open`, and for a name that is taken.
+        Raises ConfigurationError outside of `open`, and for a name that is taken.
         """
         return self._states.bind(declared)
 
     def window_state(self, declared: S) -> S:
-        """Bind a state of the key and window, in `open`. It goes with the window.
+        """Bind a state of the key and window, in `open`. It is removed with the window.
 
-        So it is there when late rows come, or timers. ConfigurationError as `state`, with a time to live, and for
-        windows that have none.
+        So late rows and timers of the window still find it. Raises ConfigurationError as `state`, for a state with a
+        time to live, and for windows that have no state of their own.
         """
         of_windows = StateOfWindows(declared, self._window_end)
         check_life(self._life, f"state {declared.name!r} of a window")
@@ -89,7 +92,7 @@ class ProcessWindowContext(FunctionContext):
 
     @property
     def timer_service(self) -> WindowTimerService:
-        """Registers and deletes timers of the key and window. ConfigurationError for a function without `on_timer`."""
+        """Registers and deletes timers of the key and window. Raises ConfigurationError without `on_timer`."""
         if self._timers is None:
             raise ConfigurationError(
                 "a timer calls on_timer(self, timestamp, context), which the function does not have"
@@ -105,11 +108,11 @@ class ProcessWindowContext(FunctionContext):
 
 
 def check_life(life: WindowLife | None, what: str) -> None:
-    """ConfigurationError for windows that have neither state nor timers of their own."""
+    """Raises ConfigurationError for windows that have neither state nor timers of their own."""
     if life is None:
         raise ConfigurationError(
-            f"{what} needs tg.Tumbling, tg.Sliding or tg.Cumulating of event time: sessions merge, and windows of so "
-            "many rows or of processing time are given once; use context.state, or a process function on the stream"
+            f"{what} needs tg.Tumbling, tg.Sliding or tg.Cumulating of event time: sessions merge, and count windows "
+            "and windows of processing time are processed once; use context.state, or a process function on the stream"
         )
 
 
@@ -123,7 +126,7 @@ class ProcessWindowFunction:
         """Called once, before anything else: bind states here."""
 
     def process(self, rows: pa.Table, context: ProcessWindowContext) -> WindowResult:
-        """Process one window, whose rows lie in the order in which they came. Returns rows as for `apply`."""
+        """Process one window, with its rows in the order in which they came. Returns rows as for `apply`."""
         raise NotImplementedError(f"{type(self).__name__} needs a method process(self, rows, context)")
 
     def on_timer(self, timestamp: int, context: ProcessWindowContext) -> WindowResult:
@@ -135,7 +138,7 @@ class ProcessWindowFunction:
 
 
 class FunctionCalls(WindowCalls):
-    """Calls a `ProcessWindowFunction`. ConfigurationError for what is none, or cannot be copied."""
+    """Calls a `ProcessWindowFunction`. Raises ConfigurationError for another object, or one that cannot be copied."""
 
     def __init__(
         self,
@@ -156,7 +159,7 @@ class FunctionCalls(WindowCalls):
         self.name = f"{type(function).__name__}.process"
         self._undo = None if errors_to is None else StateUndo()
         self.has_timers = type(function).on_timer is not ProcessWindowFunction.on_timer
-        """Whether the function has a method for them."""
+        """Whether the function has a method for timers."""
         self._scope = KeyScope()
         self._refs: Sequence[KeyRef] = ()
         self._life: WindowLife | None = None
@@ -165,7 +168,7 @@ class FunctionCalls(WindowCalls):
     def open(
         self, context: OperatorContext, keys: pa.Schema, own_states: Sequence[str], life: WindowLife | None
     ) -> KeyedStates:
-        """Open the function. Returns the states that it has bound. OperatorError if it raises.
+        """Open the function. Returns the states that it has bound. Raises OperatorError if the function raises.
 
         `own_states` are names that the operator needs itself. `life`: how long windows are there, if they have timers
         and state of their own.
@@ -192,7 +195,7 @@ class FunctionCalls(WindowCalls):
 
     @property
     def keeps_windows(self) -> bool:
-        """Whether the function has state or timers of windows, which go when the window does."""
+        """Whether the function has state or timers of windows, which are removed with the window."""
         return self._timers is not None or bool(self._ask._of_windows)
 
     def chains(self, at_end: bool) -> TimerChains:
@@ -255,7 +258,7 @@ class FunctionCalls(WindowCalls):
         return self._conformed(self._function.on_timer(moment_ms, self._ask), rows_schema)
 
     def forget(self, keys: pa.RecordBatch, ends: Times) -> None:
-        """These windows of keys are over: their state goes."""
+        """Removes the state of windows of keys that are over."""
         if not self._ask._of_windows:
             return
         refs = self.states.enter(keys)
@@ -264,15 +267,15 @@ class FunctionCalls(WindowCalls):
             for state in self._ask._of_windows:
                 state.forget(end_ms)
             if self._undo is not None:
-                self._undo.begin()  # so that no notes of what stays gone pile up
+                self._undo.begin()  # or notes of removed state would pile up
         self.states.leave(keys.num_rows)
 
     def fix_keys(self) -> None:
-        """All states are bound, also that of the rows."""
+        """Fixes the key columns: all states are bound, also the state of the rows."""
         self.states.fix_keys(self._codec)
 
     def tell_watermark(self, watermark_ms: int) -> None:
-        """The function may ask for it."""
+        """Notes the watermark, which the function may read."""
         self._ask.current_watermark = watermark_ms
 
     def close(self) -> None:
@@ -306,7 +309,7 @@ class FunctionCalls(WindowCalls):
         self._ask.window = None
 
     def _told_of_timer(self, moment_ms: int) -> tuple[str, None]:
-        """Where a call for a timer has failed."""
+        """Describes the timer of a failed call."""
         name, window = self.name.removesuffix(".process"), self._ask.window
         bounds = "" if window is None else f"[{window.start_ms}, {window.end_ms})"
         return (
@@ -316,3 +319,220 @@ class FunctionCalls(WindowCalls):
 
     def _process(self, rows: pa.Table) -> WindowResult:
         return self._function.process(rows, self._ask)
+
+
+TIMERS_OF_WINDOWS = own_name("window_timers")
+_LATENESS_MS_MAX = 1 << 58
+"""With this lateness a window is never over, and the sum with its end still fits into 64 bits."""
+
+
+def last_moments(ends: Times, lateness_ms: int) -> Times:
+    """Returns the last moments of windows with these ends. A window is over when the watermark has reached it."""
+    return ends - 1 + min(lateness_ms, _LATENESS_MS_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowLife:
+    """Windows that are known from the time alone, and the lateness that is allowed for them."""
+
+    spec: Tumbling | Sliding | Cumulating
+    lateness_ms: int = 0
+
+    def window(self, end_ms: int) -> Window:
+        """The window with this end."""
+        return Window(int(starts_of(self.spec, np.array([end_ms], dtype=np.int64))[0]), end_ms)
+
+    def last_ms(self, ends: Times) -> Times:
+        """Returns the last moments of windows with these ends. A window is over when the watermark has reached it."""
+        return last_moments(ends, self.lateness_ms)
+
+
+class WindowTimers:
+    """Timers of windows of one operator. Binds their state before the function binds its own."""
+
+    def __init__(self, states: KeyedStates, life: WindowLife) -> None:
+        self._timers, self._life = states.timers, life
+        self._moments = states.bind_own(MapState(TIMERS_OF_WINDOWS, pa.int64(), pa.list_(pa.int64())))
+
+    def register(self, end_ms: int, moment_ms: int) -> None:
+        """Register a timer of the current key, for the window with this end."""
+        if moment_ms > int(self._life.last_ms(np.array([end_ms], dtype=np.int64))[0]):
+            return
+        known = self._moments.get(end_ms) or []
+        if moment_ms not in known:
+            self._moments.put(end_ms, [*known, moment_ms])
+            self._timers.change(TimeDomain.EVENT_TIME, moment_ms, registered=True)
+
+    def delete(self, end_ms: int, moment_ms: int) -> None:
+        """Delete a timer, if it is registered."""
+        if self._taken(end_ms, moment_ms) and not self.windows_at(moment_ms):
+            self._timers.change(TimeDomain.EVENT_TIME, moment_ms, registered=False)
+
+    def windows_at(self, moment_ms: int) -> list[int]:
+        """The ends of the windows of the current key that wait for a moment, in order."""
+        return sorted(end_ms for end_ms, moments in self._moments.items() if moment_ms in moments)
+
+    def fires(self, end_ms: int, moment_ms: int) -> bool:
+        """Removes a timer that fires. Returns False if it was deleted meanwhile."""
+        return self._taken(end_ms, moment_ms)
+
+    def _taken(self, end_ms: int, moment_ms: int) -> bool:
+        known = self._moments.get(end_ms) or []
+        if moment_ms not in known:
+            return False
+        left = [each for each in known if each != moment_ms]
+        self._moments.put(end_ms, left or None)
+        return True
+
+
+class WindowTimerService:
+    """Registers timers of the key and window of a call. Moments are milliseconds since 1970."""
+
+    def __init__(
+        self,
+        timers: WindowTimers,
+        end_ms: Callable[[], int],
+        now_ms: Callable[[], int],
+        watermark_ms: Callable[[], int],
+    ) -> None:
+        self._timers, self._end_ms = timers, end_ms
+        self._now_ms, self._watermark_ms = now_ms, watermark_ms
+
+    def current_processing_time(self) -> int:
+        """Returns the processing time of the current call, in milliseconds since 1970."""
+        return self._now_ms()
+
+    def current_watermark(self) -> int:
+        """The newest watermark; `MIN_WATERMARK_MS` before the first one, also after a restore."""
+        return self._watermark_ms()
+
+    def register_event_time_timer(self, timestamp_ms: int) -> None:
+        """Call `on_timer` for this key and window when the watermark reaches the moment, or soon if it has already.
+
+        A timer for a moment at which the window is over is dropped.
+        """
+        self._timers.register(self._end_ms(), moment_of(timestamp_ms))
+
+    def delete_event_time_timer(self, timestamp_ms: int) -> None:
+        """Delete a timer of this key and window, if it is registered."""
+        self._timers.delete(self._end_ms(), moment_of(timestamp_ms))
+
+
+Place = Callable[[], int]
+"""Returns the end of the current window. Raises ConfigurationError outside of a call for a window."""
+
+
+class StateOfWindows(KeyedState):
+    """A declared state, of each key and window. `view` is what the function gets, once this is bound."""
+
+    _cells: MapCells
+    view: KeyedState
+
+    def __init__(self, declared: KeyedState, place: Place) -> None:
+        if not isinstance(declared, KeyedState):
+            raise ConfigurationError(f"window_state takes a state such as tg.ValueState, not {declared!r}")
+        if declared.ttl is not None:
+            raise ConfigurationError(
+                f"state {declared.name!r} of a window is removed when the window is over; remove ttl=, or bind it with "
+                "context.state for the key"
+            )
+        super().__init__(declared.name, None)
+        self._declared, self._place = declared, place
+
+    @property
+    def stored_field(self) -> pa.Field:
+        """A map from the end of the window, in milliseconds, to what the declared state stores."""
+        key = pa.field("key", pa.int64(), nullable=False)
+        return pa.field(self.name, pa.map_(key, self._declared.stored_field.with_name("value")))
+
+    def expires(self, column_type: pa.DataType) -> bool:
+        """Returns False: the state is removed with its window."""
+        return False
+
+    def forget(self, end_ms: int) -> None:
+        """Removes the state of the window of the current key with this end."""
+        self._cells.discard(self._ref(), end_ms)
+
+    def _bind(self, backend: KeyedBackend, spec: CellSpec, clock: Clock | None) -> None:
+        assert spec.migrate is not None, "a state without a conversion"
+        self._cells = backend.maps(spec)
+        views = cast(KeyedBackend, _Views(self._cells, self._place))
+        self.view = self._declared.bound(self._scope, views, None, spec.migrate)
+
+
+class _Views:
+    """Makes cells for the current window, as a backend makes cells for a key."""
+
+    def __init__(self, cells: MapCells, place: Place) -> None:
+        self._cells, self._place = cells, place
+
+    def values(self, spec: CellSpec) -> _Values:
+        return _Values(self._cells, self._place)
+
+    def lists(self, spec: CellSpec) -> _Lists:
+        return _Lists(self._cells, self._place)
+
+    def maps(self, spec: CellSpec) -> _Maps:
+        return _Maps(self._cells, self._place)
+
+
+class _Values:
+    """`ValueCells` of a window, without the methods for many keys: a call is for one key."""
+
+    def __init__(self, cells: MapCells, place: Place) -> None:
+        self._cells, self._place = cells, place
+
+    def get(self, ref: KeyRef) -> Any:
+        return self._cells.get(ref, self._place())
+
+    def put(self, ref: KeyRef, value: Any) -> None:
+        self._cells.put(ref, self._place(), value)
+
+    def remove(self, ref: KeyRef) -> None:
+        self._cells.discard(ref, self._place())
+
+
+class _Lists(_Values):
+    """`ListCells` of a window."""
+
+    def get(self, ref: KeyRef) -> Collection[Any]:
+        return super().get(ref) or ()
+
+    def extend(self, ref: KeyRef, values: Sequence[Any]) -> None:
+        self.put(ref, [*self.get(ref), *values])
+
+
+class _Maps:
+    """`MapCells` of a window. Entries are stored as Arrow gives a map: a list of pairs."""
+
+    def __init__(self, cells: MapCells, place: Place) -> None:
+        self._whole = _Values(cells, place)
+
+    def get(self, ref: KeyRef, map_key: Any) -> Any:
+        return self._held(ref).get(_one_nan(map_key))
+
+    def put(self, ref: KeyRef, map_key: Any, value: Any) -> None:
+        self._whole.put(ref, [*(self._held(ref) | {_one_nan(map_key): value}).items()])
+
+    def discard(self, ref: KeyRef, map_key: Any) -> None:
+        held = self._held(ref)
+        if held.pop(_one_nan(map_key), None) is None:
+            return
+        if held:
+            self._whole.put(ref, [*held.items()])
+        else:
+            self._whole.remove(ref)
+
+    def items(self, ref: KeyRef) -> Mapping[Any, Any] | Iterable[tuple[Any, Any]]:
+        return self._held(ref)
+
+    def remove(self, ref: KeyRef) -> None:
+        self._whole.remove(ref)
+
+    def _held(self, ref: KeyRef) -> dict[Any, Any]:
+        return {_one_nan(key): value for key, value in self._whole.get(ref) or ()}
+
+
+def _one_nan(map_key: Any) -> Any:
+    """Returns one object for every NaN, because a dictionary finds a NaN by identity alone."""
+    return math.nan if map_key != map_key else map_key

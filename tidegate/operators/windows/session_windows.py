@@ -2,21 +2,22 @@
 
 Rules:
 
-- The sessions of a key that have not ended lie in the state in the order of their starts, numbered from 0 (the
-  namespace). They do not overlap, so they end in this order too. The first one says how many there are.
-- A batch brings its rows and the stored sessions of their keys together: what is at most the gap apart is one session.
-  A row is the stretch from its time to the end of its gap, which may be one of each row.
+- The sessions of a key that have not ended are stored in the order of their starts, numbered from 0 (the namespace).
+  They do not overlap, so they end in this order too. The first session stores how many there are.
+- A batch merges its rows with the stored sessions of their keys: stretches of time that are at most the gap apart are
+  one session. A row is the stretch from its time to the end of its gap, which may be its own.
   The sessions of these keys are written anew, all in the same call, so a restore finds them merged.
-- When the watermark passes, the first session of each key is looked at, if any session is due at all. Those that have
-  ended come out, and the rest moves up, both in one step.
-- A row is late if a session of it alone has ended, `allowed_lateness` ago. It is dropped and counted, and opens no
-  session again.
+- When the watermark passes, the operator looks at the first session of each key, if any session is due at all. Sessions
+  that have ended come out and the others move up, both in one step.
+- A row is late if a session of this row alone ended more than `allowed_lateness` ago. It is dropped and counted, and
+  does not open a session again.
 - A row never joins a session that is over. After a restore from between two steps such a session may still be in the
-  state: it comes out before the rows of its key are added.
+  state. It comes out before the rows of its key are added.
 - A session that comes out more than once, after each batch or because it is kept for late rows, has other bounds each
-  time it grows, and replaces two when it joins them. So results are changes (`changes.py`): whatever of a session has
-  come out is taken back before it comes out anew. What has come out is what the state holds, so it is not kept twice;
-  `OUT` says whether it has. A session that grows beyond the watermark is taken back, and comes out when it ends.
+  time it grows, and replaces two sessions when it joins them. So results are changes (`changes.py`): what has come out
+  is taken back before the new result comes out. What has come out equals what the state holds, so it is not stored
+  twice; `OUT` stores whether it has come out. A session that grows beyond the watermark is taken back, and comes out
+  again when it ends.
 """
 
 from __future__ import annotations
@@ -34,18 +35,15 @@ from tidegate.operators.batch_rows import OUTPUT_ROWS_MAX
 from tidegate.operators.changes import DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE, changes, with_kind
 from tidegate.operators.operator import Emit, OperatorContext
 from tidegate.operators.state.keys import key_columns
-from tidegate.operators.windows.merged_groups import MergedGroups, codes_of
-from tidegate.operators.windows.merged_sessions import merged_sessions
-from tidegate.operators.windows.row_gaps import row_ends
-from tidegate.operators.windows.window_operator import WindowOperator
-from tidegate.operators.windows.window_rows import check_last_ends
-from tidegate.operators.windows.window_specs import Clock, Session, Times
-from tidegate.operators.windows.window_state import Parts
+from tidegate.operators.windows.window_columns import check_last_ends, row_ends
+from tidegate.operators.windows.window_specs import Clock, Numbers, Session, Times
+from tidegate.operators.windows.window_state import AggregateWindows, MergedGroups, Parts, codes_of
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.state.common.backend import ValueSpec
+from tidegate.state.kernels.jit import kernel
 from tidegate.state.kernels.paged import scatter
 from tidegate.state.kernels.partition import gather
-from tidegate.storage.schemas.reserved_names import own_name
+from tidegate.storage.schemas.column_names import own_name
 from tidegate.storage.state.snapshot import StateTable
 
 NUMBER = own_name("session")
@@ -53,10 +51,6 @@ NUMBER = own_name("session")
 START, END, COUNT = own_name("session_start_ms"), own_name("session_end_ms"), own_name("sessions")
 OUT = own_name("session_out")
 """Whether what the state holds of the session has come out: 0 or 1. Only where sessions come out more than once."""
-_TIME_MS_END = 1 << 60
-"""After every session, and far from the end of 64 bits."""
-
-Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +67,7 @@ class Pulled:
     """Whether they have come out."""
 
 
-class SessionWindows(WindowOperator):
+class SessionWindows(AggregateWindows):
     """Aggregates of sessions. With emit="changes" after each batch, else when a session ends.
 
     With a lateness, or emit="changes", the results are changes.
@@ -89,23 +83,23 @@ class SessionWindows(WindowOperator):
         allowed_lateness_ms: int = 0,
         input_schema: pa.Schema | None = None,
     ) -> None:
-        self._every_batch, self._lateness_ms = emit == "changes", allowed_lateness_ms
+        self._every_batch = emit == "changes"
         self._changes = self._every_batch or allowed_lateness_ms > 0
         names = (START, END, COUNT, OUT) if self._changes else (START, END, COUNT)
         extra = tuple(ValueSpec(name, pa.int64(), 0) for name in names)
         shown = "changes" if self._changes else "final"
-        super().__init__(keys, spec, aggregates, time, shown, NUMBER, extra, input_schema)
+        super().__init__(keys, spec, aggregates, time, shown, NUMBER, extra, input_schema, allowed_lateness_ms)
         self._spec = spec
         self._next_end_ms = self._next_out_ms = MAX_WATERMARK_MS
         self.holds_back_ms = int(self._clock is None)
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """CorruptionError as of all windows."""
+        """Raises CorruptionError as `open` does."""
         super().open(context, restored)
         self._look_at_all(self._state.exists)
 
     def load(self, tables: Sequence[StateTable]) -> None:
-        """CorruptionError as of all windows."""
+        """Raises CorruptionError as `open` does."""
         super().load(tables)
         self._look_at_all(True)
 
@@ -114,29 +108,27 @@ class SessionWindows(WindowOperator):
         due_ms = min(self._next_end_ms, self._next_out_ms)
         return None if self._clock is None or due_ms == MAX_WATERMARK_MS else due_ms
 
-    def _advance_to(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
+    def _advance_to(self, moment_ms: int, emit: Emit) -> Iterator[None]:
         """Emit the sessions that have ended, in steps of a batch of keys."""
         # First of all: a row that comes between two steps is late for what fires in them.
-        for groups, moment_ms in [*self._fired.runs()]:
-            self._fired.advance(groups, max(moment_ms, watermark_ms))
-        watermark_ms = min(watermark_ms, _TIME_MS_END)
+        self._fired.reach(moment_ms)
         # A row that comes between two steps may move sessions that wait to where these steps have been already.
-        while self._state.exists and self._next_out_ms - 1 <= watermark_ms:
+        while self._state.exists and self._next_out_ms - 1 <= moment_ms:
             self._next_out_ms = MAX_WATERMARK_MS
-            yield from self._tell_ended(watermark_ms, emit)
-        watermark_ms = max(MIN_WATERMARK_MS, watermark_ms - self._lateness_ms)
-        if not self._state.exists or self._next_end_ms - 1 > watermark_ms:
+            yield from self._tell_ended(moment_ms, emit)
+        over_ms = max(MIN_WATERMARK_MS, moment_ms - self._lateness_ms)
+        if not self._state.exists or self._next_end_ms - 1 > over_ms:
             return
         self._next_end_ms = MAX_WATERMARK_MS
         for stored, slots in self._state.table.scan_namespace(0, OUTPUT_ROWS_MAX):
             ends = self._state.extra(END).raw(slots)
-            due = ends - 1 <= watermark_ms
+            due = ends - 1 <= over_ms
             if not due.all():
                 self._next_end_ms = min(self._next_end_ms, int(ends[~due].min()))
             if due.any():
                 rows = np.flatnonzero(due).astype(np.int32)
                 keys = gather(self._state.user_keys(stored), rows) if self._keys else self._state.user_keys(stored)
-                for batch in self._fire(keys, len(rows), watermark_ms):
+                for batch in self._fire(keys, len(rows), over_ms):
                     emit(batch)
             yield
 
@@ -149,7 +141,7 @@ class SessionWindows(WindowOperator):
         keys = key_columns(batch, self._keys)
         late = ends_alone - 1 + self._lateness_ms <= self._fired.of_keys(keys, self.context.max_parallelism)
         if late.any():
-            rows = self._drop_late(batch, late)
+            rows = self._drop_late(batch, late).astype(np.int32)
             if not len(rows):
                 return []
             batch, keys = gather(batch, rows), gather(keys, rows)
@@ -201,7 +193,7 @@ class SessionWindows(WindowOperator):
         bounds: tuple[Times, Times],
         merged: MergedGroups,
     ) -> list[pa.RecordBatch]:
-        """What has come out of sessions that have grown is taken back, and what comes out of them now.
+        """Returns the changes of sessions that have grown: results that are taken back, and new results.
 
         `codes`, `grown`, `outs` and `bounds` are of the merged sessions, `numbers` says in which one a pulled one is.
         """
@@ -256,13 +248,13 @@ class SessionWindows(WindowOperator):
     def _result(
         self, keys: pa.RecordBatch, rows: Numbers, starts: Times, ends: Times, results: list[pa.Array]
     ) -> pa.RecordBatch:
-        """Sessions with their bounds, of the keys in some rows."""
+        """Makes results of sessions with these bounds, of the keys in some rows."""
         assert self._fired.time_type is not None, "results before the first row"
         of = gather(keys, rows.astype(np.int32)) if self._keys else keys
         return self._rows.output_of(of, starts, ends, results, self._fired.time_type, self._spec)
 
     def _told(self, parts: Sequence[tuple[str, pa.RecordBatch]]) -> list[pa.RecordBatch]:
-        """Rows of some kinds as changes, in batches of bounded size."""
+        """Makes changes of rows of some kinds, in batches of bounded size."""
         if not parts:
             return []
         rows = changes([(kind, batch.columns) for kind, batch in parts], with_kind(parts[0][1].schema))
@@ -270,7 +262,7 @@ class SessionWindows(WindowOperator):
         return [rows.slice(start, OUTPUT_ROWS_MAX) for start in range(0, rows.num_rows, OUTPUT_ROWS_MAX)]
 
     def _look_at_all(self, restored: bool) -> None:
-        """Ends are not known after a restore: the first watermark looks at all sessions."""
+        """Makes the next watermark look at all sessions after a restore, because their ends are not known."""
         self._next_end_ms = MIN_WATERMARK_MS if restored else MAX_WATERMARK_MS
         self._next_out_ms = self._next_end_ms if self._changes else MAX_WATERMARK_MS
 
@@ -316,7 +308,7 @@ class SessionWindows(WindowOperator):
     def _put(
         self, keys: pa.RecordBatch, codes: Numbers, starts: Times, ends: Times, outs: NDArray[np.bool_], parts: Parts
     ) -> None:
-        """Put sessions of keys that have none, in the order of keys and starts."""
+        """Stores sessions of keys that have none, in the order of keys and starts."""
         if not len(codes):
             return
         first = np.flatnonzero(np.diff(codes, prepend=-1))
@@ -358,3 +350,43 @@ class SessionWindows(WindowOperator):
         ended.done()
         rows = self._result(keys, codes[due], starts[due], ends[due], ended.results(every))
         return [rows.slice(start, OUTPUT_ROWS_MAX) for start in range(0, rows.num_rows, OUTPUT_ROWS_MAX)]
+
+
+def merged_sessions(
+    codes: NDArray[np.int64], starts: Times, ends: Times
+) -> tuple[NDArray[np.int64], NDArray[np.int64], tuple[Times, Times]]:
+    """Merge stretches of time of the same key that overlap or touch.
+
+    Returns the number of the session that each belongs to, in the order of keys and starts; for each session a member,
+    and its bounds.
+    """
+    order = np.lexsort((starts, codes))
+    numbers = np.empty(len(codes), dtype=np.int64)
+    firsts, begins, stops = (np.empty(len(codes), dtype=np.int64) for _ in range(3))
+    count = _merge(order, codes, starts, ends, numbers, firsts, begins, stops)
+    return numbers, firsts[:count], (begins[:count], stops[:count])
+
+
+@kernel
+def _merge(
+    order: NDArray[np.int64],
+    codes: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    numbers: NDArray[np.int64],
+    firsts: NDArray[np.int64],
+    begins: NDArray[np.int64],
+    stops: NDArray[np.int64],
+) -> int:
+    count = 0
+    for i in range(order.shape[0]):
+        row = order[i]
+        if count == 0 or codes[row] != codes[firsts[count - 1]] or starts[row] > stops[count - 1]:
+            firsts[count] = row
+            begins[count] = starts[row]
+            stops[count] = ends[row]
+            count += 1
+        elif ends[row] > stops[count - 1]:
+            stops[count - 1] = ends[row]
+        numbers[row] = count - 1
+    return count

@@ -1,22 +1,22 @@
-"""`SlicedWindows`: aggregates of each key and window, for windows that are known from the time alone.
+"""`SlicedWindows`: aggregates of each key and window, for windows that follow from the time of a row alone.
 
 Rules:
 
-- A row is added to its slice (`slices.py`), once. No timer is set: when the watermark passes the end of a window, the
-  slices that it is made of are read together, and their keys come out in batches.
-- Windows that end together come out in one batch, in one step (`BundledWindows`); a window of many rows alone.
-- A window fires once. What of it has fired is state (`FiredGroups`), and goes forward in one step with what was
-  emitted, or with rows that were taken away. So a checkpoint between two steps neither repeats nor loses a result.
-- A row is late when its last window has fired, `allowed_lateness` ago; it is dropped and counted. A row for a window
-  that has fired, but is not over, makes a new result of the window for its key at once.
-- With emit="update" each batch gives the results so far of what it has changed, and nothing more when a window ends.
-- With `emit_every_ms` these come out at that interval of processing time, or of event time (`emit_by_event`), and when
-  a window ends (`EarlyResults`).
+- Each row is added to exactly one slice (`slices.py`). Windows need no timers: when the watermark passes the end of a
+  window, the operator reads the slices of that window and emits its keys in batches.
+- Windows that end together come out in one batch, in one step (`BundleReader`). A window of many rows comes out alone.
+- Each window fires once. `FiredGroups` stores how far firing has got, and is updated in the same step that emits
+  results or deletes rows. A checkpoint between two steps therefore neither repeats nor loses a result.
+- A row is late when its last window fired more than `allowed_lateness` ago. It is dropped and counted. A row for a
+  window that has fired, but is not over, emits a new result of the window for its key at once.
+- With `emit="update"`, each batch emits the current results of the keys it changed. The end of a window emits nothing.
+- With `emit_every_ms`, these results come out at that interval of processing time, or of event time
+  (`emit_by_event`), and when a window ends (`EarlyResults`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -27,39 +27,38 @@ from tidegate.operators.aggregates.aggregate import Aggregate
 from tidegate.operators.batch_rows import OUTPUT_ROWS_MAX
 from tidegate.operators.operator import Emit, OperatorContext
 from tidegate.operators.state.keys import key_columns
-from tidegate.operators.windows.bundled_windows import BundledWindows
-from tidegate.operators.windows.combined_parts import CombinedParts
-from tidegate.operators.windows.early_results import ChangedKeys, EarlyResults
-from tidegate.operators.windows.merged_groups import codes_of
+from tidegate.operators.windows.node_reader import BundleReader, NodeReader
 from tidegate.operators.windows.slices import Window, due, slices_of
-from tidegate.operators.windows.window_operator import WindowOperator
+from tidegate.operators.windows.window_operator import TIME_MS_END
 from tidegate.operators.windows.window_specs import Clock, Cumulating, Sliding, Times, Tumbling
+from tidegate.operators.windows.window_state import AggregateWindows, codes_of
 from tidegate.protocol.stream_elements import MIN_WATERMARK_MS
 from tidegate.state.kernels.columns import fixed_values
 from tidegate.state.kernels.hashing import hash_columns
 from tidegate.state.kernels.partition import gather
+from tidegate.state.key_index.key_index import KeyIndex
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.schemas.one_batch import one_batch
-from tidegate.storage.schemas.reserved_names import own_name
+from tidegate.storage.schemas.batches import one_batch
+from tidegate.storage.schemas.column_names import own_name
 from tidegate.storage.state.key_groups import key_groups_of
 from tidegate.storage.state.snapshot import StateTable
 
 SLICE = own_name("slice")
-"""The column of the namespace in the state: `slices.py` says what it means."""
+"""The column of the namespace in the state: a node (`slices.py`)."""
 
 _STEP_ROWS = 4 * OUTPUT_ROWS_MAX
-"""About so many rows of the state are looked at in one step."""
+"""About this many rows of the state are read in one step."""
 _WINDOWS_A_STEP = 128
 """Up to this many windows of few rows come out in one step and one batch."""
 _NODES_A_STEP = 1_024
 """Up to this many nodes are removed together."""
 _LARGE_WINDOWS = 64
 """After a window that was too large for a bundle, this many are taken for large too."""
-_TIME_MS_END = 1 << 60
-"""After every window, and far from the end of 64 bits."""
+CHANGED_MAX = 1 << 20
+"""Changed keys to remember, each once for each slice. At this number, results come out whatever the time."""
 
 
-class SlicedWindows(WindowOperator):
+class SlicedWindows(AggregateWindows):
     """Aggregates of tumbling, sliding and cumulating windows. Without `keys`: of all rows.
 
     Raises ConfigurationError for no aggregates, names that clash, or settings that contradict each other.
@@ -79,40 +78,41 @@ class SlicedWindows(WindowOperator):
     ) -> None:
         assert not (emit_by_event and isinstance(time, Clock)), "event time of windows that have none"
         self._by_event, self._reached_ms = emit_by_event, MIN_WATERMARK_MS
-        super().__init__(keys, spec, aggregates, time, emit, SLICE, input_schema=input_schema)
+        super().__init__(
+            keys, spec, aggregates, time, emit, SLICE, input_schema=input_schema, lateness_ms=allowed_lateness_ms
+        )
         self._spec = spec
         self._every_ms = emit_every_ms
         self._early: EarlyResults | None = None
         self._final = emit == "final" and emit_every_ms is None
-        self._lateness_ms = allowed_lateness_ms
         if isinstance(spec, Cumulating) and allowed_lateness_ms:
             raise ConfigurationError(
-                "windows: Cumulating takes no allowed lateness, because what its shorter windows held is not kept; "
-                "leave allowed_lateness out: a late row counts in the windows that have not ended"
+                "windows: allowed_lateness is not supported for Cumulating: the rows of shorter windows are not kept; "
+                "remove it. A late row counts in the windows that have not ended"
             )
         self._slices = slices_of(spec)
         self._drains = isinstance(spec, Tumbling) and self._final and not allowed_lateness_ms
-        """Whether a window is a slice, and nothing asks for it once it has fired: then its rows go as they are read."""
+        """Whether a window is a slice that is not needed once it has fired. Its rows are removed as they are read."""
         self._is_bundled = not isinstance(spec, Tumbling)
         """Whether windows are made of several nodes."""
         self._bundle_max, self._large_left = _WINDOWS_A_STEP, 0
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """CorruptionError if a stored table is not of these windows, or has keys of other subtasks."""
+        """Raises CorruptionError if a stored table is not of these windows, or has keys of other subtasks."""
         super().open(context, restored)
-        self._combined = CombinedParts(self._state)
-        self._bundles = BundledWindows(self._state)
+        self._combined = NodeReader(self._state)
+        self._bundles = BundleReader(self._state)
         if self._every_ms is not None:
             self._early = self._early_results(self._every_ms, self._state.exists)
 
     def load(self, tables: Sequence[StateTable]) -> None:
-        """CorruptionError as of all windows."""
+        """Raises CorruptionError as `open` does."""
         super().load(tables)
         if self._every_ms is not None:
             self._early = self._early_results(self._every_ms, True)
 
     def next_processing_time_ms(self) -> int | None:
-        """When early results come out, or the first window ends, if that is a matter of processing time."""
+        """Returns when early results come out, or when the first window ends, if processing time decides."""
         now_ms = self.context.time.now_ms
         if self._early is None:
             early_ms = None
@@ -133,7 +133,7 @@ class SlicedWindows(WindowOperator):
             yield from self._emit_early(now_ms, emit)
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        """Fire the windows that have ended, and emit what has changed in others if that is a matter of event time."""
+        """Fire the windows that have ended, and emit what has changed in others if event time decides."""
         yield from super().advance_watermark(watermark_ms, emit)
         if self._by_event:
             self._reached_ms = max(self._reached_ms, self.reached_ms(watermark_ms))
@@ -173,17 +173,16 @@ class SlicedWindows(WindowOperator):
                     moment_ms = window.end_ms - 1
                     yield
 
-    def _advance_to(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        """Fire the windows that have ended: in a step one window of some key groups."""
-        until_ms = min(watermark_ms, _TIME_MS_END)
+    def _advance_to(self, moment_ms: int, emit: Emit) -> Iterator[None]:
+        """Fires the windows that have ended: in a step one window of some key groups."""
         for groups, fired_ms in [*self._fired.runs()]:
             for part in self._steps_of(groups):
-                if fired_ms < until_ms:
-                    yield from self._advance(part, fired_ms, until_ms, emit)
+                if fired_ms < moment_ms:
+                    yield from self._advance(part, fired_ms, moment_ms, emit)
         yield from self._clean()
 
     def _take_in(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """Add the rows. Returns results that are to be emitted at once."""
+        """Add the rows. Returns results that come out at once."""
         times = self._times(batch)
         keys = key_columns(batch, self._keys)
         runs = [*self._fired.runs()]
@@ -200,11 +199,11 @@ class SlicedWindows(WindowOperator):
     def _take_in_at(
         self, batch: pa.RecordBatch, keys: pa.RecordBatch, times: Times, fired_ms: int
     ) -> list[pa.RecordBatch]:
-        """The same for rows of groups whose windows have fired up to one moment."""
+        """Adds rows of key groups with windows that have fired up to one moment. Returns results as `_take_in`."""
         over_ms = max(MIN_WATERMARK_MS, fired_ms - self._lateness_ms)
         if self._spec.last_end_ms(times.min(keepdims=True))[0] - 1 <= over_ms:
             late = self._spec.last_end_ms(times) - 1 <= over_ms
-            rows = self._drop_late(batch, late)
+            rows = self._drop_late(batch, late).astype(np.int32)
             if not len(rows):
                 return []
             batch, keys, times = gather(batch, rows), gather(keys, rows), times[rows]
@@ -217,7 +216,7 @@ class SlicedWindows(WindowOperator):
             slices = self._slices.targets(times, MIN_WATERMARK_MS)[0].nodes
             self._early.note(slices, keys, self._reached_ms if self._by_event else self.context.time.now_ms)
         elif not self._final:
-            return self._updates(keys, times, fired_ms, over_ms, _TIME_MS_END)
+            return self._updates(keys, times, fired_ms, over_ms, TIME_MS_END)
         return self._updates(keys, times, fired_ms, over_ms, fired_ms) if self._lateness_ms else []
 
     def _add(self, batch: pa.RecordBatch, keys: pa.RecordBatch, nodes: Times) -> None:
@@ -233,7 +232,7 @@ class SlicedWindows(WindowOperator):
     def _updates(
         self, keys: pa.RecordBatch, times: Times, fired_ms: int, after_ms: int, until_ms: int
     ) -> list[pa.RecordBatch]:
-        """Results of the keys of some rows, for their windows whose last moment is after one, and not after another."""
+        """Returns results of the keys of some rows, for windows with a last moment in (`after_ms`, `until_ms`]."""
         if int(times.min()) > until_ms:
             return []
         slices = self._slices.targets(times, MIN_WATERMARK_MS)[0].nodes
@@ -262,7 +261,7 @@ class SlicedWindows(WindowOperator):
     ) -> None:
         """Emit a window for the keys that have changed in its slices, in some key groups.
 
-        It is the first window after `before_ms`, so its slices are those whose next window it is.
+        It is the first window after `before_ms`, so it is the next window of its slices.
         """
         everything = any(changed.everything for changed in changes)
         found: list[pa.RecordBatch] = []
@@ -398,7 +397,7 @@ class SlicedWindows(WindowOperator):
                 self._state.emptied(nodes)
 
     def _clean(self) -> Iterator[None]:
-        """Let go of slices that no window needs any more."""
+        """Removes slices that no window needs any more."""
         over = self._slices.over(self._state.namespaces, self._fired.least_ms - self._lateness_ms).tolist()
         for start in range(0, len(over), _NODES_A_STEP):
             nodes = over[start : start + _NODES_A_STEP]
@@ -432,3 +431,117 @@ class SlicedWindows(WindowOperator):
     def _output(self, keys: pa.RecordBatch, window: Window, results: Sequence[pa.Array]) -> pa.RecordBatch:
         assert self._fired.time_type is not None, "results before the first row"
         return self._rows.output(keys, window, results, self._fired.time_type, self._spec)
+
+
+class ChangedKeys:
+    """Keys by slice; each slice has a key once. Without key columns a slice is just there or not."""
+
+    def __init__(self, *, everything: bool = False) -> None:
+        self.everything = everything
+        """Whether all keys of all slices count as changed."""
+        self._index: dict[int, KeyIndex] = {}
+        self._keys: dict[int, list[pa.RecordBatch]] = {}
+        self.rows = 0
+        """Keys that are remembered, each once for each slice."""
+
+    def __bool__(self) -> bool:
+        return self.everything or bool(self._keys)
+
+    @property
+    def slices(self) -> Times:
+        """The slices with changed keys, ascending."""
+        return np.array(sorted(self._keys), dtype=np.int64)
+
+    def add(self, slices: Times, keys: pa.RecordBatch) -> None:
+        """Notes that these keys have changed in these slices, one for each row."""
+        if self.everything:
+            return
+        for node in np.unique(slices).tolist():
+            if not keys.num_columns:
+                if node not in self._keys:
+                    self._keys[node] = [keys.slice(0, 0)]
+                    self.rows += 1
+                continue
+            rows = keys.filter(pa.array(slices == node))
+            index = self._index.setdefault(node, KeyIndex(tuple(keys.schema.names)))
+            new = index.upsert(rows).new_rows
+            if len(new):
+                self._keys.setdefault(node, []).append(rows.take(pa.array(new)))
+                self.rows += len(new)
+
+    def of(self, slices: Iterable[int]) -> list[pa.RecordBatch]:
+        """The changed keys of some slices; a key may be in several."""
+        return [keys for node in slices for keys in self._keys.get(node, ())]
+
+    def forget(self, slices: Iterable[int]) -> None:
+        """Forgets slices that are over."""
+        for node in slices:
+            self._index.pop(node, None)
+            # Without columns a batch has no rows, and stands for one.
+            self.rows -= sum(keys.num_rows or 1 for keys in self._keys.pop(node, ()))
+
+
+class EarlyResults:
+    """Tracks which keys of windows have changed since their results last came out, and when results come out next.
+
+    Rules:
+
+    - Changes are remembered by slice and key, in memory: only which results to make, not the results.
+    - After a restore the changes are not known, so all keys count as changed once.
+    - Moments, of processing time or of event time, are multiples of the interval, the same in all subtasks. Without a
+      change there is no moment. Once `CHANGED_MAX` changed keys are remembered, results come out at once.
+    - What is being emitted counts as changed until it is done: the end of the input may cut an emission short.
+    """
+
+    def __init__(self, every_ms: int, *, restored: bool, at_once_ms: int = 0) -> None:
+        """`at_once_ms` is a moment that has certainly come."""
+        self._every_ms, self._at_once_ms = every_ms, at_once_ms
+        self._changed = ChangedKeys(everything=restored)
+        self._emitting = ChangedKeys()
+        self._due_ms: int | None = at_once_ms if restored else None
+
+    def note(self, slices: Times, keys: pa.RecordBatch, now_ms: int) -> None:
+        """Rows of these keys were added to these slices."""
+        self._changed.add(slices, keys)
+        if self._changed.rows >= CHANGED_MAX:
+            self._due_ms = self._at_once_ms
+        elif self._due_ms is None:
+            self._due_ms = self._next_ms(now_ms)
+
+    def due_ms(self, now_ms: int) -> int | None:
+        """Returns when results come out next, or None without changes. A clock that is set back does not delay it."""
+        return None if self._due_ms is None else min(self._due_ms, self._next_ms(now_ms))
+
+    @property
+    def is_emitting(self) -> bool:
+        """Whether some of what `begin` returned has not come out yet."""
+        return bool(self._emitting)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether `CHANGED_MAX` changed keys are remembered, so that results come out at once."""
+        return self._changed.rows >= CHANGED_MAX
+
+    def begin(self) -> ChangedKeys:
+        """Starts an emission. Returns the changed keys. Call `done` when their results are out."""
+        assert not self._emitting, "results come out already"
+        self._emitting, self._changed, self._due_ms = self._changed, ChangedKeys(), None
+        return self._emitting
+
+    def done(self) -> None:
+        """Ends the emission."""
+        self._emitting = ChangedKeys()
+
+    @property
+    def not_out(self) -> tuple[ChangedKeys, ChangedKeys]:
+        """The changes that may not have come out."""
+        return self._emitting, self._changed
+
+    def forget(self, slices: Iterable[int]) -> None:
+        """Forgets slices that are over."""
+        for node in slices:
+            self._emitting.forget([node])
+            self._changed.forget([node])
+
+    def _next_ms(self, now_ms: int) -> int:
+        return now_ms - now_ms % self._every_ms + self._every_ms

@@ -1,7 +1,7 @@
 """Slices: the stretches of time that windows are made of, so that each row is added to the state once.
 
 Pure: numbers in, numbers out. `SlicedWindows` keeps an accumulator for each key and node. A node is a slice, or several
-neighbours together. Its id is its start with six bits behind it: 0 for a slice, else which kind of node it is.
+neighbours together. Its id is its start with six bits behind it: 0 for a slice, else the kind of node.
 
 - Tumbling windows are slices.
 - Sliding windows share slices, whose bounds are the bounds of all windows. When a node ends, it is merged with its
@@ -57,7 +57,7 @@ class Window(NamedTuple):
 
 
 class Merge(NamedTuple):
-    """A node that is made of others. `taken`: these are needed no more."""
+    """A node that is made of other nodes. With `taken` these are not needed any more."""
 
     node: int
     parts: tuple[int, ...]
@@ -78,7 +78,7 @@ class Bundle(NamedTuple):
 
 
 class Target(NamedTuple):
-    """Nodes to add rows to, one a row. `rows` are these rows of a batch; None: all."""
+    """Nodes to add rows to, one a row. `rows` are rows of a batch, or None for all rows."""
 
     rows: NDArray[np.int32] | None
     nodes: Times
@@ -88,11 +88,11 @@ class Slices(Protocol):
     """How windows are made of nodes. `nodes` are the ids that the state holds, ascending."""
 
     def targets(self, times: Times, fired_ms: int) -> list[Target]:
-        """Where rows of these event times belong after all merges up to `fired_ms`. ConfigurationError."""
+        """Returns where rows of these times belong after all merges up to `fired_ms`. Raises ConfigurationError."""
         ...
 
     def numbers(self, times: Times) -> Times:
-        """A number for the slice of each time, near those of its neighbours. ConfigurationError.
+        """Returns a number for the slice of each time, near the numbers of its neighbours. Raises ConfigurationError.
 
         Two times have one number if and only if they are in one slice.
         """
@@ -103,15 +103,15 @@ class Slices(Protocol):
         ...
 
     def merges(self, nodes: Times, fired_ms: int, until_ms: int) -> list[Merge]:
-        """What to merge, in this order, as time goes from one moment to another."""
+        """Returns what to merge, in this order, as time goes from one moment to another."""
         ...
 
     def parts(self, nodes: Times, window: Window, fired_ms: int) -> tuple[int, ...]:
-        """The nodes that a window is made of, after all merges up to `fired_ms`, but for what is still to come."""
+        """Returns the nodes of a window after all merges up to `fired_ms`, without rows that are still to come."""
         ...
 
     def bundle(self, nodes: Times, windows: Sequence[Window], fired_ms: int) -> Bundle:
-        """How the next windows after `fired_ms` are made, with all merges that come up to the end of the last one."""
+        """Returns how the next windows after `fired_ms` are made, with all merges up to the end of the last one."""
         ...
 
     def over(self, nodes: Times, fired_ms: int) -> Times:
@@ -125,7 +125,7 @@ def node_starts(nodes: Times) -> Times:
 
 
 def _position(nodes: Times | list[int], start_ms: int) -> int:
-    """Where the first node is that begins at a moment or later."""
+    """Returns the position of the first node that begins at a moment or later."""
     return bisect_left(nodes, start_ms << _KIND_BITS)
 
 
@@ -191,7 +191,7 @@ class TumblingSlices:
         return Window(int(starts[later[0]]), int(ends[later[0]])) if len(later) else None
 
     def merges(self, nodes: Times, fired_ms: int, until_ms: int) -> list[Merge]:
-        """Nothing."""
+        """Returns no merges."""
         return []
 
     def parts(self, nodes: Times, window: Window, fired_ms: int) -> tuple[int, ...]:
@@ -337,7 +337,7 @@ class SlidingSlices:
         return [tuple(found[start:stop]) for start, stop in pairwise([0, *ends])]
 
     def _is_longest(self, node: int, first: int, last: int, ended: int) -> bool:
-        """Whether a node fits between two slices and has ended, and the one twice as long around it does not."""
+        """Whether a node fits between two slices and has ended, and the node twice as long around it does not."""
         start, level = ((node >> _KIND_BITS) - self._offset_ms) // self._slice_ms, node % _KINDS
         end = start + (1 << level)
         if start < first or end > last or (level and end > ended):
@@ -428,7 +428,7 @@ class CumulatingSlices:
         return [Merge(node, (part,), True) for node, part in zip(into.tolist(), ended.tolist(), strict=True)]
 
     def parts(self, nodes: Times, window: Window, fired_ms: int) -> tuple[int, ...]:
-        """What has come so far, and slices that have not ended."""
+        """Returns the node so far, and slices that have not ended."""
         within = nodes[_position(nodes, window.start_ms) : _position(nodes, window.end_ms)].tolist()
         so_far = (window.start_ms << _KIND_BITS) + _RUNNING
         waiting = [node for node in within if not node % _KINDS]

@@ -1,21 +1,25 @@
-"""`SlidingCountWindows`: aggregates of the last `rows` rows of a key, after every `slide` rows.
+"""Windows of the last `rows` rows of a key, after every `slide` rows: `SlidingCountWindows` aggregates them, and
+`FunctionSlidingCounts` calls a function with them.
 
 Rules (Flink's `countWindow(size, slide)`):
 
-- Rows of a key are counted from its first one on. A result comes after every `slide` rows, over the last `rows` rows,
+- Rows of a key are counted from its first row on. A result comes after every `slide` rows, over the last `rows` rows,
   or over all rows of the key while there are fewer.
-- When the input ends, the next window comes out with the rows that it has, if that was asked for. Else the rows since
-  the last result are counted.
-- Event time has no part: no row is late, and results have none.
+- When the input ends, the next window comes out with the rows that it has, if that was requested. Otherwise the rows
+  since the last result are counted.
+- Event time does not matter: no row is late, and results have no bounds.
 
-How they are computed:
+How `SlidingCountWindows` computes them:
 
-- Each row is added to one pane. Panes have as many rows as the greatest number that divides both `rows` and `slide`, so
-  every window is made of whole panes. A pane that is full is never changed.
+- Each row is added to one pane. Panes have as many rows as the greatest common divisor of `rows` and `slide`, so every
+  window is made of whole panes. A pane that is full never changes.
 - The state has the open pane of a key in namespace 0, with the number of rows seen, and its full panes in a ring behind
-  it, until no window reads them any more. A key that has been seen therefore keeps state for good, as in Flink.
+  it, until no window reads them any more. A key that has been seen therefore keeps state forever, as in Flink.
 - The windows of a batch are put together from runs of 1, 2, 4, ... panes, each made from two shorter runs. A window of
   n panes reads at most log2 n runs, and the order of merging is the same however rows come in batches.
+
+`FunctionSlidingCounts` stores the rows that the next window of a key has so far, each with its number in the key. There
+is always at least one, so the number of the last row is how many rows of the key have come.
 """
 
 from __future__ import annotations
@@ -31,17 +35,19 @@ from numpy.typing import NDArray
 from tidegate.operators.aggregates.aggregate import Aggregate
 from tidegate.operators.batch_rows import OUTPUT_ROWS_MAX
 from tidegate.operators.operator import Emit
+from tidegate.operators.operator_errors import blame
 from tidegate.operators.state.keys import key_columns
 from tidegate.operators.watermarks.late_rows import LEFT_RECORDS
 from tidegate.operators.windows.count_windows import dealt_out
-from tidegate.operators.windows.merged_groups import MergedGroups, codes_of
-from tidegate.operators.windows.window_operator import WindowOperator
-from tidegate.operators.windows.window_specs import Count
-from tidegate.operators.windows.window_state import Parts, WindowState
-from tidegate.state.common.backend import ValueSpec
+from tidegate.operators.windows.row_windows import WindowBuffer, pieces
+from tidegate.operators.windows.window_calls import WindowCalls
+from tidegate.operators.windows.window_specs import Count, Numbers
+from tidegate.operators.windows.window_state import AggregateWindows, MergedGroups, Parts, WindowState, codes_of
+from tidegate.state.common.backend import FoundRows, ValueSpec
 from tidegate.state.kernels.paged import scatter
 from tidegate.state.kernels.partition import gather
-from tidegate.storage.schemas.reserved_names import own_name
+from tidegate.storage.schemas.batches import one_batch
+from tidegate.storage.schemas.column_names import own_name
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot
 
 PANE = own_name("window_pane")
@@ -52,19 +58,17 @@ SEEN = own_name("rows_seen")
 PANES_MAX = 65_536
 """About how many panes are put together at once. One key may have more."""
 
-_Numbers = NDArray[np.int64]
-
 
 @dataclass(frozen=True, slots=True)
 class _Panes:
     """Full panes of some keys: for each the number of its key, its number in the key, and its accumulators."""
 
-    codes: _Numbers
-    places: _Numbers
+    codes: Numbers
+    places: Numbers
     parts: Parts
 
 
-class SlidingCountWindows(WindowOperator):
+class SlidingCountWindows(AggregateWindows):
     """Aggregates of the last rows of each key. Without `keys`: of all rows of the stream."""
 
     def __init__(
@@ -82,7 +86,7 @@ class SlidingCountWindows(WindowOperator):
         """Panes of a window, and from one window to the next."""
 
     def finish(self, emit: Emit) -> Iterator[None]:
-        """Fire the next window of each key that has rows after its last result, if that was asked for."""
+        """Fire the next window of each key that has rows after its last result, if that was requested."""
         if not self._state.exists:
             return
         table, left = self._state.table, 0
@@ -155,8 +159,8 @@ class SlidingCountWindows(WindowOperator):
             )
         return results
 
-    def _pieces(self, codes: _Numbers) -> Iterator[tuple[int, int]]:
-        """Where to cut full panes, in the order of their keys, so that those of a key and its ring stay together."""
+    def _pieces(self, codes: Numbers) -> Iterator[tuple[int, int]]:
+        """Returns where to cut full panes, in the order of their keys, so that a key and its ring stay together."""
         bounds = np.flatnonzero(np.diff(codes, prepend=-1, append=-1))
         start = 0
         while start < len(bounds) - 1:
@@ -166,8 +170,8 @@ class SlidingCountWindows(WindowOperator):
             yield int(bounds[start]), int(bounds[stop])
             start = stop
 
-    def _put_heads(self, distinct: pa.RecordBatch, seen: _Numbers, merged: MergedGroups, lasts: _Numbers) -> None:
-        """Put the open panes of some keys into the state, which has none of these keys."""
+    def _put_heads(self, distinct: pa.RecordBatch, seen: Numbers, merged: MergedGroups, lasts: Numbers) -> None:
+        """Stores the open panes of some keys, of which the state has none."""
         heads = self._state.table.upsert(self._state.stored_keys(np.zeros(len(seen), dtype=np.int64), distinct))
         assert len(heads.new_rows) == len(seen), "a pane in the place of another one"
         scatter(self._state.extra(SEEN).pages, heads.slots, seen)
@@ -178,7 +182,7 @@ class SlidingCountWindows(WindowOperator):
         self._state.table.done()
 
     def _completed(
-        self, keys: pa.RecordBatch, full: _Numbers, codes: _Numbers, parts: Parts, last_rows: _Numbers
+        self, keys: pa.RecordBatch, full: Numbers, codes: Numbers, parts: Parts, last_rows: Numbers
     ) -> list[pa.RecordBatch]:
         """Take in panes that have become full, of some distinct keys that had `full` of them before.
 
@@ -211,11 +215,11 @@ class SlidingCountWindows(WindowOperator):
         self._put_panes(keys, new, new.places >= least[codes])
         return rows
 
-    def _least(self, full: _Numbers) -> _Numbers:
-        """The first pane that a window still reads, of keys with so many full panes."""
+    def _least(self, full: Numbers) -> Numbers:
+        """Returns the first pane that a window still reads, for keys with `full` full panes."""
         return np.maximum(0, (full // self._slide + 1) * self._slide - self._width)
 
-    def _ends(self, full: _Numbers, now_full: _Numbers) -> tuple[_Numbers, _Numbers]:
+    def _ends(self, full: Numbers, now_full: Numbers) -> tuple[Numbers, Numbers]:
         """The ends of the windows that keys have come to, in panes, and the number of the key of each."""
         counts = now_full // self._slide - full // self._slide
         of_windows = np.repeat(np.arange(len(full)), counts)
@@ -223,7 +227,7 @@ class SlidingCountWindows(WindowOperator):
         return ((full // self._slide)[of_windows] + 1 + place) * self._slide, of_windows
 
     def _stored_panes(
-        self, keys: pa.RecordBatch, codes: _Numbers, lows: _Numbers, full: _Numbers, least: _Numbers | None
+        self, keys: pa.RecordBatch, codes: Numbers, lows: Numbers, full: Numbers, least: Numbers | None
     ) -> _Panes:
         """The full panes of the keys with these numbers in the state. Those before `least` go, or all without it."""
         counts = full - lows
@@ -244,7 +248,7 @@ class SlidingCountWindows(WindowOperator):
             self._changed_rows += len(over)
         return _Panes(of_panes, places, parts)
 
-    def _tracks(self, codes: _Numbers, old: _Panes, new: _Panes) -> tuple[Parts, _Numbers, _Numbers]:
+    def _tracks(self, codes: Numbers, old: _Panes, new: _Panes) -> tuple[Parts, Numbers, Numbers]:
         """The panes of some keys, one key after the other, in their order.
 
         Returns their accumulators, where each key begins, and where the key of each pane ends.
@@ -263,7 +267,7 @@ class SlidingCountWindows(WindowOperator):
         return _taken(parts, order), ends - counts, np.repeat(ends, counts)
 
     def _put_panes(self, keys: pa.RecordBatch, panes: _Panes, some: NDArray[np.bool_]) -> None:
-        """Put some full panes into the ring of their keys, where there is room for them."""
+        """Stores some full panes in the ring of their keys, which has room for them."""
         rows = np.flatnonzero(some)
         if not len(rows):
             return
@@ -273,12 +277,12 @@ class SlidingCountWindows(WindowOperator):
         self._state.table.done()
         self._changed_rows += len(rows)
 
-    def _stored_keys(self, keys: pa.RecordBatch, codes: _Numbers, places: _Numbers) -> pa.RecordBatch:
+    def _stored_keys(self, keys: pa.RecordBatch, codes: Numbers, places: Numbers) -> pa.RecordBatch:
         """The keys of full panes in the state, of some keys by their numbers."""
         of = gather(keys, codes.astype(np.int32)) if self._keys else keys
         return self._state.stored_keys(1 + places % self._width, of)
 
-    def _fire_rest(self, keys: pa.RecordBatch, seen: _Numbers, emit: Emit) -> None:
+    def _fire_rest(self, keys: pa.RecordBatch, seen: Numbers, emit: Emit) -> None:
         """Fire the next window of some distinct keys with the rows that it has, and take them out of the state."""
         table = self._state.table
         heads = table.upsert(self._state.stored_keys(np.zeros(len(seen), dtype=np.int64), keys))
@@ -297,7 +301,7 @@ class SlidingCountWindows(WindowOperator):
 
 
 def _merge_runs(
-    state: WindowState, windows: MergedGroups, panes: Parts, ends: _Numbers, starts: _Numbers, sizes: _Numbers
+    state: WindowState, windows: MergedGroups, panes: Parts, ends: Numbers, starts: Numbers, sizes: Numbers
 ) -> None:
     """Merge into each window `sizes` panes, from `starts` on. `ends`: where the key of each pane ends."""
     every, at, length = np.arange(len(ends)), starts.copy(), 1
@@ -319,5 +323,108 @@ def _merge_runs(
     windows.done()
 
 
-def _taken(parts: Parts, rows: _Numbers) -> Parts:
+def _taken(parts: Parts, rows: Numbers) -> Parts:
     return [[column.take(pa.array(rows)) for column in group] for group in parts]
+
+
+_KEYS_A_STEP = 1_024
+"""Windows that the function gets in a step at the end of the input."""
+
+
+class FunctionSlidingCounts(WindowBuffer):
+    """Calls a function with the last `rows` rows of a key, after every `slide` rows."""
+
+    def __init__(self, keys: tuple[str, ...], spec: Count, schema: pa.Schema, calls: WindowCalls) -> None:
+        assert spec.slide is not None, "windows that do not overlap"
+        super().__init__(keys, schema, calls)
+        self._size, self._slide, self._fires_at_end = spec.rows, spec.slide, spec.fire_at_end
+
+    def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Give the function the windows that the rows complete, and keep what the next ones need."""
+        with blame(self.context, batch):
+            rows, keys = self.rows_of(batch)
+        self.check_owner(keys)
+        table = self.tables[0]
+        codes, distinct, count = codes_of(keys, batch.num_rows)
+        found = table.find(distinct)
+        stored = self.places_of(found.refs)
+        seen = np.zeros(count, dtype=np.int64)
+        seen[found.keys] = stored + 1  # the last row of each key counts
+        order = np.argsort(codes, kind="stable")
+        added = np.bincount(codes, minlength=count)
+        numbers = np.empty(len(codes), dtype=np.int64)
+        numbers[order] = np.arange(len(codes)) - np.repeat(np.cumsum(added) - added - seen, added)
+        self._give_completed(rows, codes, numbers, found, stored, seen, emit)
+        least = np.maximum(0, ((seen + added) // self._slide + 1) * self._slide - self._size)
+        table.remove(found.refs[stored < least[found.keys]])
+        stays = np.flatnonzero(numbers >= least[codes])
+        left = pa.array(stays)
+        self.keep(rows.take(left), keys.take(left), numbers[stays])
+        table.done()
+
+    def finish(self, emit: Emit) -> Iterator[None]:
+        """Gives the function the next window of each key, if that was requested. Otherwise counts their rows."""
+        places, _, keys = self.scanned(0, self.keys.names)
+        if not len(places):
+            return
+        codes, distinct, count = codes_of(keys, len(places))
+        seen = np.zeros(count, dtype=np.int64)
+        np.maximum.at(seen, codes, places + 1)
+        since = seen % self._slide
+        if not self._fires_at_end:
+            if since.any():
+                self.context.metrics.counter(LEFT_RECORDS).inc(int(since.sum()))
+            return
+        left = distinct.take(pa.array(np.flatnonzero(since)))
+        table = self.tables[0]
+        for start in range(0, left.num_rows, _KEYS_A_STEP):
+            found = table.find(left.slice(start, _KEYS_A_STEP))
+            rows = self.taken(found.refs)
+            table.remove(found.refs)
+            table.done()
+            self.call(rows, found.keys, None, emit, self.context)
+            yield
+
+    def _give_completed(
+        self,
+        rows: pa.RecordBatch,
+        codes: Numbers,
+        numbers: Numbers,
+        found: FoundRows,
+        stored: Numbers,
+        seen: Numbers,
+        emit: Emit,
+    ) -> None:
+        """Give the function the windows that rows complete, in the order of these rows.
+
+        `codes` and `numbers` are of the rows of the batch, `found` and `stored` (numbers too) of those before them, and
+        `seen` is how many rows of each key came before.
+        """
+        completing = np.flatnonzero((numbers + 1) % self._slide == 0)
+        if not len(completing):
+            return
+        # All rows of a key one after the other, those that are stored first: a window is a stretch of them.
+        of_rows = np.concatenate([found.keys, codes])
+        places = np.concatenate([stored, numbers])
+        track = np.lexsort((places, of_rows))
+        begins = np.searchsorted(of_rows[track], np.arange(len(seen)))
+        firsts = places[track[begins]]
+        of = codes[completing]
+        ends = numbers[completing] + 1
+        starts = np.maximum(0, ends - self._size)
+        sizes = ends - starts
+        starts += begins[of] - firsts[of]
+        for start, stop in pieces(sizes):
+            groups = np.repeat(np.arange(stop - start), sizes[start:stop])
+            within = np.arange(len(groups)) - np.repeat(
+                np.cumsum(sizes[start:stop]) - sizes[start:stop] - starts[start:stop], sizes[start:stop]
+            )
+            chosen, at = np.unique(track[within], return_inverse=True)
+            before = chosen < len(stored)
+            both = one_batch(
+                pa.Table.from_batches(
+                    [self.taken(found.refs[chosen[before]]), rows.take(pa.array(chosen[~before] - len(stored)))]
+                ),
+                "rows of windows",
+            )
+            self.call(both.take(pa.array(at.reshape(-1))), groups, None, emit, self.context)

@@ -30,12 +30,11 @@ from tidegate.operators.operator_errors import Blame, first_row
 from tidegate.operators.output_schema import FromPolars, PinnedSchema
 from tidegate.operators.row_values import is_record, owned_row
 from tidegate.operators.state.undo import StateUndo
-from tidegate.operators.windows.window_rows import WINDOW_END, WINDOW_START, bounds_of
+from tidegate.operators.windows.window_columns import WINDOW_END, WINDOW_START, bounds_of
 from tidegate.operators.windows.window_specs import Times
-from tidegate.protocol.side_outputs import OutputTag
+from tidegate.protocol.edges import OutputTag
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.schemas.one_batch import one_batch
-from tidegate.storage.schemas.owned_arrays import memory_of
+from tidegate.storage.schemas.batches import memory_of, one_batch
 from tidegate.storage.schemas.polars_frames import is_polars_frame
 from tidegate.storage.user_values import value_text
 
@@ -47,7 +46,7 @@ WindowCall: TypeAlias = Callable[[pa.Table], WindowResult]
 
 @dataclass(frozen=True, slots=True)
 class Grouped:
-    """Rows of several windows, those of each one together: group i has the rows from `cuts[i]` to `cuts[i + 1]`.
+    """Rows of several windows, grouped: group i has the rows from `cuts[i]` to `cuts[i + 1]`.
 
     `keys` has a row for each group, and none without key columns; `starts` and `ends` are None without bounds.
     """
@@ -66,11 +65,11 @@ class Grouped:
 
 
 class WindowCalls:
-    """The calls of one operator. `schema`: the columns that the function returns; None: the first rows fix them.
+    """The calls of one operator. `schema` has the columns that the function returns; for None the first rows fix them.
 
-    `replaces`: what comes out for a window replaces what came out before, so a call returns one row at most.
-    `errors_to`: the tag of windows whose calls fail; None: they fail the job. A call whose results do not fit
-    `schema` fails.
+    With `replaces`, the result of a window replaces its former result, so a call returns one row at most. `errors_to`
+    is the tag of windows with failed calls; for None a failed call fails the job. A result that does not fit `schema`
+    is a failed call.
     """
 
     def __init__(
@@ -84,7 +83,7 @@ class WindowCalls:
     ) -> None:
         self._fn, self._keys, self._bounds, self._replaces = fn, keys, bounds, replaces
         self.name = name_of(fn)
-        """What the function is called, in errors."""
+        """The name of the function in errors."""
         self._own = [*keys, *([] if bounds is None else [WINDOW_START, WINDOW_END])]
         self._pinned = PinnedSchema(schema)
         self._results = BatchResults(self._pinned)
@@ -106,11 +105,11 @@ class WindowCalls:
 
     @property
     def bounds(self) -> pa.DataType | None:
-        """The type of the bounds of windows."""
+        """The type of the bounds of windows, or None without bounds."""
         return self._bounds
 
     def results(self, context: OperatorContext, grouped: Grouped) -> Iterator[pa.RecordBatch]:
-        """As `numbered_results`, the rows alone."""
+        """Returns the rows of `numbered_results` alone."""
         return (rows for _, rows in self.numbered_results(context, grouped))
 
     def numbered_results(
@@ -118,7 +117,7 @@ class WindowCalls:
     ) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch]]:
         """Call the function for each group. Gives rows, in the order of the groups, and of which group each is.
 
-        OperatorError, with the name of the function, the window and the key, if that raises.
+        Raises OperatorError, with the name of the function, the window and the key, if the function raises.
         """
         table, cuts = pa.Table.from_batches([grouped.rows]), grouped.cuts.tolist()
         parts: list[pa.RecordBatch] = []
@@ -167,14 +166,14 @@ class WindowCalls:
         """Take back what a call has changed before it failed."""
 
     def _set_aside(self, context: OperatorContext, of: Grouped) -> None:
-        """Windows whose calls have failed leave by their side output. The numbers are those of the groups."""
+        """Sends windows with failed calls to their side output. Their numbers are the numbers of groups."""
         if self._failing is None or not self._failing.any:
             return
         columns = self._heads(of, np.arange(of.keys.num_rows if of.starts is None else len(of.starts)))
         self._failing.leave(pa.RecordBatch.from_arrays(columns, names=self._own), context)
 
     def _heads(self, of: Grouped, groups: NDArray[np.int64]) -> list[pa.Array]:
-        """The columns of some groups that are not the function's: keys and bounds."""
+        """Returns the columns of some groups that do not come from the function: keys and bounds."""
         heads: list[pa.Array] = of.keys.take(pa.array(groups)).columns if self._keys else []
         if self._bounds is None:
             return heads
@@ -182,16 +181,16 @@ class WindowCalls:
         return [*heads, *(bounds_of(bounds[groups], self._bounds) for bounds in (of.starts, of.ends))]
 
     def _begin(self, grouped: Grouped) -> None:
-        """Calls for these groups follow."""
+        """Prepares the calls for these groups."""
 
     def _choose(self, group: int, grouped: Grouped) -> None:
-        """The next call is for this group."""
+        """Prepares the next call, for this group."""
 
     def _end(self, groups: int) -> None:
-        """So many groups are done."""
+        """Ends the calls for this number of groups."""
 
     def _told(self, grouped: Grouped, group: int) -> tuple[str, None]:
-        """Where a call has failed."""
+        """Describes the window of a failed call."""
         return f"{self.name} in the {grouped.where(group)}", None
 
     def _conformed(
@@ -253,21 +252,21 @@ def derived_schema(fn: WindowCall, rows: pa.Schema) -> pa.Schema | None:
 
 
 def _is_open(data_type: pa.DataType) -> bool:
-    """Whether a type is that of values of which none was there."""
+    """Whether a type is not known yet, because no value came."""
     fields = [data_type.field(number) for number in range(data_type.num_fields)]
     return bool(pa.types.is_null(data_type)) or any(_is_open(field.type) for field in fields)
 
 
 def check_no_doubles(names: Sequence[str], own: Sequence[str]) -> None:
-    """ConfigurationError for a function that returns columns which the result has without it."""
+    """Raises ConfigurationError for a function that returns columns of the key or the window."""
     doubles = sorted({*names} & {*own})
     if doubles:
         raise ConfigurationError(
-            f"the function returns {doubles}, which the result has already, of the key and the window; leave them out, "
+            f"the function returns {doubles}, which the result has already, of the key and the window; remove them, "
             "or give them other names"
         )
 
 
 def name_of(fn: object) -> str:
-    """What a function is called."""
+    """Returns the name of a function."""
     return str(getattr(fn, "__qualname__", None) or type(fn).__name__)

@@ -22,19 +22,15 @@ from tidegate.operators.joins.join_operator import LEFT, MOMENT, RIGHT, JoinHow,
 from tidegate.operators.operator import Emit
 from tidegate.operators.operator_errors import blame
 from tidegate.operators.source_splits import Due
-from tidegate.operators.windows.assigned_windows import ends_of, starts_of
-from tidegate.operators.windows.window_rows import WINDOW_END, WINDOW_START, bound_type, bounds_of, check_ends
-from tidegate.operators.windows.window_specs import DueByWindows, Sliding, Tumbling
+from tidegate.operators.windows.window_columns import WINDOW_END, WINDOW_START, bound_type, bounds_of, check_ends
+from tidegate.operators.windows.window_operator import TIME_MS_END, DueRows
+from tidegate.operators.windows.window_specs import DueByWindows, Sliding, Tumbling, ends_of, starts_of
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.schemas.dictionaries import decoded_type
-
-FIRED_ROWS = 262_144
-"""Windows of about so many rows are joined in one step, but at least one window."""
-_SCANNED_ROWS = 131_072
+from tidegate.storage.schemas.arrow_types import decoded_type
 
 
 class WindowJoin(JoinOperator):
-    """Joins in windows. ConfigurationError for windows that no join has, and as of `JoinSides`."""
+    """Joins in windows. Raises ConfigurationError for windows that joins do not support, and as `JoinSides` does."""
 
     def __init__(
         self,
@@ -45,24 +41,25 @@ class WindowJoin(JoinOperator):
     ) -> None:
         super().__init__(sides, schemas, how)
         if not isinstance(window, Tumbling | Sliding):
-            raise ConfigurationError(f"join: window={window!r}: a join takes tg.Tumbling or tg.Sliding")
+            raise ConfigurationError(f"join: window={window!r} is not supported; give tg.Tumbling or tg.Sliding")
         taken = sorted(set(self.schema.names) & {WINDOW_START, WINDOW_END})
         if taken:
-            raise ConfigurationError(f"join: columns {taken} are those of the window; rename yours with select")
+            raise ConfigurationError(
+                f"join: the inputs have columns {taken}, which the result gets for the window; rename yours with select"
+            )
         self._window = window
-        self._next_end: int | None = None
-        """No row is in a window that ends before; None: not known."""
+        self._due = DueRows(MOMENT)
         self._bound = bound_type(decoded_type(schemas[LEFT].field(sides.times[LEFT]).type), window)
         self.output = pa.schema([*self.schema, (WINDOW_START, self._bound), (WINDOW_END, self._bound)])
         """The columns of the result."""
 
     @property
     def dues(self) -> Sequence[Due]:
-        """By which windows are over."""
+        """Rows are told apart by which windows are over."""
         return (DueByWindows(self._window),)
 
     def process_input(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Keep the rows of a batch, each in its windows. OperatorError as of `rows_of`."""
+        """Stores the rows of a batch, each in its windows. Raises OperatorError as `rows_of` does."""
         keys, times, values = self.rows_of(index, batch)
         with blame(self.context, batch):
             check_ends(self._window, times, self._bound)
@@ -79,38 +76,18 @@ class WindowJoin(JoinOperator):
                 self.keep(index, keys.take(picked), ends, [value.take(picked) for value in values])
             else:
                 self.keep(index, keys, ends, values)
-            if self._next_end is not None:
-                self._next_end = min(self._next_end, int(ends.min()))
+            self._due.note(ends)
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
         """Join the windows that end up to the watermark."""
         self.reach(watermark_ms)
-        while self._next_end is None or self._next_end - 1 <= watermark_ms:
-            limit, self._next_end = self._due(watermark_ms)
-            if limit is None:
-                return
+        for limit in self._due.limits(self.tables, min(watermark_ms, TIME_MS_END) + 1):
             self._fire(limit, emit)
             yield
 
-    def _due(self, watermark_ms: int) -> tuple[int | None, int]:
-        """The last end to join in this step, None without any, and the first end that stays."""
-        ends: dict[int, int] = {}
-        for table in self.tables:
-            for rows, _ in table.scan([MOMENT], _SCANNED_ROWS):
-                values, counts = np.unique(rows.column(MOMENT).to_numpy(), return_counts=True)
-                for end, count in zip(values.tolist(), counts.tolist(), strict=True):
-                    ends[end] = ends.get(end, 0) + count
-            table.done()
-        limit, rows_due = None, 0
-        for end in sorted(ends):
-            if end - 1 > watermark_ms or (limit is not None and rows_due + ends[end] > FIRED_ROWS):
-                return limit, end
-            limit, rows_due = end, rows_due + ends[end]
-        return limit, np.iinfo(np.int64).max
-
     def _fire(self, limit: int, emit: Emit) -> None:
         """Join the windows that end up to `limit`, and forget their rows."""
-        left, right = (self._taken(side, limit) for side in (LEFT, RIGHT))
+        left, right = (self._due.take(self.tables[side], limit) for side in (LEFT, RIGHT))
         by = [*self.keys.names, MOMENT]
         pairing = paired(left.select(by), right.select(by), self.keys.names)
         if self.how in ("semi", "anti"):
@@ -126,17 +103,6 @@ class WindowJoin(JoinOperator):
         for table in self.tables:
             table.done()
 
-    def _taken(self, side: int, limit: int) -> pa.RecordBatch:
-        """The rows of windows that end up to `limit`; they are removed."""
-        table = self.tables[side]
-        found = [np.zeros(0, dtype=np.int64)]
-        for rows, refs in table.scan([MOMENT], _SCANNED_ROWS):
-            found.append(refs[rows.column(MOMENT).to_numpy() <= limit])
-        refs = np.concatenate(found)
-        taken = table.take(refs)
-        table.remove(refs)
-        return taken
-
     def _emit(
         self,
         left: pa.RecordBatch | None,
@@ -145,7 +111,7 @@ class WindowJoin(JoinOperator):
         of_right: NDArray[np.int64] | None,
         emit: Emit,
     ) -> None:
-        """Emit rows that lie side by side, in pieces."""
+        """Emits pairs of rows, in pieces."""
         positions = of_left if of_left is not None else of_right
         assert positions is not None
         for start in range(0, len(positions), OUTPUT_ROWS_MAX):

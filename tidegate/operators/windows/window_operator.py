@@ -1,203 +1,224 @@
-"""`WindowOperator`: what all operators of windows share: their life, snapshots, time, and which rows they take.
+"""`WindowOperator`: the one operator of windows of time, whatever they hold.
 
-A subclass says what it does with rows (`_take_in`) and with time (`_advance_to`). Rules of windows of processing time:
+A window operator is made of three parts:
 
-- A row belongs to the moment at which its batch is taken in. No row is late, and watermarks have no part.
-- A window fires when the moment of its end has come. Its task asks to be called then.
-- Time never goes back, whatever the clock does: not before what has fired, also before a restore.
-- Windows that are open when the input ends come out if that was asked for; else they stay in the state, as in Flink.
+- The assigner (`window_specs.py`) decides to which windows a row belongs.
+- The trigger is this class: event time or processing time passes, rows become late, and windows fire once. It keeps how
+  far windows have fired (`FiredGroups`), restores that, and counts late rows and sends them to their side output.
+- The contents are a subclass. It stores rows or what they come to, and emits results for windows that have ended
+  (`_advance_to`): accumulators (`AggregateWindows`), rows for a function (`TimedWindows`), or the first rows
+  (`WindowTop`).
+
+Contents choose one of two ways to fire windows in steps, between which a checkpoint or a row may come:
+
+- Contents that remove rows when a window fires advance `FiredGroups` first. Stored rows of windows that have ended are
+  then waiting to fire, and a row that comes between two steps is late for them.
+- Contents that several windows share (slices), and `WindowTop`, advance `FiredGroups` in the step that emits a window.
+
+`WindowJoin` is not a subclass: a join has two inputs, and keeps how far event time has come as all joins do. It fires
+windows with `DueRows`, as `WindowTop` does.
+
+Rules of windows of processing time:
+
+- A row belongs to the moment at which its batch is processed. No row is late, and watermarks do not matter.
+- A window fires at the moment of its end. The task calls the operator then.
+- Time never goes back, whatever the clock does, and never before a moment that has fired, also after a restore.
+- Windows that are open when the input ends fire if that was requested. Otherwise they stay in the state, as in Flink.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tidegate.operators.aggregates.aggregate import Aggregate
-from tidegate.operators.aggregates.aggregate_state import Fields, is_combined, rows_behind
-from tidegate.operators.operator import Columns, Emit, Operator, OperatorContext
-from tidegate.operators.operator_errors import blame
+from tidegate.operators.operator import Emit, Operator, OperatorContext
 from tidegate.operators.source_splits import Due
-from tidegate.operators.state.operator_backend import frozen_backend
-from tidegate.operators.watermarks.late_rows import LATE, LATE_RECORDS
-from tidegate.operators.windows.fired_groups import FiredGroups
-from tidegate.operators.windows.window_rows import WindowRows, row_times
-from tidegate.operators.windows.window_specs import (
-    Clock,
-    Count,
-    DueByWindows,
-    Session,
-    TimeOf,
-    Times,
-    WindowSpec,
-)
-from tidegate.operators.windows.window_state import WindowState
-from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
-from tidegate.state.common.backend import KeyedBackend, ValueSpec
+from tidegate.operators.watermarks.group_moments import GroupMoments
+from tidegate.operators.watermarks.late_rows import LATE_RECORDS, set_aside
+from tidegate.operators.windows.window_columns import row_times
+from tidegate.operators.windows.window_specs import Clock, Count, DueByWindows, EventTimeWindow, Numbers, TimeOf, Times
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
+from tidegate.state.common.backend import RowTable
 from tidegate.storage.checkpoints.metadata import StateKind
+from tidegate.storage.schemas.column_names import own_name
 from tidegate.storage.state.key_groups import key_group_range
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
+FIRED_STATE = own_name("fired")
+_TIME = "time"
+TIME_MS_END = 1 << 60
+"""A moment after every window, and far from the end of 64 bits."""
+FIRED_ROWS = 262_144
+"""Windows of about this many stored rows fire in one step, but at least one window."""
+SCANNED_ROWS = 131_072
+"""Stored rows that are read from a table at a time."""
+
 
 class WindowOperator(Operator):
-    """Aggregates of each key and window. Without `keys`: of all rows.
+    """The trigger of windows. Subclasses are their contents.
 
-    `time` is the column of event time, or the clock; None for windows of no time. `namespace` names the first
-    column of the state, and `extra` are value columns before those of the aggregates.
-    Raises ConfigurationError for no aggregates, or names that clash.
+    `spec` is None where rows carry their windows already. `time` is the column of event time, the clock, or None for
+    windows that do not depend on time (`Count`).
     """
 
     has_keyed_state = True
-    _lateness_ms = 0
 
-    def __init__(
-        self,
-        keys: tuple[str, ...],
-        spec: WindowSpec,
-        aggregates: Mapping[str, Aggregate],
-        time: TimeOf,
-        emit: str,
-        namespace: str,
-        extra: Sequence[ValueSpec] = (),
-        input_schema: pa.Schema | None = None,
-    ) -> None:
-        self._input_schema = input_schema
-        gap = spec.column if isinstance(spec, Session) else None
-        assert gap is None or isinstance(gap, str), "an expression that was not computed"
-        self._rows = WindowRows(tuple(keys), dict(aggregates), time, emit, gap)
-        self._keys, self._time, self._any_spec = tuple(keys), time, spec
+    def __init__(self, spec: EventTimeWindow | Count | None, time: TimeOf, lateness_ms: int = 0) -> None:
+        self._assigner, self._time, self._lateness_ms = spec, time, lateness_ms
         self._clock = time if isinstance(time, Clock) else None
-        self._namespace, self._extra = namespace, tuple(extra)
-        self._changed_rows = 0
-        self._opened: WindowState | None = None
         self.computed: tuple[str, ...] = ()
-        """Columns that only the aggregates read: rows that come too late leave without them."""
-
-    @property
-    def known_fields(self) -> Fields | None:
-        """The state columns of each aggregate. None if the columns of the input are not known."""
-        schema = self._input_schema
-        if schema is None:
-            return None
-        return {name: a.state_fields(name, schema) for name, a in self._rows.aggregates.items()}
-
-    def needed_columns(self, after: Columns) -> Columns:
-        """Keys, event time, and what is aggregated."""
-        return self._rows.needed_columns
+        """Columns that only the operator reads. Late rows leave without them."""
 
     @property
     def dues(self) -> Sequence[Due]:
-        """Windows of event time: by which of them are over."""
-        spec = self._any_spec
-        return () if isinstance(spec, Count) or self._clock else (DueByWindows(spec, self._lateness_ms),)
-
-    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
-        """Keys, `window_start`, `window_end`, aggregates. ConfigurationError for columns that do not fit."""
-        return self._rows.output_schema(input_schema, self._any_spec)
+        """Windows of event time tell rows apart by which of their windows are over."""
+        spec = self._assigner
+        if spec is None or isinstance(spec, Count) or self._clock is not None:
+            return ()
+        return (DueByWindows(spec, self._lateness_ms),)
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """CorruptionError if a stored table is not of these windows, or has keys of other subtasks."""
-        super().open(context, restored)
+        """Restores what has fired, then the contents. Raises CorruptionError for state of other windows or keys."""
         self._groups = key_group_range(context.subtask, context.max_parallelism, context.parallelism)
         self._fired = FiredGroups(self._groups)
         for table in restored:
             if table.kind is not StateKind.KEYED:
                 self._fired.load(table)
         self._late = context.metrics.counter(LATE_RECORDS)
-        self._opened = WindowState(
-            context, self._namespace, self._keys, self._rows.aggregates, self._extra, self.known_fields
-        )
-        self._state.restore(restored)
-
-    def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Add a batch. OperatorError if its columns do not fit, or a row has no time."""
-        with blame(self.context, batch):
-            self._state.admit(batch.schema)
-            if (time_type := self._rows.time_type(batch.schema)) is not None:
-                self._fired.time_type = time_type
-            updates = self._take_in(batch)
-        for update in updates:
-            emit(update)
+        super().open(context, restored)
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        """Fire what has ended by the watermark, in steps."""
-        return iter(()) if self._clock is not None else self._advance_to(self.reached_ms(watermark_ms), emit)
+        """Fires what has ended by the watermark, in steps."""
+        return iter(()) if self._clock is not None else self._pass(self.reached_ms(watermark_ms), emit)
 
     def on_processing_time(self, now_ms: int, emit: Emit) -> Iterator[None]:
-        """Fire what has ended by the clock, in steps."""
-        return iter(()) if self._clock is None else self._advance_to(self._fired.steady(now_ms) - 1, emit)
+        """Fires what has ended by the clock, in steps."""
+        return iter(()) if self._clock is None else self._pass(self._fired.steady(now_ms) - 1, emit)
 
     def finish(self, emit: Emit) -> Iterator[None]:
-        """Fire what the end of the input leaves open, if that was asked for."""
+        """Fires what the end of the input leaves open, if that was requested."""
         fires = self._clock is not None and self._clock.fires_at_end
-        return self._advance_to(MAX_WATERMARK_MS, emit) if fires else iter(())
+        return self._pass(MAX_WATERMARK_MS, emit) if fires else iter(())
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot:
-        """Freeze the windows, and what has fired."""
+        """Freezes the contents, and what has fired."""
         frozen = self.changes(cut)
+        assert frozen is not None, "windows without contents"
         return replace(frozen, states=(*frozen.states, self._fired.freeze()))
-
-    def changes(self, cut: Cut) -> OperatorSnapshot:
-        """Freeze the windows."""
-        if cut.keyed:
-            self._changed_rows = 0
-        return frozen_backend(self.context, self._state.backend, cut)
-
-    @property
-    def changed_bytes(self) -> int:
-        """An estimate of what changed rows take."""
-        return 0 if self._opened is None else self._changed_rows * self._opened.row_bytes
-
-    @property
-    def keyed_backend(self) -> KeyedBackend | None:
-        """The backend of the windows."""
-        return None if self._opened is None else self._opened.backend
-
-    def load(self, tables: Sequence[StateTable]) -> None:
-        """Raises CorruptionError as `open` does."""
-        self._state.restore(tables)
-
-    def hand_over(self) -> None:
-        """Let go of the backend."""
-        self._opened = None
-
-    def close(self) -> None:
-        """Release what the backend holds."""
-        if self._opened is not None:
-            self._opened.backend.close()
-
-    @abstractmethod
-    def _take_in(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """Add rows. Returns results that are to be emitted at once."""
 
     @abstractmethod
     def _advance_to(self, moment_ms: int, emit: Emit) -> Iterator[None]:
-        """Time has passed this moment: fire what has ended, in steps."""
+        """Fires the windows whose last moment is `moment_ms` or before, in steps. Called up to `TIME_MS_END`."""
 
-    @property
-    def _state(self) -> WindowState:
-        assert self._opened is not None, "windows that are not open"
-        return self._opened
+    def _pass(self, moment_ms: int, emit: Emit) -> Iterator[None]:
+        return self._advance_to(min(moment_ms, TIME_MS_END), emit)
 
     def _times(self, batch: pa.RecordBatch) -> Times:
-        """Times of rows, as of `row_times`."""
+        """Returns the time of each row. Raises ConfigurationError as `row_times`."""
         if self._clock is not None:
             return np.full(batch.num_rows, self._fired.steady(self.context.time.now_ms), dtype=np.int64)
         assert isinstance(self._time, str), "windows without a time"
-        spec = self._any_spec
+        spec = self._assigner
         return row_times(batch, self._time, None if isinstance(spec, Count) else spec)
 
-    def _drop_late(self, batch: pa.RecordBatch, late: NDArray[np.bool_]) -> NDArray[np.int32]:
-        """Count rows that are late, and emit them aside. Returns the others.
+    def _drop_late(self, batch: pa.RecordBatch, late: NDArray[np.bool_]) -> Numbers:
+        """Counts the late rows and sends them to their side output. Returns the numbers of the other rows."""
+        return set_aside(batch, late, self._late, self.context.emit_aside, self.computed)
 
-        Rows are combined only if nobody reads them aside.
-        """
-        self._late.inc(rows_behind(batch, late))
-        if not is_combined(batch.schema):
-            self.context.emit_aside(LATE, batch.filter(pa.array(late)).drop_columns(list(self.computed)))
-        return np.flatnonzero(~late).astype(np.int32)
+
+class FiredGroups(GroupMoments):
+    """Stores for each key group up to which moment windows have fired, and the type of event time.
+
+    A window that shares its slices with others leaves no trace when it fires. So this moment is state: without it a
+    restore would fire windows again, or open windows that are over. A restored operator needs the type of event time
+    before the first row.
+    """
+
+    def __init__(self, groups: range) -> None:
+        super().__init__(groups, FIRED_STATE, "fired_ms", "windows")
+        self._now_ms = MIN_WATERMARK_MS
+        self.time_type: pa.DataType | None = None
+        """The type of the column of event time, or None before the first row."""
+
+    def steady(self, now_ms: int) -> int:
+        """Returns the processing time of windows. It never goes back, and never before a moment that has fired."""
+        self._now_ms = max(self._now_ms, now_ms, self.greatest_ms + 1)
+        return self._now_ms
+
+    def reach(self, moment_ms: int) -> None:
+        """Advances the groups that are before a moment to it. After a restore some groups may be further."""
+        for groups, fired_ms in [*self.runs()]:
+            if fired_ms < moment_ms:
+                self.advance(groups, moment_ms)
+
+    def load(self, table: StateTable) -> None:
+        """Loads what a former subtask has stored. Raises IncompatibleStateError for another state."""
+        super().load(table)
+        time_type = table.rows.schema.field(_TIME).type
+        if not pa.types.is_null(time_type):
+            self.time_type = time_type
+
+    def _rows(self) -> pa.RecordBatch:
+        rows = super()._rows()
+        return rows.append_column(_TIME, pa.nulls(rows.num_rows, self.time_type or pa.null()))
+
+
+class DueRows:
+    """Finds stored rows of windows that have ended, as many at a time as have `FIRED_ROWS` rows.
+
+    `column` is the column of the tables that has the moment from which a row is due. The operator calls `note` for rows
+    that it stores, and `forget` when rows were loaded.
+    """
+
+    def __init__(self, column: str) -> None:
+        self._column = column
+        self._first: int | None = None
+        """The first moment of a stored row, or a moment before it. None if it is not known."""
+
+    def forget(self) -> None:
+        """Rows were loaded: the next look finds the first moment."""
+        self._first = None
+
+    def note(self, moments: Times) -> None:
+        """Rows with these moments were stored."""
+        if self._first is not None and len(moments):
+            self._first = min(self._first, int(moments.min()))
+
+    def limits(self, tables: Sequence[RowTable], until: int) -> Iterator[int]:
+        """Returns the moments up to which rows fire, one for each step. The caller fires them before the next step."""
+        while self._first is None or self._first <= until:
+            limit, self._first = self._next(tables, until)
+            if limit is None:
+                return
+            yield limit
+
+    def take(self, table: RowTable, limit: int) -> pa.RecordBatch:
+        """Removes the rows that are due up to `limit`, and returns them."""
+        found = [np.zeros(0, dtype=np.int64)]
+        for rows, refs in table.scan([self._column], SCANNED_ROWS):
+            found.append(refs[rows.column(self._column).to_numpy() <= limit])
+        refs = np.concatenate(found)
+        taken = table.take(refs)
+        table.remove(refs)
+        return taken
+
+    def _next(self, tables: Sequence[RowTable], until: int) -> tuple[int | None, int]:
+        """The last moment that fires in this step, None without any, and the first moment that stays."""
+        counts: dict[int, int] = {}
+        for table in tables:
+            for rows, _ in table.scan([self._column], SCANNED_ROWS):
+                found, sizes = np.unique(rows.column(self._column).to_numpy(), return_counts=True)
+                for moment, size in zip(found.tolist(), sizes.tolist(), strict=True):
+                    counts[moment] = counts.get(moment, 0) + size
+            table.done()
+        limit, rows_due = None, 0
+        for moment in sorted(counts):
+            if moment > until or (limit is not None and rows_due + counts[moment] > FIRED_ROWS):
+                return limit, moment
+            limit, rows_due = moment, rows_due + counts[moment]
+        return limit, np.iinfo(np.int64).max

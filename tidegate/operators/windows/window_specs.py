@@ -1,24 +1,28 @@
-"""Window specifications: which rows belong together. Values, without state; the operators of this package use them.
+"""Window specifications: which windows a row belongs to. They are values without state, used by all window operators.
 
 Rules (Flink's):
 
-- A window is `[start, end)`, in milliseconds since 1970. A row at its end belongs to the next one.
-- A watermark W says that no row at W or before it follows. So a window is complete when `end - 1 <= W`.
-- Windows that do not depend on rows are aligned: to 1970 in UTC plus the offset, or to days of a time zone.
+- A window is `[start, end)`, in milliseconds since 1970. A row at its end belongs to the next window.
+- A watermark W promises that no row at W or before it follows. So a window is complete when `end - 1 <= W`.
+- Windows that do not depend on rows are aligned: to 1970 in UTC plus the offset, or to the days of a time zone.
 - Two rows are in one session if they are at most the gap apart, or if rows between them are. So a row at the end of a
   session belongs to it, and a session is complete when `end <= W`: a millisecond later than other windows, and than in
-  Flink, where it depends on the watermark whether such a row joins. Operators hold the watermark back by so much.
-- The gap of a session may be one of each row. Then a row is the stretch from its time to the end of its gap, and rows
-  whose stretches overlap or touch are in one session.
-- An event time beyond about a million years is refused: it is none, and its window might not fit into 64 bits.
+  Flink, where it depends on the watermark whether such a row joins. Operators hold the watermark back by this much.
+- Each row may have its own session gap. A row is then the stretch from its time to the end of its gap, and rows with
+  stretches that overlap or touch are in one session.
+- Days of a time zone follow each other without gaps. Where clocks change, a day is shorter or longer. If midnight comes
+  twice, the first one counts. If it does not come at all, the day begins when the clocks change.
+- An event time beyond about a million years is refused, because its window might not fit into 64 bits.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import TYPE_CHECKING, TypeAlias
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -26,7 +30,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidegate.operators.aggregates.column_expressions import ColumnExpression, ColumnLike, column_like
-from tidegate.operators.windows.local_days import DAY_MS, day_starts_around
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.polars_frames import is_polars_expression
 from tidegate.storage.units import parse_duration_ms
@@ -34,8 +37,12 @@ from tidegate.storage.units import parse_duration_ms
 if TYPE_CHECKING:
     import polars as pl
 
+
 Duration: TypeAlias = str | timedelta | int
 Times: TypeAlias = NDArray[np.int64]
+"""Milliseconds since 1970."""
+Numbers: TypeAlias = NDArray[np.int64]
+"""Numbers of rows, keys or groups."""
 
 TIME_MS_MAX = 1 << 55
 """The greatest event time that has windows, and, negated, the least. State has it with six more bits (`slices.py`)."""
@@ -43,6 +50,8 @@ SIZE_MS_MAX = 1 << 50
 """A window of 35,000 years."""
 _CALENDAR_MS = (-61_000_000_000_000, 253_000_000_000_000)
 """Inside of the years that have dates in time zones."""
+_EPOCH = datetime(1970, 1, 1)
+_CACHED_DAYS = 4_096
 
 
 class EventTimeWindow(ABC):
@@ -50,15 +59,15 @@ class EventTimeWindow(ABC):
 
     @abstractmethod
     def last_end_ms(self, times: Times) -> Times:
-        """The end of the last window that a row of each of these times belongs to. ConfigurationError as `check_times`.
+        """Returns the end of the last window of each time. Raises ConfigurationError as `check_times`.
 
-        With it a row is late if `last_end_ms - 1 + allowed lateness <= watermark`.
+        A row is late if `last_end_ms - 1 + allowed lateness <= watermark`.
         """
 
     def ended_ms(self, times: Times, moments: Times) -> Times:
-        """For each row the last end of a window by a moment, if that makes a difference to the row; else one after it.
+        """Returns the last end of a window of each row up to a moment, or a later end if no window has ended.
 
-        Two moments with the same end by them do the same to a row. For times that are no later than their moments.
+        Two moments with the same result treat the row alike. Times must not be later than their moments.
         """
         return self.last_end_ms(times)
 
@@ -88,11 +97,11 @@ class Tumbling(EventTimeWindow):
         if self.size_ms % DAY_MS:
             raise ConfigurationError(
                 f"Tumbling: windows of {self.size!r} in a time zone: a size must be whole days there, because hours "
-                'come twice or not at all; leave timezone= out, or use size="1d"'
+                'come twice or not at all; remove timezone=, or use size="1d"'
             )
 
     def bounds_ms(self, times: Times) -> tuple[Times, Times]:
-        """Start and end of the window of each time. ConfigurationError as `check_times`."""
+        """Returns the start and end of the window of each time. Raises ConfigurationError as `check_times`."""
         check_times(times)
         if self.timezone is not None:
             return self._bounds_of_days(times, self.timezone)
@@ -140,7 +149,7 @@ class Sliding(EventTimeWindow):
         return floored(times, self.slide_ms, self.offset_ms) + self.size_ms
 
     def ended_ms(self, times: Times, moments: Times) -> Times:
-        """Of all windows that a row is in."""
+        """Returns the last end among all windows of a row."""
         return _ended(times, moments, self.last_end_ms(times), self.slide_ms)
 
 
@@ -168,7 +177,7 @@ class Cumulating(EventTimeWindow):
         return floored(times, self.max_ms, 0) + self.max_ms
 
     def ended_ms(self, times: Times, moments: Times) -> Times:
-        """Of all windows that a row is in."""
+        """Returns the last end among all windows of a row."""
         return _ended(times, moments, self.last_end_ms(times), self.step_ms)
 
 
@@ -184,7 +193,7 @@ class Session(EventTimeWindow):
 
     gap: Duration | ColumnLike | pl.Expr
     gap_ms: int | None = field(init=False, repr=False, compare=False)
-    """The gap of all rows. None: each row has one."""
+    """The gap of all rows in milliseconds, or None if each row has its own."""
     column: ColumnLike | None = field(init=False, repr=False)
     """The column of gaps, or the expression that computes it."""
 
@@ -203,13 +212,13 @@ class Session(EventTimeWindow):
             _set(self, gap_ms=_positive_ms(gap, "Session: gap"))
 
     def of_column(self, column: str) -> Session:
-        """The same sessions, whose gap is in this column."""
+        """Returns these sessions with the gap in this column."""
         made = copy(self)
         object.__setattr__(made, "column", column)
         return made
 
     def last_end_ms(self, times: Times) -> Times:
-        """The end of a session with this row alone. Another row may make it longer. Only where all have one gap."""
+        """Returns the end of a session of each row alone, where all rows have one gap. Other rows may extend it."""
         check_times(times)
         assert self.gap_ms is not None, "a gap of each row"
         return times + self.gap_ms
@@ -243,9 +252,9 @@ class Count:
 
     def __post_init__(self) -> None:
         if not _is_row_count(self.rows):
-            raise ConfigurationError(f"Count: {self.rows!r} is no number of rows; give 1 or more, as in Count(100)")
+            raise ConfigurationError(f"Count: rows={self.rows!r} must be a whole number, 1 or more, as in Count(100)")
         if not isinstance(self.fire_at_end, bool):
-            raise ConfigurationError(f"Count: fire_at_end={self.fire_at_end!r} is neither True nor False")
+            raise ConfigurationError(f"Count: fire_at_end={self.fire_at_end!r} must be True or False")
         if self.slide is not None:
             self._check_slide(self.slide)
         if self.timeout is not None:
@@ -254,7 +263,7 @@ class Count:
     def _check_slide(self, slide: int) -> None:
         if not _is_row_count(slide):
             raise ConfigurationError(
-                f"Count: slide={slide!r} is no number of rows; give 1 or more, as in Count(100, slide=10)"
+                f"Count: slide={slide!r} must be a whole number, 1 or more, as in Count(100, slide=10)"
             )
         if slide > self.rows:
             raise ConfigurationError(
@@ -265,8 +274,8 @@ class Count:
             object.__setattr__(self, "slide", None)
         elif self.timeout is not None:
             raise ConfigurationError(
-                "Count: timeout= does not go with slide=, because a window that comes out early leaves open which rows "
-                "the next one has; remove one of them, or use tg.Sliding for the rows of the last seconds"
+                "Count: timeout= cannot be combined with slide=: after a window that came out early, the rows of the "
+                "next window are not defined; remove one of them, or use tg.Sliding for the rows of the last seconds"
             )
 
 
@@ -289,20 +298,20 @@ def check_times(times: Times) -> None:
     if len(times) and not -TIME_MS_MAX <= int(times.min()) <= int(times.max()) <= TIME_MS_MAX:
         far = times[(times > TIME_MS_MAX) | (times < -TIME_MS_MAX)]
         raise ConfigurationError(
-            f"{int(far[0])} ms since 1970 is no event time that windows can have; an int64 column holds milliseconds: "
+            f"{int(far[0])} ms since 1970 is out of range for event time; an int64 column holds milliseconds: "
             "convert or filter such rows before the window"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class DueByWindows:
-    """A `Due`: windows tell rows apart by which of them are over, and the lateness that is allowed."""
+    """A `Due`: rows are told apart by which of their windows are over, with the allowed lateness."""
 
     spec: EventTimeWindow
     allowed_lateness_ms: int = 0
 
     def __call__(self, times: Times, watermarks: Times) -> Times:
-        """Times that have no windows are refused where the windows are: a filter may come before them."""
+        """Clips times that have no windows. The window operator refuses them, as a filter may come before it."""
         zoned = isinstance(self.spec, Tumbling) and self.spec.timezone is not None
         times = np.clip(times, *(_CALENDAR_MS if zoned else (-TIME_MS_MAX, TIME_MS_MAX)))
         moments = watermarks + 1 - self.allowed_lateness_ms
@@ -317,16 +326,16 @@ def _ended(times: Times, moments: Times, last_ends: Times, step_ms: int) -> Time
 
 
 def steps_of(times: Times, step_ms: int, offset_ms: int) -> Times:
-    """How many steps after the offset the last one is that is no later than each time. A new array."""
+    """Returns how many whole steps each time is after the offset, in a new array."""
     steps = times - offset_ms
     steps //= step_ms
     return steps
 
 
 def floored(times: Times, step_ms: int, offset_ms: int) -> Times:
-    """The last multiple of a step, plus the offset, that is no later than each time.
+    """Returns the last multiple of a step, plus the offset, that is not later than each time.
 
-    NumPy divides by one number many times as fast as it finds what is left over.
+    NumPy divides by one number many times as fast as it computes remainders.
     """
     found = steps_of(times, step_ms, offset_ms)
     found *= step_ms
@@ -347,7 +356,7 @@ def _is_row_count(value: object) -> bool:
 
 
 def _set(spec: object, **fields: int) -> None:
-    """Set what a frozen specification keeps of its durations."""
+    """Sets the milliseconds of durations in a frozen specification."""
     for name, value in fields.items():
         object.__setattr__(spec, name, value)
 
@@ -371,7 +380,7 @@ def _offset_ms(offset: Duration, period_ms: int, spec: str) -> int:
     if parsed >= period_ms:
         raise ConfigurationError(
             f"{spec}: the offset {offset!r} must be less than the time between two windows, {period_ms} ms; windows "
-            "repeat, so a larger one says nothing else"
+            "repeat, so a larger offset changes nothing"
         )
     return -parsed % period_ms if negative else parsed  # the windows repeat, so both name the same ones
 
@@ -384,3 +393,60 @@ def _check_timezone(timezone: str) -> None:
             f"Tumbling: there is no time zone {timezone!r} here; give a name of the IANA database, such as "
             '"Europe/Berlin", and install tzdata if the system has no such database'
         ) from error
+
+
+DAY_MS = 86_400_000
+
+
+def day_starts_around(
+    times: NDArray[np.int64], timezone: str, into_day_ms: int, days: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Returns local days (numbered from 1970-01-01) and their starts: the day of each time, and `days` days around it.
+
+    Days begin `into_day_ms` after midnight, as clocks show it. Raises ConfigurationError outside of the years 1 to
+    9999, which calendars have.
+    """
+    utc_days = np.unique(times // DAY_MS)
+    # Local time is less than a day from UTC, and a start lies up to a day after midnight.
+    around = np.arange(-days - 2, days + 2)
+    known = np.unique((utc_days[:, None] + around).ravel())
+    starts = np.array([_day_start(timezone, day, into_day_ms) for day in known.tolist()], dtype=np.int64)
+    return known, starts
+
+
+@lru_cache(maxsize=_CACHED_DAYS)
+def _day_start(timezone: str, day: int, into_day_ms: int) -> int:
+    try:
+        wall = _EPOCH + timedelta(days=day, milliseconds=into_day_ms)
+        offset = wall.replace(tzinfo=ZoneInfo(timezone)).utcoffset()
+    except OverflowError as error:
+        raise ConfigurationError(
+            f"day {day} since 1970 is outside of the years 1 to 9999, and has no date in {timezone}; filter such rows "
+            "before the window"
+        ) from error
+    assert offset is not None, f"{timezone} has no offset"
+    return day * DAY_MS + into_day_ms - offset // timedelta(milliseconds=1)
+
+
+def ends_of(spec: Tumbling | Sliding | Cumulating, times: Times) -> Iterator[tuple[NDArray[np.int64], Times]]:
+    """Rows and the ends of their windows, the last ones first; a row comes once for each of its windows."""
+    ends = spec.last_end_ms(times)
+    rows = np.arange(len(times), dtype=np.int64)
+    yield rows, ends
+    if isinstance(spec, Tumbling):
+        return
+    step_ms = spec.slide_ms if isinstance(spec, Sliding) else spec.step_ms
+    while (inside := ends - step_ms > times).any():
+        rows, times, ends = rows[inside], times[inside], ends[inside] - step_ms
+        yield rows, ends
+
+
+def starts_of(spec: Tumbling | Sliding | Cumulating, ends: Times) -> Times:
+    """The starts of windows with these ends."""
+    match spec:
+        case Tumbling():
+            return spec.bounds_ms(ends - 1)[0]
+        case Sliding():
+            return ends - spec.size_ms
+        case Cumulating():
+            return floored(ends - 1, spec.max_ms, 0)

@@ -1,14 +1,20 @@
-"""`WindowState`: the accumulators of windows: a table with a row for each key in each namespace (a slice, a node).
+"""`AggregateWindows`: windows that hold accumulators. `WindowState` is their table.
 
-Rules:
+Rules of `WindowState`:
 
-- The stored columns are the namespace, the keys, then the columns of the aggregates.
-- The namespace has no part in the key group: all slices of a key are in one subtask.
-- Which namespaces there are is kept in memory, and found anew at a restore.
+- The table has a row for each key and namespace: a slice, a node of slices, a session, or a pane. The stored columns
+  are the namespace, the keys, then the columns of the aggregates.
+- The namespace does not count for the key group: all slices of a key are in one subtask.
+- The set of namespaces is kept in memory, and is found again at a restore.
+
+`MergedGroups` holds accumulators of the windows that a batch touches, in memory. Windows with bounds that depend on
+rows (sessions, count windows) take what a key has out of the state, merge it with the rows of the batch there, and
+write the remaining windows back.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -28,17 +34,21 @@ from tidegate.operators.aggregates.aggregate_state import (
     NULL_WITHOUT_VALUES,
     Fields,
     combined_fields,
-    is_combined,
     state_columns,
     take_in,
 )
 from tidegate.operators.aggregates.stored_layout import StoredLayout, converted, raw_specs
-from tidegate.operators.operator import OperatorContext
-from tidegate.operators.operator_errors import failure
+from tidegate.operators.combined_rows import is_combined
+from tidegate.operators.operator import Columns, Emit, OperatorContext
+from tidegate.operators.operator_errors import blame, failure
 from tidegate.operators.state.keys import check_owner, key_schema
-from tidegate.operators.state.operator_backend import make_backend
+from tidegate.operators.state.operator_backend import frozen_backend, make_backend
 from tidegate.operators.windows.slices import with_nodes
-from tidegate.protocol.errors import ChangedTypeError
+from tidegate.operators.windows.window_columns import WindowColumns
+from tidegate.operators.windows.window_operator import WindowOperator
+from tidegate.operators.windows.window_specs import Session, TimeOf, WindowSpec
+from tidegate.protocol.failures import ChangedTypeError
+from tidegate.state.columnar.columnar_backend import ColumnarBackend
 from tidegate.state.common.backend import (
     KeyedBackend,
     NamespacedTable,
@@ -47,17 +57,120 @@ from tidegate.state.common.backend import (
 )
 from tidegate.state.kernels.columns import storage_dtype
 from tidegate.state.kernels.partition import subtask_table
+from tidegate.state.key_index.key_index import KeyIndex
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import CorruptionError, IncompatibleStateError
-from tidegate.storage.schemas.columns_text import columns_text
-from tidegate.storage.state.handover import keys_at_most, put_together, taken
-from tidegate.storage.state.snapshot import StateTable
+from tidegate.storage.schemas.column_names import columns_text, own_name
+from tidegate.storage.state.handover import keys_at_most, merge_small_tables, taken
+from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
 WINDOWS_STATE = "windows"
 _RESTORED_ROWS = 131_072
 
 Parts = list[list[pa.Array]]
 """The stored columns of each aggregate, for some rows."""
+
+
+class AggregateWindows(WindowOperator):
+    """Aggregates of each key and window. Without `keys`, aggregates of all rows.
+
+    `namespace` is the name of the first column of the state, and `extra` are value columns before those of the
+    aggregates. Raises ConfigurationError without aggregates, or for names that clash.
+    """
+
+    def __init__(
+        self,
+        keys: tuple[str, ...],
+        spec: WindowSpec,
+        aggregates: Mapping[str, Aggregate],
+        time: TimeOf,
+        emit: str,
+        namespace: str,
+        extra: Sequence[ValueSpec] = (),
+        input_schema: pa.Schema | None = None,
+        lateness_ms: int = 0,
+    ) -> None:
+        super().__init__(spec, time, lateness_ms)
+        gap = spec.column if isinstance(spec, Session) else None
+        assert gap is None or isinstance(gap, str), "an expression that was not computed"
+        self._rows = WindowColumns(tuple(keys), dict(aggregates), time, emit, gap)
+        self._input_schema = input_schema
+        self._keys, self._any_spec = tuple(keys), spec
+        self._namespace, self._extra = namespace, tuple(extra)
+        self._changed_rows = 0
+        self._opened: WindowState | None = None
+
+    @property
+    def known_fields(self) -> Fields | None:
+        """The state columns of each aggregate. None if the columns of the input are not known."""
+        schema = self._input_schema
+        if schema is None:
+            return None
+        return {name: a.state_fields(name, schema) for name, a in self._rows.aggregates.items()}
+
+    def needed_columns(self, after: Columns) -> Columns:
+        """Keys, event time, and the columns that are aggregated."""
+        return self._rows.needed_columns
+
+    def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
+        """Keys, `window_start`, `window_end`, aggregates. Raises ConfigurationError for columns that do not fit."""
+        return self._rows.output_schema(input_schema, self._any_spec)
+
+    def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
+        """Raises CorruptionError if a stored table is not of these windows, or has keys of other subtasks."""
+        super().open(context, restored)
+        self._opened = WindowState(
+            context, self._namespace, self._keys, self._rows.aggregates, self._extra, self.known_fields
+        )
+        self._state.restore(restored)
+
+    def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Adds a batch. Raises OperatorError if its columns do not fit, or a row has no time."""
+        with blame(self.context, batch):
+            self._state.admit(batch.schema)
+            if (time_type := self._rows.time_type(batch.schema)) is not None:
+                self._fired.time_type = time_type
+            updates = self._take_in(batch)
+        for update in updates:
+            emit(update)
+
+    def changes(self, cut: Cut) -> OperatorSnapshot:
+        """Freezes the accumulators."""
+        if cut.keyed:
+            self._changed_rows = 0
+        return frozen_backend(self.context, self._state.backend, cut)
+
+    @property
+    def changed_bytes(self) -> int:
+        """An estimate of the bytes of changed rows."""
+        return 0 if self._opened is None else self._changed_rows * self._opened.row_bytes
+
+    @property
+    def keyed_backend(self) -> KeyedBackend | None:
+        """The backend of the accumulators, once the operator is open."""
+        return None if self._opened is None else self._opened.backend
+
+    def load(self, tables: Sequence[StateTable]) -> None:
+        """Raises CorruptionError as `open` does."""
+        self._state.restore(tables)
+
+    def hand_over(self) -> None:
+        """Releases the backend to the next attempt."""
+        self._opened = None
+
+    def close(self) -> None:
+        """Releases what the backend holds."""
+        if self._opened is not None:
+            self._opened.backend.close()
+
+    @abstractmethod
+    def _take_in(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """Adds rows. Returns results that come out at once."""
+
+    @property
+    def _state(self) -> WindowState:
+        assert self._opened is not None, "windows that are not open"
+        return self._opened
 
 
 class WindowState:
@@ -110,7 +223,7 @@ class WindowState:
         return self._key_schema
 
     def admit(self, schema: pa.Schema) -> None:
-        """Check the columns of a batch against the state; the first batch ever makes it. OperatorError."""
+        """Checks the columns of a batch against the state, which the first batch creates. Raises OperatorError."""
         if self._seen is not None and schema.equals(self._seen):
             return
         found = key_schema(schema, self._keys)
@@ -132,7 +245,7 @@ class WindowState:
         self._seen = schema
 
     def check_owner(self, keys: pa.RecordBatch) -> None:
-        """OperatorError if one of these keys belongs to another subtask."""
+        """Raises OperatorError if one of these keys belongs to another subtask."""
         if self._keys:
             check_owner(self._context, keys, self._owners)
 
@@ -145,11 +258,11 @@ class WindowState:
         return stored.select(list(self._keys))
 
     def parts(self, slots: NDArray[np.int32]) -> Parts:
-        """What accumulators hold in some slots."""
+        """Returns what accumulators hold in some slots."""
         return [[self.table.column(field.name).take(slots) for field in group] for group in self.fields.values()]
 
     def add(self, batch: pa.RecordBatch, slots: NDArray[np.int32]) -> None:
-        """Add a batch to slots of the table, of each row one."""
+        """Adds a batch to slots of the table, one slot for each row."""
         for accumulator, fields in zip(self.accumulators, self.fields.values(), strict=True):
             take_in(accumulator, fields, batch, slots)
 
@@ -162,7 +275,7 @@ class WindowState:
         """Make the rows that are new in this batch empty. Call it before anything is merged into them.
 
         Aggregates that are null without values take a new row for one that gets a value in its batch (`mark`), as
-        long as there has been no null. An operator that leaves a new row without values says so here.
+        long as there has been no null. An operator that leaves a new row without values calls this.
         """
         for name, aggregate in self._aggregates.items():
             first = self.fields[name][0]
@@ -170,11 +283,11 @@ class WindowState:
                 self.table.column(first.name).track_nulls()
 
     def results(self, slots: NDArray[np.int32]) -> list[pa.Array]:
-        """The results of some slots. OperatorError for one that does not fit its type."""
+        """Returns the results of some slots. Raises OperatorError for one that does not fit its type."""
         return self.results_of(self.accumulators, slots)
 
     def results_of(self, accumulators: Sequence[Accumulator], slots: NDArray[Any]) -> list[pa.Array]:
-        """The results of such accumulators of another table. OperatorError for one that does not fit its type."""
+        """Returns results of accumulators of another table. Raises OperatorError for one that does not fit its type."""
         try:
             return [accumulator.results(slots) for accumulator in accumulators]
         except OverflowError as error:
@@ -186,16 +299,16 @@ class WindowState:
 
     @property
     def row_bytes(self) -> int:
-        """About how many bytes a row takes."""
+        """About how many bytes a row takes in memory."""
         values = 0 if self._table is None else sum(self._table.column(f.name).value_bytes for f in self._values())
         return 8 * (1 + len(self._keys)) + values
 
     def appeared(self, namespaces: Sequence[int] | NDArray[np.int64]) -> None:
-        """Rows have come into these namespaces."""
+        """Notes that rows have come into these namespaces."""
         self.namespaces = with_nodes(self.namespaces, namespaces)
 
     def emptied(self, namespaces: Sequence[int]) -> None:
-        """These namespaces have no rows any more."""
+        """Notes that these namespaces have no rows any more."""
         if list(namespaces) == self.namespaces[: len(namespaces)].tolist():
             self.namespaces = self.namespaces[len(namespaces) :]
         else:
@@ -213,7 +326,7 @@ class WindowState:
         return [spec for name, a in self._aggregates.items() for spec in value_specs(a, fields[name])]
 
     def restore(self, tables: Sequence[StateTable]) -> None:
-        """Load the stored tables that are keyed. CorruptionError if one is of other windows or keys."""
+        """Loads the stored tables that are keyed. Raises CorruptionError for a table of other windows or keys."""
         for table in tables:
             if table.kind is StateKind.KEYED and not table.removed and self._table is None:
                 layout = self._layout(table.state, table.rows.schema)
@@ -223,7 +336,7 @@ class WindowState:
         self.backend.expect(keys_at_most(tables))
         keyed = (table for table in taken(tables) if table.kind is StateKind.KEYED)
         try:
-            for table in put_together(keyed, _RESTORED_ROWS):
+            for table in merge_small_tables(keyed, _RESTORED_ROWS):
                 rows = table.rows
                 if not table.removed:
                     rows = self._converted(rows.replace_schema_metadata(None), self.fields)
@@ -250,7 +363,7 @@ class WindowState:
         return [*(spec.field for spec in self._extra), *(field for group in self.fields.values() for field in group)]
 
     def _take_over(self, stored: pa.Schema) -> None:
-        """Go on with rows that the backend has already, and convert them if other aggregates wrote them."""
+        """Continues with rows that the backend has already, and converts them if other aggregates wrote them."""
         layout = self._layout(WINDOWS_STATE, stored)
         if layout.whole:
             self._create(self._keys_in(layout), layout.fields)
@@ -302,3 +415,65 @@ class WindowState:
 
     def _keys_in(self, layout: StoredLayout) -> pa.Schema:
         return pa.schema([layout.head.field(name) for name in self._keys])
+
+
+_SLOT = own_name("slot")
+
+
+class MergedGroups:
+    """Accumulators like those of a state, in memory, for `count` groups that are numbered from 0.
+
+    A group is filled in several calls. When the first null comes, a table takes all slots that are new in the batch for
+    empty. So each call reports to the table which groups are still empty; otherwise values of earlier calls would go.
+    """
+
+    def __init__(self, state: WindowState, count: int) -> None:
+        backend = ColumnarBackend(1, (_SLOT,), incremental=False)
+        self._state, self._fields = state, state.fields
+        self._table = backend.table("merged", state.specs())
+        backend.fix_keys(pa.schema({_SLOT: pa.int64()}))
+        self._accumulators = state.accumulators_of(self._table)
+        self._slots = self._table.upsert(pa.record_batch({_SLOT: np.arange(count)})).slots
+        self._empty = np.ones(count, dtype=np.bool_)
+
+    def merge(self, numbers: NDArray[Any], parts: Parts) -> None:
+        """Merge stored parts into groups."""
+        for accumulator, columns in zip(self._accumulators, parts, strict=True):
+            accumulator.merge(self._slots[numbers], columns)
+        self._filled(numbers)
+
+    def update(self, batch: pa.RecordBatch, numbers: NDArray[Any]) -> None:
+        """Add rows to groups."""
+        for accumulator in self._accumulators:
+            accumulator.update(batch, self._slots[numbers])
+        self._filled(numbers)
+
+    def _filled(self, numbers: NDArray[Any]) -> None:
+        """Notes that these groups are not empty."""
+        self._empty[numbers] = False
+        self._table.new_slots = self._slots[self._empty]
+
+    def done(self) -> None:
+        """Ends the filling. Only results are read afterwards."""
+        self._table.done()
+
+    def parts(self, numbers: NDArray[Any]) -> Parts:
+        """Returns what some groups hold, as it is stored."""
+        slots = self._slots[numbers]
+        return [[self._table.column(field.name).take(slots) for field in group] for group in self._fields.values()]
+
+    def results(self, numbers: NDArray[Any]) -> list[pa.Array]:
+        """The results of some groups."""
+        return self._state.results_of(self._accumulators, self._slots[numbers])
+
+
+def codes_of(keys: pa.RecordBatch, rows: int) -> tuple[NDArray[np.int64], pa.RecordBatch, int]:
+    """Returns a number for the key of each row, from 0 without gaps, the distinct keys in order, and how many.
+
+    Without key columns all rows have one key.
+    """
+    if not keys.num_columns:
+        return np.zeros(rows, dtype=np.int64), keys, 1
+    found = KeyIndex(tuple(keys.schema.names)).upsert(keys)
+    distinct = keys if len(found.first_rows) == rows else keys.take(pa.array(found.first_rows))
+    return found.slots.astype(np.int64), distinct, len(found.first_rows)

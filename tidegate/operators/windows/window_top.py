@@ -1,53 +1,71 @@
-"""`WindowTop`: the first `n` rows of each key and window, which come out once, when the window ends.
+"""The first `n` rows of each key and window (`WindowTop`), and the same of each batch before the exchange (`LocalTop`).
 
-Rules:
+Rules of `WindowTop`:
 
-- Rows say themselves which window they are in, by `window_end`: behind a window's aggregate they have it, and
-  `LocalTop` gives it to plain rows. The keys have it among them, so a window of a key is in one subtask.
-- State is the rows that are among the first so far: at most `n` of each key and window, and those that share the last
-  rank with `ties`. Nothing is told before the window ends, so nothing is taken back.
+- Rows carry their window in `window_end`: the aggregate of a window adds it, and `LocalTop` adds it to plain rows. It
+  is one of the keys, so a window of a key is in one subtask.
+- The state has the rows that are among the first so far: at most `n` for each key and window, and with `ties` also rows
+  that share the last rank. Nothing comes out before the window ends, so nothing is taken back.
 - When the watermark passes, the windows that are due are ranked together, as many at a time as have `FIRED_ROWS` rows.
-  They come out in the order of windows, and of ranks within a key. Their rows are gone then, in the same step.
-- Up to which moment windows have fired is state (`FiredGroups`): a row for one that has fired is late. It is dropped,
-  counted, and goes to the side output of late rows.
+  They come out in the order of windows, and of ranks within a key. Their rows are removed in the same step.
+- `FiredGroups` stores up to which moment windows have fired: a row for a window that has fired is late. It is dropped,
+  counted, and sent to the side output of late rows.
+
+Rules of `LocalTop`:
+
+- It stands before the exchange so that few rows are sent: of a batch of bids, one row for each window if only the first
+  row is wanted. It has no state.
+- A row that other rows of its batch keep out of the first `n` of its window cannot be among them.
+- Rows of windows that are over by the watermark pass: they may be late, and `WindowTop` counts late rows.
+- Where most rows stay, as with many keys, comparing does not pay. That is measured, and then most batches pass as they
+  are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.operators.batch_rows import OUTPUT_ROWS_MAX
-from tidegate.operators.operator import Emit, OperatorContext
+from tidegate.operators.operator import Emit, Operator
 from tidegate.operators.operator_errors import blame
 from tidegate.operators.ranking.ranks import Positions, RankWords, first_rows, ranks_of
 from tidegate.operators.ranking.top_n import MOMENT, STATE_NAME, Ranking
 from tidegate.operators.source_splits import Due
-from tidegate.operators.state.keys import key_schema
+from tidegate.operators.state.keys import key_columns, key_schema
 from tidegate.operators.state.operator_backend import RowsOperator
-from tidegate.operators.watermarks.late_rows import LATE_RECORDS, set_aside
-from tidegate.operators.watermarks.watermark_generator import WindowEnd, event_times_ms
-from tidegate.operators.windows.fired_groups import FiredGroups
-from tidegate.operators.windows.window_rows import WINDOW_END
+from tidegate.operators.watermarks.watermark_generator import WindowEnd, check_timestamp_column, event_times_ms
+from tidegate.operators.windows.window_columns import WINDOW_END, WINDOW_START, bound_type, bounds_of, row_times
+from tidegate.operators.windows.window_operator import (
+    DueRows,
+    WindowOperator,
+)
+from tidegate.operators.windows.window_specs import (
+    Cumulating,
+    DueByWindows,
+    Sliding,
+    Times,
+    Tumbling,
+    ends_of,
+    starts_of,
+)
+from tidegate.protocol.stream_elements import MIN_WATERMARK_MS
 from tidegate.state.key_index.key_index import KeyIndex
-from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.state.key_groups import key_group_range
+from tidegate.storage.schemas.arrow_types import decoded_type
+from tidegate.storage.schemas.column_names import own_name
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
-FIRED_ROWS = 262_144
-"""Windows of about so many rows are ranked in one step, but at least one window."""
-_SCANNED_ROWS = 131_072
-_TIME_MS_END = 1 << 60
-"""After every window, and far from the end of 64 bits."""
+_PASSED_BATCHES = 15
+"""Batches that pass as they are after one in which comparing did not pay."""
+_END = own_name("window_end_ms")
 
 
-class WindowTop(RowsOperator):
-    """The first rows of each key and window. `schema` is that of the input; `ranking.keys` have `window_end`."""
+class WindowTop(WindowOperator, RowsOperator):
+    """The first rows of each key and window. `schema` has the columns of the input, `ranking.keys` `window_end`."""
 
     def __init__(self, ranking: Ranking, schema: pa.Schema) -> None:
         if WINDOW_END not in ranking.keys:
@@ -59,31 +77,19 @@ class WindowTop(RowsOperator):
         self.output = ranking.output_schema(schema)
         self._columns = pa.schema([self.output.field(name) for name in schema.names])
         values = pa.schema([field for field in self._columns if field.name not in ranking.keys])
-        super().__init__(key_schema(schema, ranking.keys), {STATE_NAME: values.append(pa.field(MOMENT, pa.int64()))})
-        self._next_ms: int | None = None
-        """No window in the state ends before; None: not known."""
-
-    @property
-    def dues(self) -> Sequence[Due]:
-        """None of its own: `LocalTop` before it knows the windows."""
-        return ()
-
-    def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """Take rows and moments back. CorruptionError for other columns."""
-        self._fired = FiredGroups(key_group_range(context.subtask, context.max_parallelism, context.parallelism))
-        for table in restored:
-            if table.kind is not StateKind.KEYED:
-                self._fired.load(table)
-        self._late = context.metrics.counter(LATE_RECORDS)
-        super().open(context, restored)
+        WindowOperator.__init__(self, None, WINDOW_END)
+        RowsOperator.__init__(
+            self, key_schema(schema, ranking.keys), {STATE_NAME: values.append(pa.field(MOMENT, pa.int64()))}
+        )
+        self._due = DueRows(MOMENT)
 
     def load(self, tables: Sequence[StateTable]) -> None:
-        """CorruptionError as `open`."""
+        """Raises CorruptionError as `open` does."""
         super().load(tables)
-        self._next_ms = None
+        self._due.forget()
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Keep the rows that are among the first so far. OperatorError for a row without a time."""
+        """Stores the rows that are among the first so far. Raises OperatorError for a row without a time."""
         with blame(self.context, batch):
             rows = self._ranking.columns_of(batch, self._columns)
             words = self._ranking.words(rows)
@@ -94,7 +100,7 @@ class WindowTop(RowsOperator):
         moments = found.to_numpy(zero_copy_only=False)
         keys = rows.select(self.keys.names)
         late = moments <= self._fired.of_keys(keys, self.context.max_parallelism)
-        in_time = set_aside(batch, late, self._late, self.context.emit_aside)
+        in_time = self._drop_late(batch, late)
         if len(in_time) < batch.num_rows:
             picked = pa.array(in_time)
             rows, keys, moments = rows.take(picked), keys.take(picked), moments[in_time]
@@ -102,31 +108,17 @@ class WindowTop(RowsOperator):
         if rows.num_rows:
             self._add(rows, keys, moments, words)
 
-    def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        """Emit the first rows of the windows that have ended."""
-        until_ms = min(watermark_ms, _TIME_MS_END)
-        while self._next_ms is None or self._next_ms <= until_ms:
-            limit_ms, self._next_ms = self._due(until_ms)
-            if limit_ms is None:
-                break
-            self._fire(limit_ms, emit)
-            self._advance(limit_ms)
-            yield
-        self._advance(until_ms)
-
-    def snapshot(self, cut: Cut) -> OperatorSnapshot:
-        """Freeze the rows, and what has fired."""
-        frozen = self.changes(cut)
-        return replace(frozen, states=(*frozen.states, self._fired.freeze()))
-
     def changes(self, cut: Cut) -> OperatorSnapshot:
-        """Freeze the rows."""
-        return super().snapshot(cut)
+        """Freezes the rows."""
+        return RowsOperator.snapshot(self, cut)
 
-    def _advance(self, moment_ms: int) -> None:
-        for groups, fired_ms in [*self._fired.runs()]:
-            if fired_ms < moment_ms:
-                self._fired.advance(groups, moment_ms)
+    def _advance_to(self, moment_ms: int, emit: Emit) -> Iterator[None]:
+        """Emits the first rows of the windows that have ended."""
+        for limit_ms in self._due.limits(self.tables, moment_ms):
+            self._fire(limit_ms, emit)
+            self._fired.reach(limit_ms)
+            yield
+        self._fired.reach(moment_ms)
 
     def _add(self, rows: pa.RecordBatch, keys: pa.RecordBatch, moments: NDArray[np.int64], words: RankWords) -> None:
         """Compare rows with those that are kept, and keep the first ones of both."""
@@ -148,33 +140,13 @@ class WindowTop(RowsOperator):
             chosen = rows.take(pa.array(came))
             values = [chosen.column(name) for name in chosen.schema.names if name not in self.keys.names]
             self.append(0, chosen.select(self.keys.names), [*values, pa.array(moments[came])])
-            if self._next_ms is not None:
-                self._next_ms = min(self._next_ms, int(moments[came].min()))
+            self._due.note(moments[came])
         table.done()
-
-    def _due(self, until_ms: int) -> tuple[int | None, int]:
-        """The last moment whose windows fire in this step, None without any, and the first one that stays."""
-        counts: dict[int, int] = {}
-        for rows, _ in self.tables[0].scan([MOMENT], _SCANNED_ROWS):
-            for moment, count in zip(*np.unique(rows.column(MOMENT).to_numpy(), return_counts=True), strict=True):
-                counts[int(moment)] = counts.get(int(moment), 0) + int(count)
-        self.tables[0].done()
-        limit, rows_due = None, 0
-        for moment in sorted(counts):
-            if moment > until_ms or (limit is not None and rows_due + counts[moment] > FIRED_ROWS):
-                return limit, moment
-            limit, rows_due = moment, rows_due + counts[moment]
-        return limit, np.iinfo(np.int64).max
 
     def _fire(self, limit_ms: int, emit: Emit) -> None:
         """Emit the first rows of windows up to `limit_ms`, and forget them."""
-        table = self.tables[0]
-        refs = np.concatenate(
-            [refs[rows.column(MOMENT).to_numpy() <= limit_ms] for rows, refs in table.scan([MOMENT], _SCANNED_ROWS)]
-        )
-        rows = table.take(refs)
-        table.remove(refs)
-        table.done()
+        rows = self._due.take(self.tables[0], limit_ms)
+        self.tables[0].done()
         moments: Positions = rows.column(MOMENT).to_numpy()
         groups = KeyIndex(tuple(self.keys.names)).upsert(rows.select(self.keys.names)).slots.astype(np.int64)
         ranks = ranks_of(groups, self._ranking.words(rows).sorting, self._ranking.ties)
@@ -184,3 +156,104 @@ class WindowTop(RowsOperator):
             columns = rows.select(self._columns.names).take(pa.array(piece)).columns
             columns += [] if self._ranking.rank is None else [pa.array(ranks[piece] + 1)]
             emit(pa.RecordBatch.from_arrays(columns, schema=self.output))
+
+
+class LocalTop(Operator):
+    """The first rows of windows in each batch. With `window` and `time` rows get the bounds of their windows here.
+
+    Without them rows have `window_end` already. `schema` is the schema of the input. Raises ConfigurationError for
+    columns that do not fit.
+    """
+
+    def __init__(
+        self,
+        ranking: Ranking,
+        schema: pa.Schema,
+        window: Tumbling | Sliding | Cumulating | None = None,
+        time: str | None = None,
+    ) -> None:
+        self._ranking, self._window, self._time = ranking, window, time
+        self._keys = ranking.keys
+        self.output = schema
+        """The columns of the result."""
+        if window is not None:
+            assert time is not None, "windows without event time"
+            check_timestamp_column(schema, time)
+            taken = sorted(set(schema.names) & {WINDOW_START, WINDOW_END})
+            if taken:
+                raise ConfigurationError(
+                    f"top_n: the input has columns {taken}, which the result gets for the window; rename yours with "
+                    "select, or rank rows in the "
+                    'windows that they have: key_by("window_start", "window_end").top_n(..., emit="final")'
+                )
+            self._bound = bound_type(decoded_type(schema.field(time).type), window)
+            self.output = pa.schema([*schema, (WINDOW_START, self._bound), (WINDOW_END, self._bound)])
+            self._keys = tuple(key for key in ranking.keys if key not in (WINDOW_START, WINDOW_END))
+        self._watermark_ms = MIN_WATERMARK_MS
+        self._passes = 0
+
+    @property
+    def dues(self) -> Sequence[Due]:
+        """Rows are cut by which windows are over, for `WindowTop` behind it. Results of windows are never late."""
+        return () if self._window is None else (DueByWindows(self._window),)
+
+    def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Emit the rows of a batch that count. OperatorError for a row without a time."""
+        with blame(self.context, batch):
+            rows, ends = self._windows(batch)
+            kept = self._first(batch, rows, ends)
+        if kept is not None:
+            rows, ends = rows[kept], ends[kept]
+        whole = len(rows) == batch.num_rows and bool((rows == np.arange(len(rows))).all())
+        chosen = batch if whole else batch.take(pa.array(rows))
+        if self._window is not None:
+            bounds = [bounds_of(each, self._bound) for each in (starts_of(self._window, ends), ends)]
+            chosen = pa.RecordBatch.from_arrays(
+                [*chosen.columns, *bounds], names=[*chosen.schema.names, WINDOW_START, WINDOW_END]
+            )
+        emit(chosen)
+
+    def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
+        """Windows up to here are over."""
+        self._watermark_ms = max(self._watermark_ms, watermark_ms)
+        return iter(())
+
+    def _windows(self, batch: pa.RecordBatch) -> tuple[NDArray[np.int64], Times]:
+        """Rows, each once for each of its windows, and the ends of these."""
+        if self._window is None:
+            ends = event_times_ms(batch, WindowEnd(WINDOW_END))
+            return np.arange(batch.num_rows, dtype=np.int64), ends.to_numpy(zero_copy_only=False) + 1
+        assert self._time is not None
+        parts = [*ends_of(self._window, row_times(batch, self._time, self._window))]
+        if len(parts) == 1:
+            return parts[0]
+        rows, ends = np.concatenate([rows for rows, _ in parts]), np.concatenate([ends for _, ends in parts])
+        in_order = np.argsort(rows, kind="stable")  # of equal rows the first to arrive is before the others
+        return rows[in_order], ends[in_order]
+
+    def _first(self, batch: pa.RecordBatch, rows: NDArray[np.int64], ends: Times) -> NDArray[np.bool_] | None:
+        """Selects the rows that are among the first, or late. None means all, without a comparison."""
+        if self._passes:
+            self._passes -= 1
+            return None
+        ranking = self._ranking
+        words = ranking.words(batch)
+        words = words if len(rows) == batch.num_rows else words.take(rows)
+        groups, size = self._groups(batch, rows, ends)
+        kept = first_rows(groups, words.sorting, ranking.n, ranking.ties, size)
+        kept |= ends - 1 <= self._watermark_ms
+        if 2 * np.count_nonzero(kept) > len(kept):
+            self._passes = _PASSED_BATCHES
+        return kept
+
+    def _groups(self, batch: pa.RecordBatch, rows: NDArray[np.int64], ends: Times) -> tuple[NDArray[np.int64], int]:
+        """The number of the group of each row, and how many there are."""
+        # Sessions that end together may have begun at different times.
+        if set(self._keys) <= {WINDOW_END} and ends.min() == ends.max():
+            return np.zeros(len(rows), dtype=np.int64), 1
+        columns = key_columns(batch, self._keys)
+        if self._window is not None:
+            arrays = [column if len(rows) == len(column) else column.take(pa.array(rows)) for column in columns.columns]
+            columns = pa.RecordBatch.from_arrays([*arrays, pa.array(ends)], names=[*self._keys, _END])
+        index = KeyIndex(tuple(columns.schema.names))
+        return index.upsert(columns).slots.astype(np.int64), index.size

@@ -12,11 +12,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidegate.actors.coordinator.messages import events as ev
-from tidegate.actors.coordinator.messages.causes import BEGINS
-from tidegate.actors.coordinator.messages.words import in_words
+from tidegate.actors.coordinator import events as ev
 from tidegate.recovery.event_history import EventHistory, LoggedEvent
-from tidegate.recovery.state_processor.event_logs import logs_under, only_one
+from tidegate.recovery.state_processor.job_states import logs_under, only_one
 from tidegate.storage.checkpoints.layout import parse_checkpoint_name
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.file_system_store import open_store
@@ -106,7 +104,7 @@ def explain(
     chain = history.why(decided)
     first = chain.events[0]
     missing = chain.cut_why
-    if not missing and not isinstance(first.event, BEGINS):
+    if not missing and not first.event.begins:
         missing = "the log does not tell: an older version wrote it" if not first.tells else "the log does not tell"
     return Explanation(history.job_id, decision, tuple(_step(logged) for logged in chain.events), missing)
 
@@ -138,7 +136,7 @@ def _rows(found: EventHistory) -> Iterator[dict[str, Any]]:
                 "logged_at": logged.logged_at_ms,
                 "generation": entry.generation,
                 "kind": type(logged.event).__name__,
-                "text": in_words(logged.event),
+                "text": logged.event.describe(),
                 "checkpoint": getattr(logged.event, "checkpoint_id", None),
                 "attempt": getattr(logged.event, "attempt", None),
                 "task": None if task is None else str(task),
@@ -185,4 +183,4 @@ def _nothing(found: EventHistory, what: str, field: str, events: list[LoggedEven
 
 def _step(logged: LoggedEvent) -> Step:
     assert logged.number is not None, "a chain is of numbered events"
-    return Step(logged.number, logged.at_ms, type(logged.event).__name__, in_words(logged.event))
+    return Step(logged.number, logged.at_ms, type(logged.event).__name__, logged.event.describe())

@@ -1,8 +1,8 @@
-"""`job_state`: what the coordinator of a job knew at any moment, as the fold of the events before it.
+"""`job_state`: returns what the coordinator of a job knew at any moment, as the fold of the events before it.
 
-The event log is the only source: the coordinator's memory is a fold over it, and a coordinator that comes back makes
+The event log is the only source: the memory of a coordinator is a fold over it, and a coordinator that comes back folds
 the same one. Old events are folded into a snapshot and cut, unless the job keeps them (`keep_events`). The state before
-the oldest snapshot that is left is not known, and the error names the first event from which on it is.
+the oldest remaining snapshot is unknown, and the error names the first event from which on it is known.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from tidegate.actors.coordinator.coordinator_machine import CoordinatorMachine
-from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
+from tidegate.actors.coordinator.coordinator_state import CoordinatorState
 from tidegate.actors.runtimes.running_job import RUNNING_STATUSES
+from tidegate.recovery.checkpoints import is_of_job
 from tidegate.recovery.event_history import EventHistory
-from tidegate.recovery.state_processor.event_logs import logs_under, only_one
 from tidegate.recovery.state_processor.timeline import fold_start
+from tidegate.storage.checkpoints.event_log import EventLog
 from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.files.file_system_store import open_store
-from tidegate.storage.files.store import OpenStore
+from tidegate.storage.files.store import OpenStore, Store
 from tidegate.storage.ids import CheckpointId, EventId, JobId
 
 
@@ -130,3 +131,30 @@ def _found(
 
 def _ms(moment: datetime) -> int:
     return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1_000)
+
+
+def logs_under(path: str, job: str | None, open_store: OpenStore = open_store) -> dict[JobId, EventLog]:
+    """The logs of the jobs under a root, or of one job if `path` is its folder. Raises StorageError."""
+    store, job = _root_of(path, job, open_store)
+    logs = {JobId(name): EventLog(store, JobId(name)) for name in store.list("") if is_of_job(store, JobId(name), job)}
+    return {job_id: log for job_id, log in logs.items() if log.indices()}
+
+
+def _root_of(path: str, job: str | None, open_store: OpenStore) -> tuple[Store, str | None]:
+    """The root and the job that are meant: `path` may be a root, or the folder of a job."""
+    store = open_store(path)
+    root, _, name = store.url.rpartition("/")
+    if job is None and root and name and any(entry.isdigit() for entry in store.list("events")):
+        return open_store(root), name
+    return store, job
+
+
+def only_one(logs: dict[JobId, EventLog], path: str, job: str | None) -> tuple[EventLog, JobId]:
+    """The log of the one job that is meant. ConfigurationError if there is none, or more than one."""
+    of_job = f" of job {job}" if job else ""
+    if not logs:
+        raise ConfigurationError(f"there is no event log under {path}{of_job}")
+    if len(logs) > 1:
+        names = ", ".join(sorted(logs))
+        raise ConfigurationError(f"there are several event logs under {path}{of_job}: choose one by --job ({names})")
+    return next((log, job_id) for job_id, log in logs.items())

@@ -17,20 +17,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from tidegate.actors.coordinator.job.job_spec import RestorePoint
-from tidegate.api.submission.starting_checkpoint import check_not_given_up, checkpoints_up_to
+from tidegate.actors.coordinator.job_spec import RestorePoint
+from tidegate.api.submission.restoring import check_not_given_up, checkpoints_up_to
 from tidegate.api.tables.output_tables import CollectedRows
-from tidegate.recovery.job_lineage import COLLECT, SOURCE, lineage, taskowned_path, taskowned_url
+from tidegate.recovery.restore_chain import COLLECT, SOURCE, lineage, taskowned_path, taskowned_url
 from tidegate.recovery.savepoints import complete_savepoint, copy_subtask
-from tidegate.spark_bridge.dataframes.manifest import MANIFEST_PATH, read_manifest
+from tidegate.spark_bridge.dataframes.parquet_source import MANIFEST_PATH, read_manifest
 from tidegate.storage.checkpoints.layout import (
     METADATA_NAME,
     CheckpointLayout,
     parse_pointer,
     savepoint_name,
 )
-from tidegate.storage.checkpoints.metadata import CheckpointMetadata, DataFile, NativeFile, SubtaskState
-from tidegate.storage.checkpoints.metadata_file import encode_metadata, read_pointed
+from tidegate.storage.checkpoints.metadata import (
+    CheckpointMetadata,
+    DataFile,
+    NativeFile,
+    SubtaskState,
+    encode_metadata,
+    read_pointed,
+)
 from tidegate.storage.errors import AlreadyExistsError, ConfigurationError, NotFoundError
 from tidegate.storage.files.envelope import checksum_of
 from tidegate.storage.files.file_system_store import join_url, open_store

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, overload
 import pyarrow as pa
 from fsspec.utils import get_protocol
 
-from tidegate.recovery.contents.state_reader import StateSelection, read_state_batches
+from tidegate.recovery.state_reader import StateSelection, read_state_batches
 from tidegate.storage.checkpoints.layout import CheckpointPointer, parse_pointer
-from tidegate.storage.checkpoints.metadata import StateKind
-from tidegate.storage.checkpoints.metadata_file import read_pointed
+from tidegate.storage.checkpoints.metadata import StateKind, read_pointed
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.files.store import OpenStore

@@ -6,34 +6,50 @@ Rules:
 - Each key comes once.
 - Values are cast to the declared type. A value that does not fit is an error.
 - Everything is done column by column, never row by row.
+- Rows of a reader that are too large for memory wait in local files, one file per run of key groups, in their stored
+  form (`SpilledRows`). The rows of a few key groups can then be read together.
+- Executors write a Spark DataFrame to files, and the driver reads these a batch at a time (`staged_rows`). Collecting
+  it would need memory for all of it in the driver. It is staged like the input of a job, in a folder that is deleted
+  afterwards.
 """
 
 from __future__ import annotations
 
+import os
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from fsspec.utils import get_protocol
 from numpy.typing import NDArray
 
 from tidegate.operators.state.keyed_state import KeyedState, ListState, MapState
 from tidegate.operators.state.keys import key_columns, key_schema
 from tidegate.operators.state.operator_state import KEY, VALUE
 from tidegate.operators.state.ttl import timed_now
-from tidegate.recovery.state_processor.spilled_rows import SpilledRows
+from tidegate.recovery.state_reader import BATCH_ROWS_MAX
 from tidegate.state.kernels.hashing import hash_columns
 from tidegate.storage.checkpoints.metadata import OperatorInfo, StateKind
 from tidegate.storage.clock import now_ms
-from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.schemas.columns_text import columns_text
-from tidegate.storage.schemas.dictionaries import widened
-from tidegate.storage.schemas.plain_types import comparable
+from tidegate.storage.errors import ConfigurationError, StorageError
+from tidegate.storage.files.file_system_store import join_url
+from tidegate.storage.files.store import Store
+from tidegate.storage.schemas.arrow_types import comparable, widened
+from tidegate.storage.schemas.column_names import columns_text
 from tidegate.storage.state.key_groups import key_groups_of
-from tidegate.storage.state.timer_rows import TIMERS_STATE
+from tidegate.storage.state.stored_rows import TIMERS_STATE
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from tidegate.spark_bridge.dataframes.parquet_source import ParquetSource
+
 
 MEMORY_BYTES = 64 * 1024 * 1024
 """How many bytes of a reader's rows memory holds before they go to files."""
@@ -292,3 +308,84 @@ def check_unique(keys: pa.Table, where: str) -> None:
             f"{where}: {keys.num_rows - len(first)} rows have a key that came before, such as "
             f"{again.to_pylist()[0]}: each key has one row"
         )
+
+
+FILES_MAX = 64
+
+Groups = Callable[[pa.RecordBatch], NDArray[np.uint16]]
+"""The key group of each row."""
+
+
+class SpilledRows:
+    """Rows in their stored form, all of one `schema`, in files below `folder`."""
+
+    def __init__(self, folder: str, schema: pa.Schema, max_parallelism: int) -> None:
+        self.schema = schema
+        self._folder = folder
+        files = min(FILES_MAX, max_parallelism)
+        self._starts = np.arange(files + 1) * max_parallelism // files
+        """The first key group of each file, and the end of the last one."""
+
+    def take_in(self, batches: Iterable[pa.RecordBatch], groups: Groups) -> None:
+        """Write all rows. StorageError if the folder cannot be used."""
+        try:
+            with ExitStack() as stack:
+                writers: dict[int, pa.ipc.RecordBatchStreamWriter] = {}
+                for batch in batches:
+                    number = np.searchsorted(self._starts, groups(batch), side="right") - 1
+                    order = np.argsort(number, kind="stable")
+                    ends = np.searchsorted(number[order], np.arange(len(self._starts)))
+                    rows = batch.take(pa.array(order))
+                    for file in np.unique(number).tolist():
+                        if file not in writers:
+                            sink = stack.enter_context(pa.OSFile(self._path(file), "wb"))
+                            writers[file] = stack.enter_context(pa.ipc.new_stream(sink, self.schema))
+                        writers[file].write_batch(rows.slice(int(ends[file]), int(ends[file + 1] - ends[file])))
+        except OSError as error:
+            raise StorageError(f"cannot keep rows in {self._folder}: {error}. Free some space there") from error
+
+    def tables(self, owned: range) -> Iterator[pa.Table]:
+        """The rows of each file that has some of these key groups (and perhaps others), in the order of key groups."""
+        for file, (first, end) in enumerate(zip(self._starts[:-1], self._starts[1:], strict=True)):
+            path = self._path(file)
+            if first < owned.stop and owned.start < end and os.path.exists(path):
+                with pa.OSFile(path) as source, pa.ipc.open_stream(source) as reader:
+                    yield reader.read_all()
+
+    def _path(self, file: int) -> str:
+        return os.path.join(self._folder, f"{file:03d}.arrow")
+
+
+@contextmanager
+def staged_rows(df: DataFrame, store: Store) -> Iterator[pa.RecordBatchReader]:
+    """A reader of the rows, valid in the block; they are staged in a folder of `store`.
+
+    ConfigurationError for a store that executors cannot see, or a type that cannot be stored; SparkBridgeError.
+    """
+    from tidegate.spark_bridge.dataframes.staging import stage_dataframe
+
+    if get_protocol(store.url) == "memory":
+        raise ConfigurationError(
+            f"rows of a DataFrame cannot go into a savepoint at {store.url}: Spark's executors are other processes and "
+            "do not see this one's memory. Name a folder or a bucket, or give an Arrow table"
+        )
+    folder = f"staging-{secrets.token_hex(4)}"
+    try:
+        source = stage_dataframe(df, join_url(store.url, folder))
+        yield pa.RecordBatchReader.from_batches(source.schema, _batches(source))
+    finally:
+        store.delete_tree(folder)
+
+
+def _batches(source: ParquetSource) -> Iterator[pa.RecordBatch]:
+    reader = source.reader()
+    try:
+        for split in source.splits():
+            offset, at_end = 0, False
+            while not at_end:
+                found = reader.read(split, offset, BATCH_ROWS_MAX)
+                if found.batch is not None:
+                    yield found.batch
+                offset, at_end = found.next_offset, found.at_end
+    finally:
+        reader.close()

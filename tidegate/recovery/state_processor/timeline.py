@@ -1,7 +1,7 @@
 """`TimelineReader`: what the coordinator of a job has decided, line by line, out of its event log.
 
 The log holds events; decisions follow from them. So the events are handed to a `CoordinatorMachine`, as a coordinator
-that takes over does it, and a `Narrator` says what follows. Rules:
+that takes over does it, and a `DecisionLog` says what follows. Rules:
 - Old entries may have been folded into a snapshot and cut. Then the timeline begins with the oldest snapshot behind
   which the log is whole.
 - An entry that cannot be read leaves a hole, and so does an event that the machine refuses. What came before the
@@ -13,10 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tidegate.actors.coordinator.coordinator_machine import CoordinatorMachine
-from tidegate.actors.coordinator.messages.words import in_words
-from tidegate.actors.coordinator.narrator import Line, Narrator
-from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
-from tidegate.actors.drivers.log_writer import StoredFold
+from tidegate.actors.coordinator.coordinator_state import CoordinatorState
+from tidegate.actors.coordinator.job_history import DecisionLog, Line, line_alone
+from tidegate.actors.drivers.event_log_writer import StoredFold
 from tidegate.recovery.event_history import EventHistory, LoggedEvent
 from tidegate.storage.checkpoints.event_log import EventLog
 from tidegate.storage.codec import decode
@@ -59,7 +58,7 @@ class TimelineReader:
         self._unreadable = 0
         self._notes: list[str] = []
         self._machine = CoordinatorMachine(CoordinatorState())
-        self._narrator = Narrator(CoordinatorState(), details=True)
+        self._decision_log = DecisionLog(CoordinatorState(), details=True)
 
     def read(self) -> list[TimelineLine]:
         """The new lines, oldest first. Raises StorageError."""
@@ -91,19 +90,19 @@ class TimelineReader:
             return
         self._start, state = start
         if self._start > 0:
-            self._machine, self._narrator = CoordinatorMachine(state), Narrator(state, details=True)
+            self._machine, self._decision_log = CoordinatorMachine(state), DecisionLog(state, details=True)
             self._notes.append("older events were folded into a snapshot, and cut")
 
     def _told(self, index: int, logged: LoggedEvent) -> list[Line]:
         if self._whole and index >= self._start:
             try:
                 instructions = self._machine.handle(logged.event)
-                return self._narrator.tell(logged.event, instructions, self._machine.state)
+                return self._decision_log.lines_about(logged.event, instructions, self._machine.state)
             except TidegateError as error:
                 self._lose(
                     f"event {logged.number} does not follow from those before it, as this version sees it: {error}"
                 )
-        return [_alone(logged)]
+        return [line_alone(logged.event)]
 
     def _lose(self, note: str) -> None:
         """From here on it is not known what was decided."""
@@ -136,10 +135,3 @@ def read_timeline(log: EventLog, job_id: JobId) -> Timeline:
     """The timeline of a job, with all details, oldest first. Raises StorageError."""
     reader = TimelineReader(log, job_id)
     return reader.timeline(tuple(reader.read()))
-
-
-def _alone(logged: LoggedEvent) -> Line:
-    """An event of which nobody knows what followed from it."""
-    words, event = in_words(logged.event), logged.event
-    text = words[:1].upper() + words[1:]
-    return Line(logged.at_ms, text, getattr(event, "checkpoint_id", None), getattr(event, "attempt", None))

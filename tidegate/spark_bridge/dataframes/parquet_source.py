@@ -1,36 +1,47 @@
 """`ParquetSource`: a staged DataFrame as a source. Each Parquet file is a split that replays exactly from any row.
 
 Rules:
-* The rows of a split are the file's rows in file order. So `(split, offset, rows_max)` alone decides what a read
+* The rows of a split are the rows of the file in file order. So `(split, offset, rows_max)` alone decides what a read
   returns.
 * A reader verifies size and checksum of the whole file each time it opens it, before it returns any row.
-* Only the columns that are used are decoded, and no row groups of which the program's filter drops all rows.
-* A reader holds one file and one decoded row group, and returns zero-copy slices of that group.
-* A read stops at the end of its row group, so it may return fewer rows than asked for. Offsets stay exact.
+* Only the used columns are decoded. Row groups of which the program's filter drops all rows are skipped.
+* A reader holds one file and one decoded row group, and returns zero-copy slices of that group. A read stops at the end
+  of its row group, so it may return fewer rows than requested.
+* The manifest is created once, by a conditional create, when every file is complete. So a folder contains a whole
+  staged DataFrame or none. It has paths relative to the folder, a checksum of each file, and one of its own.
+
+`write_files` writes such files. Every row group but the last of a file has exactly `rows_per_group` rows, unless it
+reaches a limit of bytes first; files are bounded in rows and bytes, and one row group is in memory. The encoding was
+measured on int64 (1e6 distinct values) and float64 columns. LZ4 with byte-stream split took 10 bytes a row, and read
+126 million rows/s on one core. Dictionaries made files larger, and both reads and writes slower. Strings keep
+dictionaries; Parquet drops them by itself when there are too many distinct values.
 """
 
 from __future__ import annotations
 
+import io
+import itertools
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import xxhash
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import get_protocol
 
-from tidegate.connectors.files.row_groups import RowGroups
+from tidegate.connectors.formats.parquet import RowGroups
 from tidegate.connectors.pushed_filters import Rows
 from tidegate.connectors.source import ReadResult, SourceReader, SourceSplit
-from tidegate.spark_bridge.dataframes.manifest import StagedFile, read_manifest
-from tidegate.storage.codec import decode, encode
-from tidegate.storage.errors import ConfigurationError, CorruptionError, NotFoundError
-from tidegate.storage.files.envelope import checksum_of
+from tidegate.storage.codec import decode, encode, wire
+from tidegate.storage.errors import AlreadyExistsError, ConfigurationError, CorruptionError, NotFoundError, StorageError
+from tidegate.storage.files.envelope import checksum_of, format_checksum, seal, unseal
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.files.store import Store
-from tidegate.storage.schemas.one_batch import slice_from
+from tidegate.storage.schemas.batches import slice_from
+from tidegate.storage.schemas.exact_casts import misencoded_row
 
 _RANGE_BYTES = 16 * 2**20
 
@@ -39,7 +50,7 @@ _RANGE_BYTES = 16 * 2**20
 class ParquetSource:
     """A bounded source over the files that `stage_dataframe` wrote under `url`.
 
-    `schema` is that of every batch; `staged` that of the files, if these have more columns. Only `needed` rows count.
+    Every batch has `schema`; the files have `staged`, if they have more columns. Only `needed` rows count.
     """
 
     url: str
@@ -67,12 +78,12 @@ class ParquetSource:
         return tuple(SourceSplit(file.path, encode(file), file.rows) for file in self.files)
 
     def projected(self, columns: Sequence[str]) -> ParquetSource:
-        """The same files, of which only these columns are read."""
+        """Returns the source restricted to these columns."""
         wanted = pa.schema([self.schema.field(name) for name in columns])
         return replace(self, schema=wanted, staged=self.staged or self.schema)
 
     def filtered(self, rows: Rows) -> ParquetSource:
-        """The same files, of which only these rows count."""
+        """Returns the source restricted to these rows, which it may use to skip others."""
         return replace(self, needed=rows)
 
     def reader(self) -> SourceReader:
@@ -127,8 +138,10 @@ class ParquetReader:
 
     def close(self) -> None:
         """Release the file and the decoded row group. A later read opens the file again."""
-        self._group_index, self._group = -1, None
-        opened, self._open = self._open, None
+        self._group_index = -1
+        self._group = None
+        opened = self._open
+        self._open = None
         if opened is not None:
             opened.parquet.close(force=True)
 
@@ -187,7 +200,7 @@ class ParquetReader:
 
 
 def _read_in_ranges(store: Store, file: StagedFile) -> bytes:
-    """A whole remote file, in parts. The store bounds the time of a request, so each asks for little."""
+    """Reads a whole remote file in parts. The store bounds the time of a request, so each part is small."""
     # Ask for one byte more than was staged, to notice a file that has grown.
     end = file.size_bytes + 1
     parts = [store.read(file.path, at, min(_RANGE_BYTES, end - at)) for at in range(0, end, _RANGE_BYTES)]
@@ -199,3 +212,203 @@ def local_root(url: str) -> Path | None:
     if get_protocol(url) not in ("file", "local"):
         return None
     return Path(LocalFileSystem._strip_protocol(url))
+
+
+MANIFEST_PATH = "_staged"
+MANIFEST_VERSION = 1
+
+_MAGIC = b"TGSTAGED"
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """One Parquet file. `checksum` of its bytes is `xxh3:` and 16 hex digits."""
+
+    path: str
+    rows: int
+    size_bytes: int
+    checksum: str
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class StagedManifest:
+    """The files of a staged DataFrame, in the order of its partitions, and their common schema."""
+
+    schema: pa.Schema
+    files: tuple[StagedFile, ...]
+
+
+def write_manifest(store: Store, schema: pa.Schema, files: tuple[StagedFile, ...]) -> None:
+    """Create the manifest. AlreadyExistsError if the folder has staged data already."""
+    data = seal(_MAGIC, MANIFEST_VERSION, encode(StagedManifest(schema, files)))
+    try:
+        store.create(MANIFEST_PATH, data)
+    except AlreadyExistsError as error:
+        raise already_staged(store.url) from error
+
+
+def already_staged(url: str) -> AlreadyExistsError:
+    """The error for a folder that has staged data already."""
+    return AlreadyExistsError(
+        f"{url} holds a staged DataFrame already. Open it with ParquetSource.open(url), or stage to a new folder."
+    )
+
+
+def read_manifest(store: Store) -> StagedManifest:
+    """The manifest of a folder.
+
+    Raises NotFoundError if nothing was staged there, CorruptionError for damaged bytes, and CodecError for a manifest
+    of a newer tidegate.
+    """
+    where = f"{store.url}/{MANIFEST_PATH}"
+    try:
+        data = store.read(MANIFEST_PATH)
+    except NotFoundError as error:
+        raise NotFoundError(
+            f"no staged DataFrame at {store.url} ({MANIFEST_PATH} is not there): staging did not finish, or "
+            "the url is another. Stage the DataFrame again."
+        ) from error
+    manifest = decode(unseal(_MAGIC, MANIFEST_VERSION, data, where))
+    if not isinstance(manifest, StagedManifest):
+        raise CorruptionError(f"{where} holds a {type(manifest).__name__}, not a manifest of staged data")
+    return manifest
+
+
+ROWS_PER_GROUP = 262_144
+FILE_ROWS_MAX = 16 * ROWS_PER_GROUP
+
+
+@dataclass(frozen=True, slots=True)
+class FileLimits:
+    """Limits of row groups and files. The limit that is reached first counts."""
+
+    rows_per_group: int = ROWS_PER_GROUP
+    group_bytes_max: int = 32 * 2**20
+    file_rows_max: int = FILE_ROWS_MAX
+    file_bytes_max: int = 64 * 2**20
+
+
+def write_files(
+    store: Store, name: str, batches: Iterable[pa.RecordBatch], schema: pa.Schema, limits: FileLimits
+) -> Iterator[StagedFile]:
+    """Writes batches as `<name>-0000.parquet`, `<name>-0001.parquet`, …, and yields each file when it is complete.
+
+    Without rows there is no file. Batches have the columns of `schema` in order, under any names, and are cast to it.
+    Raises ConfigurationError for a string that is not UTF-8, and StorageError.
+    """
+    groups = _row_groups(batches, schema, limits)
+    for number in itertools.count():
+        first = next(groups, None)
+        if first is None:
+            return
+        path = f"{name}-{number:04d}.parquet"
+        encoder = _FileEncoder(schema, limits)
+        size_bytes = store.write(path, encoder.chunks(itertools.chain([first], groups)))
+        yield encoder.staged(path, size_bytes)
+
+
+def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema, limits: FileLimits) -> Iterator[pa.Table]:
+    pending: list[pa.RecordBatch] = []
+    rows = size_bytes = 0
+    for batch in batches:
+        start = 0
+        while start < batch.num_rows:
+            part = batch.slice(start, limits.rows_per_group - rows)
+            start += part.num_rows
+            pending.append(_checked(pa.RecordBatch.from_arrays(part.columns, schema.names).cast(schema)))
+            rows += part.num_rows
+            size_bytes += part.nbytes
+            if rows == limits.rows_per_group or size_bytes >= limits.group_bytes_max:
+                yield pa.Table.from_batches(pending, schema)
+                pending = []
+                rows = 0
+                size_bytes = 0
+    if pending:
+        yield pa.Table.from_batches(pending, schema)
+
+
+def _checked(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch. ConfigurationError for a string that is not UTF-8, which neither Spark nor Arrow looks for."""
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if misencoded_row(column) is not None:
+            raise ConfigurationError(
+                f"column {name!r} has a string that is not UTF-8; make it bytes, and decode them in the program"
+            )
+    return batch
+
+
+class _FileEncoder:
+    """Encodes one file as chunks of bytes. Keeps the row count, the size and the checksum."""
+
+    def __init__(self, schema: pa.Schema, limits: FileLimits) -> None:
+        self._schema = schema
+        self._limits = limits
+        self._rows = 0
+        self._size_bytes = 0
+        self._digest = xxhash.xxh3_64()
+
+    def chunks(self, groups: Iterator[pa.Table]) -> Iterator[bytes]:
+        """The bytes of the file. Draws row groups until a limit is reached or none is left."""
+        sink = _ChunkSink()
+        options = _parquet_options(self._schema)
+        with pq.ParquetWriter(sink, self._schema, **options) as writer:
+            for group in groups:
+                writer.write_table(group, row_group_size=group.num_rows)
+                self._rows += group.num_rows
+                yield from self._drain(sink)
+                if self._rows >= self._limits.file_rows_max or self._size_bytes >= self._limits.file_bytes_max:
+                    break
+        yield from self._drain(sink)
+
+    def staged(self, path: str, size_bytes: int) -> StagedFile:
+        """The file as written. StorageError if the store reports another size."""
+        if size_bytes != self._size_bytes:
+            raise StorageError(f"{path}: the store wrote {size_bytes} of {self._size_bytes} bytes of staged rows")
+        return StagedFile(path, self._rows, size_bytes, format_checksum(self._digest.intdigest()))
+
+    def _drain(self, sink: _ChunkSink) -> Iterator[bytes]:
+        for chunk in sink.take():
+            self._size_bytes += len(chunk)
+            self._digest.update(chunk)
+            yield chunk
+
+
+class _ChunkSink(io.RawIOBase):
+    """A file object that hands out what was written to it, so that no whole file is in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._chunks: list[bytes] = []
+        self._position = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: object) -> int:
+        chunk = bytes(memoryview(data))  # type: ignore[arg-type]
+        self._chunks.append(chunk)
+        self._position += len(chunk)
+        return len(chunk)
+
+    def tell(self) -> int:
+        return self._position
+
+    def take(self) -> list[bytes]:
+        """Chunks since the last call."""
+        taken = self._chunks
+        self._chunks = []
+        return taken
+
+
+def _parquet_options(schema: pa.Schema) -> dict[str, object]:
+    split = [f.name for f in schema if pa.types.is_integer(f.type) or pa.types.is_floating(f.type)]
+    text = [f.name for f in schema if pa.types.is_string(f.type) or pa.types.is_binary(f.type)]
+    return {
+        "compression": "lz4",
+        "use_dictionary": text or False,
+        "column_encoding": dict.fromkeys(split, "BYTE_STREAM_SPLIT") or None,
+        # Readers pass over row groups by them.
+        "write_statistics": True,
+    }

@@ -38,7 +38,7 @@ _WIDENED = {
 
 
 def arrow_schema_of(schema: StructType) -> pa.Schema:
-    """Arrow schema of a Spark schema.
+    """Returns the Arrow schema of a Spark schema.
 
     Raises ConfigurationError if there are no columns, or two of one name. The error names a column whose type Arrow
     cannot hold, that has no type (void), or that has a user-defined type.
@@ -57,9 +57,9 @@ def arrow_schema_of(schema: StructType) -> pa.Schema:
 
 
 def without_false_promises(field: pa.Field) -> pa.DataType:
-    """The type of a field, in which whatever is in a struct that may be null may be null too.
+    """Returns the type of a field in which the fields of a nullable struct are nullable too.
 
-    Spark promises values in the fields of a struct as long as there is a struct. Arrow checks such a promise for null
+    Spark's promise of values in the fields of a struct holds for structs that are not null. Arrow checks it for null
     structs as well, and so do files and kernels.
     """
     data_type = field.type
@@ -67,7 +67,8 @@ def without_false_promises(field: pa.Field) -> pa.DataType:
         inner = [part.with_nullable(part.nullable or field.nullable) for part in data_type]
         return pa.struct([part.with_type(without_false_promises(part)) for part in inner])
     if types.is_map(data_type):
-        key, item = data_type.key_field, data_type.item_field
+        key = data_type.key_field
+        item = data_type.item_field
         parts = [part.with_type(without_false_promises(part)) for part in (key, item)]
         return pa.map_(*parts, keys_sorted=data_type.keys_sorted)
     if types.is_list(data_type):
@@ -77,7 +78,7 @@ def without_false_promises(field: pa.Field) -> pa.DataType:
 
 
 def readable_schema(df: DataFrame) -> StructType:
-    """`df.schema`, or ConfigurationError naming a column whose type only Spark's JVM knows."""
+    """Returns `df.schema`. Raises ConfigurationError for a column with a type that only Spark's JVM has."""
     try:
         return df.schema
     except PySparkValueError:

@@ -1,12 +1,14 @@
-"""Stages a DataFrame: Spark's executors write its rows to Parquet files, which replay exactly.
+"""`DataFrameSource`: a bounded DataFrame as a source, and `stage_dataframe`, which writes its rows to Parquet files.
 
-A DataFrame is a recipe: to run it twice may give other rows, or another order. A job must be able to read its input
-again, so the rows are written first. Rules:
-* Executors write through tidegate's own store (any url that `open_store` takes). So S3 needs no Hadoop jars.
-* Each attempt of a Spark task has its own file names. Only files that a successful attempt reported count. What other
-  attempts left in this staging's folder is deleted.
+A DataFrame that only reads Parquet files is read from them (`files_in_place.py`), if that surely gives the same rows.
+Any other DataFrame is a recipe: to run it twice may give other rows, or another order. A job must be able to read its
+input again, so Spark's executors first write the rows to files. Rules:
+
+* Executors write through tidegate's own store (any url that `open_store` accepts). So S3 needs no Hadoop jars.
+* Each attempt of a Spark task has its own file names. Only files that a successful attempt reported count. Files of
+  other attempts in this staging's folder are deleted.
 * At the end, one conditional create of the manifest turns the folder into a source.
-* The one Spark action is bounded in time, and given up when Spark has lost its driver or all executors.
+* The one Spark action is bounded in time, and ends when Spark has lost its driver or all executors.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import logging
 import re
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 
 import pyarrow as pa
@@ -24,19 +26,92 @@ from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row
 
-from tidegate.spark_bridge.dataframes.manifest import MANIFEST_PATH, StagedFile, already_staged, write_manifest
-from tidegate.spark_bridge.dataframes.parquet_source import ParquetSource
-from tidegate.spark_bridge.dataframes.parquet_writer import FILE_ROWS_MAX, ROWS_PER_GROUP, FileLimits, write_files
+from tidegate.connectors.source import Source, SourceReader, SourceSplit
+from tidegate.spark_bridge.dataframes.files_in_place import (
+    FilesInPlace,
+    NeedsSparkError,
+    files_of,
+    place_files,
+    placed_files,
+)
+from tidegate.spark_bridge.dataframes.parquet_source import (
+    FILE_ROWS_MAX,
+    MANIFEST_PATH,
+    ROWS_PER_GROUP,
+    FileLimits,
+    ParquetSource,
+    StagedFile,
+    already_staged,
+    write_files,
+    write_manifest,
+)
 from tidegate.spark_bridge.dataframes.spark_types import arrow_schema_of, readable_schema
 from tidegate.spark_bridge.errors import SparkBridgeError
-from tidegate.spark_bridge.spark_actions import run_spark_action
+from tidegate.spark_bridge.spark_calls import run_spark_action
 from tidegate.spark_bridge.worker_python import other_python_advice, refuse_connect, refuse_unfit_workers
 from tidegate.storage.errors import AlreadyExistsError, ConfigurationError, StorageError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.files.store import Store
 from tidegate.storage.user_values import marked
 
-logger = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
+_PLAN_S = 300.0
+"""Spark lists the files of a DataFrame when it is made, so it has its plan soon."""
+
+
+class DataFrameSource:
+    """Stands for the input until it is staged, or its files are known. ConfigurationError for a streaming DataFrame."""
+
+    def __init__(self, df: DataFrame, stage: bool | None = None) -> None:
+        """`stage` True: always; False: never, it is an error if Spark is needed; None: if Spark is needed."""
+        refuse_connect(df, "from_dataframe")
+        if df.isStreaming:
+            raise ConfigurationError("from_dataframe: a streaming DataFrame has no end; give a bounded one")
+        self._df = df
+        self._stage = stage
+        self._schema = arrow_schema_of(readable_schema(df))
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Columns of the DataFrame."""
+        return self._schema
+
+    def stage(self, url: str) -> Source:
+        """Returns the source of the rows: the files in place, or files that Spark's executors write under `url`."""
+        if self._stage:
+            return stage_dataframe(self._df, url)
+        try:
+            return self._in_place(url)
+        except NeedsSparkError as error:
+            if self._stage is False:
+                raise ConfigurationError(
+                    f"from_dataframe(stage=False): only Spark can read this DataFrame: {error}; remove stage=False"
+                ) from error
+            log.info("the DataFrame is staged, because %s", error)
+        return stage_dataframe(self._df, url)
+
+    def reopen(self, url: str) -> Source:
+        """Returns the source that an earlier job wrote under `url`. Raises NotFoundError without one."""
+        return placed_files(open_store(url)) or ParquetSource.open(url)
+
+    def splits(self) -> Sequence[SourceSplit]:
+        """Raises: only the staged source has splits."""
+        raise SparkBridgeError("a DataFrame is read only after it was staged")
+
+    def reader(self) -> SourceReader:
+        """Raises: only the staged source can be read."""
+        raise SparkBridgeError("a DataFrame is read only after it was staged")
+
+    def _in_place(self, url: str) -> FilesInPlace:
+        what = "asking for the plan of a DataFrame"
+        try:
+            plan = run_spark_action(self._df.sparkSession, lambda: files_of(self._df), timeout_s=_PLAN_S, what=what)
+        except (PySparkException, Py4JError) as error:
+            raise NeedsSparkError(f"its plan cannot be read: {reason_of(error)}") from error
+        source = place_files(plan, url)
+        log.info("the DataFrame is read from its %d files, without staging", len(plan.files))
+        return source
+
 
 BatchFunction = Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]
 
@@ -58,9 +133,9 @@ def stage_dataframe(
     files_max_rows: int = FILE_ROWS_MAX,
     timeout_s: float = 1800.0,
 ) -> ParquetSource:
-    """Write a bounded DataFrame under `url`, and return it as a replayable source.
+    """Writes a bounded DataFrame under `url` and returns it as a replayable source.
 
-    Each partition of `df` gives files of at most `files_max_rows` rows, and none if it is empty. Each file is one
+    Each partition of `df` becomes files of up to `files_max_rows` rows, or none if it is empty. Each file is one
     split, so repartition `df` for more parallelism. Rows keep their order within a partition.
 
     Raises ConfigurationError for a streaming DataFrame or an unsupported column type, AlreadyExistsError if `url` has
@@ -195,7 +270,7 @@ def _delete_leftovers(store: Store, folder: str, files: tuple[StagedFile, ...]) 
             if f"{folder}/{name}" not in wanted:
                 store.delete(f"{folder}/{name}")
     except StorageError as error:
-        logger.warning("could not delete leftovers of failed Spark tasks in %s: %s", folder, error)
+        log.warning("could not delete leftovers of failed Spark tasks in %s: %s", folder, error)
 
 
 def _delete_abandoned(store: Store, folder: str) -> None:
@@ -203,4 +278,4 @@ def _delete_abandoned(store: Store, folder: str) -> None:
     try:
         store.delete_tree(folder)
     except StorageError as error:
-        logger.warning("could not delete the files of a failed staging in %s: %s", folder, error)
+        log.warning("could not delete the files of a failed staging in %s: %s", folder, error)

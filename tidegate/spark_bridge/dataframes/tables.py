@@ -20,21 +20,20 @@ from pyspark.sql import functions as F
 
 from tidegate.spark_bridge.dataframes.parquet_source import local_root
 from tidegate.spark_bridge.dataframes.spark_types import for_spark, spark_schema_of
-from tidegate.spark_bridge.spark_actions import run_spark_action
+from tidegate.spark_bridge.spark_calls import run_spark_action
 from tidegate.spark_bridge.worker_python import refuse_connect, refuse_unfit_workers
 from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.files.store import Store
-from tidegate.storage.tables.hidden_columns import DELETED_COLUMN, VERSION_COLUMN
-from tidegate.storage.tables.log.log_versions import AsOf
-from tidegate.storage.tables.partition_filters import PartitionFilter, matching_files
+from tidegate.storage.tables.log.versions import AsOf
+from tidegate.storage.tables.partitions import PartitionFilter, matching_files
 from tidegate.storage.tables.table_files import read_data_file, with_added
-from tidegate.storage.tables.table_info import TableInfo
+from tidegate.storage.tables.table_info import DELETED_COLUMN, VERSION_COLUMN, TableInfo
 from tidegate.storage.tables.table_log import TableLog
 
 _AS_WRITTEN = {"datetimeRebaseMode": "CORRECTED", "int96RebaseMode": "CORRECTED"}
-"""Dates and times are in the Gregorian calendar, whatever the session says of files that others wrote."""
+"""Dates and times are in the Gregorian calendar, regardless of the session's setting for old files."""
 _GLOB_CHARACTERS = frozenset("*?[]{}\\,")
 _FILES_PER_PARTITION = 16
 
@@ -47,7 +46,7 @@ def table_to_dataframe(
     filters: Sequence[PartitionFilter] = (),
     timeout_s: float = 120.0,
 ) -> DataFrame:
-    """The rows of the table at `url` as committed now, or at `as_of`. Later commits do not show in this DataFrame.
+    """Returns the rows of the table at `url` as committed now or at `as_of`. Later commits do not change it.
 
     It has the columns of the table, all nullable, with the types of `spark_schema_of`. It is lazy. With `filters` it
     has only files of matching partitions. `timeout_s` bounds the time in which Spark lists the files.
@@ -72,7 +71,7 @@ def table_to_dataframe(
 def files_to_dataframe(
     spark: SparkSession, url: str, schema: pa.Schema, files: tuple[DataFile, ...], *, timeout_s: float = 120.0
 ) -> DataFrame:
-    """The rows of some files of the append table at `url`. At least one file; `schema` is that of the table.
+    """Returns the rows of some files, at least one, of the append table at `url` with this schema.
 
     Raises ConfigurationError, SparkTimeoutError and SparkLostError as `table_to_dataframe` does.
     """
@@ -121,9 +120,9 @@ def _stored_schema(table_schema: pa.Schema, upsert: bool, deletes: bool = False)
 
 
 def _spark_can_read(paths: Iterable[str], schema: pa.Schema) -> bool:
-    """Whether Spark's Parquet reader gives the same values.
+    """Whether Spark's Parquet reader returns the same values.
 
-    It lacks some types. It takes some paths for glob patterns, and columns whose names differ in case only for one.
+    It lacks some types, reads some paths as glob patterns, and merges columns with names that differ only in case.
     """
     if len({name.lower() for name in schema.names}) < len(schema):
         return False

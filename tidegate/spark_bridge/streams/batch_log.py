@@ -1,17 +1,24 @@
-"""The batch log: holds the micro-batches of a streaming query, each exactly once.
+"""The batch log: stores the micro-batches of a streaming query, each exactly once.
 
     <log>/_log                            the header: columns, number of lanes, place of Spark's checkpoint
     <log>/batches/000000000017            the commit of batch 17: its files, and how many rows each lane has after it
     <log>/data/000000000017-3f9a…/part…   files of batch 17, staged by one attempt to write it
+    <log>/claims/00000003                 the claim of the third job, or run of a job, that has fed the log
     <log>/spark/…                         Spark's own checkpoint, if the log is a local folder
 
-`BatchWriter` writes it, `LogSource` reads it, and `StreamFeed` deletes what no checkpoint needs. Rules:
-* A batch is in the log when its commit is there. The commit is one conditional create, after all files are complete. So
+`StreamFeed` writes it and deletes batches, `LogSource` reads it. Rules:
+* A batch is in the log when its commit exists. The commit is one conditional create, after all files are complete. So
   of several attempts to write a batch, one counts.
 * Commits have consecutive numbers. They are deleted oldest first, and the newest always stays.
 * File i of batch n is in lane (n + i) % lanes. So the commits alone decide the order of a lane's rows. A lane is a
   split; its offsets are row numbers in the lane.
-* A commit is deleted before its files, so that nobody sees half a batch.
+* A commit is deleted before its files, so that no reader sees half a batch.
+* A log has one writer, whichever jobs were restored from one another. The newest claim counts. It is taken by a
+  conditional create, and only if the job of the previous claim is dead. A writer checks before it writes or deletes
+  that its claim is still the newest, so a writer that counted as dead stops when it returns. If it writes between two
+  checks, the conditional create of the commit lets one of the two win.
+* The log is in the folder of the first job that read the stream. Later jobs have a note in their own folder: the
+  checkpoints that lead to the log are deleted in time.
 """
 
 from __future__ import annotations
@@ -22,14 +29,20 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from tidegate.spark_bridge.dataframes.manifest import StagedFile
+from tidegate.spark_bridge.dataframes.parquet_source import StagedFile
+from tidegate.spark_bridge.errors import SparkBridgeError
+from tidegate.storage.checkpoints.lease import may_live, why_alive
 from tidegate.storage.codec import decode, encode, wire
-from tidegate.storage.errors import CorruptionError, NotFoundError
+from tidegate.storage.errors import AlreadyExistsError, ConfigurationError, CorruptionError, NotFoundError
 from tidegate.storage.files.envelope import seal, unseal
-from tidegate.storage.files.store import Store
+from tidegate.storage.files.file_system_store import open_store
+from tidegate.storage.files.store import OpenStore, Store
+from tidegate.storage.ids import JobId
 
 HEADER_PATH = "_log"
-BATCHES_FOLDER, DATA_FOLDER, SPARK_FOLDER = "batches", "data", "spark"
+BATCHES_FOLDER = "batches"
+DATA_FOLDER = "data"
+SPARK_FOLDER = "spark"
 LOG_VERSION = 1
 
 _MAGIC = b"TGBATCH"
@@ -41,7 +54,7 @@ T = TypeVar("T")
 @wire
 @dataclass(frozen=True, slots=True)
 class LogHeader:
-    """What never changes in a log. `spark_checkpoint` None: Spark's checkpoint is in the log's own folder."""
+    """The constants of a log. `spark_checkpoint` is None if Spark's checkpoint is in the folder of the log."""
 
     log_id: str
     schema: pa.Schema
@@ -52,9 +65,9 @@ class LogHeader:
 @wire
 @dataclass(frozen=True, slots=True)
 class LogBatch:
-    """A commit: the files of a micro-batch, in order. `ends` is how many rows each lane has up to and with it.
+    """A commit: the files of a micro-batch, in order. `ends` counts the rows of each lane up to and with this batch.
 
-    `query_id` is that of the query that wrote it. Spark's checkpoint stores it, so a restarted query keeps it.
+    `query_id` is the id of the query that wrote it. Spark's checkpoint stores it, so a restarted query keeps it.
     """
 
     batch_id: int
@@ -103,7 +116,7 @@ class BatchLog:
 
     @property
     def url(self) -> str:
-        """Where the log is."""
+        """The URL of the log."""
         return self._store.url
 
     @property
@@ -112,15 +125,15 @@ class BatchLog:
         return self._store
 
     def create(self, header: LogHeader) -> None:
-        """Create the log. AlreadyExistsError if there is one."""
+        """Creates the log. Raises AlreadyExistsError if it exists."""
         self._store.create(HEADER_PATH, seal(_MAGIC, LOG_VERSION, encode(header)))
 
     def header(self) -> LogHeader:
-        """The header. NotFoundError if there is no log."""
+        """Reads the header. Raises NotFoundError without a log."""
         try:
             return self._read(HEADER_PATH, LogHeader)
         except NotFoundError as error:
-            raise NotFoundError(f"there is no log of a streaming DataFrame at {self.url}") from error
+            raise NotFoundError(f"no log of a streaming DataFrame exists at {self.url}") from error
 
     def batch_ids(self) -> list[int]:
         """The numbers of the batches in the log, oldest first."""
@@ -132,7 +145,7 @@ class BatchLog:
         return self._read(_path(batch_id), LogBatch)
 
     def commit(self, batch: LogBatch) -> None:
-        """Add a batch to the log. AlreadyExistsError if somebody else has."""
+        """Adds a batch to the log. Raises AlreadyExistsError if another writer did."""
         self._store.create(_path(batch.batch_id), seal(_MAGIC, LOG_VERSION, encode(batch)))
 
     def delete(self, batches: Iterable[LogBatch]) -> None:
@@ -175,3 +188,107 @@ def _padded(batch_id: int) -> str:
 
 def _path(batch_id: int) -> str:
     return f"{BATCHES_FOLDER}/{_padded(batch_id)}"
+
+
+CLAIMS_FOLDER = "claims"
+_CLAIM_MAGIC = b"TGCLAIM"
+_CLAIM_VERSION = 1
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class LogClaim:
+    """A run of a job that feeds a log. `root` is where its checkpoints and its lease are."""
+
+    root: str
+    job_id: JobId
+    job_name: str
+
+
+class HeldClaim:
+    """A claim that this process has taken."""
+
+    def __init__(self, store: Store, number: int) -> None:
+        self._store = store
+        self._number = number
+
+    def check(self) -> None:
+        """SparkBridgeError if another job has claimed the log since."""
+        if self._store.exists(_claim_path(self._number + 1)):
+            newer = newest_claim(self._store)[1]
+            who = "another job" if newer is None else f"job {newer.job_name!r} ({newer.job_id})"
+            raise SparkBridgeError(
+                f"{who} feeds the log {self._store.url} now, so this one has to stop: leave that job alone if it does "
+                "what this one was to do"
+            )
+
+
+def newest_claim(store: Store) -> tuple[int, LogClaim | None]:
+    """The newest claim and its number; (0, None) without any. StorageError, CorruptionError."""
+    numbers = [int(name) for name in store.list(CLAIMS_FOLDER) if name.isascii() and name.isdigit()]
+    if not numbers:
+        return 0, None
+    newest = max(numbers)
+    where = f"{store.url}/{_claim_path(newest)}"
+    claim = decode(unseal(_CLAIM_MAGIC, _CLAIM_VERSION, store.read(_claim_path(newest)), where))
+    if not isinstance(claim, LogClaim):
+        raise CorruptionError(f"{where} holds a {type(claim).__name__}, and not a claim")
+    return newest, claim
+
+
+def check_free(store: Store, job_name: str, open_store: OpenStore, now_ms: int) -> int:
+    """Returns the number of the newest claim. Raises ConfigurationError while its job may live.
+
+    An earlier job of the same name is dead for certain: a job checks that before it uses a name.
+    """
+    number, claim = newest_claim(store)
+    if claim is None or claim.job_name == job_name:
+        return number
+    root = open_store(claim.root)
+    if may_live(root, claim.job_id, now_ms):
+        raise ConfigurationError(
+            f"job {claim.job_name!r} ({claim.job_id}) feeds the log {store.url}, {why_alive(root, claim.job_id)}. Only "
+            "one job can continue a streaming DataFrame: stop or cancel that one first, or start this one without "
+            "restore"
+        )
+    return number
+
+
+def take_claim(store: Store, claim: LogClaim, open_store: OpenStore, now_ms: int) -> HeldClaim:
+    """Claim the log. ConfigurationError if the job of the newest claim lives, or another job was faster."""
+    number = check_free(store, claim.job_name, open_store, now_ms) + 1
+    try:
+        store.create(_claim_path(number), seal(_CLAIM_MAGIC, _CLAIM_VERSION, encode(claim)))
+    except AlreadyExistsError as error:
+        raise ConfigurationError(
+            f"another job has begun to feed the log {store.url} at the same moment: execute this one again when that "
+            "one is over"
+        ) from error
+    return HeldClaim(store, number)
+
+
+def _claim_path(number: int) -> str:
+    return f"{CLAIMS_FOLDER}/{number:08d}"
+
+
+PLACE_PATH = "_log_at"
+
+
+def remember_log(folder: str, url: str) -> None:
+    """Leave a note in the folder of a job's source, unless the log itself is there."""
+    store = open_store(folder)
+    if store.url == url:
+        return
+    try:
+        store.create(PLACE_PATH, url.encode())
+    except AlreadyExistsError:
+        return
+
+
+def log_at(folder: str) -> Store:
+    """Returns the store of the log for a job with this source folder. It may have no log."""
+    store = open_store(folder)
+    try:
+        return open_store(store.read(PLACE_PATH).decode())
+    except NotFoundError:
+        return store

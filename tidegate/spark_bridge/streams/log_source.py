@@ -1,33 +1,41 @@
 """`LogSource`: a batch log as an unbounded source. A lane is a split, and an offset is a row number in it.
 
 Rules:
-* A row never changes its place. So `(split, offset, rows_max)` decides which rows a read returns. Only whether they are
-  there yet depends on the moment.
-* A subtask reads its lanes in the order of batches: no lane runs ahead of one that has rows of an older batch.
+* A row never changes its place. So `(split, offset, rows_max)` decides which rows a read returns; only whether they
+  exist yet depends on the moment.
+* A subtask reads its lanes in the order of batches: no lane runs ahead of a lane that has rows of an older batch.
   Otherwise a subtask that catches up would mix old with new rows, and watermarks would make the old ones late.
-* A failed query leaves a note for the run of the job that it fed. A reader that has read the whole log finds the note,
+* A failed query writes a note for the run of the job that it fed. A reader that has read the whole log finds the note,
   and fails with Spark's cause. The failure is permanent, because the query does not come back in this run.
+* `LogWindow` keeps a run of consecutive commits around the rows that are read now. It grows at its end, one commit at a
+  time, without listing the log, and shrinks at its front. A row before the window starts it anew, by bisection.
+* After a missing commit, the next request waits for a pause. So an idle log costs a bounded number of requests, however
+  often its lanes are read.
+* A read of deleted rows is an error. It is no error if a commit is deleted before this reader comes to it: all lanes
+  may have been read beyond it, among them lanes without rows in it. Then the window starts anew, and its row numbers
+  show whether a row is missing.
 """
 
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from tidegate.connectors.source import ReadResult, SourceReader, SourceSplit
-from tidegate.spark_bridge.dataframes.parquet_source import ParquetReader, local_root
+from tidegate.spark_bridge.dataframes.parquet_source import ParquetReader, StagedFile, local_root
 from tidegate.spark_bridge.errors import QueryFailedError
-from tidegate.spark_bridge.streams.batch_log import BatchLog
-from tidegate.spark_bridge.streams.log_window import LogWindow
+from tidegate.spark_bridge.streams.batch_log import BatchLog, LogBatch
 from tidegate.storage.codec import encode
-from tidegate.storage.errors import ConfigurationError, NotFoundError
+from tidegate.storage.errors import ConfigurationError, CorruptionError, NotFoundError
 from tidegate.storage.files.file_system_store import open_store
 
-LOCAL_POLL_S, REMOTE_POLL_S = 0.02, 0.5
-"""How long a reader waits before it looks again for a batch that was not there."""
+LOCAL_POLL_S = 0.02
+REMOTE_POLL_S = 0.5
+"""How long a reader waits before it looks again for a missing batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +71,13 @@ def split_id(log_id: str, lane: int) -> str:
 
 
 def failure_path(run: str) -> str:
-    """Where the note about a failed query is, in the log's folder."""
+    """Returns the path of the note about a failed query, in the folder of the log."""
     return f"failures/{run}"
 
 
 @dataclass(slots=True)
 class _Lane:
-    """What a reader knows of a lane: the next row, and a batch before which the lane has no more rows."""
+    """The position of a reader in a lane: the next row, and a batch before which the lane has no more rows."""
 
     parquet: ParquetReader
     row: int = -1
@@ -104,7 +112,8 @@ class LogReader:
         if lane is None:
             lane = self._lanes[number] = _Lane(ParquetReader(self._source.url, self._source.schema))
         if lane.row != offset:
-            lane.row, lane.batch_id = offset, 0
+            lane.row = offset
+            lane.batch_id = 0
         if self._is_ahead(lane):
             return ReadResult(None, offset, at_end=False)
         place = self._window.find(number, offset)
@@ -133,7 +142,7 @@ class LogReader:
         lane = int(split.payload)
         if split.split_id != split_id(self._source.log_id, lane):
             raise ConfigurationError(
-                f"{split.split_id} is no lane of the log at {self._source.url}, whose lanes are called "
+                f"{split.split_id} is not a lane of the log at {self._source.url}: its lanes are "
                 f"{split_id(self._source.log_id, 0)} and so on. Was the job restored with another source?"
             )
         return lane
@@ -141,7 +150,7 @@ class LogReader:
     def _is_ahead(self, lane: _Lane) -> bool:
         """Whether another lane has rows of older batches.
 
-        A lane that nobody reads any more holds others up only briefly.
+        A lane that is no longer read delays others only briefly.
         """
         if all(lane.batch_id <= other.batch_id for other in self._lanes.values()):
             return False
@@ -163,3 +172,143 @@ class LogReader:
         except NotFoundError:
             return
         raise QueryFailedError(bytes(note).decode("utf-8", "replace"))
+
+
+BATCHES_MAX = 1_024
+SEEKS_MAX = 5
+LOOKS_MAX = 16
+"""After this number of looks for a missing commit, the window checks whether it was deleted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The place of a row of a lane: in `file`, which begins at row `start` of the lane.
+
+    `end` is the lane's row number at which the batch ends; rows from there on are in later batches.
+    """
+
+    batch_id: int
+    start: int
+    file: StagedFile
+    end: int
+
+
+class LogWindow:
+    """Finds rows. Called from one thread at a time."""
+
+    def __init__(
+        self,
+        log: BatchLog,
+        poll_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        batches_max: int = BATCHES_MAX,
+    ) -> None:
+        self._log = log
+        self._poll_s = poll_s
+        self._clock = clock
+        self._batches_max = batches_max
+        self._batches: list[LogBatch] = []
+        self._not_before_s = 0.0
+        self._looks = 0
+
+    @property
+    def next_batch_id(self) -> int:
+        """The number of the batch after the window."""
+        return self._batches[-1].batch_id + 1 if self._batches else 0
+
+    def find(self, lane: int, row: int) -> Place | None:
+        """Returns the place of a row, or None before its batch is in the log. ConfigurationError if it was deleted."""
+        if (not self._batches or row < self._batches[0].start_of(lane)) and not self._seek(lane, row):
+            return None
+        while row >= self._batches[-1].ends[lane]:
+            if not self._grow():
+                return None if self._batches else self.find(lane, row)
+        batch = self._batches[bisect_right(self._batches, row, key=lambda batch: batch.ends[lane])]
+        for start, file in batch.in_lane(lane):
+            if start <= row < start + file.rows:
+                return Place(batch.batch_id, start, file, batch.ends[lane])
+        raise CorruptionError(f"batch {batch.batch_id} of {self._log.url} has no file with row {row} of lane {lane}")
+
+    def _grow(self) -> bool:
+        """Add the next commit, if it is there. If it was deleted, empty the window."""
+        if self._waits():
+            return False
+        try:
+            batch = self._log.read(self.next_batch_id)
+        except NotFoundError:
+            self._looks += 1
+            if self._looks >= LOOKS_MAX:
+                self._looks = 0
+                if self._was_deleted(self.next_batch_id):
+                    self._batches.clear()
+                    return False
+            return self._not_there()
+        self._looks = 0
+        self._batches.append(batch)
+        if len(self._batches) > self._batches_max:
+            del self._batches[: len(self._batches) - self._batches_max]
+        return True
+
+    def _seek(self, lane: int, row: int) -> bool:
+        """Start anew with the batch of a row, or with the newest one. False if the log has no batch.
+
+        Only an empty log is subject to the pause: rows that are there must not wait because another lane found nothing.
+        """
+        if not self._batches and self._waits():
+            return False
+        for _ in range(SEEKS_MAX):
+            ids = self._log.batch_ids()
+            if not ids:
+                if row > 0:
+                    raise ConfigurationError(
+                        f"row {row} of lane {lane} was read before, and {self._log.url} is empty: was the folder "
+                        "exchanged? Start the job without restore"
+                    )
+                return self._not_there()
+            try:
+                found = self._bisect(ids, lane, row)
+            except NotFoundError:
+                continue  # Deleted since the listing: the log now begins with a later batch.
+            if found.start_of(lane) > row:
+                raise self._deleted(lane, row, found)
+            self._batches = [found]
+            return True
+        raise CorruptionError(
+            f"batches of {self._log.url} are listed and cannot be found: the folder is not one store's"
+        )
+
+    def _bisect(self, ids: list[int], lane: int, row: int) -> LogBatch:
+        """Returns the first batch that ends after `row` in this lane, or the newest batch."""
+        low = 0
+        high = len(ids) - 1
+        newest = self._log.read(ids[high])
+        if row >= newest.ends[lane]:
+            return newest
+        found = newest
+        while low < high:
+            middle = (low + high) // 2
+            batch = self._log.read(ids[middle])
+            if row < batch.ends[lane]:
+                found = batch
+                high = middle
+            else:
+                low = middle + 1
+        return found
+
+    def _was_deleted(self, batch_id: int) -> bool:
+        ids = self._log.batch_ids()
+        return bool(ids) and ids[0] > batch_id
+
+    def _deleted(self, lane: int, row: int, oldest: LogBatch) -> ConfigurationError:
+        return ConfigurationError(
+            f"rows {row} to {oldest.start_of(lane)} of lane {lane} are no longer in {self._log.url}, which begins "
+            f"with batch {oldest.batch_id}: no retained checkpoint, and no savepoint next to the checkpoints, needed "
+            "them. Restore a newer checkpoint or savepoint, or start the job without restore"
+        )
+
+    def _waits(self) -> bool:
+        return self._clock() < self._not_before_s
+
+    def _not_there(self) -> bool:
+        self._not_before_s = self._clock() + self._poll_s
+        return False

@@ -1,50 +1,166 @@
-"""`StreamFeed`: feeds one source of a job. It runs the query, and deletes what no checkpoint needs any more.
+"""`StreamingDataFrameSource`: a streaming DataFrame as a source; and `StreamFeed`, which runs its query during the job.
 
-It lives in the driver, beside the Spark session, from submission to the end of the job. Rules:
+Submission creates a batch log. A feed in the driver writes it while the job runs, and tasks read it (`log_source.py`).
+Rules of a feed:
 * One thread does everything but write batches, which Spark's thread does. If this thread fails, the job fails: a note
-  in the log tells the source why (`log_source.py`), and so everybody who looks at the job. A feed that is stopped on
-  purpose leaves no note.
+  in the log gives the source the reason. A feed that is stopped on purpose writes no note.
 * It ends with the job, however the job ends.
 * Nothing is deleted before the job has completed a checkpoint of its own: it may have to begin again where it was
-  restored.
-* A deletion that fails is tried again in the next round. A job that can go on must not end because storage is away.
+  restored. A batch can be deleted if all its rows are before the positions of all lanes, and so are all older batches.
+* A deletion that fails is tried again in the next round: a job must not end because storage is away.
+* The writer waits while more than a limit of bytes is not covered by the newest checkpoint. Batches that only older
+  checkpoints and savepoints need do not count: the user chose to keep those.
+
+Rules of the writer, which Spark calls by `foreachBatch`. Spark numbers micro-batches from 0. Its checkpoint records
+what a batch reads before it begins, and that it is done afterwards. After a crash Spark runs the last batch again.
+* A batch that is already in the log is skipped: it was written before the crash.
+* Only the batch after the newest one is written. Any other number, or another query, means that Spark's checkpoint and
+  the log do not belong together. To write it would lose or repeat rows, so it is an error.
+* If two writers write the same batch, the first one counts, and the other deletes its files.
+
+Rules of the query (`StreamingQuery`):
+* Its checkpoint belongs to the log. So it continues where the log ends, whatever the job is restored from.
+* A query that is stopped in the middle of a micro-batch ends with `WriterStopped`, because a batch that is not in the
+  log must not count as done. Neither Spark nor py4j prints that error.
+* Every call into Spark is bounded. A thread waits for the end of the query; no caller waits for that thread.
+* It is over as well when Spark's driver has ended or does not answer. It may be without executors as long as it has no
+  rows; a micro-batch needs them.
+* The reason of a failure is the error of our function, if it raised one. Otherwise it is the fate of Spark's driver, or
+  the line of Spark's error that names the cause.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import threading
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from typing import Generic, TypeVar
 
+import pyarrow as pa
+from fsspec.utils import get_protocol
+from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery as SparkQuery
 
 from tidegate.actors.restore.positions_at_rest import PositionsAtRest
-from tidegate.actors.runtimes.companions import Companion
+from tidegate.actors.runtimes.driver_services import DriverService
 from tidegate.actors.runtimes.running_job import FedJob
-from tidegate.spark_bridge.dataframes.manifest import StagedFile
-from tidegate.spark_bridge.dataframes.parquet_source import local_root
-from tidegate.spark_bridge.dataframes.staging import stage_files
-from tidegate.spark_bridge.errors import SparkBridgeError
-from tidegate.spark_bridge.streams.batch_log import SPARK_FOLDER, BatchLog, LogHeader
-from tidegate.spark_bridge.streams.batch_writer import BatchWriter
-from tidegate.spark_bridge.streams.log_claims import HeldClaim, LogClaim, take_claim
-from tidegate.spark_bridge.streams.log_ledger import LogLedger, needed_rows
-from tidegate.spark_bridge.streams.log_place import remember_log
+from tidegate.connectors.source import Source, SourceReader, SourceSplit
+from tidegate.protocol.failures import error_text
+from tidegate.spark_bridge.dataframes.parquet_source import StagedFile, local_root
+from tidegate.spark_bridge.dataframes.spark_types import arrow_schema_of, readable_schema
+from tidegate.spark_bridge.dataframes.staging import marked_reason, reason_of, stage_files
+from tidegate.spark_bridge.errors import SparkBridgeError, SparkLostError, SparkTimeoutError
+from tidegate.spark_bridge.spark_calls import (
+    END_S,
+    Outcome,
+    SparkWatch,
+    call_bounded,
+    cancel_jobs,
+    driver_gone,
+    without_logs_of,
+)
+from tidegate.spark_bridge.streams.batch_log import (
+    SPARK_FOLDER,
+    BatchLog,
+    HeldClaim,
+    LogBatch,
+    LogClaim,
+    LogHeader,
+    batch_after,
+    check_free,
+    data_folder,
+    log_at,
+    remember_log,
+    take_claim,
+)
 from tidegate.spark_bridge.streams.log_source import LogSource, failure_path, split_id
-from tidegate.spark_bridge.streams.streaming_query import MicroBatch, StreamingQuery
+from tidegate.spark_bridge.worker_python import refuse_connect, refuse_unfit_workers
 from tidegate.storage.clock import now_ms
-from tidegate.storage.errors import AlreadyExistsError, StorageError
-from tidegate.storage.files.file_system_store import open_store
+from tidegate.storage.errors import AlreadyExistsError, ConfigurationError, NotFoundError, StorageError
+from tidegate.storage.files.file_system_store import join_url, open_store
 from tidegate.storage.files.store import Store
+from tidegate.storage.schemas.column_names import columns_text
 from tidegate.storage.user_values import logged_text
+
+
+class StreamingDataFrameSource:
+    """Stands for the input until it has a log, with `lanes` lanes. ConfigurationError for unsupported types."""
+
+    unbounded = True
+
+    def __init__(self, df: DataFrame, lanes: int, settings: StreamSettings) -> None:
+        refuse_connect(df, "from_dataframe")
+        refuse_unfit_workers(df.sparkSession, "from_dataframe")
+        self._df = df
+        self._schema = arrow_schema_of(readable_schema(df))
+        self._lanes = lanes
+        self._settings = settings
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Columns of the DataFrame."""
+        return self._schema
+
+    def stage(self, url: str) -> LogSource:
+        """Create an empty log at `url`. ConfigurationError if the log or Spark's checkpoint cannot be there."""
+        if get_protocol(url) == "memory":
+            raise ConfigurationError(
+                f"the rows of a streaming DataFrame cannot go to {url}: Spark's executors are other processes and do "
+                "not see this one's memory. Give the checkpoints a folder or a bucket (CheckpointConfig(storage=...))"
+            )
+        log_id = uuid.uuid4().hex
+        checkpoint = self._settings.spark_checkpoint
+        if checkpoint is None and local_root(url) is None:
+            raise ConfigurationError(
+                f"Spark's own checkpoint cannot be stored with the log at {url}, because Spark opens buckets by other "
+                'means than tidegate: name a place that Spark can write to, from_dataframe(df, spark_checkpoint="s3a://...")'
+            )
+        place = None if checkpoint is None else join_url(checkpoint, log_id)
+        BatchLog(open_store(url)).create(LogHeader(log_id, self._schema, self._lanes, place))
+        return LogSource(url, log_id, self._lanes, self._schema, _new_run())
+
+    def reopen(self, url: str) -> LogSource:
+        """Returns the log that the job with this folder read. Raises NotFoundError without one."""
+        source = LogSource.open(log_at(url).url, _new_run())
+        if not source.schema.equals(self._schema):
+            raise ConfigurationError(
+                f"the streaming DataFrame has columns {columns_text(self._schema)}, and the rows in its log "
+                f"{source.url} have {columns_text(source.schema)}: give it those columns, or start without restore"
+            )
+        return source
+
+    def feed(self, staged: Source, job: FedJob) -> DriverService:
+        """The companion that writes the log while the job runs. ConfigurationError if another job feeds it."""
+        assert isinstance(staged, LogSource)
+        check_free(open_store(staged.url), job.name, job.open_store, now_ms())
+        return StreamFeed(self._df, staged, self._settings, job)
+
+    def splits(self) -> Sequence[SourceSplit]:
+        """Raises: only the log has splits."""
+        raise SparkBridgeError("a streaming DataFrame is read only through its log")
+
+    def reader(self) -> SourceReader:
+        """Raises: only the log can be read."""
+        raise SparkBridgeError("a streaming DataFrame is read only through its log")
+
+
+def _new_run() -> str:
+    return uuid.uuid4().hex
+
 
 _logger = logging.getLogger(__name__)
 
 LOOK_S = 0.5
-"""How long one wait for the end of the query takes."""
+"""The length of one wait for the end of the query."""
 ROUND_LOOKS = 4
-"""After so many waits, look for what can be deleted."""
+"""After this number of waits, the feed looks for batches to delete."""
 STAGE_TIMEOUT_S = 1_800.0
 STOP_TIMEOUT_S = 90.0
 NOTE_STEP_S = 1.0
@@ -54,9 +170,9 @@ NOTE_STEP_S = 1.0
 class StreamSettings:
     """Settings of a streaming source.
 
-    `spark_checkpoint`: the url under which Spark keeps its checkpoint; None: beside the log. `trigger_ms`: time between
-    the starts of micro-batches; None: each starts when the one before is done. `log_bytes_max`: how much may wait to be
-    covered by a checkpoint.
+    `spark_checkpoint`: the URL for Spark's checkpoint; None for the folder of the log. `trigger_ms`: time between the
+    starts of micro-batches; None: each starts when the previous one is done. `log_bytes_max`: size of the batches that
+    may wait for a checkpoint.
     """
 
     spark_checkpoint: str | None = None
@@ -64,7 +180,7 @@ class StreamSettings:
     log_bytes_max: int = 2**30
 
 
-class StreamFeed(Companion):
+class StreamFeed(DriverService):
     """Feeds `source`, the source of a job, from a streaming DataFrame."""
 
     def __init__(self, df: DataFrame, source: LogSource, settings: StreamSettings, job: FedJob) -> None:
@@ -79,12 +195,12 @@ class StreamFeed(Companion):
         self._begin(f"tidegate feed of {self._job.uid}", self._run)
 
     def job_ended(self, status: str) -> None:
-        """Stop: nobody reads the log any more."""
+        """Stops the feed: the log is no longer read."""
         self.stop()
 
     @property
     def complete(self) -> bool:
-        """Always: a job that has finished has read all that it was to read."""
+        """True: a finished job has read all of its input."""
         return True
 
     def _run(self) -> None:
@@ -121,10 +237,10 @@ class StreamFeed(Companion):
             looks = 0
             while not self._stopping.is_set():
                 if query.ended(LOOK_S):
-                    raise SparkBridgeError("somebody has stopped it")
+                    raise SparkBridgeError("it was stopped from outside of tidegate")
                 looks += 1
                 if looks % ROUND_LOOKS == 0:
-                    let_go(log, header, ledger, claim, positions)
+                    free_batches(log, header, ledger, claim, positions)
         finally:
             ledger.stop()
             query.stop()
@@ -144,7 +260,7 @@ class StreamFeed(Companion):
         """Leave the note for the source. Tries until it is there, or the feed is stopped."""
         text = (
             f"{self.text} has failed: {reason}. Mend the cause and execute the job "
-            'again with restore="latest": the query goes on where it was'
+            'again with restore="latest": the query continues where it was'
         )
         _logger.warning("job %r: %s", self._job.name, logged_text(text))
         assert self._source.run is not None
@@ -160,8 +276,10 @@ class StreamFeed(Companion):
                 return
 
 
-def let_go(log: BatchLog, header: LogHeader, ledger: LogLedger, claim: HeldClaim, positions: PositionsAtRest) -> None:
-    """One round: tell the ledger what the newest checkpoint covers, and delete what no checkpoint needs.
+def free_batches(
+    log: BatchLog, header: LogHeader, ledger: LogLedger, claim: HeldClaim, positions: PositionsAtRest
+) -> None:
+    """Does one round: updates the ledger with the newest checkpoint, and deletes batches that no checkpoint needs.
 
     SparkBridgeError if another job feeds the log. If storage does not answer, the next round tries again.
     """
@@ -188,5 +306,312 @@ def _checkpoint_of(header: LogHeader, url: str) -> str:
     if header.spark_checkpoint is not None:
         return header.spark_checkpoint
     root = local_root(url)
-    assert root is not None, "a log that is no local folder has the place in its header"
+    assert root is not None, "a log outside of a local folder has the place in its header"
     return f"file://{root.absolute()}/{SPARK_FOLDER}"
+
+
+R = TypeVar("R")
+
+
+class BatchWriter(Generic[R]):
+    """Writes one batch at a time. `stage(rows, folder)` writes the rows of a batch as files in a folder."""
+
+    def __init__(
+        self,
+        log: BatchLog,
+        lanes: int,
+        ledger: LogLedger,
+        claim: HeldClaim,
+        stage: Callable[[R, str], tuple[StagedFile, ...]],
+    ) -> None:
+        self._log = log
+        self._lanes = lanes
+        self._ledger = ledger
+        self._claim = claim
+        self._stage = stage
+
+    def write(self, rows: R, batch_id: int, query_id: str) -> None:
+        """Wait for room, and put a batch into the log. It is there when this returns, written now or earlier.
+
+        Raises SparkBridgeError if the batch does not follow the newest one or another job feeds the log, StorageError,
+        WriterStopped, and what `stage` raises.
+        """
+        self._claim.check()
+        newest = self._newest_before(batch_id)
+        self._check_follows(newest, batch_id, query_id)
+        if newest is not None and newest.batch_id == batch_id:
+            return
+        self._ledger.await_room()
+        folder = data_folder(batch_id, uuid.uuid4().hex[:8])
+        batch = batch_after(newest, batch_id, query_id, self._stage(rows, folder), self._lanes)
+        self._ledger.append(self._committed(batch, folder))
+
+    def _newest_before(self, batch_id: int) -> LogBatch | None:
+        """The newest batch. Reads those that a writer believed dead has added since the log was read."""
+        newest = self._ledger.newest
+        while batch_id > (expected := 0 if newest is None else newest.batch_id + 1):
+            try:
+                newest = self._log.read(expected)
+            except NotFoundError:
+                break
+            self._ledger.append(newest)
+        return newest
+
+    def _committed(self, batch: LogBatch, folder: str) -> LogBatch:
+        try:
+            self._log.commit(batch)
+        except AlreadyExistsError:
+            there = self._log.read(batch.batch_id)
+            if there == batch:
+                return batch  # An earlier try of this create had worked, but its answer was lost.
+            self._drop(folder)
+            if there.query_id != batch.query_id:
+                raise self._other_query(there, batch.query_id) from None
+            _logger.info("batch %d of %s was written by another attempt", batch.batch_id, self._log.url)
+            return there
+        return batch
+
+    def _check_follows(self, newest: LogBatch | None, batch_id: int, query_id: str) -> None:
+        expected = 0 if newest is None else newest.batch_id + 1
+        if newest is not None and newest.query_id != query_id:
+            raise self._other_query(newest, query_id)
+        if batch_id not in (expected, expected - 1):
+            raise SparkBridgeError(
+                f"Spark sends batch {batch_id}, and the log {self._log.url} continues with batch {expected}: "
+                f"Spark's checkpoint and the log do not belong together. {_ADVICE}"
+            )
+
+    def _other_query(self, newest: LogBatch, query_id: str) -> SparkBridgeError:
+        return SparkBridgeError(
+            f"query {query_id} is not the one that has written the log {self._log.url} up to batch {newest.batch_id} "
+            f"({newest.query_id}): Spark's checkpoint was deleted or exchanged, so it is unknown which rows the log "
+            f"has. {_ADVICE}"
+        )
+
+    def _drop(self, folder: str) -> None:
+        try:
+            self._log.store.delete_tree(folder)
+        except StorageError as error:
+            _logger.warning("could not delete %s/%s, which is not needed: %s", self._log.url, folder, error)
+
+
+_ADVICE = (
+    "Put the checkpoint folder back that belongs to the log, or start the job without restore: it then has a new log, "
+    "and the query starts again"
+)
+
+
+WAIT_STEP_S = 1.0
+
+
+class WriterStopped(Exception):
+    """The feed stops, so the batch must not be written."""
+
+
+def needed_rows(log_id: str, lanes: int, positions: Iterable[Mapping[str, int]]) -> tuple[int, ...]:
+    """Returns the first row of each lane that a checkpoint needs. 0 if a checkpoint does not have the lane."""
+    known = list(positions)
+    ids = [split_id(log_id, lane) for lane in range(lanes)]
+    return tuple(min((each.get(name, 0) for each in known), default=0) for name in ids)
+
+
+class LogLedger:
+    """The batches of a log. Thread-safe."""
+
+    def __init__(self, batches: Iterable[LogBatch], limit_bytes: int) -> None:
+        self._batches = deque(batches)
+        self._limit_bytes = limit_bytes
+        self._covered: Sequence[int] | None = None
+        self._stopped = False
+        self._changed = threading.Condition()
+
+    @property
+    def newest(self) -> LogBatch | None:
+        """The newest batch; None for an empty log."""
+        with self._changed:
+            return self._batches[-1] if self._batches else None
+
+    @property
+    def batches(self) -> tuple[LogBatch, ...]:
+        """The batches of the log, oldest first."""
+        with self._changed:
+            return tuple(self._batches)
+
+    @property
+    def uncovered_bytes(self) -> int:
+        """Size of the batches that the newest checkpoint does not cover."""
+        with self._changed:
+            covered = self._covered
+            total = 0
+            for batch in reversed(self._batches):
+                if covered is not None and all(end <= row for end, row in zip(batch.ends, covered, strict=True)):
+                    break
+                total += batch.size_bytes
+            return total
+
+    def append(self, batch: LogBatch) -> None:
+        """A batch was committed."""
+        with self._changed:
+            assert not self._batches or batch.batch_id == self._batches[-1].batch_id + 1
+            self._batches.append(batch)
+
+    def cover(self, rows: Sequence[int]) -> None:
+        """The newest checkpoint covers this many rows of each lane."""
+        with self._changed:
+            self._covered = rows
+            self._changed.notify_all()
+
+    def deletable(self, needed: Sequence[int]) -> tuple[LogBatch, ...]:
+        """Returns the oldest batches, up to the first with a row that is needed. `needed` is by lane."""
+        with self._changed:
+            found = []
+            for batch in list(self._batches)[:-1]:
+                if any(end > row for end, row in zip(batch.ends, needed, strict=True)):
+                    break
+                found.append(batch)
+            return tuple(found)
+
+    def deleted(self, batch: LogBatch) -> None:
+        """The oldest batch was deleted."""
+        with self._changed:
+            assert self._batches[0] == batch
+            self._batches.popleft()
+
+    def await_room(self) -> None:
+        """Wait until at most the limit is uncovered. WriterStopped once `stop` was called."""
+        with self._changed:
+            while not self._stopped and self.uncovered_bytes > self._limit_bytes:
+                self._changed.wait(WAIT_STEP_S)
+            if self._stopped:
+                raise WriterStopped
+
+    def stop(self) -> None:
+        """Stops the writer."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+
+
+START_TIMEOUT_S = 300.0
+CALL_TIMEOUT_S = 60.0
+
+_IS_ALIVE = "Is Spark's driver alive?"
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """A micro-batch from Spark: its rows, its number, its query, and the job group for work on it."""
+
+    rows: DataFrame
+    batch_id: int
+    query_id: str
+    job_group: str
+
+
+class StreamingQuery:
+    """One query. `write` gets each micro-batch."""
+
+    def __init__(self, df: DataFrame, write: Callable[[MicroBatch], None]) -> None:
+        self._df = df
+        self._write = write
+        self._job_group = f"tidegate-{uuid.uuid4().hex[:12]}"
+        self._query_id: Future[str] = Future()
+        self._query: SparkQuery | None = None
+        self._end: Outcome[object] | None = None
+        self._watch = SparkWatch(df.sparkSession.sparkContext, needs_executors=False)
+        self._raised: Exception | None = None
+        self._stopped = False
+
+    def start(self, name: str, checkpoint: str, trigger_ms: int | None) -> None:
+        """Start it. SparkTimeoutError, SparkLostError, and whatever Spark raises for a query that cannot run."""
+
+        def begin() -> SparkQuery:
+            writer = self._df.writeStream.foreachBatch(self._batch).queryName(name)
+            writer = writer.option("checkpointLocation", checkpoint)
+            if trigger_ms is not None:
+                writer = writer.trigger(processingTime=f"{trigger_ms} milliseconds")
+            return writer.start()
+
+        logging.getLogger("py4j.clientserver").addFilter(_is_not_a_stop)
+        self._watch.begin()
+        self._query = query = call_bounded(
+            begin,
+            timeout_s=START_TIMEOUT_S,
+            what=f"starting the query {name}",
+            advice=_IS_ALIVE,
+        )
+        self._query_id.set_result(query.id)
+        self._end = Outcome(query.awaitTermination)
+        threading.Thread(target=self._end.run, name=f"tidegate waits for query {name}", daemon=True).start()
+
+    def ended(self, timeout_s: float) -> bool:
+        """Wait up to `timeout_s` for its end. True if it was stopped; raises Spark's error if it has failed.
+
+        SparkLostError if Spark's driver is lost.
+        """
+        assert self._end is not None, "it was started"
+        if self._end.wait(timeout_s):
+            self._end.result()
+            return True
+        if reason := self._watch.over():
+            raise SparkLostError(reason)
+        return False
+
+    def reason(self, error: BaseException) -> str:
+        """Why it failed, in one line, with marks around Spark's own text. `error` is what Spark raised."""
+        cause = self._raised
+        if cause is not None and not isinstance(cause, PySparkException | Py4JError):
+            return error_text(cause)
+        if isinstance(error, SparkLostError):
+            return str(error)
+        if gone := driver_gone(self._df.sparkSession.sparkContext, END_S):
+            return gone
+        of_spark = cause or error
+        if isinstance(of_spark, PySparkException | Py4JError):
+            return marked_reason(reason_of(of_spark))
+        return error_text(of_spark)
+
+    def stop(self) -> None:
+        """Stop it and its jobs. If it does not stop in time, it is left behind, with a warning."""
+        query = self._query
+        context = self._df.sparkSession.sparkContext
+        self._watch.close()
+        if query is None or driver_gone(context):
+            return
+        self._stopped = True
+
+        def stop() -> None:
+            with without_logs_of(context, _LOGGERS_OF_QUERIES):
+                cancel_jobs(context, self._job_group)
+                query.stop()
+
+        try:
+            call_bounded(stop, timeout_s=CALL_TIMEOUT_S, what="stopping a streaming query", advice=_IS_ALIVE)
+        except (PySparkException, Py4JError, SparkTimeoutError, OSError) as error:
+            # Its writer was told to stop, so nothing it still does is written.
+            if driver_gone(context, END_S) is None:
+                _logger.warning("a streaming query could not be stopped: %s", error)
+
+    def _batch(self, rows: DataFrame, batch_id: int) -> None:
+        """Spark calls this, in a thread of its own."""
+        try:
+            query_id = self._query_id.result(START_TIMEOUT_S)
+            self._write(MicroBatch(rows, batch_id, query_id, self._job_group))
+        except WriterStopped:
+            raise
+        except Exception as error:
+            if self._stopped:
+                raise WriterStopped from error  # Its jobs were cancelled.
+            self._raised = error
+            raise
+
+
+def _is_not_a_stop(record: logging.LogRecord) -> bool:
+    """Whether py4j is to log a record: not what a batch raises because its query is being stopped."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], WriterStopped)
+
+
+_LOGGERS_OF_QUERIES = (
+    "org.apache.spark.sql.execution.streaming.MicroBatchExecution",
+    "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution",  # Since Spark 4.1.
+)

@@ -11,10 +11,8 @@ from sqlglot import exp
 from tidegate.operators.aggregates import aggregate as tg
 from tidegate.operators.aggregates.aggregate import Aggregate
 from tidegate.operators.aggregates.sketches import approx_count_distinct, approx_quantile
-from tidegate.sql.text.dialect import is_call
-from tidegate.sql.text.places import refused
-from tidegate.sql.values.typed import Typed, truth
-from tidegate.sql.values.types import is_number, named
+from tidegate.sql.query_text import is_call, refused
+from tidegate.sql.typed_values import Typed, is_number, named, truth
 
 Column = str | pl.Expr
 

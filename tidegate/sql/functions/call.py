@@ -9,9 +9,8 @@ from typing import Any, TypeAlias
 import polars as pl
 from sqlglot import exp
 
-from tidegate.sql.text.places import refused
-from tidegate.sql.values.typed import Typed, as_type, python_value
-from tidegate.sql.values.types import is_number, is_time, named
+from tidegate.sql.query_text import refused
+from tidegate.sql.typed_values import Typed, as_type, is_number, is_time, named, python_value
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,17 @@ from typing import Any
 import polars as pl
 
 from tidegate.sql.functions.call import ANY_NUMBER, Call, Function, Functions, of
-from tidegate.sql.values.operators import remainder
-from tidegate.sql.values.typed import Typed, as_type, read_decimal, truth
-from tidegate.sql.values.types import bounded_decimal, is_float, is_integer, needed_common_type
+from tidegate.sql.operators import remainder
+from tidegate.sql.typed_values import (
+    Typed,
+    as_type,
+    bounded_decimal,
+    is_float,
+    is_integer,
+    needed_common_type,
+    read_decimal,
+    truth,
+)
 
 
 def _double(change: Callable[[pl.Expr], pl.Expr]) -> Function:

@@ -9,10 +9,9 @@ import polars as pl
 from sqlglot import exp
 
 from tidegate.sql.functions.call import Call, Function, Functions, of
-from tidegate.sql.text.places import refused
-from tidegate.sql.values.operators import moved
-from tidegate.sql.values.typed import Interval, Typed, as_type
-from tidegate.sql.values.types import is_integer, is_number, named
+from tidegate.sql.operators import moved
+from tidegate.sql.query_text import refused
+from tidegate.sql.typed_values import Interval, Typed, as_type, is_integer, is_number, named
 
 _DAY_MS = 86_400_000
 UNIT_MS = {"MILLISECOND": 1, "SECOND": 1_000, "MINUTE": 60_000, "HOUR": 3_600_000, "DAY": _DAY_MS, "WEEK": 7 * _DAY_MS}

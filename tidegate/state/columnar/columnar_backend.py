@@ -15,25 +15,26 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tidegate.state.columnar.cells import Cells, ColumnarLists, ColumnarMaps, ColumnarValues
 from tidegate.state.columnar.columnar_timers import ColumnarTimers
-from tidegate.state.columnar.frozen_slots import FrozenSlots
 from tidegate.state.columnar.key_space import KeySpace, key_pieces
-from tidegate.state.columnar.namespaces import ColumnarNamespaces
+from tidegate.state.columnar.object_state import (
+    Cells,
+    ColumnarLists,
+    ColumnarMaps,
+    ColumnarValues,
+    ValueColumns,
+    flat_specs,
+)
+from tidegate.state.columnar.paged_state import FrozenSlots
 from tidegate.state.columnar.row_table import ColumnarRows, RowSequence
 from tidegate.state.columnar.undo_log import UndoLog
-from tidegate.state.columnar.value_columns import ValueColumns, flat_specs
-from tidegate.state.columnar.vector_table import ColumnarTable
-from tidegate.state.common.backend import ValueSpec
-from tidegate.state.common.cells import CellSpec, Migrate
-from tidegate.state.common.refusals import not_bound, strange_columns
-from tidegate.state.common.state_size import StateSize
+from tidegate.state.columnar.vector_table import ColumnarNamespaces, ColumnarTable
+from tidegate.state.common.backend import CellSpec, Migrate, StateSize, ValueSpec, not_bound, strange_columns
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.snapshot import Cut, FrozenNative, FrozenState, StateTable
-from tidegate.storage.state.stored_rows import row_identity
-from tidegate.storage.state.timer_rows import TIMERS_STATE
+from tidegate.storage.state.stored_rows import TIMERS_STATE, row_identity
 
 C = TypeVar("C", bound=Cells | ValueColumns)
 

@@ -2,36 +2,53 @@
 
 Rules:
 - A key gets its slot when it first appears, and keeps it until a rebuild. Key columns and key group of a slot never
-  change, so to freeze them is to take references.
+  change, so freezing them takes references.
 - Every state has pages for all slots, whether a key has the state or not.
-- A slot is dead if no state has it, and no later snapshot must say that it is gone. When more than half of the slots
-  are dead, everything is rebuilt without them, and slots get new numbers. Older snapshots keep what they hold.
-- A restore appends the keys of one state without a lookup, because each key comes once (`append`). The index is built
-  when somebody first asks for a key, and then finds any key that came twice. If many keys are expected and there are
-  threads for it, the index is filled meanwhile (`RestoreThreads`).
+- A slot is dead if no state uses it, and no later snapshot must record its removal. When more than half of the slots
+  are dead, everything is rebuilt without them, and slots are renumbered. Older snapshots keep their contents.
+- A restore appends the keys of one state without a lookup, because each key occurs once (`append`). The index is built
+  at the first lookup, and then finds any key that occurred twice. If many keys are expected and there are threads for
+  it, the index is filled meanwhile (`RestoreThreads`).
+
+`KeyColumns` stores the keys in slot order, append-only, in Arrow chunks; `FrozenKeys` is its state at a freeze.
+- A chunk never changes. Eight or more consecutive chunks, none of them more than twice as long as a later one, are
+  merged, up to a certain size. Keys that come in batches of one size are copied once in eight times as many.
+
+`RestoreThreads` loads a large state on several threads: some copy columns, one fills the key index.
+- Meanwhile no other thread touches the index. Threads copy different columns, whose pages no other thread uses. The
+  result therefore does not depend on the order in which they run.
+
+`BlockSize` limits how many rows are put together into one batch, out of the columns of a key space.
+- A block has at most `BLOCK_ROWS` rows, and about `BLOCK_BYTES`: it takes memory in addition to the state, and a column
+  of strings takes 2 GiB at most.
+- The size of keys is known per chunk, so large keys make small blocks only where they are. The size of values comes
+  from the state or the previous block, whichever is more. Where a state cannot know it (Python objects), the first
+  block has few rows.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tidegate.state.columnar.block_size import BlockSize
-from tidegate.state.columnar.key_columns import FrozenKeys, KeyColumns
-from tidegate.state.columnar.restore_threads import RestoreThreads
 from tidegate.state.columnar.undo_log import UndoLog
-from tidegate.state.common.backend import ValueSpec
+from tidegate.state.common.backend import ValueSpec, held_twice
+from tidegate.state.common.page_memory import PAGE_MEMORY
 from tidegate.state.common.pages import FrozenColumn, PagedColumn
-from tidegate.state.common.refusals import held_twice
 from tidegate.state.kernels.hashing import hash_columns
-from tidegate.state.kernels.partition import gather
+from tidegate.state.kernels.paged import PAGE_ROWS
+from tidegate.state.kernels.partition import Places, gather, placed
 from tidegate.state.key_index.hash_table import Upserted
 from tidegate.state.key_index.key_index import KeyIndex
+from tidegate.storage.schemas.batches import together
 from tidegate.storage.state.key_groups import MAX_PARALLELISM_LIMIT, key_groups_of
 
 COMPACTED_SLOTS_MIN = 4096
@@ -39,6 +56,18 @@ COMPACTED_SLOTS_MIN = 4096
 _THREADED_KEYS_MIN = 1 << 17
 """Fewer keys than this are loaded before threads have even started."""
 _GROUP = ValueSpec("group", pa.uint16(), 0)
+LiveSlots = Callable[[NDArray[np.int32]], NDArray[np.bool_]]
+CHUNKS_MERGED = 8
+"""So many chunks of about one size become one."""
+_CHUNK_ROWS_MAX = 1 << 20
+_CHUNK_BYTES_MAX = 1 << 28
+BLOCK_ROWS = 16 * PAGE_ROWS
+BLOCK_BYTES = 1 << 26
+ROWS_AT_FIRST = 512
+PIECE_BYTES = 1 << 23
+"""Keys are indexed in pieces of about so many bytes. To index a piece takes several times its memory."""
+_PIECES_AHEAD_MAX = 4
+"""How many pieces may wait to be indexed. Then the caller waits for the oldest."""
 
 
 class SlotState(Protocol):
@@ -296,9 +325,6 @@ class KeySpace:
             state.rebuild(kept, slots)
 
 
-LiveSlots = Callable[[NDArray[np.int32]], NDArray[np.bool_]]
-
-
 def key_pieces(space: KeySpace, live: LiveSlots, rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int32]]]:
     """Keys and slots, in slot order, of the slots that are live when their batch is drawn."""
     if space.schema is None:
@@ -310,3 +336,238 @@ def key_pieces(space: KeySpace, live: LiveSlots, rows_max: int) -> Iterator[tupl
             slots = slots[live(slots)]
             if len(slots):
                 yield keys.take(slots), slots
+
+
+class KeyColumns:
+    """Keys in slot order, append-only."""
+
+    __slots__ = ("_bytes", "_chunks", "_frozen", "rows", "schema")
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
+        self.rows = 0
+        self._chunks: list[pa.RecordBatch] = []
+        self._bytes: list[int] = []
+        """The size of each chunk."""
+        self._frozen: FrozenKeys | None = None
+        """What the last freeze gave, if no keys have come since."""
+
+    def append(self, keys: pa.RecordBatch) -> None:
+        """Add keys, for the next slots.
+
+        `keys` must own its buffers: a slice would keep its whole parent alive.
+        """
+        assert keys.schema.equals(self.schema), f"keys of {keys.schema} in a state of {self.schema}"
+        self._frozen = None
+        self._chunks.append(keys)
+        self._bytes.append(keys.nbytes)
+        self.rows += keys.num_rows
+        while (count := self._mergeable()) > 1:
+            self._chunks[-count:] = [pa.concat_batches(self._chunks[-count:])]
+            self._bytes[-count:] = [self._chunks[-1].nbytes]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all columns."""
+        return sum(self._bytes)
+
+    def pieces(self) -> Iterator[pa.RecordBatch]:
+        """All keys in slot order, in batches of at most `PIECE_BYTES`, or of one larger chunk."""
+        piece: list[pa.RecordBatch] = []
+        for chunk in self._chunks:
+            if piece and sum(each.nbytes for each in piece) + chunk.nbytes > PIECE_BYTES:
+                yield pa.concat_batches(piece)
+                piece = []
+            piece.append(chunk)
+        if piece:
+            yield pa.concat_batches(piece)
+
+    def freeze(self) -> FrozenKeys:
+        """All keys in slot order."""
+        if self._frozen is None:
+            bounds = np.cumsum([0, *(chunk.num_rows for chunk in self._chunks)])
+            self._frozen = FrozenKeys(self.schema, tuple(self._chunks), bounds)
+        return self._frozen
+
+    def _mergeable(self) -> int:
+        """How many of the last chunks are to become one; 1: none."""
+        count = rows = size_bytes = longest = 0
+        for chunk, chunk_bytes in zip(reversed(self._chunks), reversed(self._bytes), strict=True):
+            if count and chunk.num_rows > 2 * longest:
+                break
+            if rows + chunk.num_rows > _CHUNK_ROWS_MAX or size_bytes + chunk_bytes > _CHUNK_BYTES_MAX:
+                if 2 * rows > _CHUNK_ROWS_MAX or 2 * size_bytes > _CHUNK_BYTES_MAX:
+                    return count  # These are nearly as long as a chunk may be.
+                break
+            count += 1
+            rows, size_bytes, longest = rows + chunk.num_rows, size_bytes + chunk_bytes, max(longest, chunk.num_rows)
+        return count if count >= CHUNKS_MERGED else 1
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenKeys:
+    """The keys at the time of a freeze: chunks, and the first slot of each."""
+
+    schema: pa.Schema
+    chunks: tuple[pa.RecordBatch, ...]
+    bounds: NDArray[np.int64]
+
+    def take(self, slots: NDArray[np.int32], names: Sequence[str] | None = None) -> pa.RecordBatch:
+        """Keys of these slots, in their order: all columns, or those that are named."""
+        if bool(np.all(slots[1:] > slots[:-1])):
+            return self._put_together(self._ascending(slots, names), names)
+        of_chunk = self.chunks_of(slots).astype(np.uint16)
+        order = np.argsort(of_chunk, kind="stable")
+        edges = np.searchsorted(of_chunk[order], np.arange(len(self.bounds)))
+        grouped = self._put_together(self._parts(slots[order], edges, names), names)
+        if edges[of_chunk[0]] == 0 and edges[of_chunk[0] + 1] == len(slots):
+            return grouped  # They lie in one chunk.
+        back = np.empty(len(order), dtype=np.int32)
+        back[order] = np.arange(len(order), dtype=np.int32)
+        return grouped.take(pa.array(back))
+
+    def row_bytes(self) -> NDArray[np.int64]:
+        """About how many bytes the columns of a slot take, in each chunk."""
+        return np.array([chunk.nbytes // max(1, chunk.num_rows) for chunk in self.chunks], dtype=np.int64)
+
+    def chunks_of(self, slots: NDArray[np.int32]) -> NDArray[np.intp]:
+        """The chunk of each of these slots."""
+        return np.searchsorted(self.bounds[1:], slots, side="right")
+
+    def placed(self, slots: NDArray[np.int32], places: Places) -> pa.RecordBatch:
+        """Keys of these ascending slots, at least one, each at its place."""
+        return placed(self._ascending(slots, None), places, PAGE_MEMORY.buffer)
+
+    def _ascending(self, slots: NDArray[np.int32], names: Sequence[str] | None) -> list[pa.RecordBatch]:
+        """Keys of ascending slots, those of each chunk together. No copy of a run."""
+        edges = np.searchsorted(slots, self.bounds.astype(np.int32)).tolist()  # of one type: `slots` is not copied
+        found = []
+        for chunk, first, start, stop in zip(self.chunks, self.bounds.tolist(), edges, edges[1:], strict=False):
+            if stop == start:
+                continue
+            named = chunk if names is None else chunk.select(list(names))
+            begin = int(slots[start]) - first
+            is_run = int(slots[stop - 1]) - first - begin == stop - start - 1
+            rows = None if is_run else pa.array(slots[start:stop] - np.int32(first))
+            found.append(named.slice(begin, stop - start) if rows is None else named.take(rows))
+        return found
+
+    def _parts(
+        self, slots: NDArray[np.int32], edges: NDArray[np.intp], names: Sequence[str] | None
+    ) -> list[pa.RecordBatch]:
+        """Keys of slots that come chunk by chunk: those of chunk i are `slots[edges[i]:edges[i + 1]]`."""
+        return [
+            _picked(chunk if names is None else chunk.select(list(names)), slots[start:stop] - first)
+            for chunk, first, start, stop in zip(self.chunks, self.bounds[:-1], edges[:-1], edges[1:], strict=True)
+            if stop > start
+        ]
+
+    def _put_together(self, parts: Sequence[pa.RecordBatch], names: Sequence[str] | None) -> pa.RecordBatch:
+        if parts:
+            return together(parts, f"keyed state with the columns {', '.join(self.schema.names)}")
+        schema = self.schema if names is None else pa.schema([self.schema.field(name) for name in names])
+        return pa.RecordBatch.from_pylist([], schema)
+
+
+def _picked(chunk: pa.RecordBatch, rows: NDArray[np.int64]) -> pa.RecordBatch:
+    """Rows of a chunk. A slice if they are consecutive."""
+    if int(rows[-1]) - int(rows[0]) == len(rows) - 1 and bool(np.all(rows[1:] > rows[:-1])):
+        return chunk.slice(int(rows[0]), len(rows))
+    return chunk.take(pa.array(rows))
+
+
+class BlockSize:
+    """The blocks of one walk through a state. `value_bytes`: about what its values take in a row; None: unknown."""
+
+    __slots__ = ("_key_bytes", "_keys", "_rows_max", "_value_bytes", "_value_bytes_min")
+
+    def __init__(self, keys: FrozenKeys, value_bytes: int | None = 0) -> None:
+        self._keys = keys
+        self._key_bytes = keys.row_bytes()
+        self._value_bytes = self._value_bytes_min = value_bytes or 0
+        self._rows_max = ROWS_AT_FIRST if value_bytes is None else BLOCK_ROWS
+
+    def rows(self, slots: NDArray[np.int32]) -> int:
+        """How many of these slots, from the first one on, make a block: at least one, maybe more than there are."""
+        if self._rows_max * (int(self._key_bytes.max(initial=0)) + self._value_bytes) <= BLOCK_BYTES:
+            return self._rows_max
+        ends = np.cumsum(self.bytes_of(slots[: self._rows_max]))
+        rows = int(np.searchsorted(ends, BLOCK_BYTES, side="right"))
+        if rows == len(ends):
+            return self._rows_max
+        return max(1, rows if rows < PAGE_ROWS else rows // PAGE_ROWS * PAGE_ROWS)
+
+    def bytes_of(self, slots: NDArray[np.int32]) -> NDArray[np.int64]:
+        """About how many bytes the row of each of these slots takes."""
+        of_slots: NDArray[np.int64] = self._key_bytes[self._keys.chunks_of(slots)] + self._value_bytes
+        return of_slots
+
+    def learn(self, values: Sequence[pa.Array]) -> None:
+        """A block, of at least one row, has these value columns."""
+        if values:
+            measured = sum(column.nbytes for column in values) // len(values[0])
+            self._value_bytes = max(self._value_bytes_min, measured)
+        self._rows_max = BLOCK_ROWS
+
+
+class RestoreThreads:
+    """Up to `threads` threads that copy, and one that fills `index`, which is empty, with up to `keys` keys."""
+
+    def __init__(self, index: KeyIndex, keys: int, threads: int) -> None:
+        self._index = index
+        self._to_come = keys
+        self._threads = threads
+        self._copiers = ThreadPoolExecutor(threads, "tidegate-restore")
+        self._filler = ThreadPoolExecutor(1, "tidegate-restore-index")
+        self._piece: list[pa.RecordBatch] = []
+        self._filled: deque[Future[bool]] = deque()
+        self._distinct = True
+
+    def side_by_side(self, steps: Sequence[Callable[[], None]]) -> None:
+        """Run steps that share no memory, and wait for all. Raises what one of them raises."""
+        shares = [steps[first :: self._threads] for first in range(min(self._threads, len(steps)))]
+        pending = [self._copiers.submit(_take, share) for share in shares]
+        for taken in pending:
+            taken.result()
+
+    def index(self, keys: pa.RecordBatch) -> None:
+        """Give the next slots to these keys, in the background. No key may come twice."""
+        self._piece.append(keys)
+        if sum(part.nbytes for part in self._piece) >= PIECE_BYTES:
+            self._fill()
+
+    def finish(self) -> bool:
+        """Wait until all keys are indexed, and end. False if a key came twice; the index is then useless.
+
+        What Arrow's allocator keeps of the tables that were put together goes back to the system: there will not be so
+        many again.
+        """
+        try:
+            if self._piece:
+                self._fill()
+            while self._filled:
+                self._distinct = self._filled.popleft().result() and self._distinct
+        finally:
+            self.end()
+            pa.default_memory_pool().release_unused()
+        return self._distinct
+
+    def end(self) -> None:
+        """Cancel what has not begun, and wait for what has."""
+        self._copiers.shutdown(cancel_futures=True)
+        self._filler.shutdown(cancel_futures=True)
+
+    def _fill(self) -> None:
+        piece, self._piece = self._piece, []
+        self._to_come = max(0, self._to_come - sum(part.num_rows for part in piece))
+        self._filled.append(self._filler.submit(self._fill_in, piece, self._to_come))
+        if len(self._filled) > _PIECES_AHEAD_MAX:
+            self._distinct = self._filled.popleft().result() and self._distinct
+
+    def _fill_in(self, piece: list[pa.RecordBatch], to_come: int) -> bool:
+        return self._index.fill(pa.concat_batches(piece), to_come)
+
+
+def _take(steps: Sequence[Callable[[], None]]) -> None:
+    for step in steps:
+        step()

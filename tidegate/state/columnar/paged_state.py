@@ -1,29 +1,54 @@
-"""`PagedState`: what every state over a `KeySpace` shares, whether kernels or Python functions change it.
+"""`PagedState`: the base of every state over a `KeySpace`, and what a freeze of it gives to storage.
 
-It notes what has changed, for incremental snapshots and for the undo log. It freezes for a snapshot, which takes one
-reference a page: the pages are pinned, and the owner copies one before it writes to it.
+It tracks changes for incremental snapshots and for the undo log. A freeze takes one reference per page: the pages are
+pinned, and the owner copies a page before it writes to it.
+
+`FrozenSlots` is frozen state on its way to storage: rows, or the keys that are gone, a block of slots at a time. The
+asynchronous part of a snapshot draws the chunks. Rules:
+- A block has as many rows as `BlockSize` allows. They are sorted by key group and cut between key groups into chunks of
+  at least `CHUNK_ROWS_MIN` rows and `CHUNK_BYTES_MIN` bytes.
+- The pages of a block are released as soon as it is encoded. The owner need not copy them any more, and if it already
+  has, their memory is free.
+- If only a few slots have changed, their rows are gathered at the freeze, and no page stays pinned.
+- A snapshot that is dropped unwritten keeps its pins. That costs one copy of each page, at its next change.
+
+`SortedSlots` is the same in canonical order, by key group and then by key as RocksDB sorts them, for canonical
+savepoints. Slots are in the order in which keys first came, so the rows of a key group are scattered over all pages.
+They are gathered a run of key groups at a time, which takes memory for one run, and 12 bytes per slot to sort by key
+group. All pages are held until the last row is gathered, so each page that changes meanwhile is copied.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tidegate.state.columnar.dirty_slots import Bitmaps, DirtySlots, live_or_marked
-from tidegate.state.columnar.frozen_slots import FrozenSlots, FrozenValues
-from tidegate.state.columnar.key_space import KeySpace
-from tidegate.state.columnar.sorted_slots import SortedSlots
+from tidegate.state.columnar.change_tracking import Bitmaps, DirtySlots, flags, live_or_marked, marked, slots_in
+from tidegate.state.columnar.key_space import BLOCK_ROWS, BlockSize, FrozenKeys, KeySpace
 from tidegate.state.columnar.undo_log import Notes
-from tidegate.state.common.pages import pages_for
-from tidegate.state.common.pins import Pins
+from tidegate.state.common.pages import FrozenColumn, Pinned, Pins, pages_for
+from tidegate.state.kernels.columns import key_forms
+from tidegate.state.kernels.paged import PAGE_BITS
+from tidegate.state.kernels.partition import Places, places_by_group
+from tidegate.state.kernels.row_encoding import encode_rows
+from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import CheckpointId
-from tidegate.storage.state.snapshot import Cut
+from tidegate.storage.state.snapshot import Cut, FrozenState, StateChunk
 
 N = TypeVar("N", bound=Notes)
+GATHERED_ROWS_MAX = 8192
+"""Up to so many rows are gathered at the freeze. It takes a few ms; pinned pages would be copied one by one."""
+GATHERED_BYTES_MAX = 1 << 22
+CHUNK_ROWS_MIN = 8192
+CHUNK_BYTES_MIN = 1 << 19
+"""A chunk costs some 0.1 ms, and a restore at another parallelism reads whole ones."""
 
 
 class PagedState(ABC, Generic[N]):
@@ -121,3 +146,213 @@ class PagedState(ABC, Generic[N]):
         keys, groups = self._space.freeze()
         values, slots = self._sorted_values(), self._space.slots
         return SortedSlots(self.name, self._value_names, keys, groups, slots, values, self._pins.pin())
+
+
+class FrozenValues(Protocol):
+    """What the pages of a state held at the freeze."""
+
+    @property
+    def row_bytes(self) -> int | None:
+        """About how many bytes the values of a row take. None: nobody knows."""
+        ...
+
+    def live(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Which of these slots had the state."""
+        ...
+
+    def columns(self, slots: NDArray[np.int32], places: Places | None = None) -> Sequence[pa.Array]:
+        """The value columns of these slots, all of which had the state: in their order, or each at its place."""
+        ...
+
+    def let_go(self, start: int, stop: int) -> None:
+        """Drop the pages from `start` to `stop`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenSlots:
+    """A `FrozenState` of all slots, or if `dirty` is set, of those that are marked in it.
+
+    `all_live`: every slot has the state, so that nobody need look.
+    """
+
+    state: str
+    names: tuple[str, ...]
+    keys: FrozenKeys
+    groups: FrozenColumn
+    slots: int
+    values: FrozenValues
+    pinned: Pinned
+    dirty: Bitmaps | None = None
+    removed: bool = False
+    kind: StateKind = StateKind.KEYED
+    all_live: bool = False
+
+    def chunks(self) -> Iterator[StateChunk]:
+        """Rows, or keys that are gone, block by block. Can be called once."""
+        try:
+            pages_done, size = 0, BlockSize(self.keys, self.values.row_bytes)
+            for slots, pages in self._blocks(size):
+                if len(slots):
+                    yield from _cut(self._encoded(slots, size))
+                self._let_go(pages_done, pages)
+                pages_done = pages
+        finally:
+            self.pinned.release(pages_for(self.slots))
+
+    def now(self) -> FrozenState:
+        """The same state; a few rows are gathered right here, so that no page stays pinned."""
+        if self.dirty is None or (rows := marked(self.dirty)) > GATHERED_ROWS_MAX:
+            return self
+        if rows * (self.values.row_bytes or 0) > GATHERED_BYTES_MAX:
+            return self
+        slots, size = self._wanted(slots_in(self.dirty, self.slots)), BlockSize(self.keys, self.values.row_bytes)
+        if int(size.bytes_of(slots).sum()) > GATHERED_BYTES_MAX:
+            return self
+        chunks = list(_cut(self._encoded(slots, size))) if len(slots) else []
+        self.pinned.release(pages_for(self.slots))
+        return GatheredSlots(self.state, chunks, self.removed)
+
+    def _blocks(self, size: BlockSize) -> Iterator[tuple[NDArray[np.int32], int]]:
+        """Slots to write, ascending. With each block, the page below which everything is then done."""
+        left = np.zeros(0, dtype=np.int32)
+        for start in range(0, self.slots, BLOCK_ROWS):
+            stop = min(start + BLOCK_ROWS, self.slots)
+            slots = np.arange(start, stop, dtype=np.int32)
+            if self.dirty is not None:
+                slots = slots[flags(self.dirty, start, stop)]
+            wanted = self._wanted(slots)
+            left = np.concatenate((left, wanted)) if len(left) else wanted
+            while len(left) >= (rows := size.rows(left)) or stop == self.slots or not len(left):
+                block, left = left[:rows], left[rows:]
+                yield block, int(left[0]) >> PAGE_BITS if len(left) else pages_for(stop)
+                if not len(left):
+                    break
+
+    def _wanted(self, slots: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Those of these slots that have the state; if we look for keys that are gone, those that lack it."""
+        if not len(slots):
+            return slots
+        if self.all_live:
+            return slots[:0] if self.removed else slots
+        live = self.values.live(slots)
+        return slots[~live] if self.removed else slots if live.all() else slots[live]
+
+    def _encoded(self, slots: NDArray[np.int32], size: BlockSize) -> StateChunk:
+        """Rows of these ascending slots, sorted by key group. Each value is moved once. `size` learns from them."""
+        places = places_by_group(self.groups.raw_ascending(slots))
+        keys = self.keys.placed(slots, places)
+        columns = () if self.removed else self.values.columns(slots, places)
+        size.learn(columns)
+        names = keys.schema.names + ([] if self.removed else list(self.names))
+        rows = pa.RecordBatch.from_arrays([*keys.columns, *columns], names=names)
+        return StateChunk(rows, places.first, places.bounds)
+
+    def _let_go(self, start: int, stop: int) -> None:
+        self.pinned.release(stop)
+        self.values.let_go(start, stop)
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredSlots:
+    """A `FrozenState` whose rows were gathered at the freeze."""
+
+    state: str
+    gathered: list[StateChunk]
+    removed: bool
+    kind: StateKind = StateKind.KEYED
+
+    def chunks(self) -> Iterator[StateChunk]:
+        """The gathered rows, or keys that are gone."""
+        return iter(self.gathered)
+
+
+def _cut(chunk: StateChunk) -> Iterator[StateChunk]:
+    """Cut between key groups into chunks of at least so many rows and bytes."""
+    starts = np.array(chunk.group_rows)
+    rows_min = max(CHUNK_ROWS_MIN, CHUNK_BYTES_MIN * chunk.rows.num_rows // max(1, chunk.rows.nbytes))
+    groups, first = len(starts) - 1, 0
+    while first < groups:
+        stop = min(int(np.searchsorted(starts, starts[first] + rows_min)), groups)
+        if starts[groups] - starts[stop] < rows_min:
+            stop = groups
+        rows = chunk.rows.slice(int(starts[first]), int(starts[stop] - starts[first]))
+        bounds = starts[first : stop + 1] - starts[first]
+        yield StateChunk(rows, chunk.first_group + first, tuple(bounds.tolist()))
+        first = stop
+
+
+def by_bytes(keys: pa.RecordBatch, groups: NDArray[np.uint16]) -> pa.Array:
+    """Positions of these keys, ordered by key group and then by their bytes."""
+    return pc.sort_indices(sortable_keys(keys, groups))
+
+
+@dataclass(frozen=True, slots=True)
+class SortedSlots:
+    """A `FrozenState` with the rows of all slots that have the state."""
+
+    state: str
+    names: tuple[str, ...]
+    keys: FrozenKeys
+    groups: FrozenColumn
+    slots: int
+    values: FrozenValues
+    pinned: Pinned
+    order: Callable[[pa.RecordBatch, NDArray[np.uint16]], pa.Array] = by_bytes
+    """Gives the positions of keys in canonical order. The keys are those of whole key groups."""
+    removed: bool = False
+    kind: StateKind = StateKind.KEYED
+
+    def chunks(self) -> Iterator[StateChunk]:
+        """Rows, a run of key groups at a time. Can be called once."""
+        pages = pages_for(self.slots)
+        try:
+            live = self._live()
+            groups = self.groups.raw(live)
+            order = np.argsort(groups, kind="stable")
+            live, groups = live[order], groups[order]
+            size = BlockSize(self.keys, self.values.row_bytes)
+            for start, stop in _runs(live, groups, size):
+                yield self._encoded(np.sort(live[start:stop]), size)
+        finally:
+            self.pinned.release(pages)
+            self.values.let_go(0, pages)
+
+    def _live(self) -> NDArray[np.int32]:
+        found = [np.zeros(0, dtype=np.int32)]
+        for start in range(0, self.slots, BLOCK_ROWS):
+            slots = np.arange(start, min(start + BLOCK_ROWS, self.slots), dtype=np.int32)
+            found.append(slots[self.values.live(slots)])
+        return np.concatenate(found)
+
+    def _encoded(self, slots: NDArray[np.int32], size: BlockSize) -> StateChunk:
+        """Rows of these ascending slots, which are all of some key groups. `size` learns from them."""
+        keys, groups = self.keys.take(slots), self.groups.raw(slots)
+        order = self.order(keys, groups)
+        keys, sorted_slots = keys.take(order), slots[order.to_numpy()]
+        first = int(groups.min())
+        starts = np.concatenate(([0], np.cumsum(np.bincount(groups - first))))
+        names = [*keys.schema.names, *self.names]
+        columns = self.values.columns(sorted_slots)
+        size.learn(columns)
+        rows = pa.RecordBatch.from_arrays([*keys.columns, *columns], names=names)
+        return StateChunk(rows, first, tuple(starts.tolist()))
+
+
+def _runs(live: NDArray[np.int32], groups: NDArray[np.uint16], size: BlockSize) -> Iterator[tuple[int, int]]:
+    """Bounds of runs of whole key groups, each of a block at least but the last. `groups`, those of slots, ascend."""
+    start = 0
+    while start < len(groups):
+        last = groups[min(start + size.rows(live[start:]), len(groups)) - 1]
+        stop = int(np.searchsorted(groups, last, side="right"))
+        yield start, stop
+        start = stop
+
+
+def sortable_keys(keys: pa.RecordBatch, groups: NDArray[np.uint16]) -> pa.Array:
+    """A byte string for each row of stored key columns, which sorts as the key does. `groups` are their key groups."""
+    rows = keys.num_rows
+    heads = groups.astype(">u2").view(np.uint8).reshape(rows, 2)
+    encoded = encode_rows(key_forms(keys, keys.schema.names), rows, heads)
+    buffers = [None, pa.py_buffer(encoded.offsets), pa.py_buffer(encoded.data)]
+    return pa.Array.from_buffers(pa.large_binary(), rows, buffers)

@@ -1,35 +1,69 @@
 """`ColumnarRows`: a row table in memory, as Arrow chunks in the order in which rows came.
 
-A row has a slot in a key space of its own, whose columns are key, number and values: they never change, so to freeze
-them is to take references. Only the flags of rows that are there change. Snapshots, the undo log, and giving up the
-slots of removed rows are those of a table without value columns. Rules:
-- Slots of a key's rows ascend as the rows came. Stored rows may come in another order: canonical savepoints and RocksDB
-  sort by the bytes of the number. So slots get their order when all are loaded.
-- Rows are appended without a lookup. The key space has no index, but while layers of a checkpoint are loaded.
-- Rows of a key are found by a `RowIndex`, which is made at the first `find`, and again after slots got new numbers.
+A row has a slot in a key space of its own (`RowSlots`), whose columns are key, number and values. They never change, so
+freezing them takes references. Only the flags of live rows change. Snapshots, the undo log, and the reuse of slots of
+removed rows are those of a table without value columns. Rules:
+- Slots of a key's rows ascend as the rows came. Stored rows may come in another order, because canonical savepoints and
+  RocksDB sort by the bytes of the number. Slots therefore get their order when all rows are loaded.
+- Rows are appended without a lookup. The key space has no index except while layers of a checkpoint are loaded.
+- Rows of a key are found by a `RowIndex`, which is built at the first `find`, and again after slots were renumbered. It
+  takes about 20 bytes per row, and as much per key in addition to the key's bytes. Keys without rows stay in it until
+  there are more of them than rows; then it is rebuilt. It is in no checkpoint.
+- Rows of a key form a chain: each key has a first row, each row the next row of its key. Walks unlink the rows that are
+  gone, so that no row is skipped twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tidegate.state.columnar.frozen_slots import FrozenSlots
-from tidegate.state.columnar.key_space import KeySpace
-from tidegate.state.columnar.row_index import RowIndex
-from tidegate.state.columnar.row_slots import RowSlots
+from tidegate.state.columnar.change_tracking import Bitmaps
+from tidegate.state.columnar.key_space import FrozenKeys, KeySpace
+from tidegate.state.columnar.paged_state import FrozenSlots, SortedSlots, by_bytes
 from tidegate.state.columnar.undo_log import Notes, UndoLog
-from tidegate.state.common.row_table import FoundRows
+from tidegate.state.columnar.vector_table import ColumnarTable
+from tidegate.state.common.backend import FoundRows
+from tidegate.state.kernels.jit import kernel
+from tidegate.state.kernels.paged import Pages, load_value
+from tidegate.state.key_index.hash_table import extended
+from tidegate.state.key_index.key_index import KeyIndex
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.snapshot import Cut, FrozenState, StateTable
 from tidegate.storage.state.stored_rows import ROW_SEQUENCE, SEQUENCE_FIELD
 
 _INDEXED_ROWS = 1 << 18
+_KEYS_MIN = 65_536
+END = -1
+"""Stands for no row."""
+
+
+class RowSlots(ColumnarTable):
+    """A table without value columns. `identity` are key and number, which tell rows apart."""
+
+    def __init__(self, space: KeySpace, name: str, identity: tuple[str, ...], incremental: bool) -> None:
+        self._identity = identity
+        super().__init__(space, name, (), incremental)
+
+    def put_behind(self, rows: pa.RecordBatch) -> NDArray[np.int32]:
+        """Give the next slots to new rows. They do not count as changed."""
+        first = self._space.slots
+        self._append(rows, rows)
+        return np.arange(first, self._space.slots, dtype=np.int32)
+
+    def _frozen(self, dirty: Bitmaps | None, removed: bool) -> FrozenSlots:
+        frozen = super()._frozen(dirty, removed)
+        return replace(frozen, keys=_selected(frozen.keys, self._identity)) if removed else frozen
+
+    def _sorted(self) -> SortedSlots:
+        return replace(
+            super()._sorted(), order=lambda rows, groups: by_bytes(rows.select(list(self._identity)), groups)
+        )
 
 
 @dataclass(slots=True)
@@ -215,3 +249,150 @@ class _IndexedSlots(RowSlots):
             if len(slots):
                 index.add(keys.take(slots, names), slots)
         return index
+
+
+def _selected(keys: FrozenKeys, names: Sequence[str]) -> FrozenKeys:
+    """Some of the columns."""
+    schema = pa.schema([keys.schema.field(name) for name in names])
+    return FrozenKeys(schema, tuple(chunk.select(list(names)) for chunk in keys.chunks), keys.bounds)
+
+
+class RowIndex:
+    """The chains of rows of each key. `key_names` are the key columns."""
+
+    __slots__ = ("_heads", "_keys", "_nexts", "_tails")
+
+    def __init__(self, key_names: tuple[str, ...]) -> None:
+        self._keys = KeyIndex(key_names)
+        self._heads = np.full(1024, END, dtype=np.int32)
+        self._tails = np.full(1024, END, dtype=np.int32)
+        self._nexts = np.full(1024, END, dtype=np.int32)
+
+    def is_worn(self, rows: int) -> bool:
+        """Whether most of its keys have no rows, of so many rows in all."""
+        return self._keys.size > _KEYS_MIN + 2 * rows
+
+    def add(self, keys: pa.RecordBatch, slots: NDArray[np.int32]) -> None:
+        """Rows have come, in these slots, which ascend."""
+        numbers = self._keys.upsert(keys).slots
+        self._grow(int(slots[-1]) + 1 if len(slots) else 0)
+        link(self._heads, self._tails, self._nexts, numbers, slots)
+
+    def find(self, keys: pa.RecordBatch, live: Pages) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+        """Rows of keys, by the position of the key. `live` are the pages of flags of rows that are there."""
+        upserted = self._keys.upsert(keys)
+        self._grow(0)
+        counts = np.zeros(keys.num_rows, dtype=np.int64)
+        first = upserted.first_rows
+        total = prune_and_count(self._heads, self._tails, self._nexts, live, upserted.slots, first, counts)
+        positions, slots = np.empty(int(total), dtype=np.int64), np.empty(int(total), dtype=np.int32)
+        collect(self._heads, self._nexts, upserted.slots, positions, slots)
+        return positions, slots
+
+    def _grow(self, slots: int) -> None:
+        keys = self._keys.size
+        if keys > len(self._heads):
+            self._heads = _with_ends(self._heads, keys)
+            self._tails = _with_ends(self._tails, keys)
+        if slots > len(self._nexts):
+            self._nexts = _with_ends(self._nexts, slots)
+
+
+def _with_ends(values: NDArray[np.int32], needed: int) -> NDArray[np.int32]:
+    used = len(values)
+    larger = extended(values, used, max(needed, 2 * used))
+    larger[used:] = END
+    return larger
+
+
+@kernel
+def link(
+    heads: NDArray[np.int32],
+    tails: NDArray[np.int32],
+    nexts: NDArray[np.int32],
+    keys: NDArray[np.int32],
+    slots: NDArray[np.int32],
+) -> None:
+    """Put row `slots[i]` behind the last one of key `keys[i]`."""
+    for i in range(slots.shape[0]):
+        key, slot = keys[i], slots[i]
+        nexts[slot] = END
+        if heads[key] == END:
+            heads[key] = slot
+        else:
+            nexts[tails[key]] = slot
+        tails[key] = slot
+
+
+def prune_and_count(
+    heads: NDArray[np.int32],
+    tails: NDArray[np.int32],
+    nexts: NDArray[np.int32],
+    flags: Pages,
+    keys: NDArray[np.int32],
+    first: NDArray[np.int32],
+    counts: NDArray[np.int64],
+) -> int:
+    """Unlink rows that are gone from the chains of some keys, each given by its first position in `keys`.
+
+    `counts[i]` becomes the number of rows of key `keys[i]`. Returns the sum of all.
+    """
+    lengths = np.empty(len(heads), dtype=np.int64)
+    return _prune_and_count(heads, tails, nexts, flags, keys, first, lengths, counts)
+
+
+@kernel
+def _prune_and_count(
+    heads: NDArray[np.int32],
+    tails: NDArray[np.int32],
+    nexts: NDArray[np.int32],
+    flags: Pages,
+    keys: NDArray[np.int32],
+    first: NDArray[np.int32],
+    lengths: NDArray[np.int64],
+    counts: NDArray[np.int64],
+) -> int:
+    """`lengths[key]` becomes the number of rows of a key."""
+    total = 0
+    for i in range(first.shape[0]):
+        key = keys[first[i]]
+        last, slot, length = np.int64(END), np.int64(heads[key]), 0
+        while slot != END:
+            after = np.int64(nexts[slot])
+            if load_value(flags, slot, np.uint8(0)) != np.uint8(0):
+                if last == END:
+                    heads[key] = np.int32(slot)
+                else:
+                    nexts[last] = np.int32(slot)
+                last = slot
+                length += 1
+            slot = after
+        if last == END:
+            heads[key] = END
+        else:
+            nexts[last] = END
+        tails[key] = np.int32(last)
+        lengths[key] = length
+    for i in range(keys.shape[0]):
+        counts[i] = lengths[keys[i]]
+        total += counts[i]
+    return total
+
+
+@kernel
+def collect(
+    heads: NDArray[np.int32],
+    nexts: NDArray[np.int32],
+    keys: NDArray[np.int32],
+    positions: NDArray[np.int64],
+    slots: NDArray[np.int32],
+) -> None:
+    """The rows of each of some keys, one key after the other, after `prune_and_count` has counted them."""
+    found = 0
+    for i in range(keys.shape[0]):
+        slot = np.int64(heads[keys[i]])
+        while slot != END:
+            positions[found] = i
+            slots[found] = np.int32(slot)
+            found += 1
+            slot = np.int64(nexts[slot])

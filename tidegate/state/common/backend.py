@@ -1,42 +1,52 @@
-"""The contract of state backends: what operators ask of one, vectorised and key by key.
+"""The contract of state backends: what operators use of a backend, by the batch and key by key.
 
 Every backend passes the same contract tests. Rules:
-- A backend holds the keyed state of one operator in one subtask. One thread uses it.
-- A state is a table with a row for each key that has the state. It is stored, read, and moved between backends as such.
-- A batch begins with `enter` (or `VectorTable.upsert`) and ends with `leave` (or `VectorTable.done`). Between the two
-  the backend may keep changes in a working set. Snapshots are taken only after `leave`.
-- Values that are put in have the declared type already. Null means absent.
-- A backend may remember how to go back to a checkpoint (`kept`, `go_back`). Then the task of the next attempt, in the
-  same process, goes on with it and reads nothing. Operators see what a restore would have given them.
-- `freeze` is the synchronous part of a snapshot, and its cost must not grow with the state. What it returns does not
-  change any more. Another thread encodes it while processing goes on.
+- A backend stores the keyed state of one operator in one subtask, and is used by one thread.
+- A state is a table with a row for each key that has the state. It is stored, read and moved between backends as such.
+- A batch begins with `enter` (or `VectorTable.upsert`) and ends with `leave` (or `VectorTable.done`). In between the
+  backend may keep changes in a working set. Snapshots are taken only after `leave`.
+- Values that are put have the declared type. Null means absent.
+- A backend may be able to return to a checkpoint (`kept`, `go_back`). Then the task of the next attempt, in the same
+  process, continues with it and reads nothing. Operators see what a restore would have given them.
+- `freeze` is the synchronous part of a snapshot, and its cost must not grow with the state. Its result does not change
+  any more. Another thread encodes it while processing continues.
+
+There are four kinds of state: vectorised tables (`VectorTable`), row tables (`RowTable`), objects (`ValueCells`,
+`ListCells`, `MapCells`), and timers (`KeyedTimers`).
+
+Row tables: joins buffer their inputs in them, and so do operators that keep whole rows.
+- A row never changes. It is appended, found by its key or by a scan, and removed.
+- A row is stored under its key and a number (`ROW_SEQUENCE`), which only grows. Rows of a key are therefore found in
+  the order in which they came, also after a restore, and two rows may be equal.
+- A ref identifies a row until `done`, whatever is appended, found or removed meanwhile.
+
+Timers: there is one for each key, clock and moment, however often it was registered.
+- Registering a timer costs O(log n). A snapshot costs what has changed.
+- Due timers come in order of moment, then of key. Values of a key column ascend, then NaN, then null.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tidegate.state.common.cells import (
-    CellSpec,
-    KeyRef,
-    KeyRefs,
-    ListCells,
-    MapCells,
-    Migrate,
-    ValueCells,
-)
-from tidegate.state.common.row_table import RowTable
-from tidegate.state.common.state_size import StateSize
-from tidegate.state.common.timers import KeyedTimers
 from tidegate.state.key_index.hash_table import Upserted
+from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.ids import CheckpointId
+from tidegate.storage.schemas.column_names import columns_text
 from tidegate.storage.state.snapshot import Cut, FrozenNative, FrozenState, StateTable
+
+KeyRef: TypeAlias = Any
+"""How a backend refers to a key within a batch: a slot, or encoded bytes. Valid until `leave`."""
+KeyRefs: TypeAlias = NDArray[Any]
+"""The refs of many keys, in an array."""
+Migrate: TypeAlias = Callable[[pa.RecordBatch], pa.RecordBatch]
+"""Turns stored rows of one schema into rows of another."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -324,3 +334,219 @@ class KeyedBackend(Protocol):
     def close(self) -> None:
         """Release files."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class CellSpec:
+    """One state of a row-wise function: its name, and the Arrow type of its column in the stored table.
+
+    A list state has a list type, a map state a map type. `has_expired` tells whether the time to live of a stored value
+    is over; for a list or map it gets the value of one element. None: nothing expires. `metadata` is that of the
+    column's field. `migrate` converts rows that a backend finds in its own files to the current type. `by_batch`: the
+    program reads and writes values by the batch, so they are best kept as columns. `expired_ms` says which values have
+    expired then, if any do: those whose `updated_ms`, the last field, is that moment or before.
+    """
+
+    name: str
+    column_type: pa.DataType
+    has_expired: Callable[[Any], bool] | None = None
+    metadata: Mapping[bytes, bytes] | None = None
+    migrate: Migrate | None = None
+    by_batch: bool = False
+    expired_ms: Callable[[], int] | None = None
+
+    @property
+    def field(self) -> pa.Field:
+        """The field of the column in the stored table."""
+        return pa.field(self.name, self.column_type, metadata=self.metadata)
+
+
+class ValueCells(Protocol):
+    """One Python value for each key. The methods for many keys take what `enter_batch` gave, or some of it."""
+
+    def get(self, ref: KeyRef) -> Any:
+        """The value; None where there is none."""
+        ...
+
+    def put(self, ref: KeyRef, value: Any) -> None:
+        """Set the value, which is not None."""
+        ...
+
+    def remove(self, ref: KeyRef) -> None:
+        """Remove the value, if there is one."""
+        ...
+
+    def get_many(self, refs: KeyRefs) -> pa.Array:
+        """The value of each key, null where there is none. A key may be given twice, here and below."""
+        ...
+
+    def put_many(self, refs: KeyRefs, values: pa.Array) -> None:
+        """Set the value of each key, of the column's type; null removes it. The last of several for a key counts."""
+        ...
+
+    def remove_many(self, refs: KeyRefs) -> None:
+        """Remove the values of these keys."""
+        ...
+
+
+class ListCells(Protocol):
+    """A list of Python values for each key. An empty list is the same as none."""
+
+    def get(self, ref: KeyRef) -> Collection[Any]:
+        """The values, in order; empty if there are none. They may change with the next call."""
+        ...
+
+    def extend(self, ref: KeyRef, values: Sequence[Any]) -> None:
+        """Append values. Where it can, a backend neither reads nor rewrites the values already there."""
+        ...
+
+    def put(self, ref: KeyRef, values: Sequence[Any]) -> None:
+        """Replace the list."""
+        ...
+
+    def remove(self, ref: KeyRef) -> None:
+        """Remove the list."""
+        ...
+
+
+class MapCells(Protocol):
+    """A map of Python values for each key. An empty map is the same as none."""
+
+    def get(self, ref: KeyRef, map_key: Any) -> Any:
+        """The value at a map key; None where there is none."""
+        ...
+
+    def put(self, ref: KeyRef, map_key: Any, value: Any) -> None:
+        """Set one entry."""
+        ...
+
+    def discard(self, ref: KeyRef, map_key: Any) -> None:
+        """Remove one entry, if it is there."""
+        ...
+
+    def items(self, ref: KeyRef) -> Mapping[Any, Any] | Iterable[tuple[Any, Any]]:
+        """The current entries, in the backend's own order, which is the same on every run."""
+        ...
+
+    def remove(self, ref: KeyRef) -> None:
+        """Remove the map."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRows:
+    """Rows of some keys that were asked for: `refs[i]` is a row of key number `keys[i]`. `keys` ascends."""
+
+    keys: NDArray[np.int64]
+    refs: NDArray[Any]
+
+
+class RowTable(Protocol):
+    """Many rows for each key."""
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are. An estimate if the backend does not count."""
+        ...
+
+    def append(self, keys: pa.RecordBatch, values: pa.RecordBatch) -> None:
+        """Append a row for each row of `keys` (stored key columns), with the value columns of the table."""
+        ...
+
+    def find(self, keys: pa.RecordBatch) -> FoundRows:
+        """All rows of these keys; of each in the order in which they came. A key may be asked for several times."""
+        ...
+
+    def take(self, refs: NDArray[Any], columns: Sequence[str] | None = None) -> pa.RecordBatch:
+        """Rows in the order of `refs`: key and value columns, or those of them that `columns` names."""
+        ...
+
+    def scan(self, columns: Sequence[str], rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
+        """All rows, in batches with their refs: key or value columns by name. Those of a key in the order they came in.
+
+        Until the last batch is drawn only `take` and `remove` may be called: others may see a row twice.
+        """
+        ...
+
+    def remove(self, refs: NDArray[Any]) -> None:
+        """Remove rows. One that is gone already stays gone."""
+        ...
+
+    def done(self) -> None:
+        """End the batch: refs are invalid from now on."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DueTimers:
+    """The first due timers, in order. Row i of `keys` (stored key columns) is the key of timer i."""
+
+    moments: Sequence[int]
+    keys: pa.RecordBatch
+    more: bool
+    """Whether more timers may be due after these."""
+
+
+class KeyedTimers(Protocol):
+    """The timers of one operator in one subtask."""
+
+    def count(self, limit: int) -> int:
+        """The number of timers, but at most `limit`: a backend on disk must look at each."""
+        ...
+
+    def change(
+        self, keys: pa.RecordBatch, domains: Sequence[int], moments: Sequence[int], registered: Sequence[bool]
+    ) -> None:
+        """Register or delete timers. If one timer is changed several times, the last change counts.
+
+        Change i is for the key of row i, the clock `domains[i]` and the moment `moments[i]`.
+        """
+        ...
+
+    def first_ms(self, domain: int) -> int | None:
+        """The moment of a clock's first timer; None without one."""
+        ...
+
+    def due(self, domain: int, time_ms: int, timers_max: int) -> DueTimers:
+        """A clock's first timers up to a moment, at least one if any is due. They stay registered."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StateSize:
+    """`rows`: a key that has two states counts twice, and in RocksDB timers and what is overwritten count as well.
+
+    None: the backend would have to look at each row to tell.
+    """
+
+    rows: int
+    timers: int | None = None
+    size_bytes: int | None = None
+
+
+def held_twice(state: str) -> CorruptionError:
+    """A key came twice in layer 0 of a checkpoint."""
+    return CorruptionError(f"state {state!r} holds a key twice: the key groups of the checkpoint's tables overlap")
+
+
+def not_bound(state: str, bound: Iterable[str]) -> ConfigurationError:
+    """The program has no such state."""
+    return ConfigurationError(
+        f"there is no state {state!r}; bound are {sorted(bound)}: bind it, or give the operator a new uid"
+    )
+
+
+def strange_columns(state: str, found: pa.Schema, expected: pa.Schema) -> CorruptionError:
+    """Stored rows have other columns than the state."""
+    return CorruptionError(
+        f"stored rows of state {state!r} have columns {columns_text(found)}, but the program expects "
+        f"{columns_text(expected)}; restore with the program that wrote them, or give the operator a new uid"
+    )
+
+
+def strange_rows(state: str, uid: str, found: pa.Schema, expected: pa.Schema) -> ConfigurationError:
+    """A row table in a checkpoint has other value columns than in the program."""
+    return ConfigurationError(
+        f"state {state!r} of operator {uid!r} has rows with columns {columns_text(found)} in the checkpoint, and "
+        f"{columns_text(expected)} in the program; give the operator its input columns back, or a new uid"
+    )

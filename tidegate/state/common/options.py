@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from tidegate.storage.argument_checks import check_choice, check_folder, check_kind, check_switch, check_whole
 from tidegate.storage.ids import OperatorUid
 from tidegate.storage.rocksdb.tuning import DatabaseTuning
-from tidegate.storage.state.chunk import Compression
+from tidegate.storage.state.state_file import Compression
 
 BackendKind = Literal["columnar", "rocksdb"]
 

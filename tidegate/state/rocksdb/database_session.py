@@ -1,27 +1,43 @@
 """`RocksSession`: the database of one operator in one subtask. It is opened, described and frozen here.
 
-The folder belongs to one backend. The database starts empty, or on the files of a checkpoint. Rules:
-- Files that `fetch_native` has put into the folder are taken over. Anything else in it is deleted.
-- A state keeps its number for as long as the files live, and no number is ever used twice.
+The folder belongs to one backend, and is deleted when neither it nor a snapshot needs it. The database starts empty, or
+on the files of a checkpoint. Rules:
+- Files that `fetch_native` has put into the folder are used. Anything else in it is deleted.
+- A state keeps its number for the lifetime of the files, and no number is ever used twice.
+
+`Unwritten` has the rows of a snapshot that are not in the database yet, and what is done once they are. A freeze makes
+one, so that its cost does not grow with the rows. The thread that writes the snapshot writes them during processing.
+- Whoever comes first writes them: the writer of the snapshot, or the task, which calls `settle` before it writes
+  anything else. In both cases the database then has the contents of the freeze.
+- Rows are written whether the snapshot is still needed or not, because they are nowhere else. A failure is reported to
+  every caller, because the database lacks rows then.
+- A failure in what is done with the snapshot is reported to its writer alone.
+
+`Overlap` limits what is written to a database after a freeze, while the files of the snapshot are still being made. A
+freeze hands RocksDB's memory over to be written to files, and processing continues with new memory. When all of the old
+memory is in files, these are linked.
+- The new memory must not become a file before that, because the links must show the moment of the freeze. RocksDB
+  writes full memory to a file, so only a limited amount is accepted (`takes`); larger writes wait for the links.
+- Entries are counted. If the new memory has fewer than were written since the freeze, RocksDB has written a file
+  anyway. Then the snapshot fails (`is_whole`) instead of being silently wrong.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 import pyarrow as pa
 import rocksdict
 
-from tidegate.state.common.state_size import StateSize
-from tidegate.state.rocksdb.folders import OwnedFolder, SnapshotLinks, close_database
-from tidegate.state.rocksdb.overlap import Overlap
-from tidegate.state.rocksdb.unwritten import Unwritten
+from tidegate.state.common.backend import StateSize
 from tidegate.storage.checkpoints.metadata import NativeState
 from tidegate.storage.errors import CorruptionError, StorageError
 from tidegate.storage.files.private_folders import FOLDER_MODE, open_private
@@ -49,7 +65,7 @@ from tidegate.storage.rocksdb.value_layout import (
     describe,
     version_for,
 )
-from tidegate.storage.subtasks.backend_files import DESCRIPTION_NAME
+from tidegate.storage.state.backend_files import DESCRIPTION_NAME
 
 _ACTIVE = "rocksdb.num-entries-active-mem-table"
 _UNWRITTEN = "rocksdb.num-immutable-mem-table"
@@ -66,6 +82,11 @@ _POLLS_MAX = 20_000
 """A quarter of an hour: who gives up sooner fails every snapshot on such a disk."""
 _LOOKS_MAX = 20
 """How often files are looked for while compactions replace them."""
+Step = Callable[[], None]
+_ACTIVE_BYTES = "rocksdb.cur-size-active-mem-table"
+_ACTIVE_ENTRIES = "rocksdb.num-entries-active-mem-table"
+_ENTRY_BYTES = 128
+"""What an entry takes in memory beside its key and value, at most."""
 
 
 class RocksSession:
@@ -371,3 +392,139 @@ class RocksSession:
                 f"not {self.max_parallelism}: their key groups are others"
             )
         return replace(stored, version=version_for(stored.states))
+
+
+class OwnedFolder:
+    """A folder that is deleted when nobody holds this object any more: neither the database nor a snapshot in use.
+
+    The database is closed first. An open one would try for a second to write to the deleted folder.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._databases: list[rocksdict.Rdict] = []
+        weakref.finalize(self, _delete, path, self._databases)
+
+    def has(self, database: rocksdict.Rdict) -> None:
+        """This database is in the folder."""
+        self._databases.append(database)
+
+
+def _delete(path: str, databases: list[rocksdict.Rdict]) -> None:
+    for database in databases:
+        close_database(database, path)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def close_database(database: rocksdict.Rdict, folder: str) -> None:
+    """Close it, whatever happens to what it has in memory."""
+    with suppress(StorageError), reported("close RocksDB", folder):
+        database.close()  # it writes its memory to disk first; if that fails, nobody needs it
+
+
+class SnapshotLinks:
+    """The folder of a snapshot, as long as somebody wants it."""
+
+    def __init__(self, link: Callable[[], LiveFiles | None], target: str) -> None:
+        self._link = link
+        self._target = target
+        self._wanted = True
+        self.live_files: LiveFiles | None = None
+        """Of what was linked, if `link` could tell."""
+
+    def make(self) -> None:
+        """Link the files. StorageError."""
+        if self._wanted:
+            self.live_files = self._link()
+            if not self._wanted:  # it was given up meanwhile
+                self.give_up()
+
+    def give_up(self) -> None:
+        """Delete the folder. Any thread may call it, at any time."""
+        self._wanted = False
+        shutil.rmtree(self._target, ignore_errors=True)
+
+
+class Unwritten:
+    """`rows` writes them, a part with each item drawn. Then `use` makes what the snapshot needs, if it is wanted.
+
+    With `beside` there are no rows, and other writes need not wait if there is room for them (`overlap.py`).
+    """
+
+    def __init__(self, rows: Iterable[object], use: Step, beside: bool = False) -> None:
+        self.beside = beside
+        self._lock = threading.Lock()
+        self._rows: Iterable[object] | None = rows
+        self._use: Step | None = use
+        self._lost: Exception | None = None
+        self._unused: Exception | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to do. Another thread may be doing it, if not."""
+        return self._rows is None and self._use is None
+
+    def take(self) -> None:
+        """For the writer of the snapshot: when this returns, what it needs is there. StorageError, CorruptionError."""
+        with self._lock:
+            self._write()
+            if self._unused is not None:
+                raise self._unused
+
+    def settle(self) -> None:
+        """For the task: when this returns, it may write to the database. StorageError, CorruptionError."""
+        with self._lock:
+            self._write()
+
+    def _write(self) -> None:
+        if self._lost is not None:
+            raise type(self._lost)(str(self._lost)) from self._lost
+        if self._rows is not None:
+            try:
+                for _ in self._rows:
+                    pass
+            except Exception as error:
+                self._lost = error
+                raise
+            self._rows = None
+        if self._use is not None:
+            try:
+                self._use()
+            except StorageError as error:
+                self._unused = error
+            finally:
+                self._use = None
+
+
+class Overlap:
+    """Writes to a database, and counts. Of the new memory `room_bytes` may be used before files are linked."""
+
+    def __init__(self, database: rocksdict.Rdict, room_bytes: int) -> None:
+        self._database = database
+        self._room_bytes = room_bytes
+        self._lock = threading.Lock()
+        self._entries = 0
+
+    def begin(self) -> None:
+        """This is the moment: hand memory over, and begin with new memory."""
+        with self._lock:
+            self._database.flush(wait=False)
+            self._entries = 0
+
+    def takes(self, batch: rocksdict.WriteBatch) -> bool:
+        """Whether these writes have room before the files are linked."""
+        added_bytes = batch.size_in_bytes() + batch.len() * _ENTRY_BYTES
+        return (self._database.property_int_value(_ACTIVE_BYTES) or 0) + added_bytes <= self._room_bytes
+
+    def write(self, batch: rocksdict.WriteBatch) -> None:
+        """Apply writes, all of them or none."""
+        entries = batch.len()
+        with self._lock:
+            self._database.write(batch, unlogged())
+            self._entries += entries
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all that was written since the freeze is in memory alone. Any thread may ask."""
+        with self._lock:
+            return self._database.property_int_value(_ACTIVE_ENTRIES) == self._entries

@@ -1,22 +1,39 @@
-"""`FrozenRows`: the rows of a state in RocksDB as they were when a snapshot was taken, for savepoints.
+"""Rows of a state in RocksDB as they were when a snapshot was taken: all rows, or those that have changed since a base.
 
-An iterator of RocksDB does not see anything that is written after its creation, so rows are read while processing goes
-on. The iterators are made once the rows that were in memory are in the database (`unwritten.py`).
+An iterator of RocksDB does not see later writes, so rows are read while processing continues. The iterators are made
+once the rows that were in memory are in the database (`Unwritten`). `FrozenRows` serves savepoints. `RocksChanges`
+tracks which keys of a state have changed, for changelog segments (`FrozenChanges`). Rules:
+- One collection has the keys that have changed since the last freeze. Keys that something was removed from are apart. A
+  freeze files the collection (`ChangeHistory`) and starts an empty one.
+- Memory is bounded. Beyond `KEYS_MAX` keys of one state, the largest collection moves into the database, after all key
+  groups.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import heapq
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 
 import rocksdict
 
-from tidegate.state.rocksdb.database_session import RocksSession
-from tidegate.state.rocksdb.folders import OwnedFolder
+from tidegate.state.columnar.change_tracking import ChangeHistory
+from tidegate.state.rocksdb.database_session import OwnedFolder, RocksSession
 from tidegate.storage.checkpoints.metadata import StateKind
+from tidegate.storage.ids import CheckpointId
 from tidegate.storage.rocksdb.database import reported
-from tidegate.storage.rocksdb.scan import scan_state
-from tidegate.storage.rocksdb.value_layout import RocksDescription
+from tidegate.storage.rocksdb.scan import scan_keys, scan_state
+from tidegate.storage.rocksdb.value_layout import HEAD, RocksDescription, RocksState
 from tidegate.storage.state.snapshot import StateChunk
+
+KEYS_MAX = 65_536
+"""How many keys of one state stay in memory, in all its collections together."""
+_NO_GROUP = 0xFFFF
+"""Stands where a key has its key group. No key group has this number: there are 32,768 at most."""
+_MARK = struct.Struct(">QB")
+"""Follows the head of a mark: the number of the collection, and whether something was removed. Then the key."""
+_Marks = list[tuple[rocksdict.RdictIter, bytes]]
 
 
 class Cursors:
@@ -70,3 +87,168 @@ class FrozenRows:
         self._ready()
         cursor = self._cursors.take(self._position)
         yield from scan_state(cursor, self._description, self._source, self._key_groups, folder.path)
+
+
+@dataclass(slots=True, eq=False)
+class _Collection:
+    """Keys that have changed between two freezes."""
+
+    number: int
+    changed: set[bytes] = field(default_factory=set)
+    """Keys where something was put. They have a row, unless they are in `removed` too."""
+    removed: set[bytes] = field(default_factory=set)
+    """Keys that something was removed from. They may or may not have a row."""
+    stored: tuple[int, ...] = ()
+    """Numbers under which more of its keys are in the database."""
+
+    @property
+    def keys(self) -> int:
+        return len(self.changed) + len(self.removed)
+
+    def __bool__(self) -> bool:
+        return bool(self.keys or self.stored)
+
+
+class RocksChanges:
+    """The changes of one state. Keys are database keys, with the number of the state."""
+
+    def __init__(self, session: RocksSession, state: RocksState) -> None:
+        self._session = session
+        self._state = state
+        self._numbers = 0
+        self._current = self._new()
+        self._history: ChangeHistory[_Collection] = ChangeHistory(_union)
+
+    def put(self, keys: Iterable[bytes]) -> None:
+        """Something was put at these keys. StorageError."""
+        self._current.changed.update(keys)
+        self._keep_bound()
+
+    def removed(self, keys: Iterable[bytes]) -> None:
+        """Something was removed from these keys. They may have no row any more. StorageError."""
+        self._current.removed.update(keys)
+        self._keep_bound()
+
+    def freeze(
+        self, checkpoint_id: CheckpointId, base: CheckpointId | None, description: RocksDescription
+    ) -> list[FrozenChanges]:
+        """Begin a new collection. With a base: rows that have changed since then, and keys that are gone.
+
+        StorageError.
+        """
+        if base is not None:
+            self._drop(base)
+        self._history.file(checkpoint_id, self._current)
+        self._current = self._new()
+        return [] if base is None else self._frozen(description)
+
+    def _frozen(self, description: RocksDescription) -> list[FrozenChanges]:
+        collections = [collection for collection in self._history if collection]
+        frozen = []
+        if collections:
+            frozen.append(FrozenChanges(self._session, description, self._state, collections, removed=False))
+        if any(collection.removed or collection.stored for collection in collections):
+            frozen.append(FrozenChanges(self._session, description, self._state, collections, removed=True))
+        return frozen
+
+    def _new(self) -> _Collection:
+        self._numbers += 1
+        return _Collection(self._numbers)
+
+    def _keep_bound(self) -> None:
+        """If there are too many keys in memory, move the largest collection into the database."""
+        collections = (*self._history, self._current)
+        if sum(collection.keys for collection in collections) > KEYS_MAX:
+            self._store(max(collections, key=lambda collection: collection.keys))
+
+    def _store(self, collection: _Collection) -> None:
+        batch = rocksdict.WriteBatch(raw_mode=True)
+        for keys, removed in ((collection.changed, False), (collection.removed, True)):
+            prefix = _prefix(self._state, collection.number, removed)
+            for key in keys:
+                batch.put(prefix + key, b"")
+        self._session.write(batch)
+        # New sets, because a snapshot may still read the old ones.
+        collection.changed, collection.removed = set(), set()
+        collection.stored = tuple(dict.fromkeys((*collection.stored, collection.number)))
+
+    def _drop(self, base: CheckpointId) -> None:
+        dropped = self._history.drop(base)
+        stored = (number for collection in dropped for number in collection.stored)
+        self._session.remove_ranges(
+            (_prefix(self._state, number, False), _prefix(self._state, number + 1, False)) for number in stored
+        )
+
+
+def _union(first: _Collection, second: _Collection) -> _Collection:
+    """A new collection, because a snapshot may still read the two."""
+    changed, removed = first.changed | second.changed, first.removed | second.removed
+    return _Collection(second.number, changed, removed, (*first.stored, *second.stored))
+
+
+class FrozenChanges:
+    """A `FrozenState`: the rows of changed keys, or the keys that have no row any more."""
+
+    kind = StateKind.KEYED
+
+    def __init__(
+        self,
+        session: RocksSession,
+        description: RocksDescription,
+        source: RocksState,
+        collections: Iterable[_Collection],
+        removed: bool,
+    ) -> None:
+        assert session.owned_folder is not None, "a snapshot of a closed backend"
+        self.state = source.name
+        self.removed = removed
+        self._description = description
+        self._source = source
+        kinds = (True,) if removed else (False, True)
+        with reported("read RocksDB", session.folder):
+            rows = session.database.iter()
+            # One iterator for each part in the database, because the parts are merged.
+            marks = [
+                (session.database.iter(), _prefix(source, number, kind))
+                for collection in collections
+                for number in collection.stored
+                for kind in kinds
+            ]
+        sets = [keys for c in collections for keys in ((c.removed,) if removed else (c.changed, c.removed))]
+        self._held: tuple[OwnedFolder, rocksdict.RdictIter, _Marks, list[set[bytes]]] | None = (
+            session.owned_folder,
+            rows,
+            marks,
+            sets,
+        )
+
+    def chunks(self) -> Iterator[StateChunk]:
+        """The rows, sorted by key group. Raises StorageError, CorruptionError."""
+        assert self._held is not None, "the rows of a snapshot are read once"
+        (folder, rows, marks, sets), self._held = self._held, None
+        parts: list[Iterable[bytes]] = [_marked(cursor, prefix, folder.path) for cursor, prefix in marks]
+        keys = _distinct(heapq.merge(sorted(set().union(*sets)), *parts))
+        yield from scan_keys(rows, self._description, self._source, keys, folder.path, missing=self.removed)
+
+
+def _prefix(state: RocksState, number: int, removed: bool) -> bytes:
+    """The prefix of the marks of a collection that is in the database."""
+    return HEAD.pack(_NO_GROUP, state.number) + _MARK.pack(number, removed)
+
+
+def _marked(cursor: rocksdict.RdictIter, prefix: bytes, folder: str) -> Iterator[bytes]:
+    head = len(prefix)
+    with reported("read RocksDB", folder):
+        cursor.seek(prefix)
+        while cursor.valid() and (key := cursor.key()).startswith(prefix):
+            yield key[head:]
+            cursor.next()
+        cursor.status()
+
+
+def _distinct(keys: Iterable[bytes]) -> Iterator[bytes]:
+    last = None
+    for key in keys:
+        if key != last:
+            yield key
+            last = key

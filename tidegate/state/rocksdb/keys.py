@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from tidegate.state.kernels.columns import Strings, key_forms
 from tidegate.state.kernels.hashing import hash_forms
 from tidegate.state.kernels.row_encoding import encode_rows
-from tidegate.storage.rocksdb.row_values import physical
-from tidegate.storage.rocksdb.value_layout import HEAD
+from tidegate.storage.rocksdb.value_layout import HEAD, physical
 from tidegate.storage.state.key_groups import key_groups_of
 
 _GROUP_BYTES = 2

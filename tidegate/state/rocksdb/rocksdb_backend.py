@@ -1,16 +1,22 @@
-"""`RocksBackend`: keeps keyed state in RocksDB on the local disk, so state may be larger than memory.
+"""`RocksBackend`: the columnar engine over a cold tier in RocksDB on the local disk, so state may exceed memory.
 
-Rules: a batch works on a working set, which is fetched and written with few calls; hot rows of vectorised states and of
-row tables stay in memory (`cached/`). Memory is bounded by the options and by what one batch touches. A checkpoint is
-made of the database's own files (`freeze_native`), of which only new ones are uploaded. Savepoints and the changelog
-are rows (`freeze`), which any backend can read. What is in memory alone is written when a snapshot is (`unwritten.py`).
+Rules:
+- Vectorised states and row tables are columns in memory, as in `ColumnarBackend`, of about `cache_bytes` each. RocksDB
+  stores rows that were evicted, and the state as of the last snapshot. Objects and timers use RocksDB directly, with
+  a working set per batch.
+- Memory is bounded by the options and by what one batch touches.
+- A checkpoint consists of the database's own files (`freeze_native`), of which only new ones are uploaded. Savepoints
+  and the changelog are rows (`freeze`), which any backend can read. Rows that are only in memory are written with a
+  snapshot (`Unwritten`).
+- `RocksLoader` writes stored rows of a checkpoint by any backend, or of a state whose types have changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
+from operator import lt
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,39 +24,43 @@ import pyarrow as pa
 import rocksdict
 from numpy.typing import NDArray
 
-from tidegate.state.common.backend import ValueSpec
-from tidegate.state.common.cells import CellSpec, Migrate
+from tidegate.state.common.backend import (
+    CellSpec,
+    Migrate,
+    StateSize,
+    ValueSpec,
+    held_twice,
+    not_bound,
+    strange_columns,
+    strange_rows,
+)
 from tidegate.state.common.options import BackendPlace
-from tidegate.state.common.refusals import not_bound, strange_rows
-from tidegate.state.common.state_size import StateSize
-from tidegate.state.rocksdb.cached.cached_namespaces import CachedNamespaces
-from tidegate.state.rocksdb.cached.cached_rows import CachedRows
-from tidegate.state.rocksdb.cached.cached_table import CachedTable
-from tidegate.state.rocksdb.cached.write_back import WriteBack
-from tidegate.state.rocksdb.cells import RocksCells, RocksLists, RocksMaps, RocksValues
-from tidegate.state.rocksdb.database_session import RocksSession
-from tidegate.state.rocksdb.expiry_sweep import RocksSweeper
+from tidegate.state.key_index.key_index import KeyIndex
+from tidegate.state.rocksdb.database_session import RocksSession, Unwritten
 from tidegate.state.rocksdb.frozen_rows import Cursors, FrozenRows
-from tidegate.state.rocksdb.keys import database_keys
-from tidegate.state.rocksdb.loading import RocksLoader
-from tidegate.state.rocksdb.namespaces import RocksNamespaces
-from tidegate.state.rocksdb.row_table import RocksRows
+from tidegate.state.rocksdb.keys import database_keys, key_group_of
+from tidegate.state.rocksdb.object_state import RocksCells, RocksLists, RocksMaps, RocksSweeper, RocksValues
+from tidegate.state.rocksdb.row_table import CachedRows, RocksRows
 from tidegate.state.rocksdb.timers import RocksTimers
-from tidegate.state.rocksdb.unwritten import Unwritten
-from tidegate.state.rocksdb.vector_table import RocksTable
+from tidegate.state.rocksdb.vector_table import CachedNamespaces, CachedTable, RocksNamespaces, RocksTable
+from tidegate.state.rocksdb.write_back import WriteBack
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.rocksdb.database import reported
 from tidegate.storage.rocksdb.frozen import FrozenRocks
 from tidegate.storage.rocksdb.tuning import DatabaseTuning
-from tidegate.storage.rocksdb.value_layout import RocksDescription, RocksForm, RocksState
-from tidegate.storage.schemas.columns_text import columns_text
+from tidegate.storage.rocksdb.value_layout import HEAD, RocksDescription, RocksForm, RocksState
+from tidegate.storage.schemas.column_names import columns_text
+from tidegate.storage.schemas.evolution import migrated
 from tidegate.storage.state.snapshot import Cut, FrozenState, StateTable
-from tidegate.storage.state.timer_rows import TIMERS_STATE, check_timers
+from tidegate.storage.state.stored_rows import TIMERS_STATE, check_timers, row_identity
 
 C = TypeVar("C", bound=RocksCells)
 
 _TUNING = DatabaseTuning()
+_MOVED_ROWS = 16_384
+_PUT_ROWS = 8_192
+"""Rows on their way into the database become Python values, so many at a time."""
 
 
 class RocksBackend:
@@ -360,3 +370,125 @@ class RocksBackend:
         if not batch.is_empty():
             self._session.position += 1
             self._session.write(batch)
+
+
+class RocksLoader:
+    """Writes stored rows as rows of bound states."""
+
+    def __init__(self, session: RocksSession) -> None:
+        self._session = session
+        self._groups: dict[str, set[int]] = {}
+        """By state, the key groups that layer 0 has had rows of. Only there can a key come twice."""
+        self._last: dict[str, bytes] = {}
+        """By state, the last key of layer 0, as long as all keys have ascended."""
+
+    def load(self, target: RocksTable | RocksCells | RocksTimers | RocksRows, table: StateTable) -> None:
+        """Put the rows of a table, or remove its keys. Raises what `RocksBackend.load` raises."""
+        session = self._session
+        rows = table.rows
+        if isinstance(target, RocksTimers):
+            self._load_timers(target, table)
+            return
+        if isinstance(target, RocksRows):
+            self._load_rows(target, table)
+            return
+        _check_columns(table, pa.schema([*session.key_schema, *(() if table.removed else target.state.values)]))
+        if rows.num_rows == 0:
+            return
+        columns = rows.select(session.key_schema.names)
+        number = target.state.number if isinstance(target, RocksTable) else 0
+        keys = database_keys(columns, session.max_parallelism, number, namespace=session.namespace)
+        if table.layer == 0 and not table.removed:
+            self._check_first(target, columns, keys)
+        for start in range(0, rows.num_rows, _PUT_ROWS):
+            part = rows.slice(start, _PUT_ROWS)
+            values = None if table.removed else part.columns[len(session.key_schema) :]
+            self._put(target, keys[start : start + _PUT_ROWS], values)
+
+    def _load_timers(self, timers: RocksTimers, table: StateTable) -> None:
+        if table.rows.num_rows == 0:
+            return
+        keys = timers.database_keys(table.rows)
+        if table.layer == 0 and not table.removed:
+            self._check_first(timers, table.rows, keys)
+        for start in range(0, len(keys), _PUT_ROWS):
+            (timers.remove if table.removed else timers.put)(keys[start : start + _PUT_ROWS])
+
+    def _load_rows(self, target: RocksRows, table: StateTable) -> None:
+        identity = row_identity(self._session.key_schema)
+        _check_columns(table, pa.schema([*identity, *(() if table.removed else target.state.values)]))
+        if table.rows.num_rows == 0:
+            return
+        columns = table.rows.select(identity.names)
+        target.number_seen(columns)
+        keys = target.database_keys(columns)
+        if table.layer == 0 and not table.removed:
+            self._check_first(target, columns, keys)
+        for start in range(0, len(keys), _PUT_ROWS):
+            some = keys[start : start + _PUT_ROWS]
+            if table.removed:
+                target.delete(some)
+            else:
+                target.put(some, table.rows.slice(start, _PUT_ROWS).columns[len(identity) :])
+
+    def move(self, source: RocksState, target: RocksTable | RocksCells, migrate: Migrate | None = None) -> None:
+        """Convert the rows of `source` to the types of `target`, which replaces it, by `migrate` if it is given."""
+        session = self._session
+        expected = pa.schema([*session.key_schema, *target.state.values])
+        number = target.state.number if isinstance(target, RocksTable) else 0
+        for rows in session.scan(source, _MOVED_ROWS):
+            moved = migrated(rows, expected, source.name, session.uid) if migrate is None else migrate(rows)
+            columns = moved.select(session.key_schema.names)
+            keys = database_keys(columns, session.max_parallelism, number, namespace=session.namespace)
+            self._put(target, keys, moved.columns[len(session.key_schema) :])
+        session.remove_ranges(
+            (HEAD.pack(group, source.number), HEAD.pack(group, source.number + 1)) for group in session.key_groups
+        )
+
+    def _put(self, target: RocksTable | RocksCells, keys: Sequence[bytes], columns: Sequence[pa.Array] | None) -> None:
+        if isinstance(target, RocksTable):
+            if columns is None:
+                target.delete(keys)
+            else:
+                target.put(keys, columns)
+            return
+        values: Iterable[Any] = [None] * len(keys) if columns is None else columns[0].to_pylist()
+        batch = rocksdict.WriteBatch(raw_mode=True)
+        for key, value in zip(keys, values, strict=True):
+            target.replace(batch, key, value)
+        self._session.position += 1
+        self._session.write(batch)
+
+    def _check_first(
+        self, target: RocksTable | RocksCells | RocksTimers | RocksRows, columns: pa.RecordBatch, keys: Sequence[bytes]
+    ) -> None:
+        """Raise CorruptionError if a key of layer 0 comes twice, in this table or since an earlier one."""
+        name = target.state.name
+        known = self._groups.setdefault(name, set())
+        if self._ascend(name, keys, not known):
+            # Rows of a canonical savepoint and of RocksDB files ascend, so no key can come twice.
+            known |= {key_group_of(key) for key in keys}
+            return
+        upserted = KeyIndex(tuple(columns.schema.names)).upsert(columns)
+        groups = {key_group_of(key) for key in keys}
+        double = len(upserted.first_rows) < len(keys)
+        if not double and groups & known:
+            suspects = [key for key in keys if key_group_of(key) in known]
+            double = bool(np.any([target.has(key) for key in suspects]))
+        if double:
+            raise held_twice(name)
+        known |= groups
+
+    def _ascend(self, name: str, keys: Sequence[bytes], is_first: bool) -> bool:
+        """Whether all keys of a state, with these, have ascended so far."""
+        last = b"" if is_first else self._last.get(name)
+        if last is None or not (last < keys[0] and all(map(lt, keys, islice(keys, 1, None)))):
+            self._last.pop(name, None)
+            return False
+        self._last[name] = keys[-1]
+        return True
+
+
+def _check_columns(table: StateTable, expected: pa.Schema) -> None:
+    if not table.rows.schema.equals(expected):
+        raise strange_columns(table.state, table.rows.schema, expected)

@@ -16,15 +16,15 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 import rocksdict
 
-from tidegate.state.common.timers import DueTimers
+from tidegate.state.common.backend import DueTimers
 from tidegate.state.kernels.hashing import hash_columns
-from tidegate.state.rocksdb.changes import RocksChanges
 from tidegate.state.rocksdb.database_session import RocksSession
+from tidegate.state.rocksdb.frozen_rows import RocksChanges
 from tidegate.storage.rocksdb.database import reported
-from tidegate.storage.rocksdb.timer_keys import MOMENT, TimerKeys, behind_moment, moment_bytes, moment_of
+from tidegate.storage.rocksdb.keys import MOMENT, TimerKeys, behind_moment, moment_bytes, moment_of
 from tidegate.storage.rocksdb.value_layout import HEAD, RocksForm, RocksState
 from tidegate.storage.state.key_groups import key_groups_of
-from tidegate.storage.state.timer_rows import (
+from tidegate.storage.state.stored_rows import (
     DOMAINS,
     TIMER_COLUMNS,
     TIMER_DOMAIN,

@@ -1,33 +1,37 @@
-"""`EventLog`: the event log of a job: one file an entry, and whoever creates entry k decided what happens at k.
+"""`EventLog`: the event log of a job: one file per entry. The coordinator that creates entry k decides what happens.
 
 Rules:
 
-- Entries are made by conditional create and never changed. That is the fence: of two coordinators that both
-  want to write entry k, one gets FencedError.
-- A create whose answer was lost may be repeated: finding the very same entry means that it was ours.
+- Entries are made by conditional create and never changed. That is the fence: of two coordinators that both want to
+  write entry k, one gets FencedError.
+- A create whose answer was lost may be repeated: finding the very same entry proves that the first create worked.
 - A coordinator may sleep while others write, fold and truncate the log. When it wakes, it must not mistake the hole
   that truncation has left for the end of the log:
-  - The two newest entries are never truncated. So a writer that looks and does not find the entry before its own is
-    fenced.
+  - The two newest entries are never truncated. A writer that does not find the entry before its own is fenced.
   - Entries with which a coordinator took over are never truncated (the writer names them, `keep`). One of these is the
     first entry that a sleeper has missed, so it cannot create that entry itself.
-  - Therefore a writer looks after its first entry, and after one that it creates again because an answer was lost. For
-    the others the create alone decides (`look` False).
+  - A writer therefore checks after its first entry, and after an entry that it creates again because an answer was
+    lost. For all other entries the create alone decides (`look` False).
 - Entries are contiguous. A hole, or damage, is an error, never the end.
-- What is cut from a log may be kept in segments (`event_segments.py`), which are no part of it any more.
-- A listing may leave out what is there, where entries are created meanwhile. What it does not name is looked for by its
-  own name before it counts as gone.
+- Entries that are cut from a log may be kept in segments (`EventSegments`), which are no longer part of it.
+- A listing may lack entries that exist while entries are created. An entry that a listing lacks is looked up by its own
+  name before it counts as gone.
+
+Rules of segments, which are stored as `<root>/<job>/events/kept/000000000000-000000000999`:
+
+- A segment is whole before its entries are deleted. After a crash between the two they are in both, and equal.
+- A segment has the bytes of its entries unchanged, so an entry that cannot be read spoils no other.
+- No coordinator needs a segment. Segments are for people who look into the history of a job.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-from tidegate.storage.checkpoints.event_segments import SEGMENT_ENTRIES, EventSegments
 from tidegate.storage.checkpoints.layout import CheckpointLayout
 from tidegate.storage.codec import decode, encode, wire
 from tidegate.storage.errors import (
@@ -281,3 +285,55 @@ def _batched(indices: Sequence[int], count: int) -> Iterator[Sequence[int]]:
 
 def _parse_index(name: str) -> int | None:
     return int(name) if len(name) >= _DIGITS and name.isascii() and name.isdigit() else None
+
+
+SEGMENT_ENTRIES = 1_000
+_SEGMENT_VERSION = 1
+_SEGMENT_MAGIC = b"TGEVKEPT"
+_SEGMENTS_FOLDER = "kept"
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class EventSegment:
+    """Entries of a log as they lay there, by their indices."""
+
+    indices: tuple[int, ...]
+    entries: tuple[bytes, ...]
+
+
+class EventSegments:
+    """The segments of one log, whose folder is `events`. `digits`: of an index in the name of a file."""
+
+    def __init__(self, store: Store, events: str, digits: int) -> None:
+        self._store = store
+        self._folder = f"{events}/{_SEGMENTS_FOLDER}"
+        self._digits = digits
+
+    def write(self, entries: Mapping[int, bytes]) -> None:
+        """Keep entries; no order is asked for. Writing them again is safe. StorageError."""
+        indices = tuple(sorted(entries))
+        segment = EventSegment(indices, tuple(entries[index] for index in indices))
+        span = range(indices[0], indices[-1] + 1)
+        self._store.write(self._path(span), [seal(_SEGMENT_MAGIC, _SEGMENT_VERSION, encode(segment))])
+
+    def spans(self, from_index: int = 0) -> list[range]:
+        """From which index to which there are segments that reach beyond `from_index`; in order. Lists the folder."""
+        found = []
+        for name in self._store.list(self._folder):
+            first, _, last = name.partition("-")
+            if first.isdigit() and last.isdigit() and int(last) >= from_index:
+                found.append(range(int(first), int(last) + 1))
+        return sorted(found, key=lambda span: (span.start, span.stop))
+
+    def read(self, span: range) -> dict[int, bytes]:
+        """The entries of a segment. CorruptionError for damage, CodecError for another version, NotFoundError."""
+        path = self._path(span)
+        where = join_url(self._store.url, path)
+        segment = decode(unseal(_SEGMENT_MAGIC, _SEGMENT_VERSION, self._store.read(path), where))
+        if not isinstance(segment, EventSegment):
+            raise CorruptionError(f"{where} does not hold entries of an event log")
+        return dict(zip(segment.indices, segment.entries, strict=True))
+
+    def _path(self, span: range) -> str:
+        return f"{self._folder}/{span.start:0{self._digits}d}-{span.stop - 1:0{self._digits}d}"

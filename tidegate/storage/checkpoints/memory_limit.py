@@ -22,8 +22,7 @@ from tidegate.storage.checkpoints.layout import (
     parse_state_file_name,
 )
 from tidegate.storage.errors import StateTooLargeError
-from tidegate.storage.files.store import Buffer, Store
-from tidegate.storage.files.wrapped_store import WrappedStore
+from tidegate.storage.files.store import Buffer, Store, WrappedStore
 
 STATE_BYTES_MAX_DEFAULT = 5 * 1024 * 1024
 

@@ -1,11 +1,25 @@
-"""`CheckpointMetadata`: what a checkpoint is made of: the types of `_metadata`, format version 5.
+"""`CheckpointMetadata`: the content of a checkpoint's `_metadata` file, and how the file is created and read.
 
 State belongs to operators (matched by uid), bytes belong to subtasks (a few files each, or inlined when small). A
-`StateHandle` ties the two together: it says where the bytes are and which sections of them are which operator's; where
-the rows of a section lie is said by the directory at the end of the file.
+`StateHandle` connects the two: it names the bytes, and which sections of them belong to which operator. The directory
+at the end of a state file locates the rows of a section.
 
 A file belongs to one checkpoint (`SubtaskState.handle`, `in_flight`), or several checkpoints share it (`layers` and
-`native`): those lie under `shared/` and are deleted when the last of them is.
+`native`). Shared files are stored under `shared/`, and deleted with the last checkpoint that refers to them.
+
+Creating `_metadata` completes a checkpoint. It is created exactly once, as one sealed file with the codec's bytes of
+`CheckpointMetadata`. A reader checks that the file belongs to the checkpoint in whose folder it is.
+
+`StateMeaning` describes what the state of an operator means. The names and types of stored columns do not distinguish a
+sum from a maximum. Each stateful step therefore describes what makes its state: its functions, windows, keys, order,
+time to live. A restored program is compared with that before anything runs
+(`tidegate/actors/restore/meaning_checks.py`). Rules:
+
+- A description consists of values that the program was given, and of expressions by their structure. It never depends
+  on how a library displays them.
+- Two descriptions are comparable only if their versions are equal.
+- Functions of users have no comparable meaning: a description names the step that calls them, and the states of the
+  step by name and type.
 """
 
 from __future__ import annotations
@@ -14,8 +28,14 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from tidegate.storage.checkpoints.state_meaning import StateMeaning
-from tidegate.storage.codec import wire
+import pyarrow as pa
+
+from tidegate.storage.checkpoints.layout import METADATA_NAME, CheckpointLayout, CheckpointPointer
+from tidegate.storage.codec import decode, encode, wire
+from tidegate.storage.errors import CodecError, CorruptionError, NotFoundError
+from tidegate.storage.files.envelope import seal, unseal
+from tidegate.storage.files.file_system_store import join_url
+from tidegate.storage.files.store import Buffer, Store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
 
 METADATA_VERSION = 5
@@ -23,7 +43,7 @@ METADATA_VERSION = 5
 
 @wire
 class SnapshotKind(enum.Enum):
-    """Why a snapshot is taken. SUSPEND and TERMINATE are the savepoints of `stop`, without and with drain."""
+    """The reason for a snapshot. SUSPEND and TERMINATE are the savepoints of `stop`, without and with drain."""
 
     CHECKPOINT = "checkpoint"
     SAVEPOINT = "savepoint"
@@ -32,7 +52,7 @@ class SnapshotKind(enum.Enum):
 
     @property
     def is_savepoint(self) -> bool:
-        """Whether the snapshot is the user's."""
+        """Whether the snapshot belongs to the user."""
         return self is not SnapshotKind.CHECKPOINT
 
     @property
@@ -42,7 +62,7 @@ class SnapshotKind(enum.Enum):
 
     @property
     def words(self) -> str:
-        """What operators call it."""
+        """Its name in messages for operators."""
         match self:
             case SnapshotKind.SUSPEND:
                 return "stop-with-savepoint"
@@ -54,9 +74,10 @@ class SnapshotKind(enum.Enum):
 
 @wire
 class SavepointFormat(enum.Enum):
-    """What keyed state is in a savepoint. CANONICAL: sorted rows, the same bytes whatever the backend is. NATIVE: what
-    the backend writes into checkpoints, as files of its own or in layers; quicker to take, and to restore with the same
-    backend.
+    """The form of keyed state in a savepoint.
+
+    CANONICAL: sorted rows, the same bytes for every backend. NATIVE: the form of checkpoints, as files of the backend
+    or in layers, which is faster to take, and to restore with the same backend.
     """
 
     CANONICAL = "canonical"
@@ -85,7 +106,7 @@ class SectionRef:
     length_bytes: int
     rows: int
     removed: bool = False
-    """Whether the rows are keys that are gone, and not rows that were put."""
+    """Whether the rows are removed keys, and not rows that were put."""
 
 
 @wire
@@ -93,7 +114,7 @@ class SectionRef:
 class StateHandle:
     """State of one subtask: a file relative to the storage root, or the bytes themselves.
 
-    `directory_bytes`: how long the directory at the end of the bytes is, seals included.
+    `directory_bytes`: length of the directory at the end of the bytes, seals included.
     """
 
     path: str | None
@@ -107,14 +128,14 @@ class StateHandle:
 @wire
 @dataclass(frozen=True, slots=True)
 class NativeFile:
-    """A file of a backend that writes files of its own; `name` is that in the backend's folder."""
+    """A file of a backend with files of its own. `name` is its name in the backend's folder."""
 
     name: str
     path: str
     size_bytes: int
     checksum: str
     key_groups: tuple[int, int] | None = None
-    """Key groups for which it is needed: the first, and the one after the last. None: for any."""
+    """Key groups that need it: the first, and the one after the last. None: all."""
 
 
 @wire
@@ -122,7 +143,7 @@ class NativeFile:
 class NativeState:
     """The keyed state of one operator in one subtask, as files of its backend.
 
-    `key_groups`: first one of the subtask, and the one after its last; `description` is the backend's.
+    `key_groups`: the first one of the subtask, and the one after its last. `description` is made by the backend.
     """
 
     uid: OperatorUid
@@ -142,7 +163,7 @@ class NativeState:
 class DataFile:
     """A data file that a sink has written and that becomes visible when its checkpoint is committed.
 
-    What a sink of the user's has written has no path, but `committables`, which mean something to that sink.
+    Output of a user's sink has no path, but `committables`, which that sink interprets.
     """
 
     path: str
@@ -156,23 +177,23 @@ _OWN_SINK = "sink:"
 
 
 def own_sink_place(uid: OperatorUid) -> str:
-    """What stands for the URL of a table where a sink of the user's writes."""
+    """Returns what replaces the URL of a table for a user's sink."""
     return f"{_OWN_SINK}{uid}"
 
 
 def is_own_sink(place: str) -> bool:
-    """Whether it is a sink of the user's, and no table."""
+    """Returns whether a place is a user's sink, and not a table."""
     return place.startswith(_OWN_SINK)
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class Committable:
-    """What one sink subtask asks to be committed with a checkpoint: files of one table, in order.
+    """Files of one table, in order, that one sink subtask requests to commit with a checkpoint.
 
-    A subtask numbers the files of an attempt from 0. It reports all that it does not know to be committed, so a file
-    may be reported twice; the numbers tell (the first of `files` has number `first_index`). `table` is the URL of the
-    table, or the place of a sink of the user's (`own_sink_place`).
+    A subtask numbers the files of an attempt from 0. It reports all files that it does not know to be committed, so a
+    file may be reported twice. The numbers identify it: the first of `files` has number `first_index`. `table` is the
+    URL of the table, or the place of a user's sink (`own_sink_place`).
     """
 
     uid: OperatorUid
@@ -185,7 +206,7 @@ class Committable:
 @wire
 @dataclass(frozen=True, slots=True)
 class TableHead:
-    """What a job knows to be in the log of an output table, whose URL is `url`.
+    """How far a job knows the log of the output table at `url`.
 
     `seq` is the number of the newest entry, -1 if the job knows of none. `commit` is the newest checkpoint of the job
     that is committed there, None if none is.
@@ -199,7 +220,7 @@ class TableHead:
 @wire
 @dataclass(frozen=True, slots=True)
 class OpenCommits:
-    """Completed checkpoints with files for one table, of which the job did not know yet that they are committed."""
+    """Completed checkpoints with files for one table that the job did not know to be committed yet."""
 
     url: str
     checkpoints: tuple[CheckpointId, ...]
@@ -208,7 +229,7 @@ class OpenCommits:
 @wire
 @dataclass(frozen=True, slots=True)
 class StoredSplit:
-    """A split of a source as it is stored: a part of the input, with `rows` rows, or -1 if that is not known."""
+    """A stored split of a source: a part of the input, with `rows` rows, or -1 if unknown."""
 
     split_id: str
     payload: bytes
@@ -220,11 +241,11 @@ class StoredSplit:
 class SubtaskState:
     """One subtask's part of a checkpoint. `handle` is None for a stateless subtask.
 
-    `finished`: its operators had finished before the cut, so they must not run again after a restore.
+    `finished`: its operators had finished before the snapshot, so they must not run again after a restore.
     `in_flight`: elements that an unaligned barrier has overtaken in the queues of the subtask: one section of kind LIST
-    for each channel and direction (`in_flight_section` names them), and one for the watermarks between its rows. None
-    where there were none.
-    `layers`: keyed state that is written incrementally, the base first, then what had changed from one to the next.
+    for each channel and direction (`in_flight_section` names them), and one for the watermarks between its rows; None
+    without such elements.
+    `layers`: keyed state that is written incrementally, the base first, then the changes from one to the next.
     `native`: keyed state of operators whose backend writes files of its own.
     `read_splits`: the splits that a finished subtask of a source had read to the end.
     """
@@ -246,22 +267,22 @@ class SubtaskState:
 
     @property
     def state_handles(self) -> tuple[StateHandle, ...]:
-        """The handles with the state of operators, in the order in which they are to be applied."""
+        """The handles with the state of operators, in the order in which a restore applies them."""
         return tuple(handle for _, handle in self.marked_handles)
 
     @property
     def marked_handles(self) -> tuple[tuple[int, StateHandle], ...]:
-        """The same, each with the number of the layer with which its tables are marked."""
+        """The `state_handles`, each with the number of the layer that marks its tables."""
         return (*enumerate(self.layers), *(() if self.handle is None else ((0, self.handle),)))
 
     @property
     def native_files(self) -> tuple[NativeFile, ...]:
-        """Every file of a backend that writes files of its own."""
+        """Every file of a backend with files of its own."""
         return tuple(file for state in self.native for file in state.files)
 
     @property
     def names(self) -> int:
-        """How many files, states and splits it names: what its description costs, to an order of magnitude."""
+        """Number of files, states and splits that it names: the cost of its description, to an order of magnitude."""
         states = sum(1 + len(handle.sections) for handle in self.handles)
         files = len(self.native_files) + sum(len(c.files) for c in self.committables)
         return states + files + len(self.read_splits)
@@ -278,11 +299,11 @@ class SubtaskState:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all state, inlined and in-flight ones included."""
+        """Bytes of all state, including inlined state and in-flight data."""
         return sum(h.size_bytes for h in self.handles) + sum(state.size_bytes for state in self.native)
 
     def moved(self, path: Callable[[str], str]) -> SubtaskState:
-        """The same with another path of every file."""
+        """Returns the same state with another path for every file."""
 
         def of_handle(handle: StateHandle) -> StateHandle:
             return handle if handle.path is None else replace(handle, path=path(handle.path))
@@ -310,15 +331,15 @@ class OperatorInfo:
     parallelism: int
     max_parallelism: int
     keys: tuple[str, ...] = ()
-    """The key columns of the rows that come to it; empty where there are none, and in checkpoints of older versions."""
+    """The key columns of its input rows; empty without keys."""
     meaning: StateMeaning | None = None
-    """What its state means. None for an operator without state, and for state that `SavepointWriter` made."""
+    """The meaning of its state. None for an operator without state, and for state that `SavepointWriter` made."""
     makes: str = ""
-    """The rows that it emits, as far as the program tells: expressions by their structure, and columns."""
+    """The rows that it emits, as far as the program defines them: expressions by their structure, and columns."""
     inputs: tuple[OperatorUid, ...] = ()
-    """The operators whose rows come to it."""
+    """The operators that send it rows."""
     reads: tuple[str, ...] | None = None
-    """The columns of a source that the program uses, which alone are read. None for all, and for other operators."""
+    """The columns of a source that are read, because the program uses them. None: all, and for other operators."""
 
 
 @wire
@@ -326,7 +347,7 @@ class OperatorInfo:
 class SplitPool:
     """Splits of a source that no subtask has in its part of the checkpoint, in the order of the source.
 
-    Whoever restores the checkpoint reads them from their first row. The others are in the state of the subtasks.
+    A restored job reads them from their first row. All other splits are in the state of the subtasks.
     """
 
     uid: OperatorUid
@@ -353,43 +374,151 @@ class CheckpointMetadata:
     """Pointer (`<job>/chk-N`) of the checkpoint that the job itself was started from."""
     kind: SnapshotKind = SnapshotKind.CHECKPOINT
     hooks: tuple[tuple[str, bytes], ...] = ()
-    """What each master hook wanted to be kept with the checkpoint, by its identifier."""
+    """The data of each master hook, by its identifier."""
     origin_root: str | None = None
     """Of a savepoint: the checkpoint root of the job that took it, where staged inputs and collected rows stay."""
 
     carried: tuple[NativeFile, ...] | None = None
-    """Of a savepoint that was relocated: the files of its job's folder that it has with it, as if its own folder were
-    the job's root. None: what was staged and collected stays with the job.
+    """Of a relocated savepoint: its copies of files of the job's folder, as if its own folder were the job's root.
+
+    None: staged inputs and collected rows stay with the job.
     """
     savepoint_format: SavepointFormat | None = None
-    """None for a checkpoint, and for a savepoint that no job took, or one of an older version."""
+    """None for a checkpoint, and for a savepoint that was not taken by a job."""
     pools: tuple[SplitPool, ...] = ()
-    """Of the sources whose splits the coordinator assigns. None in checkpoints of older versions: there, and of all
-    other sources, the subtasks have every split."""
+    """Pools of sources with splits that the coordinator assigns. The splits of other sources are in the subtasks."""
     table_heads: tuple[TableHead, ...] = ()
-    """What the job knew to be in the log of each table. A log without it has lost entries."""
+    """How far the job knew the log of each table. A log that ends before has lost entries."""
     open_commits: tuple[OpenCommits, ...] = ()
     """Earlier checkpoints whose commits were outstanding. A restore finds each in the log of the table, or commits it
     again from its own metadata; otherwise the log has lost it.
     """
     deleted: bool = False
-    """Somebody has begun to delete it: it is not there any more, and this says what of it may be left."""
+    """Whether its deletion has begun. It cannot be used any more, and the metadata names files that may remain."""
 
     def head_of(self, url: str) -> TableHead:
-        """What the job knew to be in the log of a table."""
+        """Returns how far the job knew the log of a table."""
         return next((head for head in self.table_heads if head.url == url), TableHead(url, -1))
 
     def expected_commits(self, url: str) -> tuple[CheckpointId, ...]:
-        """The checkpoints of the job that must be in the log of a table, or be committed again, ascending."""
+        """Returns the job's checkpoints that the log of a table must have, or that are committed again, ascending."""
         newest = self.head_of(url).commit
         waiting = next((commits.checkpoints for commits in self.open_commits if commits.url == url), ())
         return (*(() if newest is None else (newest,)), *waiting)
 
     def pool_of(self, uid: OperatorUid) -> tuple[StoredSplit, ...]:
-        """The splits of a source that no subtask has."""
+        """Returns the splits of a source that no subtask has."""
         return next((pool.splits for pool in self.pools if pool.uid == uid), ())
 
     @property
     def size_bytes(self) -> int:
-        """State bytes of all subtasks, inlined and in-flight ones included."""
+        """State bytes of all subtasks, including inlined state and in-flight data."""
         return sum(subtask.size_bytes for subtask in self.subtasks)
+
+
+MAGIC = b"TGCKMETA"
+
+
+def encode_metadata(metadata: CheckpointMetadata) -> bytes:
+    """Returns the bytes of a `_metadata` file."""
+    return seal(MAGIC, metadata.version, encode(metadata))
+
+
+def decode_metadata(data: Buffer, where: str = "_metadata") -> CheckpointMetadata:
+    """Inverse of `encode_metadata`. Raises CorruptionError for damage, CodecError for another version."""
+    metadata = decode(unseal(MAGIC, METADATA_VERSION, data, where, version_min=METADATA_VERSION))
+    if not isinstance(metadata, CheckpointMetadata):
+        raise CodecError(f"{where} holds a {type(metadata).__name__}, not the metadata of a checkpoint")
+    return metadata
+
+
+def create_metadata(store: Store, metadata: CheckpointMetadata) -> None:
+    """Completes (or voids) a checkpoint. Raises AlreadyExistsError if it was completed or voided before."""
+    path = CheckpointLayout(metadata.job_id).metadata(metadata.checkpoint_id)
+    store.create(path, encode_metadata(metadata))
+
+
+def read_metadata(
+    store: Store, job_id: JobId, checkpoint_id: CheckpointId, *, savepoint: bool = False, deleted: bool = False
+) -> CheckpointMetadata:
+    """Reads and checks `_metadata`; of a `savepoint` from the root of its store.
+
+    Raises NotFoundError if there is none, or if its deletion has begun, unless `deleted` accepts that. Raises
+    CorruptionError for damage.
+    """
+    path = METADATA_NAME if savepoint else CheckpointLayout(job_id).metadata(checkpoint_id)
+    where = join_url(store.url, path)
+    metadata = decode_metadata(store.read(path), where)
+    if (metadata.job_id, metadata.checkpoint_id) != (job_id, checkpoint_id):
+        raise CorruptionError(
+            f"{where} is the metadata of checkpoint {metadata.checkpoint_id} of {metadata.job_id}: it was copied here"
+        )
+    if metadata.deleted and not deleted:
+        raise NotFoundError(f"{where}: the deletion of this checkpoint was interrupted; delete it again")
+    return metadata
+
+
+def read_pointed(store: Store, at: CheckpointPointer) -> CheckpointMetadata:
+    """Returns the metadata that a pointer names. `store` is opened at its root."""
+    return read_metadata(store, at.job_id, at.checkpoint_id, savepoint=at.savepoint)
+
+
+MEANING_VERSION = 1
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class MeaningPart:
+    """One fact: its role (`window`, `keys`, `aggregate`), the name that the program gave it, and its canonical text.
+
+    `name` is empty where a role has one part only. Aggregates are named by their output columns.
+    """
+
+    role: str
+    name: str
+    text: str
+
+    @property
+    def label(self) -> str:
+        """The fact as text for errors."""
+        return f"{self.role} {self.name}={self.text}" if self.name else f"{self.role} {self.text}"
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class MeaningColumns:
+    """The types of the stored columns that belong to one part, as a serialised Arrow schema.
+
+    `role` and `name` are those of the part, or `rows` and a side for stored input rows.
+    """
+
+    role: str
+    name: str
+    schema: bytes
+
+    @staticmethod
+    def of(role: str, name: str, schema: pa.Schema) -> MeaningColumns:
+        """Returns the columns of an Arrow schema, without its metadata."""
+        plain = pa.schema([field.remove_metadata() for field in schema])
+        return MeaningColumns(role, name, plain.serialize().to_pybytes())
+
+    @property
+    def arrow_schema(self) -> pa.Schema:
+        """The columns as an Arrow schema."""
+        return pa.ipc.read_schema(pa.py_buffer(self.schema))
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class StateMeaning:
+    """The meaning of one operator's state.
+
+    `kind`: the step that makes the state, such as `window aggregate`. `evolves`: roles that may gain and lose parts
+    between two programs. `columns` is empty if they are known only when the job runs.
+    """
+
+    kind: str
+    parts: tuple[MeaningPart, ...] = ()
+    columns: tuple[MeaningColumns, ...] = ()
+    evolves: tuple[str, ...] = ()
+    version: int = MEANING_VERSION

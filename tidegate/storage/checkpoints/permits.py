@@ -2,7 +2,7 @@
 
 Completing a checkpoint, exporting it, committing sink files and deleting: none of it can be taken back. So whatever
 does one of these takes a permit. Two modules decide, and they alone make permits, after they have looked whether the
-rules hold: the `invariants.py` of the coordinator for a job that lives, `tidegate/recovery/cleanup/decisions.py` for
+rules hold: the `invariants.py` of the coordinator for a job that lives, `tidegate/recovery/deletion_permits.py` for
 what rests.
 Whoever forgets to ask there has no permit, and a call without one has the wrong type: mypy says so, long before a test
 has to hit the one order of events in which it matters. Whoever is given one looks whether it is for what is to be done.

@@ -1,7 +1,6 @@
-"""Seals small files so that they prove themselves: magic, version, length and checksum in front of the payload.
+"""Seals small files: magic, version, length and checksum in front of the payload.
 
-The checksum covers the header too, so that any flipped bit and any truncation is found before a byte is
-interpreted.
+The checksum covers the header too, so any flipped bit and any truncation is found before a byte is interpreted.
 """
 
 from __future__ import annotations
@@ -20,24 +19,24 @@ HEADER_BYTES = _HEADER.size + _CHECKSUM.size
 
 
 def checksum_of(*parts: Buffer) -> str:
-    """Checksum of the parts joined, as it is written into metadata: `xxh3:` and 16 hex digits."""
+    """Returns the checksum of the joined parts as it is written into metadata: `xxh3:` and 16 hex digits."""
     return format_checksum(_digest(parts))
 
 
 def format_checksum(digest: int) -> str:
-    """An xxh3 64-bit digest as text."""
+    """Returns an xxh3 64-bit digest as text."""
     return f"xxh3:{digest:016x}"
 
 
 def seal(magic: bytes, version: int, payload: Buffer) -> bytes:
-    """Bytes of a file: header, then payload. `magic` has up to 8 bytes and says what kind of file it is."""
+    """Returns the bytes of a file: header, then payload. `magic` has up to 8 bytes and names the kind of file."""
     assert len(magic) <= 8
     header = _HEADER.pack(magic, version, memoryview(payload).nbytes)
     return b"".join((header, _CHECKSUM.pack(_digest((header, payload))), payload))
 
 
 def unseal(magic: bytes, version_max: int, data: Buffer, where: str, *, version_min: int = 0) -> memoryview:
-    """The payload of `seal`; `where` names the file in errors.
+    """Returns the payload of `seal`. `where` names the file in errors.
 
     Raises CorruptionError for any damage, CodecError for an intact file of a newer version or one before `version_min`.
     """
@@ -51,7 +50,7 @@ def unseal(magic: bytes, version_max: int, data: Buffer, where: str, *, version_
     if found != magic.ljust(8, b"\0"):
         raise CorruptionError(f"{where} is damaged or another kind of file: it starts with {bytes(found)!r}")
     if length != len(payload):
-        raise CorruptionError(f"{where} is damaged: {len(payload)} bytes of {length} are there")
+        raise CorruptionError(f"{where} is damaged: it has {len(payload)} of {length} bytes")
     if digest != _digest((header, payload)):
         raise CorruptionError(f"{where} is damaged: its checksum does not match")
     if version > version_max:

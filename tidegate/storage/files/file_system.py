@@ -1,8 +1,8 @@
-"""`Files`: what `FileSystemStore` needs of a kind of file system. Local files, S3 and memory implement it.
+"""`Files`: the operations that `FileSystemStore` needs of a kind of file system. Local files, S3 and memory have them.
 
-A `Files` works on absolute keys, raises OSError for every fault, and says of a conditional create whether it
-won. Rules: a file appears complete or not at all; `create` never replaces; a name that starts with
-`TEMPORARY_PREFIX` is an unfinished file and belongs to nobody else.
+Rules of an implementation: keys are absolute; every fault is an OSError; a file appears complete or not at all;
+`create` never replaces a file and returns whether it won; a name that begins with `TEMPORARY_PREFIX` is an unfinished
+file, which nothing else reads.
 """
 
 from __future__ import annotations
@@ -21,79 +21,79 @@ TEMPORARY_PREFIX = ".tmp-"
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """A file below a folder: its path from there, its size, and when it was written, where the storage knows."""
+    """A file below a folder: its path from there, its size, and its time of change if the storage knows it."""
 
     path: str
     size_bytes: int
     modified_at_ms: int | None = None
     tag: str = ""
-    """What the storage calls these bytes (S3's ETag); empty where it has no such name, and in listings."""
+    """The storage's identifier of these bytes (S3's ETag); empty without one, and in listings."""
 
 
 class Files(Protocol):
     """Operations by absolute key. Raises OSError (FileNotFoundError from `read`) for faults. Thread-safe."""
 
     repeats_requests: bool
-    """Whether what can pass has been tried again for some seconds before an operation fails."""
+    """Whether errors that can pass are retried for some seconds before an operation fails."""
 
     def place(self, key: str) -> str:
-        """Name of the disk or server that decides who wins a create under a root. Never raises."""
+        """Returns the name of the disk or server that decides creates under a root. Never raises."""
         ...
 
     def write(self, key: str, chunks: Iterable[Buffer]) -> int:
-        """Write or replace a whole file; returns its bytes."""
+        """Writes or replaces a whole file. Returns its size in bytes."""
         ...
 
     def create(self, key: str, data: Buffer) -> bool:
-        """Create a file if its name is free: True if it was, False (nothing changed) if it was not."""
+        """Creates a file if its name is free. Returns False, and changes nothing, if it is taken."""
         ...
 
     def read(self, key: str, offset: int, length: int | None) -> bytes:
-        """Bytes `[offset, offset + length)`, fewer where the file ends before."""
+        """Returns bytes `[offset, offset + length)`, or fewer if the file ends before."""
         ...
 
     def read_with_info(self, key: str, offset: int, length: int) -> tuple[bytes, FileInfo]:
-        """A range of at least one byte as of `read`, and `info` of the very file that it is of."""
+        """Returns a range of at least one byte as `read` does, and the `info` of exactly the file that was read."""
         ...
 
     def exists(self, key: str) -> bool:
-        """Whether there is a file (not a folder) of this name."""
+        """Returns whether there is a file (not a folder) of this name."""
         ...
 
     def list(self, key: str) -> list[str]:
-        """Names directly under a folder, in any order."""
+        """Returns the names directly under a folder, in any order."""
         ...
 
     def delete(self, key: str) -> None:
-        """Delete a file if it is there."""
+        """Deletes a file if it exists."""
         ...
 
     def delete_all(self, keys: Sequence[str]) -> None:
-        """Delete files that are there, in their order where that can be."""
+        """Deletes files that exist, in their order where possible."""
         ...
 
     def delete_tree(self, key: str) -> None:
-        """Delete a folder with all that is in it if it is there."""
+        """Deletes a folder with its contents if it exists."""
         ...
 
     def delete_temporary(self, key: str) -> int:
-        """Delete what interrupted writes left under a folder; its writers must be dead. Returns how many."""
+        """Deletes the unfinished files under a folder. Their writers must be dead. Returns how many."""
         ...
 
     def walk(self, key: str, *, follow_links: bool = False) -> Iterator[FileInfo]:
-        """All files at any depth below a folder, in any order, unfinished ones left out.
+        """Yields all finished files at any depth below a folder, in any order.
 
-        With `follow_links` those in folders that are symbolic links too, where a storage has such.
+        With `follow_links` also files in folders that are symbolic links, where a storage has these.
         """
         ...
 
     def info(self, key: str) -> FileInfo:
-        """Size and time of change of a file; its path is the key. FileNotFoundError if there is none."""
+        """Returns size and time of change of a file; its path is the key. Raises FileNotFoundError."""
         ...
 
 
 class MemoryFiles:
-    """The process-wide `memory` file system of fsspec; all stores of a process see the same files."""
+    """The process-wide `memory` file system of fsspec. All stores of a process see the same files."""
 
     repeats_requests = False
 
@@ -170,3 +170,28 @@ class MemoryFiles:
     def info(self, key: str) -> FileInfo:
         with self._lock:
             return FileInfo(key, self._fs.size(key), int(self._fs.modified(key).timestamp() * 1000))
+
+
+class RequestCounts:
+    """Counts the requests of one process to S3, and its retries on any storage. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.s3_requests = 0
+        """Attempts, including retries."""
+        self.retries = 0
+        """Attempts after a failed one, on any storage."""
+
+    def s3_request(self, again: bool) -> None:
+        """Counts an attempt. `again`: the one before has failed."""
+        with self._lock:
+            self.s3_requests += 1
+            self.retries += again
+
+    def tried_again(self) -> None:
+        """Counts a retry on storage other than S3."""
+        with self._lock:
+            self.retries += 1
+
+
+OF_THIS_PROCESS = RequestCounts()

@@ -1,7 +1,19 @@
 """`FileSystemStore`: a `Store` over local folders, S3, or the memory of this process, chosen by the url.
 
-Rules: whatever a file system raises comes out as a StorageError that names operation, place and cause; paths
-cannot leave the root; a store pickles as its url and options and opens again anywhere.
+Rules:
+
+- Every error of a file system is raised as a StorageError that names the operation, the place and the cause.
+- Paths cannot leave the root.
+- A store pickles as its url and options, and opens again in any process.
+
+`check_conditional_create` tests the storage before a job begins, because fencing and the completion of checkpoints
+depend on conditional creates. It tests two things:
+
+- A create of a name that exists is refused, and the file stays. This is tested at every place that a job uses.
+- Of two racing creates of one name exactly one wins, and its bytes are stored. A store that looks first and puts then
+  passes the first test, and fails this one only now and then, so several rounds of pairs race. The server or the disk
+  decides the outcome, so each of them is tested once in a process. An answer that is missing proves nothing: it counts
+  neither as won nor as lost. The files of the test are deleted.
 """
 
 from __future__ import annotations
@@ -9,9 +21,13 @@ from __future__ import annotations
 import errno
 import os
 import re
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from itertools import chain
 
 from tidegate.storage.errors import (
     AlreadyExistsError,
@@ -23,7 +39,7 @@ from tidegate.storage.errors import (
 from tidegate.storage.extras import need
 from tidegate.storage.files.file_system import TEMPORARY_PREFIX, FileInfo, Files, MemoryFiles
 from tidegate.storage.files.local_files import LocalFiles
-from tidegate.storage.files.store import Buffer
+from tidegate.storage.files.store import Buffer, Store
 
 TIMEOUT_MS_DEFAULT = 60_000
 WRITE_TIMEOUT_MS_DEFAULT = 600_000
@@ -37,10 +53,10 @@ _HINTS = {
 
 
 class FileSystemStore:
-    """Files under a url. Thread-safe, picklable. See `Store` for what each method promises."""
+    """Files under a url. Thread-safe, picklable. `Store` documents the methods."""
 
     def __init__(self, url: str, **options: object) -> None:
-        """Open, without touching the storage, what `open_store` describes."""
+        """Opens the store without touching the storage. Arguments are those of `open_store`."""
         self._url, self._root, self._files = self._open(url, options)
         self._options = options
 
@@ -55,12 +71,12 @@ class FileSystemStore:
 
     @property
     def place(self) -> str:
-        """What decides who wins a create here: equal for stores on one disk, or in one bucket."""
+        """Name of the disk or server that decides creates here: equal for stores on one disk, or in one bucket."""
         return self._files.place(self._root)
 
     @property
     def repeats_requests(self) -> bool:
-        """Whether what can pass has been tried again for some seconds before a StorageError comes."""
+        """Whether errors that can pass are retried for some seconds before a StorageError is raised."""
         return self._files.repeats_requests
 
     def __repr__(self) -> str:
@@ -94,7 +110,7 @@ class FileSystemStore:
                 raise NotFoundError(f"there is no file {join_url(self._url, path)}") from error
 
     def read_with_info(self, path: str, offset: int, length: int) -> tuple[bytes, FileInfo]:
-        """Some bytes, and what the file was that they are of, as `info` says it. NotFoundError if there is none."""
+        """Returns some bytes, and the `info` of exactly the file that was read. Raises NotFoundError."""
         key = self._key(path)
         with self._reported("read", path):
             try:
@@ -130,22 +146,22 @@ class FileSystemStore:
             self._files.delete_tree(key)
 
     def delete_temporary(self, prefix: str) -> int:
-        """Delete what killed writes left under a folder that nobody writes to now; returns how many files."""
+        """Deletes the unfinished files of killed writes under a folder without writers. Returns how many."""
         key = self._folder_key(prefix)
         with self._reported("clean", prefix):
             return self._files.delete_temporary(key)
 
     def walk(self, prefix: str, *, follow_links: bool = False) -> Sequence[FileInfo]:
-        """All files at any depth below a folder, sorted by path (which is from the folder on).
+        """Returns all files at any depth below a folder, sorted by path, which is relative to the folder.
 
-        With `follow_links` those in folders that are symbolic links too. A link to a folder around it is not followed.
+        With `follow_links` also files in folders that are symbolic links, except links to an enclosing folder.
         """
         key = self._folder_key(prefix)
         with self._reported("list", prefix):
             return sorted(self._files.walk(key, follow_links=follow_links), key=lambda file: file.path)
 
     def info(self, path: str) -> FileInfo:
-        """Size and time of change of one file. NotFoundError if there is no such file."""
+        """Returns size and time of change of one file. Raises NotFoundError if there is no such file."""
         key = self._key(path)
         with self._reported("look for", path):
             try:
@@ -158,7 +174,7 @@ class FileSystemStore:
         parts = path.split("/")
         if any(part in ("", ".", "..") or part.startswith(TEMPORARY_PREFIX) for part in parts) or "\0" in path:
             raise InvalidPathError(
-                f"{path!r} is no path inside {self._url}: it must be relative, without empty, '.', '..' "
+                f"{path!r} is not a path inside {self._url}: it must be relative, without empty, '.', '..' "
                 f"or '{TEMPORARY_PREFIX}…' parts"
             )
         return join_url(self._root, path)
@@ -181,26 +197,26 @@ _MOUNTED = frozenset({"hdfs", "viewfs", "webhdfs", "gs", "abfs", "abfss", "wasb"
 RAY_MEMORY = "ray-memory"
 """The scheme of checkpoints in the memory of a Ray actor."""
 _SCHEMES = frozenset({"file", "local", "s3", "s3a", "memory", RAY_MEMORY, "sim"})
-"""Every scheme that a runtime of tidegate has: `ray-memory` is known on Ray only, `sim` in the simulator only."""
+"""Every scheme that a runtime of tidegate supports. `ray-memory` works only on Ray, `sim` only in the simulator."""
 
 
 def open_store(url: str | os.PathLike[str], **options: object) -> FileSystemStore:
-    """Open a store by url: `/folder`, `~/folder` or `file:///folder`, `s3://bucket/prefix`, or `memory://name`.
+    """Opens a store by url: `/folder`, `~/folder` or `file:///folder`, `s3://bucket/prefix`, or `memory://name`.
 
-    Options for S3 are those of s3fs (`key`, `secret`, `endpoint_url`, …), `timeout_ms`, which bounds each request
-    (default 60,000 ms), and `write_timeout_ms`, which bounds a whole write (default 600,000 ms); without them the
-    usual AWS environment variables count. Nothing is read or written yet. Raises ConfigurationError for another
-    scheme or a wrong option.
+    Options for S3 are the options of s3fs (`key`, `secret`, `endpoint_url`, …), `timeout_ms`, which bounds each request
+    (default 60,000 ms), and `write_timeout_ms`, which bounds a whole write (default 600,000 ms). Without credentials or
+    an endpoint the usual AWS environment variables apply. Nothing is read or written yet. Raises ConfigurationError for
+    another scheme or a wrong option.
     """
     return FileSystemStore(os.path.expanduser(os.fspath(url)), **options)
 
 
 def check_outlives_ray(url: str, what: str) -> None:
-    """Raise ConfigurationError for a local folder that Ray deletes, to which `what` is to be written.
+    """Raises ConfigurationError for a local folder that Ray deletes. `what` names what would be written there.
 
     A program of `ray job submit --working-dir`, and every process of a runtime environment with a `working_dir`, runs
-    in a copy of that folder below Ray's session. Ray deletes the copy when nothing runs in it any more, and a changed
-    program is another copy. A relative path leads there.
+    in a copy of that folder below Ray's session. Ray deletes the copy when no process runs in it any more, and a
+    changed program gets another copy. A relative path leads into the copy.
     """
     path = local_path(url)
     if path is not None and _RAY_COPIES in f"{os.path.abspath(path)}/":
@@ -211,17 +227,17 @@ def check_outlives_ray(url: str, what: str) -> None:
 
 
 def join_url(root: str, path: str) -> str:
-    """`root` and a relative path with exactly one `/` between them; `root` itself for an empty path."""
+    """Returns `root` and a relative path with exactly one `/` between them; `root` itself for an empty path."""
     if not path:
         return root
     return f"{root}{path}" if root.endswith("/") else f"{root}/{path}"
 
 
 def local_path(url: str) -> str | None:
-    """Returns the path that a url of a local folder names, or None where it has the scheme of another store.
+    """Returns the path that a url of a local folder names, or None if it has the scheme of another store.
 
-    Raises ConfigurationError where it names no path, or a host, as `file://host/x` and `//host/x` do: the name of the
-    host would become a folder on this machine. So would the scheme of `s3:/bucket/x`, which lacks a slash.
+    Raises ConfigurationError if it names no path, or a host, as `file://host/x` and `//host/x` do: the name of the host
+    would become a folder on this machine. The same would happen to the scheme of `s3:/bucket/x`, which lacks a slash.
     """
     scheme, separator, rest = url.partition("://")
     if not separator and (found := _ONE_SLASH.match(url)) is not None:
@@ -306,7 +322,7 @@ def _open_files(url: str, options: dict[str, object]) -> tuple[str, str, Files]:
 
 
 def _milliseconds(options: dict[str, object], name: str, default: int, url: str) -> int:
-    """Take an option that is a duration out of the others."""
+    """Removes an option that is a duration from `options`, and returns it in ms."""
     value = options.pop(name, default)
     if not isinstance(value, int) or value <= 0:
         raise ConfigurationError(f"{name}={value!r} for {url}: give a positive number of milliseconds")
@@ -315,4 +331,99 @@ def _milliseconds(options: dict[str, object], name: str, default: int, url: str)
 
 def _refuse_options(url: str, options: dict[str, object]) -> None:
     if options:
-        raise ConfigurationError(f"storage option {sorted(options)[0]!r} means nothing for {url!r}")
+        raise ConfigurationError(f"storage option {sorted(options)[0]!r} does not apply to {url!r}; remove it")
+
+
+PAIRS = 4
+ROUNDS = 5
+"""Of 30 races of eight on a store that looks first and then puts, 19 had several winners. About one of four pairs
+therefore has two, and all twenty pairs have one winner once in 300 tests. For the same number of requests pairs find as
+much as larger races, and end sooner: some servers make all creates of one name wait for each other."""
+REQUESTS_MAX = 4 + PAIRS * (3 * ROUNDS + 1)
+
+_found_atomic: set[tuple[type, str]] = set()
+"""Servers and disks that have passed the races in this process."""
+
+
+def check_conditional_create(store: Store) -> None:
+    """Checks that creates of one name have one winner, one after the other and at the same time.
+
+    Makes at most `REQUESTS_MAX` requests. Raises ConfigurationError if they have several winners: two coordinators
+    could then both own a job. Raises StorageError if the storage does not answer.
+    """
+    path = f"_tidegate-probe-{uuid.uuid4().hex}"
+    _check_sequential_creates(store, path)
+    if getattr(store, "for_one_thread", False):
+        return
+    place = (type(store), store.place) if isinstance(store, FileSystemStore) else None
+    if place in _found_atomic:
+        return
+    _check_racing_creates(store, path)
+    if place is not None:
+        _found_atomic.add(place)
+
+
+def _check_sequential_creates(store: Store, path: str) -> None:
+    store.create(path, b"first")
+    try:
+        try:
+            store.create(path, b"second")
+            refused = False
+        except AlreadyExistsError:
+            refused = True
+        if not refused or store.read(path) != b"first":
+            raise _refusal(store, "a put with `If-None-Match: *` replaced a file")
+    finally:
+        store.delete(path)
+
+
+def _check_racing_creates(store: Store, prefix: str) -> None:
+    rounds = [[f"{prefix}-race-{number}-{pair}" for pair in range(PAIRS)] for number in range(ROUNDS)]
+    decided = 0
+    with ThreadPoolExecutor(2 * PAIRS, "tidegate-probe") as pool:
+        try:
+            for number, paths in enumerate(rounds, start=1):
+                outcomes = list(pool.map(partial(_create, store), [p for p in paths for _ in (1, 2)], [1, 2] * PAIRS))
+                winners = [_winner(store, path, outcomes[2 * i : 2 * i + 2]) for i, path in enumerate(paths)]
+                decided += sum(winner is not None for winner in winners)
+                if number < ROUNDS:
+                    continue
+                if not decided:
+                    raise next(outcome for outcome in outcomes if isinstance(outcome, StorageError))
+                for path, winner in zip(paths, winners, strict=True):
+                    if winner is not None and store.read(path) != _mark(winner):
+                        raise _refusal(store, f"{path} was replaced after its creator had won")
+        finally:
+            for _ in pool.map(store.delete, chain.from_iterable(rounds)):
+                pass
+
+
+def _create(store: Store, path: str, creator: int) -> bool | StorageError:
+    """Returns whether a creator has won, or the error if that is unknown."""
+    try:
+        store.create(path, _mark(creator))
+    except AlreadyExistsError:
+        return False
+    except StorageError as error:
+        return error
+    return True
+
+
+def _winner(store: Store, path: str, outcomes: Sequence[bool | StorageError]) -> int | None:
+    """Returns which of two creators has won, or None if that is unknown."""
+    winners = [creator for creator, outcome in enumerate(outcomes, start=1) if outcome is True]
+    unanswered = [outcome for outcome in outcomes if isinstance(outcome, StorageError)]
+    if len(winners) > 1 or not (winners or unanswered):
+        raise _refusal(store, f"of two creates of {path} at the same time {'both' if winners else 'none'} won")
+    return winners[0] if winners else None
+
+
+def _mark(creator: int) -> bytes:
+    return f"creator {creator}".encode()
+
+
+def _refusal(store: Store, why: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"the storage at {store.url} has no conditional create that is reliable ({why}): without one tidegate is "
+        "not exactly-once. Use a local folder, AWS S3, or an S3 server that supports it"
+    )

@@ -1,13 +1,24 @@
-"""`LocalFiles`: local files that are never torn and that survive a power cut once a call has returned.
+"""`LocalFiles`: local files that are never torn, and that survive a power cut once a call has returned.
 
 A file is written under a temporary name in its own folder, synced, and then renamed (`write`) or hard-linked
-(`create`, which the kernel refuses when the name is taken); then the folder is synced, because a name that is
-not on disk is a file that is not there. Folders that had to be made are synced into their parents for the
-same reason.
+(`create`, which the kernel refuses when the name is taken). Then the folder is synced, because a file without a synced
+name may be missing after a power cut. Folders that had to be made are synced into their parents for the same reason.
+
+`write_synced` writes the bytes. They come in parts, some of only a few bytes. Rules:
+
+- Parts are gathered and passed to the system together, `GATHERED_BYTES` or more at a time, without a copy. A file
+  system stores large writes in large pieces, and each call has a cost of its own.
+- A file that grows beyond that gets its room ahead, in steps that double. No call then has to find a place for its
+  bytes. Unused room is given back at the end. Room is optional: where the system refuses it, the file grows as it is
+  written.
+- The disk starts with each `STEP_BYTES` as soon as they are written. It works while the rest is produced, and the final
+  sync has little left to wait for. This is optional too: only the sync proves that the file is on the disk. A disk that
+  fails early may report it only once, and not to the sync, so that early report is raised as an error.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
@@ -19,7 +30,6 @@ from types import TracebackType
 
 from tidegate.storage.files.file_system import TEMPORARY_PREFIX, FileInfo
 from tidegate.storage.files.store import Buffer
-from tidegate.storage.files.synced_file import write_synced
 
 _ExcInfo = tuple[type[BaseException], BaseException, TracebackType]
 
@@ -30,7 +40,7 @@ class LocalFiles:
     repeats_requests = False
 
     def __init__(self, opener: Callable[[str, int], int] | None = None) -> None:
-        """`opener` opens what is read, as of the built-in `open`."""
+        """`opener` opens files for reading, as for the built-in `open`."""
         self._opener = opener
 
     def place(self, key: str) -> str:
@@ -77,15 +87,15 @@ class LocalFiles:
             with open(key, "rb", buffering=0, opener=self._opener) as file:
                 file.seek(offset)
                 data = _read_all(file.fileno(), length)
-                # Whoever writes into the file changes its time first: what was read before that is whole.
+                # A writer into the file changes its time first, so data with an older time is whole.
                 return data, _info(key, os.fstat(file.fileno()))
         except (IsADirectoryError, NotADirectoryError) as error:
             raise FileNotFoundError(error.errno, "no such file", key) from error
 
     def view(self, key: str, offset: int, length: int) -> memoryview:
-        """A range of a file, mapped into memory: no byte is copied, and it is let go of with the last view of it.
+        """Returns a range of a file, mapped into memory without a copy, until the last view of it is gone.
 
-        Whoever cuts the file meanwhile kills this process: for files that are only ever made, replaced and deleted.
+        Truncating the file meanwhile kills this process. Use it only for files that are made, replaced and deleted.
         Raises OSError.
         """
         with open(key, "rb", buffering=0, opener=self._opener) as file:
@@ -141,7 +151,7 @@ def _info(path: str, status: os.stat_result) -> FileInfo:
 
 
 def _walk(folder: str, below: str, follow_links: bool, above: tuple[tuple[int, int], ...]) -> Iterator[FileInfo]:
-    """Files at any depth. `above`: device and inode of the folders around this one; no link leads back to them."""
+    """Yields files at any depth. `above`: device and inode of the enclosing folders, to which no link leads back."""
     try:
         with os.scandir(folder) as found:
             entries = sorted(found, key=lambda entry: entry.name)
@@ -157,7 +167,7 @@ def _walk(folder: str, below: str, follow_links: bool, above: tuple[tuple[int, i
         try:
             if entry.is_dir(follow_symlinks=follow_links):
                 yield from _walk(entry.path, f"{path}/", follow_links, (*above, identity))
-            # Pipes and sockets are no files: whoever opened one would wait for ever.
+            # Opening a pipe or a socket would wait for ever.
             elif stat.S_ISREG((status := entry.stat()).st_mode):
                 yield _info(path, status)
         except FileNotFoundError:
@@ -171,7 +181,7 @@ def _temporary_name(key: str) -> str:
 
 
 def _read_all(descriptor: int, length: int | None) -> bytes:
-    """Read to the end or `length` bytes; one `read` may return less than it was asked for."""
+    """Reads to the end or `length` bytes. One `read` may return less than requested."""
     position = os.lseek(descriptor, 0, os.SEEK_CUR)
     wanted = max(0, os.fstat(descriptor).st_size - position)
     if length is not None:
@@ -209,7 +219,7 @@ def _sync_folder(folder: str) -> None:
 
 
 def _unless_gone(function: Callable[..., object], path: str, failure: _ExcInfo) -> None:
-    """Go on with the rest of a tree where somebody else, who deletes it as well, was faster."""
+    """Continues with the rest of a tree if another process that deletes it was faster."""
     if not isinstance(failure[1], FileNotFoundError | NotADirectoryError):
         raise failure[1]
 
@@ -219,3 +229,99 @@ def _unlink_if_there(path: str) -> None:
         os.unlink(path)
     except FileNotFoundError:
         return
+
+
+GATHERED_BYTES = 1 << 19
+ROOM_BYTES_MIN = 1 << 22
+ROOM_BYTES_MAX = 1 << 26
+STEP_BYTES = 1 << 22
+"""Steps are whole and aligned, so that no page goes to the disk before it is full."""
+PARTS_MAX = 512
+"""The system accepts up to twice as many in one call."""
+_KEEP_SIZE = 1
+"""A flag of `fallocate`: the file does not become longer."""
+_LOST = frozenset({errno.EIO, errno.ENOSPC, errno.EDQUOT})
+"""Errors that mean lost data. Other errors mean that the system does not support the call for this file."""
+_BEGIN_ONLY = 2
+"""A flag of `sync_file_range`: start writing changed pages, and do not wait."""
+
+
+def write_synced(path: str, parts: Iterable[Buffer]) -> int:
+    """Writes a file that must not exist yet, and syncs it. Returns its size in bytes.
+
+    Raises OSError, and leaves a partial file then.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        size_bytes = _write(descriptor, parts)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return size_bytes
+
+
+def _write(descriptor: int, parts: Iterable[Buffer]) -> int:
+    written_bytes = room_bytes = gathered_bytes = begun_bytes = 0
+    gathered: list[memoryview] = []
+    for part in parts:
+        view = memoryview(part)
+        gathered.append(view)
+        gathered_bytes += view.nbytes
+        if gathered_bytes < GATHERED_BYTES and len(gathered) < PARTS_MAX:
+            continue
+        if written_bytes + gathered_bytes > room_bytes:
+            more = min(max(ROOM_BYTES_MIN, written_bytes), ROOM_BYTES_MAX)
+            room_bytes = written_bytes + max(more, gathered_bytes)
+            _make_room(descriptor, room_bytes)
+        _write_all(descriptor, gathered)
+        written_bytes += gathered_bytes
+        gathered, gathered_bytes = [], 0
+        if (whole_bytes := written_bytes - written_bytes % STEP_BYTES) > begun_bytes:
+            _begin_sync(descriptor, begun_bytes, whole_bytes)
+            begun_bytes = whole_bytes
+    _write_all(descriptor, gathered)
+    written_bytes += gathered_bytes
+    if room_bytes > written_bytes:
+        os.ftruncate(descriptor, written_bytes)
+    return written_bytes
+
+
+def _write_all(descriptor: int, parts: list[memoryview]) -> None:
+    """Writes all bytes of some parts. The system may write fewer at a time."""
+    left = [part.cast("B") for part in parts if part.nbytes]
+    while left:
+        taken = os.writev(descriptor, left)
+        done = 0
+        while done < len(left) and taken >= len(left[done]):
+            taken -= len(left[done])
+            done += 1
+        left = left[done:]
+        if taken:
+            left[0] = left[0][taken:]
+
+
+def _find(name: str, *arguments: type) -> Callable[..., int] | None:
+    """Returns a call of the C library, or None where it lacks it. Offsets have 64 bits."""
+    found = getattr(ctypes.CDLL(None, use_errno=True), name, None)
+    if found is not None:
+        found.argtypes = arguments
+    return found
+
+
+_fallocate = _find("fallocate", ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+"""The call of the C library. `os.posix_fallocate` writes zeros where a file system does not support it."""
+_sync_file_range = _find("sync_file_range", ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+
+
+def _make_room(descriptor: int, size_bytes: int) -> None:
+    """Reserves room for `size_bytes` bytes from the beginning of the file, if the system can."""
+    if _fallocate is not None:
+        _fallocate(descriptor, _KEEP_SIZE, 0, size_bytes)
+
+
+def _begin_sync(descriptor: int, start: int, stop: int) -> None:
+    """Starts writing a range to the disk. Raises OSError if the disk reports lost data."""
+    if _sync_file_range is not None and _sync_file_range(descriptor, start, stop - start, _BEGIN_ONLY):
+        code = ctypes.get_errno()
+        if code in _LOST:
+            raise OSError(code, os.strerror(code))

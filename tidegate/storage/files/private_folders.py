@@ -1,14 +1,14 @@
-"""Makes, checks and clears local folders that are one user's alone, although others may write beside them.
+"""Makes, checks and clears local folders that belong to one user, although others may write next to them.
 
-State on the local disk may hold pickles, which run code when they are read, and what lies there is deleted without
-asking. Another user of the machine who puts a link or a file of theirs in our way must gain nothing by it. Rules:
+State on the local disk may hold pickles, which run code when they are read, and files there are deleted without a
+question. Another user of the machine who puts a link or a file in the way must gain nothing by it. Rules:
 
-- A private folder is a real folder, belongs to this user, and nobody else may write to it. One that is anything else
-  is refused, never mended: what lies in it may have been planted already. One that others may only read is closed.
-- So is what leads to it, where everybody may put something there: in a folder such as `/tmp` only what is this user's
-  (and closed to others) or root's is followed.
-- What we make is for this user alone: folders 0700, files 0600. A file is never opened through a link.
-- A deletion goes down from the private folder one real folder at a time, so a link is deleted and never followed.
+- A private folder is a real folder, belongs to this user, and no other user may write to it. Any other folder is
+  refused, never repaired: its files may have been planted already. Read access of others is removed.
+- The folders above it are checked the same way where all users may write: in a folder such as `/tmp` only folders of
+  this user (and closed to others) or of root are followed.
+- New folders have mode 0700 and new files 0600. A file is never opened through a link.
+- A deletion descends from the private folder one real folder at a time, so a link is deleted and never followed.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def make_private(folder: str) -> None:
-    """Make a private folder, and what leads to it, as far as they are missing.
+    """Makes a private folder, and missing folders above it.
 
-    ConfigurationError if what is there is not this user's alone; OSError for faults of the disk.
+    Raises ConfigurationError if an existing folder is not this user's alone, OSError for faults of the disk.
     """
     _look_at(folder, make=True)
 
 
 def is_private(folder: str) -> bool:
-    """Whether a folder is there. Raises as `make_private` if it is not private."""
+    """Returns whether a folder exists. Raises as `make_private` does if it is not private."""
     try:
         _look_at(folder, make=False)
     except FileNotFoundError:
@@ -48,7 +48,7 @@ def is_private(folder: str) -> bool:
 
 
 def make_inside(folder: str, relative: str) -> str:
-    """Make a folder, and those between, in a private one; returns its path. OSError where a link is in the way."""
+    """Makes a folder below a private one, and returns its path. Raises OSError where a link is in the way."""
     with _opened(folder, ()) as descriptor:
         at = os.dup(descriptor)
         try:
@@ -64,7 +64,7 @@ def make_inside(folder: str, relative: str) -> str:
 
 
 def list_inside(folder: str, relative: str = "") -> list[str]:
-    """Sorted names in a folder in a private one. Empty if there is none, or if a link leads there."""
+    """Returns the sorted names in a folder below a private one; empty if it is missing, or a link leads there."""
     try:
         with _opened(folder, _parts(relative)) as descriptor:
             return sorted(os.listdir(descriptor))
@@ -73,7 +73,7 @@ def list_inside(folder: str, relative: str = "") -> list[str]:
 
 
 def remove_inside(folder: str, relative: str) -> None:
-    """Delete a file or a whole folder in a private one, as far as that can be done; links are not followed."""
+    """Deletes a file or a whole folder below a private one, as far as possible. Links are not followed."""
     *above, name = _parts(relative)
     with suppress(OSError), _opened(folder, above) as descriptor:
         if stat.S_ISDIR(os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode):
@@ -83,19 +83,19 @@ def remove_inside(folder: str, relative: str) -> None:
 
 
 def remove_if_empty(folder: str, relative: str) -> None:
-    """Delete a folder in a private one if nothing is in it."""
+    """Deletes a folder below a private one if it is empty."""
     *above, name = _parts(relative)
     with suppress(OSError), _opened(folder, above) as descriptor:
         os.rmdir(name, dir_fd=descriptor)
 
 
 def open_private(path: str, flags: int) -> int:
-    """An `opener` for `open`: never through a link, and what is made is for this user alone."""
+    """Opens a file, as the `opener` of `open`: never through a link. New files belong to this user alone."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
 
 
 class PrivateStore(FileSystemStore):
-    """A store for reading in a private folder: what is a link, or not this user's, cannot be read there."""
+    """A store for reading in a private folder. It refuses links, and files of other users."""
 
     @staticmethod
     def _open(url: str, options: dict[str, object]) -> tuple[str, str, LocalFiles]:
@@ -103,7 +103,7 @@ class PrivateStore(FileSystemStore):
         return folder, folder, LocalFiles(_open_own)
 
     def mapped(self, path: str, offset: int, length: int) -> memoryview:
-        """A range of a file, mapped into memory, as of `LocalFiles.view`. StorageError."""
+        """Returns a range of a file, mapped into memory as by `LocalFiles.view`. Raises StorageError."""
         files = self._files
         assert isinstance(files, LocalFiles)
         with self._reported("map", path):
@@ -119,7 +119,7 @@ def _open_own(path: str, flags: int) -> int:
 
 
 def _look_at(folder: str, make: bool) -> None:
-    """Go down to a private folder and refuse what is not as it must be. FileNotFoundError unless it is to be made."""
+    """Descends to a private folder and refuses what breaks the rules. Raises FileNotFoundError unless `make`."""
     parts = _parts(os.path.abspath(folder))
     at = "/"
     for number, part in enumerate(parts, start=1):
@@ -140,7 +140,7 @@ def _status_of(path: str, mode: int, make: bool) -> os.stat_result:
     except FileNotFoundError:
         if not make:
             raise
-    with suppress(FileExistsError):  # somebody was faster: is it one of ours?
+    with suppress(FileExistsError):  # another process was faster; the caller checks the owner
         os.mkdir(path, mode)
     return os.lstat(path)
 
@@ -149,26 +149,27 @@ def _refuse_others(path: str, status: os.stat_result, wanted: str) -> None:
     user = os.geteuid()
     if stat.S_ISLNK(status.st_mode):
         what = "is a link"
-        advice = "see who has put it there, and delete it"
+        advice = "find out who has put it there, and delete it"
     elif not stat.S_ISDIR(status.st_mode):
-        what, advice = "is no folder", "delete it"
+        what = "is not a folder"
+        advice = "delete it"
     elif status.st_uid != user:
         what = f"belongs to user {status.st_uid}, not to user {user} that runs this"
         advice = "have it deleted by its owner or an administrator"
     elif status.st_mode & _OTHERS_WRITE:
         what = f"can be written to by other users (mode {stat.S_IMODE(status.st_mode):04o})"
-        advice = "see that nobody else has put something in it, then `chmod go-w` it, or delete it"
+        advice = "check that its files are your own, then `chmod go-w` it, or delete it"
     else:
         return
     raise ConfigurationError(
         f"the local folder {wanted} is not used, because {path} {what}, so that another user of this machine could "
-        f"change or delete what rests there; {advice}, or name a folder of your own"
+        f"change or delete its files; {advice}, or name a folder of your own"
     )
 
 
 @contextmanager
 def _opened(folder: str, below: Sequence[str]) -> Iterator[int]:
-    """A descriptor of a folder in a private one, reached through real folders only. OSError if it cannot be."""
+    """Yields a descriptor of a folder below a private one, opened through real folders only. Raises OSError."""
     descriptor = os.open(folder, _OPEN_FOLDER)
     try:
         for part in below:
@@ -183,5 +184,5 @@ def _opened(folder: str, below: Sequence[str]) -> Iterator[int]:
 def _parts(path: str) -> list[str]:
     parts = [part for part in path.split("/") if part]
     if {".", ".."} & set(parts):
-        raise ConfigurationError(f"{path!r} leads out of its folder: name a path without '.' and '..'")
+        raise ConfigurationError(f"{path!r} leads out of its folder: give a path without '.' and '..'")
     return parts

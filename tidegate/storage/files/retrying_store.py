@@ -1,14 +1,13 @@
-"""`RetryingStore`: tries reads and writes again for a few seconds before they fail.
+"""`RetryingStore`: retries reads and writes for a few seconds before they fail.
 
 One failed write of a task costs a restart of the job, and most faults of storage pass within seconds. Rules:
 
 - There is one loop of attempts. A store that repeats requests itself (S3) is left alone: two loops would multiply.
-- Attempts and pauses are bounded. What outlasts them is for the restart strategy, and for the coordinator, which waits
-  out long outages.
-- Only what can pass is tried again: no missing file, no refusal, no damage, and nothing that the caller's data raised.
+- Attempts and pauses are bounded. Longer faults are left to the restart strategy, and to the coordinator, which waits
+  for the end of long outages.
+- Only errors that can pass are retried: no missing file, no refusal, no damage, and no error of the caller's data.
 - A write may be repeated, because it replaces the file as a whole. A create may not: it could lose against itself.
-- Data that is produced while it is written is kept to be written again up to `KEPT_BYTES_MAX`; beyond that a write has
-  one attempt.
+- Data that is produced while it is written is kept for a retry up to `KEPT_BYTES_MAX`. A larger write has one attempt.
 """
 
 from __future__ import annotations
@@ -19,16 +18,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from tidegate.storage.errors import StorageError, may_pass
+from tidegate.storage.files.file_system import OF_THIS_PROCESS
 from tidegate.storage.files.file_system_store import FileSystemStore, join_url
-from tidegate.storage.files.request_counts import OF_THIS_PROCESS
-from tidegate.storage.files.store import Buffer, Store
-from tidegate.storage.files.wrapped_store import WrappedStore
+from tidegate.storage.files.store import Buffer, Store, WrappedStore
 
 T = TypeVar("T")
 
 TRIES_MAX = 7
 PAUSE_S_FIRST = 0.1
-"""Each pause is twice as long as the one before it: 6.3 s in all."""
+"""Each pause is twice as long as the one before it, 6.3 s in total."""
 KEPT_BYTES_MAX = 16 * 1024 * 1024
 
 _logger = logging.getLogger(__name__)
@@ -37,7 +35,7 @@ _logger = logging.getLogger(__name__)
 def retrying(
     open_store: Callable[[str], Store], pause: Callable[[float], object] = time.sleep
 ) -> Callable[[str], Store]:
-    """As `open_store`, but stores that give up at the first fault try again. `pause` waits for so many seconds."""
+    """Returns a function like `open_store` that makes its stores retry. `pause` waits for a number of seconds."""
 
     def opened(url: str) -> Store:
         store = open_store(url)
@@ -49,10 +47,10 @@ def retrying(
 
 
 class RetryingStore(WrappedStore):
-    """The store that it wraps, with patience. As thread-safe as that."""
+    """Retries the reads and writes of the store that it wraps. As thread-safe as that store."""
 
     def __init__(self, store: Store, pause: Callable[[float], object] = time.sleep) -> None:
-        """`pause` waits for so many seconds."""
+        """`pause` waits for a number of seconds."""
         super().__init__(store)
         self._pause = pause
 
@@ -97,14 +95,14 @@ class RetryingStore(WrappedStore):
 
 
 class _Replayed:
-    """Chunks that can be taken again from the first one on, as long as they are few."""
+    """Chunks that can be iterated again from the first one on, as long as they are small together."""
 
     def __init__(self, chunks: Iterable[Buffer]) -> None:
         self._rest = iter(chunks)
         self._kept: list[Buffer] = []
         self._kept_bytes = 0
         self.can_be_replayed = True
-        """False once chunks were let go, or their source has failed."""
+        """False once chunks were dropped, or their source has failed."""
 
     def __iter__(self) -> Iterator[Buffer]:
         assert self.can_be_replayed

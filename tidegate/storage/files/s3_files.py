@@ -1,37 +1,57 @@
-"""`S3Files`: files on S3, objects by `bucket/key`. `s3_requests.py` makes, bounds and repeats the requests.
+"""`S3Files`: files on S3, objects by `bucket/key`. `S3Requests` makes, bounds and repeats the requests, through s3fs.
 
-Rules kept here:
+Rules of files:
 
-- A conditional create is tried once. A retry of a create that did arrive would find its own file and report a
-  loss; only answers that say "not applied, try again" (409, 503) are tried again, and they are bounded too.
-- A lost create shows as FileExistsError or as a bare EINVAL, depending on the server: both are told by status
-  412.
+- A conditional create is tried once. A retry of a create that did arrive would find its own file and report a loss.
+  Only answers that say "not applied, try again" (409, 503) are followed by another attempt, a bounded number of times.
+- A lost create arrives as FileExistsError or as a bare EINVAL, depending on the server. Status 412 identifies both.
 - A large file is uploaded in parts, several at a time; at most `PARTS_IN_MEMORY_MAX` of them are in memory. It becomes
-  visible when the upload is completed, and the upload is aborted otherwise. The upload carries a mark, so that one
-  whose completion was not answered is told from one that did not happen.
-- A whole write has a bound of its own, however many parts it has.
-- A name is asked for by name. Listings are for those who ask for a listing.
+  visible when the upload is completed, and the upload is aborted otherwise. The upload carries a mark, so that an
+  upload with a lost answer to its completion can be told from one that did not happen.
+- A whole write has a time limit of its own, however many parts it has.
+- A file is looked up by its name. Only `list` and `walk` list.
+
+Rules of requests:
+
+- Every request ends. There are connect and read timeouts, and a limit around all attempts together. A request that is
+  given up is cancelled, and does not continue in the background. The `Expect: 100-continue` handler is removed, because
+  botocore waits for the answer to it without any timeout.
+- There is one loop of attempts, with a limit and growing pauses, and it covers the body of an answer too. The loops of
+  botocore, s3fs and aiohttp are switched off: they would multiply with it, none of them reads bodies, and aiohttp
+  repeats every put whose connection broke, also a put that must not be repeated.
+- Only errors that can pass are tried again: a server that is busy or broken, a connection that broke. A refusal is not.
+- The region comes from the environment: `client_kwargs={"region_name": …}` would be ignored by parts of the stack.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import os
+import random
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from itertools import chain
-from typing import Any
+from typing import Any, TypeVar
 
-from tidegate.storage.files.file_system import FileInfo
-from tidegate.storage.files.s3_requests import ENDPOINT_VARIABLES, S3Requests, status_of
+from aiobotocore.httpsession import AIOHTTPSession
+from aiohttp import ClientError as HttpError
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, IncompleteReadError
+from botocore.exceptions import ConnectionError as NoConnectionError
+from botocore.handlers import add_expect_header
+from botocore.parsers import ResponseParserError
+from s3fs import S3FileSystem
+
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.files.file_system import OF_THIS_PROCESS, FileInfo
 from tidegate.storage.files.store import Buffer
 
 PART_BYTES = 16 * 1024 * 1024
 PARTS_IN_MEMORY_MAX = 4
-"""One that is being filled, the others on their way."""
+"""One part is being filled, the others are being uploaded."""
 CREATE_TRIES_MAX = 5
 _NOT_APPLIED_STATUS = (409, 503)
 _DELETED_AT_ONCE_MAX = 1_000
@@ -46,7 +66,7 @@ class S3Files:
     repeats_requests = True
 
     def __init__(self, options: dict[str, Any], timeout_ms: int, write_timeout_ms: int) -> None:
-        """`options` are s3fs's (`key`, `secret`, …).
+        """`options` are the options of s3fs (`key`, `secret`, …).
 
         `timeout_ms` bounds each request, retries included; `write_timeout_ms` bounds a whole write.
         """
@@ -68,7 +88,7 @@ class S3Files:
             self._requests.call("put_object", Body=first, **where)
             return len(first)
         whole = chain((first, second), parts)
-        # Nothing here keeps the first parts alive while the others are uploaded.
+        # Release the first parts while the others are uploaded.
         del first, second
         return self._upload(where, whole, deadline_s)
 
@@ -196,11 +216,11 @@ class S3Files:
     def _collect(
         self, on_their_way: dict[Future[Any], int], tags: dict[int, str], left_max: int, deadline_s: float
     ) -> None:
-        """Wait until at most `left_max` parts are on their way; note the tags of those that have arrived."""
+        """Waits until at most `left_max` parts are being uploaded, and stores the tags of finished ones."""
         while True:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
-                raise TimeoutError(errno.ETIMEDOUT, f"the write was not over within {self._write_timeout_s:g} s")
+                raise TimeoutError(errno.ETIMEDOUT, f"the write did not end within {self._write_timeout_s:g} s")
             if len(on_their_way) <= left_max:
                 return
             for request in wait(on_their_way, left_s, FIRST_COMPLETED).done:
@@ -225,7 +245,7 @@ class S3Files:
             self._requests.call("abort_multipart_upload", **upload)
         except OSError as error:
             _logger.warning(
-                "Could not abort the upload of s3://%s/%s, whose parts take up space until somebody does: %s",
+                "Could not abort the upload of s3://%s/%s. Its parts take up space until it is aborted: %s",
                 upload["Bucket"],
                 upload["Key"],
                 error,
@@ -253,7 +273,7 @@ def _info(key: str, size_bytes: int, answer: dict[str, Any]) -> FileInfo:
 
 
 def _whole_seconds_ms(answer: dict[str, Any]) -> int:
-    """When an object was written: some servers have milliseconds in listings, and none has in answers by name."""
+    """Returns when an object was written. Some servers have milliseconds in listings, and none in answers by name."""
     return int(answer["LastModified"].timestamp()) * 1000
 
 
@@ -263,7 +283,7 @@ def _folder_prefix(key: str) -> str:
 
 
 def _parts(chunks: Iterable[Buffer]) -> Iterator[bytearray]:
-    """Cut chunks into parts of PART_BYTES each, the last one smaller; a part is the taker's alone."""
+    """Cuts chunks into parts of PART_BYTES each, the last one smaller. The caller owns each part."""
     pending = bytearray()
     for chunk in chunks:
         view = memoryview(chunk).cast("B")
@@ -285,3 +305,193 @@ def _is_lost_create(error: OSError) -> bool:
     # EINVAL alone also stands for a dozen kinds of bad request; only with a 412, or no answer to look at, it
     # is a loss.
     return error.errno == errno.EINVAL and status_of(error) in (412, None)
+
+
+T = TypeVar("T")
+
+TRIES_MAX = 8
+PAUSE_S_FIRST = 0.1
+PAUSE_S_MAX = 5.0
+"""Pauses take 5.6 to 11.3 s in total, long enough for a server to restart."""
+ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+_LOOP_GRACE_S = 5.0
+"""How much longer than a request's bound its caller waits for the loop to notice it."""
+_BUSY_STATUS = (408, 429, 500, 502, 503, 504)
+_BUSY_CODES = ("RequestTimeout", "SlowDown", "InternalError")
+_BROKEN_CONNECTION = (
+    HTTPClientError,
+    NoConnectionError,
+    IncompleteReadError,
+    ResponseParserError,
+    HttpError,
+    ConnectionError,
+    TimeoutError,
+)
+_FORBIDDEN_REGION = (
+    "give the S3 region by the environment variable AWS_DEFAULT_REGION, not by client_kwargs={'region_name': …}"
+)
+
+
+class _HttpSession(AIOHTTPSession):  # type: ignore[misc]
+    """Connections of a client, without aiohttp's own retry after a broken one."""
+
+    async def _get_session(self, proxy_url: str | None) -> Any:
+        session = await super()._get_session(proxy_url)
+        session._retry_connection = False
+        return session
+
+
+class _S3FileSystem(S3FileSystem):  # type: ignore[misc]
+    """s3fs whose client, also one made anew after a closed session, never waits for `100 Continue`."""
+
+    _without_expect: object = None
+
+    async def set_session(self, refresh: bool = False, kwargs: dict[str, Any] | None = None) -> Any:
+        client = await super().set_session(refresh, kwargs or {})
+        # _s3 rather than the return value: s3fs calls this before each request and returns either.
+        if self._s3 is not None and self._s3 is not self._without_expect:
+            self._s3.meta.events.unregister("before-call.s3", add_expect_header)
+            self._without_expect = self._s3
+        return client
+
+
+class S3Requests:
+    """Requests of one client. Thread-safe. Faults are OSError: errors of s3fs, TimeoutError, or EIO for the rest."""
+
+    def __init__(self, options: dict[str, Any], timeout_ms: int) -> None:
+        """`options` are the options of s3fs. `timeout_ms` bounds all attempts of a request together."""
+        options = dict(options)
+        _check_endpoint(options)
+        if "region_name" in (options.get("client_kwargs") or {}):
+            raise ConfigurationError(_FORBIDDEN_REGION)
+        self._timeout_s = timeout_ms / 1000
+        config: dict[str, Any] = {"connect_timeout": self._timeout_s / 4, "read_timeout": self._timeout_s / 3}
+        config.update(options.pop("config_kwargs", {}))
+        config |= {"retries": {"total_max_attempts": 1}, "http_session_cls": _HttpSession}
+        options.pop("asynchronous", None)
+        options["use_listings_cache"] = False
+        self._fs = _S3FileSystem(config_kwargs=config, **options)
+        self._fs.retries = 1
+
+    def call(self, operation: str, **arguments: object) -> Any:
+        """Returns the answer to one request, e.g. `put_object`."""
+        return self.wait_for(self.start(operation, **arguments))
+
+    def call_decisive(self, operation: str, tries_max: int, not_applied: tuple[int, ...], **arguments: object) -> Any:
+        """Returns the answer to a request that must not be repeated once it may have been applied.
+
+        Only answers with one of the `not_applied` statuses, which mean that nothing was done, are followed by another
+        attempt.
+        """
+        return self.wait_for(
+            self._start(
+                lambda: self._fs._call_s3(operation, **arguments),
+                tries_max,
+                lambda error: status_of(error) in not_applied,
+            )
+        )
+
+    def start(self, operation: str, **arguments: object) -> Future[Any]:
+        """Starts a request, which runs in the background until it is done or cancelled."""
+        return self._start(lambda: self._fs._call_s3(operation, **arguments), TRIES_MAX, _can_pass)
+
+    def get(self, **arguments: object) -> tuple[bytes, dict[str, Any]]:
+        """Returns the body of an object, or of a range of it, and the answer. A broken body is requested again."""
+
+        async def body() -> tuple[bytes, dict[str, Any]]:
+            answer = await self._fs._call_s3("get_object", **arguments)
+            async with answer["Body"] as stream:
+                return bytes(await stream.read()), answer
+
+        return self.wait_for(self._start(body, TRIES_MAX, _can_pass))
+
+    def wait_for(self, request: Future[T]) -> T:
+        """Returns the result of a started request, which ends by itself."""
+        try:
+            return request.result(self._timeout_s + _LOOP_GRACE_S)
+        except TimeoutError as error:
+            if request.done():
+                raise
+            raise self._no_answer() from error
+        finally:
+            # The caller may have been interrupted.
+            request.cancel()
+
+    def _start(
+        self, request: Callable[[], Awaitable[T]], tries_max: int, again: Callable[[BaseException], bool]
+    ) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(self._attempts(request, tries_max, again), self._fs.loop)
+
+    async def _attempts(
+        self, request: Callable[[], Awaitable[T]], tries_max: int, again: Callable[[BaseException], bool]
+    ) -> T:
+        last: Exception | None = None
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                for attempt in range(tries_max):
+                    OF_THIS_PROCESS.s3_request(again=attempt > 0)
+                    try:
+                        return await request()
+                    except (OSError, BotoCoreError, HttpError) as error:
+                        last = error
+                        if not again(error):
+                            break
+                    if attempt + 1 < tries_max:
+                        # Many tasks meet the same busy server at the same time. They retry at different times.
+                        pause_s = min(PAUSE_S_FIRST * 2**attempt, PAUSE_S_MAX)
+                        await asyncio.sleep(pause_s * (0.5 + random.random() / 2))
+        except TimeoutError as error:
+            raise self._no_answer(last) from (last or error)
+        assert last is not None
+        raise _named(last) from last
+
+    def _no_answer(self, last: Exception | None = None) -> TimeoutError:
+        why = "is the endpoint reachable?" if last is None else f"the last attempt: {_named(last)}"
+        return TimeoutError(errno.ETIMEDOUT, f"no answer within {self._timeout_s:g} s; {why}")
+
+
+def status_of(error: BaseException) -> int | None:
+    """Returns the HTTP status of the answer behind an error of s3fs, or None without an answer."""
+    cause = _client_error(error)
+    status = None if cause is None else cause.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return int(status) if status is not None else None
+
+
+def _named(error: Exception) -> OSError:
+    """Returns an error of the same class with the code of S3 and the HTTP status, as the message alone may be empty."""
+    cause = _client_error(error)
+    if cause is None:
+        return error if isinstance(error, OSError) else OSError(errno.EIO, str(error))
+    answer = cause.response.get("Error", {})
+    code, message = answer.get("Code") or "no code", answer.get("Message")
+    text = f"{code} (HTTP {status_of(error)})" + (f": {message}" if message else "")
+    kind = type(error) if isinstance(error, OSError) else OSError
+    return kind(getattr(error, "errno", None) or errno.EIO, text)
+
+
+def _check_endpoint(options: dict[str, Any]) -> None:
+    """Raises ConfigurationError for an endpoint that is not a URL. botocore's error names neither of the two."""
+    given = {
+        "the option endpoint_url": options.get("endpoint_url"),
+        "client_kwargs={'endpoint_url': …}": (options.get("client_kwargs") or {}).get("endpoint_url"),
+        **{f"the environment variable {name}": os.environ.get(name) for name in ENDPOINT_VARIABLES},
+    }
+    for where, endpoint in given.items():
+        if endpoint and not str(endpoint).startswith(("http://", "https://")):
+            raise ConfigurationError(
+                f"the S3 endpoint {str(endpoint)!r} in {where} has no scheme: write http://{endpoint} or https://{endpoint}"
+            )
+
+
+def _can_pass(error: BaseException) -> bool:
+    cause = _client_error(error)
+    if cause is None:
+        return isinstance(error, _BROKEN_CONNECTION)
+    return status_of(error) in _BUSY_STATUS or cause.response.get("Error", {}).get("Code") in _BUSY_CODES
+
+
+def _client_error(error: BaseException) -> ClientError | None:
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ClientError):
+        cause = cause.__cause__
+    return cause

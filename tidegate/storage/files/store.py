@@ -1,6 +1,6 @@
-"""`Store`: the interface of a place where bytes rest.
+"""`Store`: the interface of a place that stores files. `WrappedStore`: the base of stores that wrap another store.
 
-`file_system_store.py` implements it over fsspec; the simulator has its own.
+`file_system_store.py` implements the interface over fsspec. The simulator has an implementation of its own.
 """
 
 from __future__ import annotations
@@ -20,53 +20,89 @@ class Store(Protocol):
 
     @property
     def url(self) -> str:
-        """The root, in a form that opens the same store again from another process."""
+        """The root, in a form that opens the same store again in another process."""
         ...
 
     def write(self, path: str, chunks: Iterable[Buffer]) -> int:
-        """Write a whole file, replacing what was there; it appears complete or not at all. Returns its bytes."""
+        """Writes or replaces a whole file, which appears complete or not at all. Returns its size in bytes."""
         ...
 
     def create(self, path: str, data: Buffer) -> None:
-        """Create a file atomically if nothing has that name, else raise AlreadyExistsError and change nothing."""
+        """Creates a file atomically. Raises AlreadyExistsError, and changes nothing, if the name is taken."""
         ...
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        """Bytes of a file, or of a range of it. NotFoundError if there is no such file."""
+        """Returns the bytes of a file, or of a range of it. Raises NotFoundError if there is no such file."""
         ...
 
     def exists(self, path: str) -> bool:
-        """Whether a file of this name is there."""
+        """Returns whether a file of this name exists."""
         ...
 
     def list(self, prefix: str) -> list[str]:
-        """Names (not paths) directly under a folder, files and folders, sorted. Empty when there is no folder.
+        """Returns the sorted names (not paths) of files and folders directly under a folder; empty without a folder.
 
         A folder whose files were all deleted may still be named: some S3 servers keep it for a while.
         """
         ...
 
     def delete(self, path: str) -> None:
-        """Delete one file. Deleting what is not there is no error."""
+        """Deletes one file. A missing file is not an error."""
         ...
 
     def delete_all(self, paths: Iterable[str]) -> None:
-        """Delete files, in the order in which they come, in few requests. One that is not there is no error."""
+        """Deletes files, in their order, in few requests. A missing file is not an error."""
         ...
 
     def delete_tree(self, prefix: str) -> None:
-        """Delete everything under a folder. Deleting what is not there is no error."""
+        """Deletes everything under a folder. A missing folder is not an error."""
         ...
 
 
 @runtime_checkable
 class ViewedStore(Protocol):
-    """A store that can show bytes where they lie, in memory of this machine, so that nobody has to copy them."""
+    """A store that can return a view of bytes in memory of this machine, without a copy."""
 
     def view(self, path: str, offset: int, length: int) -> memoryview | None:
-        """As `Store.read` of a range; None where that has to be asked."""
+        """Returns a range as `Store.read` does, or None if only `read` can return it."""
         ...
 
 
 OpenStore = Callable[[str], Store]
-"""Opens the store at a url. The default is `filesystem.open_store`; the simulator, Ray and tests pass their own."""
+"""Opens the store at a url. The default is `open_store`; the simulator, Ray and tests pass functions of their own."""
+
+
+class WrappedStore:
+    """Passes every call to the store that it wraps. Subclasses override some. As thread-safe as that store."""
+
+    def __init__(self, store: Store) -> None:
+        """`store` is the wrapped store."""
+        self._store = store
+
+    @property
+    def url(self) -> str:
+        return self._store.url
+
+    def write(self, path: str, chunks: Iterable[Buffer]) -> int:
+        return self._store.write(path, chunks)
+
+    def create(self, path: str, data: Buffer) -> None:
+        self._store.create(path, data)
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        return self._store.read(path, offset, length)
+
+    def exists(self, path: str) -> bool:
+        return self._store.exists(path)
+
+    def list(self, prefix: str) -> list[str]:
+        return self._store.list(prefix)
+
+    def delete(self, path: str) -> None:
+        self._store.delete(path)
+
+    def delete_all(self, paths: Iterable[str]) -> None:
+        self._store.delete_all(paths)
+
+    def delete_tree(self, prefix: str) -> None:
+        self._store.delete_tree(prefix)

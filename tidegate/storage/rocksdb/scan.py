@@ -1,7 +1,8 @@
 """Scans RocksDB for rows of states, in the form that every backend reads, a bounded number at a time.
 
-Keys are sorted by key group and state, so a state is read with one seek for each key group, and some of its rows with
-one seek each; what is sorted by key group in the database is so in the chunks.
+Keys are sorted by key group and state, so a state is read with one seek per key group, and some of its rows with one
+seek each. Rows that are sorted by key group in the database are so in the chunks. `stored_tables` reads the files of a
+checkpoint, from which any backend can be restored.
 """
 
 from __future__ import annotations
@@ -13,17 +14,29 @@ from typing import Any
 import pyarrow as pa
 import rocksdict
 
-from tidegate.storage.rocksdb.database import reported
-from tidegate.storage.rocksdb.keys import RowLength, decode_rows, row_end
-from tidegate.storage.rocksdb.row_values import unpacked
-from tidegate.storage.rocksdb.tables import table_layout
-from tidegate.storage.rocksdb.timer_keys import timer_rows
-from tidegate.storage.rocksdb.value_layout import HEAD, RocksDescription, RocksForm, RocksState
-from tidegate.storage.rocksdb.values import ValueCodec, list_codec, map_key_codec, value_codec
-from tidegate.storage.state.snapshot import StateChunk
+from tidegate.storage.checkpoints.metadata import NativeState, StateKind
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.rocksdb.database import open_files, reported
+from tidegate.storage.rocksdb.keys import RowLength, decode_rows, row_end, timer_rows
+from tidegate.storage.rocksdb.value_layout import (
+    HEAD,
+    RocksDescription,
+    RocksForm,
+    RocksState,
+    ValueCodec,
+    describe,
+    list_codec,
+    map_key_codec,
+    table_layout,
+    unpacked,
+    value_codec,
+)
+from tidegate.storage.state.snapshot import StateChunk, StateTable
 
 CHUNK_ROWS = 65_536
 CHUNK_BYTES = 8 * 1024 * 1024
+_ROW_AN_ENTRY = (RocksForm.TABLE, RocksForm.VALUE, RocksForm.TIMERS, RocksForm.ROWS)
+_MEMORY_BYTES = 16 * 1024 * 1024
 
 
 def scan_state(
@@ -122,9 +135,6 @@ class _Chunk:
 
 _Take = Callable[[rocksdict.RdictIter, bytes, _Chunk, str], bool]
 """Reads on into a chunk, up to a row after which it is full; False: the prefix has no more rows."""
-
-
-_ROW_AN_ENTRY = (RocksForm.TABLE, RocksForm.VALUE, RocksForm.TIMERS, RocksForm.ROWS)
 
 
 def _reader(description: RocksDescription, state: RocksState) -> _Take:
@@ -237,3 +247,50 @@ def _columns(state: RocksState, values: list[Any]) -> list[pa.Array]:
         codec: ValueCodec = value_codec(data_type)
         values = [codec.decode(value) for value in values]
     return [pa.array(values, type=data_type)]
+
+
+def clipped(native: NativeState, key_groups: range | None) -> range:
+    """The key groups of some files that are asked for, None for all of them.
+
+    Raises CodecError, CorruptionError, or ConfigurationError for groups beyond the max parallelism of the job.
+    """
+    first, end = native.key_groups
+    if key_groups is None:
+        return range(first, end)
+    max_parallelism = describe(native).max_parallelism
+    if key_groups.start < 0 or key_groups.stop > max_parallelism:
+        raise ConfigurationError(
+            f"operator {native.uid!r} was written with max parallelism {max_parallelism}; key groups "
+            f"{key_groups.start}..{key_groups.stop - 1} were asked for. "
+            "Keep the max parallelism of the job that wrote the checkpoint"
+        )
+    return range(max(first, key_groups.start), min(end, key_groups.stop))
+
+
+def empty_tables(native: NativeState) -> list[StateTable]:
+    """A table without rows for each state. CodecError, CorruptionError."""
+    description = describe(native)
+    schemas = (
+        (state.name, pa.schema([*description.stored_keys(state), *state.values])) for state in description.states
+    )
+    return [StateTable(name, StateKind.KEYED, pa.RecordBatch.from_pylist([], schema)) for name, schema in schemas]
+
+
+def stored_tables(native: NativeState, key_groups: range, folder: str, only: str | None = None) -> Iterator[StateTable]:
+    """The rows of some key groups out of a folder with the files that are needed for them, state by state.
+
+    With `only` those of the state of that name.
+    """
+    description = describe(native)
+    database = open_files(folder, _MEMORY_BYTES)
+    try:
+        for state in description.states:
+            if only not in (None, state.name):
+                continue
+            with reported("read RocksDB", folder):
+                cursor = database.iter()
+            for chunk in scan_state(cursor, description, state, key_groups, folder):
+                yield StateTable(state.name, StateKind.KEYED, chunk.rows)
+            del cursor
+    finally:
+        database.close()

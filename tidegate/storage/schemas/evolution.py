@@ -1,19 +1,28 @@
 """Migrates stored rows to the types that a program expects today (schema evolution).
 
-Rules: a type may be widened, so that every value that was stored keeps its exact meaning (int32 to int64, float32 to
-float64, a finer unit of time, more digits, and so on; 32-bit integers also to float64); a struct may get fields (null
-in what was stored) and lose fields, at any depth. Columns keep their names and their order. Anything else is refused,
-and the error says which state of which operator it is, what it was and what it should be.
+Rules:
 
-Of key columns the stored types are to be expected: a key of another type may belong to another key group.
+- A type may be widened if every stored value keeps its exact meaning: int32 to int64, float32 to float64, a finer unit
+  of time, more digits, 32-bit integers to float64, and so on.
+- A struct may gain fields, which are null in older rows, and lose fields, at any depth.
+- Columns keep their names and their order. Any other change is refused, and the error names the state, the operator,
+  the stored type and the expected type.
+- Callers pass the stored types of key columns as the expected types: a key of another type may belong to another key
+  group.
+
+`common_schema` finds the one schema into which all stored rows of a state fit, when parts of the state were written
+before and after a change. A sum of integers that has become a sum of floats is returned as floats where that is exact.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pyarrow as pa
 
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.schemas.columns_text import columns_text
+from tidegate.storage.schemas.arrow_types import widened, widened_schema
+from tidegate.storage.schemas.column_names import columns_text
 
 _SIGNED = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 _UNSIGNED = (pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64())
@@ -29,51 +38,50 @@ _WIDER: frozenset[tuple[pa.DataType, pa.DataType]] = frozenset(
 
 
 def migrated(rows: pa.RecordBatch, expected: pa.Schema, state: str, uid: str) -> pa.RecordBatch:
-    """Stored rows of a state in the columns that are expected; the same object where they are what they were.
+    """Returns stored rows of a state with the expected columns; the same object if nothing changes.
 
-    ConfigurationError if a type has changed to one that cannot hold what was stored, or a value does not fit.
+    Raises ConfigurationError if a type has changed to one that cannot hold the stored values, or a value does not fit.
     """
     found = rows.schema
     if found.equals(expected):
         return rows
-    whose = f"state {state!r} of operator {uid!r}"
+    where = f"state {state!r} of operator {uid!r}"
     if found.names != expected.names:
         raise ConfigurationError(
-            f"{whose} was stored with columns {columns_text(found)}, and the program expects {columns_text(expected)}; "
+            f"{where} was stored with columns {columns_text(found)}, and the program expects {columns_text(expected)}; "
             f"{_ADVICE}"
         )
     columns = []
     for column, before, now in zip(rows.columns, found, expected, strict=True):
         reason = _refusal(before, now)
         if reason is not None:
-            raise _refused(whose, before, now, reason)
+            raise _refused(where, before, now, reason)
         try:
             columns.append(column if before.type.equals(now.type) else column.cast(now.type))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise _refused(whose, before, now, str(error)) from error
+            raise _refused(where, before, now, str(error)) from error
     return pa.RecordBatch.from_arrays(columns, schema=expected)
 
 
 _ADVICE = (
-    "give the state back its type, or give the new one another name, or the operator a new uid, to start without what "
-    "was stored"
+    "change the type back, or rename the new state, or give the operator a new uid, to start without the stored state"
 )
 
 
-def _refused(whose: str, before: pa.Field, now: pa.Field, reason: str) -> ConfigurationError:
+def _refused(where: str, before: pa.Field, now: pa.Field, reason: str) -> ConfigurationError:
     return ConfigurationError(
-        f"{whose} was stored with {before.name!r} as {before.type}, and the program expects {now.type}: {reason}; "
+        f"{where} was stored with {before.name!r} as {before.type}, and the program expects {now.type}: {reason}; "
         f"{_ADVICE}"
     )
 
 
 def widens(before: pa.DataType, now: pa.DataType) -> bool:
-    """Whether every value of a type has the same meaning in another one."""
+    """Returns whether every value of a type has the same meaning in another type."""
     return _type_refusal(before, now) is None
 
 
 def _refusal(before: pa.Field, now: pa.Field) -> str | None:
-    """Why what a field held cannot be held by it now; None if it can."""
+    """Returns why a field cannot hold its stored values any more, or None if it can."""
     if before.nullable and not now.nullable:
         return f"{now.name!r} may not be null now"
     return _type_refusal(before.type, now.type)
@@ -86,7 +94,7 @@ def _type_refusal(before: pa.DataType, now: pa.DataType) -> str | None:
     if types.is_struct(before) and types.is_struct(now):
         return _struct_refusal(before, now)
     if types.is_map(before) and types.is_map(now):
-        # Of keys nothing may be left out: two of them might become one.
+        # Keys may not lose fields: two keys might become one.
         if types.is_nested(before.key_type) and not before.key_type.equals(now.key_type):
             return "the type of its keys has changed"
         return _refusal(before.key_field, now.key_field) or _refusal(before.item_field, now.item_field)
@@ -124,7 +132,7 @@ def _is_list(data_type: pa.DataType) -> bool:
 
 
 def _is_exact_number(before: pa.DataType, now: pa.DataType) -> bool:
-    """Whether a decimal has as many digits as before on both sides of the point, or more."""
+    """Returns whether a decimal has at least as many digits as before on both sides of the point."""
     if not (pa.types.is_decimal(before) and pa.types.is_decimal(now)):
         return False
     digits_kept = now.precision - now.scale >= before.precision - before.scale
@@ -132,9 +140,49 @@ def _is_exact_number(before: pa.DataType, now: pa.DataType) -> bool:
 
 
 def _is_finer(before: pa.DataType, now: pa.DataType) -> bool:
-    """Whether a time has the same or a finer unit; whether its values fit is seen when they are converted."""
+    """Returns whether a time has the same or a finer unit. The conversion finds values that do not fit."""
     types = pa.types
     alike = types.is_timestamp(before) and types.is_timestamp(now) and before.tz == now.tz
     alike = alike or (types.is_time(before) and types.is_time(now))
     alike = alike or (types.is_duration(before) and types.is_duration(now))
     return bool(alike and _UNITS.index(before.unit) <= _UNITS.index(now.unit))
+
+
+def common_schema(schemas: Iterable[pa.Schema], state: str, uid: str) -> pa.Schema:
+    """Returns the newest of some stored schemas, given oldest first, into which the rows of all of them fit.
+
+    Raises ConfigurationError, with both types, if there is none.
+    """
+    distinct = list(dict.fromkeys(map(widened_schema, schemas)))
+    assert distinct, "a state without a schema"
+    refused: ConfigurationError | None = None
+    for schema in reversed(distinct):
+        try:
+            for other in distinct:
+                adapted(_no_rows(other), schema, state, uid)
+        except ConfigurationError as error:
+            refused = refused or error
+            continue
+        return schema
+    assert refused is not None, "no schema was tried"
+    raise refused
+
+
+def adapted(rows: pa.RecordBatch, schema: pa.Schema, state: str, uid: str) -> pa.RecordBatch:
+    """Returns stored rows in that schema. Raises ConfigurationError if they do not fit into it."""
+    rows = widened(rows)
+    for position, (before, now) in enumerate(zip(rows.schema, schema, strict=False)):
+        if before.type == pa.int64() and now.type == pa.float64():
+            try:
+                rows = rows.set_column(position, now, rows.column(position).cast(now.type))
+            except pa.ArrowInvalid as error:
+                raise ConfigurationError(
+                    f"state {state!r} of operator {uid!r} has numbers in {before.name!r} that float64 cannot hold "
+                    f"exactly: {error}; read it from a checkpoint before the column changed its type"
+                ) from error
+    fitting = migrated(rows, schema, state, uid)
+    return pa.RecordBatch.from_arrays(fitting.columns, schema=schema)
+
+
+def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)

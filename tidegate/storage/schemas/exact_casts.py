@@ -1,4 +1,4 @@
-"""Casts between Arrow types that lose nothing.
+"""Casts between Arrow types without any loss.
 
 Arrow's safe casts are not enough: they turn 7 into True, 23:59 into a date, 0.125 into 0.12 and a number into a time.
 Rules:
@@ -27,7 +27,7 @@ _VALUE_CHARACTERS_MAX = 80
 
 
 class InexactValueError(ValueError):
-    """A value that does not fit a type. `row` counts from 0 within the array that was cast."""
+    """A value that does not fit a type. `row` counts from 0 in the array that was cast."""
 
     def __init__(self, row: int, value: str, data_type: pa.DataType) -> None:
         super().__init__(f"{value} does not fit {data_type}")
@@ -39,10 +39,10 @@ class InexactValueError(ValueError):
 def refusal_of(
     stored: pa.DataType, wanted: pa.DataType, *, may_lack: bool = False, may_drop: bool = True
 ) -> str | None:
-    """Why no value of one type can be cast to another, to follow the name of a column; None if some can.
+    """Returns why no value of one type can be cast to another, to follow the name of a column; None if some can.
 
-    `may_lack`: fields of structs that the stored type lacks become null. `may_drop`: those that only the stored type
-    has are left out.
+    `may_lack`: fields of structs that the stored type lacks become null. `may_drop`: fields that only the stored type
+    has are omitted.
     """
     inner = partial(refusal_of, may_lack=may_lack, may_drop=may_drop)
     if types.is_dictionary(stored):
@@ -80,7 +80,7 @@ def refusal_of(
 
 
 def exact_cast(array: pa.Array, wanted: pa.Field, *, rounds: bool = False) -> pa.Array:
-    """The values in the type of a field. `refusal_of` must have found nothing against it.
+    """Returns the values in the type of a field. `refusal_of` must have returned None for it.
 
     `rounds`: floats may lose digits in a floating type of less precision; none becomes infinite.
     Raises InexactValueError for the first value that does not fit, also for a null where the field allows none.
@@ -88,12 +88,12 @@ def exact_cast(array: pa.Array, wanted: pa.Field, *, rounds: bool = False) -> pa
     if not _fits(array, wanted, rounds):
         row = _first_row(len(array), lambda begin, end: _fits(array.slice(begin, end - begin), wanted, rounds))
         raise InexactValueError(row, text_of(array[row]), wanted.type)
-    # All values are known to fit. A safe cast would also check what lies outside of a slice or below a null.
+    # All values are known to fit. A safe cast would also check values outside of a slice or below a null.
     return array if array.type.equals(wanted.type) else array.cast(wanted.type, safe=False)
 
 
 def misencoded_row(array: pa.Array) -> int | None:
-    """The first row with a string that is not UTF-8, which Arrow does not look for in Parquet; None without any."""
+    """Returns the first row with a string that is not UTF-8, which Arrow does not check in Parquet, or None."""
     if not _has_text(array.type) or _is_encoded(array):
         return None
     return _first_row(len(array), lambda begin, end: _is_encoded(array.slice(begin, end - begin)))
@@ -131,7 +131,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def text_of(value: pa.Scalar) -> str:
-    """A value as an error shows it, between marks (`user_values.py`), cut after 80 characters."""
+    """Returns a value for the text of an error, between marks (`user_values.py`), cut after 80 characters."""
     try:
         text = repr(value.as_py())
     except (ValueError, OverflowError):  # Python has no such date
@@ -140,7 +140,7 @@ def text_of(value: pa.Scalar) -> str:
 
 
 def leaves(array: pa.Array) -> Iterator[pa.Array]:
-    """The plain arrays within a nested one, in the order of its type. Values below a null do not count."""
+    """Yields the plain arrays in a nested one, in the order of its type. Values below a null do not count."""
     kind = array.type
     if types.is_map(kind):
         array = array.cast(pa.list_(pa.struct([kind.key_field, kind.item_field])))
@@ -159,7 +159,7 @@ def _within(where: str, reason: str | None) -> str | None:
 
 
 def _first_row(rows: int, fits: Callable[[int, int], bool]) -> int:
-    """The first row that does not fit; there is one."""
+    """Returns the first row that does not fit. There must be one."""
     begin, end = 0, rows
     while end - begin > 1:
         middle = (begin + end) // 2
@@ -203,7 +203,7 @@ def _fits(array: pa.Array, wanted: pa.Field, rounds: bool) -> bool:
         result = array.cast(kind)
         if rounds and types.is_floating(kind) and types.is_floating(stored):
             return not pc.any(pc.and_(pc.is_inf(result), pc.invert(pc.is_inf(array)))).as_py()
-        # Bytes are compared. A safe cast from bytes to a string would also ask for UTF-8.
+        # Bytes are compared. A safe cast from bytes to a string would also require UTF-8.
         return _are_equal(array, result.cast(stored, safe=not _is_text(stored)))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return False
@@ -214,7 +214,7 @@ def _decoded(array: pa.Array) -> pa.Array:
 
 
 def _are_equal(first: pa.Array, second: pa.Array) -> bool:
-    """Whether two arrays of one type have the same values. 0.0 and -0.0 differ, NaN equals NaN."""
+    """Returns whether two arrays of one type have the same values. 0.0 and -0.0 differ, NaN equals NaN."""
     if first.equals(second):
         if not types.is_floating(first.type) or not first.null_count < len(first):
             return True
@@ -229,7 +229,7 @@ def _are_equal(first: pa.Array, second: pa.Array) -> bool:
 
 
 def _forbids_nulls(kind: pa.DataType) -> bool:
-    """Whether a nested type has a field that may not be null."""
+    """Returns whether a nested type has a field that may not be null."""
     if types.is_dictionary(kind):
         return False
     if types.is_map(kind):
@@ -259,6 +259,6 @@ def _family(kind: pa.DataType) -> str | None:
 
 
 def _zones_agree(stored: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether a cast keeps the meaning of a time: times without a zone are taken for UTC, and for no other zone."""
+    """Returns whether a cast keeps the meaning of a time. Times without a zone count as UTC, and as no other zone."""
     zones = [kind.tz if types.is_timestamp(kind) else None for kind in (stored, wanted)]
     return None not in zones or all(zone in (None, "UTC", "Etc/UTC", "+00:00") for zone in zones)

@@ -1,7 +1,7 @@
-"""Tells polars frames and expressions from other values, and what polars can hold, without loading polars.
+"""Recognises polars frames, expressions and supported types without loading polars.
 
 A driver or a process of a job loads polars, which takes a quarter of a second, only if the job's functions or
-expressions use it. Nobody can give us a frame or an expression who has not loaded it.
+expressions use it. A frame or an expression can come only from code that has loaded polars.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _ARROW_LACKS = frozenset({"Object", "Int128", "UInt128"})
 
 
 def is_polars_frame(value: object) -> TypeIs[pl.DataFrame]:
-    """Whether a value is a polars DataFrame."""
+    """Returns whether a value is a polars DataFrame."""
     polars = sys.modules.get("polars")
     return polars is not None and isinstance(value, polars.DataFrame)
 
 
 def is_polars_expression(value: object) -> TypeIs[pl.Expr]:
-    """Whether a value is a polars expression."""
+    """Returns whether a value is a polars expression."""
     polars = sys.modules.get("polars")
     return polars is not None and isinstance(value, polars.Expr)
 
 
 def exact_column(name: str) -> pl.Expr:
-    """The expression of the column of this very name, also where `pl.col` would take the name for a pattern."""
+    """Returns the expression of the column of exactly this name, also where `pl.col` would treat it as a pattern."""
     import polars as pl
     import polars.selectors as cs
 
@@ -49,7 +49,7 @@ def exact_column(name: str) -> pl.Expr:
 
 
 def polars_has(dtype: pa.DataType) -> bool:
-    """Whether polars has a type. It panics for those that it lacks."""
+    """Returns whether polars supports a type. Polars panics for types that it does not support."""
     kinds = pa.types
     if kinds.is_decimal(dtype) and (not kinds.is_decimal128(dtype) or dtype.scale < 0):
         return False
@@ -64,7 +64,7 @@ def polars_has(dtype: pa.DataType) -> bool:
 
 @cache
 def _has_zone(zone: str | None) -> bool:
-    """Whether polars knows a time zone: those of the database, and offsets of whole hours."""
+    """Returns whether polars knows a time zone: a zone of the database, or an offset of whole hours."""
     if zone is None:
         return True
     if offset := _OFFSET.fullmatch(zone):
@@ -76,7 +76,7 @@ def _has_zone(zone: str | None) -> bool:
 
 
 def in_zones_of_polars(dtype: pa.DataType) -> pa.DataType:
-    """The type, with UTC for time zones that polars lacks: a cast to it keeps every instant."""
+    """Returns the type with UTC for time zones that polars lacks. A cast to it keeps every instant."""
     kinds = pa.types
     if polars_has(dtype):
         return dtype
@@ -94,14 +94,12 @@ def in_zones_of_polars(dtype: pa.DataType) -> pa.DataType:
 
 
 def check_arrow_has(name: str, dtype: pl.DataType) -> None:
-    """Raise ConfigurationError for a polars column that Arrow has no type for.
+    """Raises ConfigurationError for a polars column that Arrow has no type for.
 
-    Polars itself would hand out addresses of Python objects as bytes, and 128-bit integers under a name of its own.
+    Polars itself would return addresses of Python objects as bytes, and 128-bit integers under a type of its own.
     """
     if lacking := _lacking(dtype):
-        instead = (
-            "pl.Decimal(38, 0), pl.Int64 or pl.Float64" if lacking != "Object" else "a type of values, or leave it out"
-        )
+        instead = "pl.Decimal(38, 0), pl.Int64 or pl.Float64" if lacking != "Object" else "a type of values, or drop it"
         raise ConfigurationError(
             f"column {name!r} is {dtype} for polars, and Arrow has no type for {lacking}; cast it to {instead}"
         )
@@ -119,16 +117,16 @@ def _lacking(dtype: pl.DataType) -> str | None:
 
 
 def arrow_of(frame: pl.DataFrame) -> pa.Table:
-    """The rows of a frame. ConfigurationError, which names the column, where Arrow has no type for one."""
+    """Returns the rows of a frame. Raises ConfigurationError, which names the column, where Arrow lacks a type."""
     for name, dtype in frame.schema.items():
         check_arrow_has(name, dtype)
     return frame.to_arrow()
 
 
 def check_polars_has(schema: pa.Schema, so: str | None = None) -> None:
-    """Raise ConfigurationError for a column that polars cannot hold, so that no expression can read it.
+    """Raises ConfigurationError for a column that polars cannot hold, so that no expression can read it.
 
-    `so` says in other words what follows from it, and what to do.
+    `so` replaces the end of the error: what follows, and what to do.
     """
     for field in schema:
         if not polars_has(field.type):
@@ -146,7 +144,7 @@ def _instead_of(dtype: pa.DataType) -> str:
 
 
 def with_types_of_polars(schema: pa.Schema) -> pa.Schema:
-    """The columns, those that polars lacks with another type: to learn what expressions choose and how it is called."""
+    """Returns the schema with other types for what polars lacks, to find out which columns expressions select."""
     for at, field in enumerate(schema):
         if not polars_has(field.type):
             zoned = pa.timestamp(field.type.unit, "UTC") if pa.types.is_timestamp(field.type) else pa.null()

@@ -1,4 +1,4 @@
-"""Turns what a program gives as `schema=` into a pyarrow Schema: Python types, a dataclass, a TypedDict, or a Schema.
+"""Converts a `schema=` argument into a pyarrow Schema: Python types, a dataclass, a TypedDict, or a Schema.
 
 | Python | Arrow |
 | --- | --- |
@@ -10,7 +10,7 @@
 | `T \\| None` | T |
 | a pyarrow DataType | itself: `pa.decimal128(12, 2)`, `pa.timestamp("us", "UTC")` |
 
-Every column may be null, with `T | None` and without. `Decimal` is refused, because its digits are not known.
+Every column may be null, with `T | None` and without. `Decimal` is refused, because its number of digits is unknown.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import pyarrow as pa
 from tidegate.storage.errors import ConfigurationError
 
 SchemaLike: TypeAlias = pa.Schema | Mapping[str, Any] | type
-"""What `schema=` takes: a pyarrow Schema, a mapping of names to types, a dataclass, a TypedDict or a NamedTuple."""
+"""Type of `schema=`: a pyarrow Schema, a mapping of names to types, a dataclass, a TypedDict or a NamedTuple."""
 
 ARROW_TYPES: Mapping[Any, pa.DataType] = {
     bool: pa.bool_(),
@@ -55,7 +55,8 @@ _STREAMS_OF_ROWS = (
 def as_schema(given: SchemaLike | None, where: str) -> pa.Schema | None:
     """Returns `given` as a pyarrow Schema, or None for None.
 
-    `where` names the argument in errors, such as "map(schema=)". ConfigurationError for a type that has no Arrow type.
+    `where` names the argument in errors, such as "map(schema=)". Raises ConfigurationError for a type without an Arrow
+    type.
 
         as_schema({"word": str, "n": int}, "map(schema=)")
     """
@@ -75,12 +76,11 @@ def as_schema(given: SchemaLike | None, where: str) -> pa.Schema | None:
 def returned_schema(
     fn: object, *, many: bool = False, method: str | None = None, part: int | None = None
 ) -> pa.Schema | None:
-    """Returns the schema of the rows that a function returns by its annotation, or None if that names no columns.
+    """Returns the schema of a function's rows by its return annotation, or None if the annotation names no columns.
 
-    With `many` the function returns rows, annotated `list[Trip]` or `Iterator[Trip]`. `method` is what is called where
-    `fn` is an object. With `part` the function returns a tuple, whose item of that number is the row.
-    A dict without names, `dict[str, Any]`, names no columns. ConfigurationError for a field whose
-    type has no Arrow type.
+    With `many` the function returns rows, annotated `list[Trip]` or `Iterator[Trip]`. `method` names the method that is
+    called if `fn` is an object. With `part` the function returns a tuple, and the item of that number is the row. A
+    dict without names, `dict[str, Any]`, names no columns. Raises ConfigurationError for a field without an Arrow type.
     """
     called = getattr(fn, method, None) if method is not None else fn
     if isinstance(called, type):
@@ -113,14 +113,14 @@ def python_schema(schema: pa.Schema) -> str:
 
 def _field(name: object, kind: Any, where: str) -> pa.Field:
     if not isinstance(name, str):
-        raise ConfigurationError(f"{where}: the key {name!r} is no name of a column")
+        raise ConfigurationError(f"{where}: the key {name!r} is not a column name; give a str")
     return pa.field(name, arrow_type(kind, f"{where}: {name!r}"))
 
 
 def arrow_type(kind: Any, where: str) -> pa.DataType:
-    """Returns the type of a column of a Python type, such as `list[int]`, or of a pyarrow type, which is itself.
+    """Returns the Arrow type of a Python type, such as `list[int]`. A pyarrow type is returned as it is.
 
-    ConfigurationError, beginning with `where`, for what is no type of a column.
+    Raises ConfigurationError, beginning with `where`, for a value that is not a type of a column.
     """
     if isinstance(kind, pa.DataType):
         return kind
@@ -140,7 +140,7 @@ def arrow_type(kind: Any, where: str) -> pa.DataType:
         return pa.map_(arrow_type(arguments[0], where), arrow_type(arguments[1], where))
     if (fields := _fields_of(kind)) is not None:
         return pa.struct([_field(name, part, where) for name, part in fields.items()])
-    raise ConfigurationError(f"{where}: {_shown(kind)} is no type of a column. {_advice(kind)}")
+    raise ConfigurationError(f"{where}: {_shown(kind)} is not a type of a column. {_advice(kind)}")
 
 
 def _advice(kind: Any) -> str:
@@ -171,7 +171,7 @@ def _fields_of(kind: Any) -> Mapping[str, Any] | None:
 
 
 def _required(kind: Any) -> Any:
-    """Returns a type without `Required` and `NotRequired`, which a TypedDict may have around it."""
+    """Returns a type without `Required` and `NotRequired`, which a TypedDict may put around it."""
     if typing.get_origin(kind) in (typing.Required, typing.NotRequired):
         return typing.get_args(kind)[0]
     return kind
@@ -203,7 +203,7 @@ def _python_type(data_type: pa.DataType) -> str:
 
 
 def _arrow_text(data_type: pa.DataType) -> str:
-    """Returns the expression that makes an Arrow type, where its text is not that already."""
+    """Returns the Python expression that makes an Arrow type."""
     if pa.types.is_timestamp(data_type):
         zone = "" if data_type.tz is None else f', "{data_type.tz}"'
         return f'pa.timestamp("{data_type.unit}"{zone})'

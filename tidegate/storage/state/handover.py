@@ -1,30 +1,41 @@
-"""`Handover`: stored tables on their way to the operator that is restored from them.
+"""`Handover`: stored tables on their way to the operator that is restored from them. `Spool`: those that do not fit.
 
-Rule: a table is held until it has been taken in, and no longer. So a restore never holds a state twice: what is left of
-the tables shrinks as the backend grows. Whoever takes tables in first looks at what it needs of all of them, and then
-goes through `taken`, once. Nobody else keeps a reference to a table. Tables that wait on this machine's disk
-(`spool.py`) show as one table without rows, and come one by one when they are taken in.
+A table is held until the operator has taken it, and no longer. A restore therefore never holds a state twice: the
+remaining tables shrink as the backend grows. The operator first looks at what it needs of all tables, and then takes
+them from `taken`, once. No other code keeps a reference to a table.
+
+A backend on disk may have state that is larger than memory. Its tables cannot be read from storage while it takes them:
+a damaged file has to be found before a task opens, so that an older checkpoint is used, and an outage has to be waited
+for. The reader therefore writes them, verified, into a folder of the task, one run after the other. In the `Handover`
+such a run looks like one table without rows, and its tables are read one by one when they are taken. Rules:
+
+- At most `MEMORY_BYTES` of keyed state stay in memory. Other state lives in memory with every backend.
+- A run is a sequence of tables of one state, layer and schema.
+- A file is deleted when it is opened to be taken. Files that are never taken are deleted with the folder.
 """
 
 from __future__ import annotations
 
+import os
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from typing import overload
 
 import pyarrow as pa
 
 from tidegate.storage.checkpoints.metadata import StateKind
+from tidegate.storage.errors import StorageError
+from tidegate.storage.files.private_folders import FOLDER_MODE, open_private
 from tidegate.storage.state.snapshot import StateTable
-from tidegate.storage.state.spool import SpooledTables
 
 TOGETHER_BYTES_MAX = 1 << 26
-"""Of tables that are put together. A column of strings takes 2 GiB at most, and rows may be large."""
+"""Limit of merged tables. A column of strings holds 2 GiB at most, and rows may be large."""
 
 
 class Handover(Sequence[StateTable]):
-    """The tables that have not been taken in yet."""
+    """The tables that have not been taken yet."""
 
     __slots__ = ("_left",)
 
@@ -48,7 +59,7 @@ class Handover(Sequence[StateTable]):
         return f"Handover({list(self._left)!r})"
 
     def take(self) -> Iterator[StateTable]:
-        """Each table in its order, let go of when the next one is asked for."""
+        """Yields each table in its order, and releases it when the next one is requested."""
         while self._left:
             first = self._left[0]
             if isinstance(first, SpooledTables):
@@ -69,7 +80,7 @@ def _shown(tables: StateTable | SpooledTables) -> StateTable:
 
 
 def keys_at_most(tables: Iterable[StateTable]) -> int:
-    """How many keys tables put at most that are in memory: the rows of the state which has the most, in layer 0."""
+    """Returns an upper bound of the keys in tables in memory: the rows in layer 0 of the largest state."""
     rows: Counter[str] = Counter()
     for table in tables:
         if table.kind is StateKind.KEYED and not table.removed and table.layer == 0:
@@ -77,11 +88,11 @@ def keys_at_most(tables: Iterable[StateTable]) -> int:
     return max(rows.values(), default=0)
 
 
-def put_together(tables: Iterable[StateTable], rows_max: int) -> Iterator[StateTable]:
-    """Neighbours of one state, kind, layer and schema as one table of at most `rows_max` rows and some megabytes.
+def merge_small_tables(tables: Iterable[StateTable], rows_max: int) -> Iterator[StateTable]:
+    """Yields neighbours of one state, kind, layer and schema as one table of up to `rows_max` rows and 64 MiB.
 
-    A larger one stays as it is. So what is stored in many chunks is taken in with few steps. So many rows are held
-    twice meanwhile.
+    Larger tables stay as they are. State that is stored in many chunks is then taken in few steps. Up to `rows_max`
+    rows are held twice meanwhile.
     """
     group: list[StateTable] = []
     rows = size_bytes = 0
@@ -102,7 +113,7 @@ def _alike(one: StateTable, other: StateTable) -> bool:
 
 
 def _together(group: list[StateTable]) -> StateTable:
-    """The tables of a group as one; the group is empty then."""
+    """Returns the tables of a group as one, and empties the group."""
     first = group[0]
     if len(group) > 1:
         first = replace(first, rows=pa.concat_batches([table.rows for table in group]))
@@ -111,5 +122,121 @@ def _together(group: list[StateTable]) -> StateTable:
 
 
 def taken(tables: Sequence[StateTable]) -> Iterator[StateTable]:
-    """Tables to take in: of a `Handover` each is gone afterwards; other sequences stay what they are."""
+    """Yields the tables to take. A `Handover` drops each one afterwards; other sequences do not change."""
     return tables.take() if isinstance(tables, Handover) else iter(tables)
+
+
+MEMORY_BYTES = 4 * 1024 * 1024
+"""Up to this much state per operator is not written to the disk. Most restores of small jobs need no file."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpooledTables:
+    """Tables of one state, layer and schema in a local file. `head` is such a table without rows."""
+
+    head: StateTable
+    path: str
+
+    @property
+    def kind(self) -> StateKind:
+        """Kind of the state."""
+        return self.head.kind
+
+    @property
+    def layer(self) -> int:
+        """Their layer."""
+        return self.head.layer
+
+    def take(self) -> Iterator[StateTable]:
+        """Yields each table in its order from the file, which is deleted. Raises StorageError."""
+        head = self.head
+        with _used(self.path):
+            # Not mapped: the pages of a mapped file count as the memory of the process until it is closed.
+            source = pa.OSFile(self.path)
+            os.unlink(self.path)
+        with source, pa.ipc.open_stream(source) as reader:
+            for rows in reader:
+                yield StateTable(head.state, head.kind, rows, head.removed, head.layer)
+
+
+class Spool:
+    """Keeps the tables of one operator, in `folder` once they exceed a limit."""
+
+    def __init__(self, folder: str, memory_bytes: int | None = None) -> None:
+        self.folder = folder
+        self._left_bytes = MEMORY_BYTES if memory_bytes is None else memory_bytes
+        self._files = 0
+
+    def keep(self, tables: Iterable[StateTable]) -> list[StateTable | SpooledTables]:
+        """Returns the tables, or the files that hold them, in their order. Raises StorageError if the folder fails."""
+        kept: list[StateTable | SpooledTables] = []
+        run: _Run | None = None
+        try:
+            for table in tables:
+                if table.kind is not StateKind.KEYED:
+                    kept.append(table)
+                    continue
+                self._left_bytes -= table.rows.nbytes
+                if run is None and self._left_bytes >= 0:
+                    kept.append(table)
+                    continue
+                if run is None or not run.fits(table):
+                    if run is not None:
+                        run.close()
+                    run = self._begin(table)
+                    kept.append(run.spooled)
+                run.write(table.rows)
+        finally:
+            if run is not None:
+                run.close()
+        return kept
+
+    def _begin(self, table: StateTable) -> _Run:
+        with _used(self.folder):
+            os.makedirs(self.folder, FOLDER_MODE, exist_ok=True)
+        path = os.path.join(self.folder, f"{self._files:06d}.arrow")
+        self._files += 1
+        return _Run(table, path)
+
+
+class _Run:
+    """A file that is being written."""
+
+    def __init__(self, first: StateTable, path: str) -> None:
+        head = StateTable(first.state, first.kind, first.rows.slice(0, 0), first.removed, first.layer)
+        self.spooled = SpooledTables(head, path)
+        with _used(path):
+            with suppress(FileNotFoundError):
+                os.unlink(path)  # left by a restore that was tried before
+            os.close(open_private(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+            self._file = pa.OSFile(path, "wb")
+            self._writer = pa.ipc.new_stream(self._file, first.rows.schema)
+
+    def fits(self, table: StateTable) -> bool:
+        """Returns whether a table has the same state, layer and schema."""
+        head = self.spooled.head
+        same = (table.state, table.removed, table.layer) == (head.state, head.removed, head.layer)
+        return same and table.rows.schema.equals(head.rows.schema, check_metadata=True)
+
+    def write(self, rows: pa.RecordBatch) -> None:
+        """Adds a table. Raises StorageError."""
+        with _used(self.spooled.path):
+            self._writer.write_batch(rows)
+
+    def close(self) -> None:
+        """Completes the file. Raises StorageError."""
+        with _used(self.spooled.path):
+            self._writer.close()
+            self._file.close()
+
+
+@contextmanager
+def _used(path: str) -> Iterator[None]:
+    """Raises faults of the local file system as StorageError."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"cannot keep state in {path} while it is restored: {error}. Free some space there, or set the folder of "
+            "the state backend to a writable one"
+        ) from error

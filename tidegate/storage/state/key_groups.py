@@ -1,10 +1,9 @@
-"""Key groups: the shares in which keyed state is dealt out (Flink's `KeyGroupRangeAssignment`).
+"""Key groups: the units in which keyed state is distributed (Flink's `KeyGroupRangeAssignment`).
 
-The hash of a key (`tidegate/state/kernels/hashing.py`) gives its key group. A job has `max_parallelism` of them for
-ever; each
-subtask owns a contiguous range, which another parallelism divides anew. Checkpoints store state by key group.
+The hash of a key (`tidegate/state/kernels/hashing.py`) gives its key group. A job always has `max_parallelism` of them.
+Each subtask owns a contiguous range, which changes with the parallelism. Checkpoints store state by key group.
 
-Rule: change none of this. Stored state would go to subtasks that do not see its keys.
+Never change these functions: stored state would go to subtasks that do not see its keys.
 """
 
 from __future__ import annotations
@@ -17,22 +16,22 @@ MAX_PARALLELISM_LIMIT = 1 << 15
 
 
 def key_groups_of(hashes: NDArray[np.uint64], max_parallelism: int) -> NDArray[np.uint16]:
-    """Key group of each key hash; `max_parallelism` is at most 32,768. `kernels/partition.py` has it compiled."""
+    """Returns the key group of each key hash. `max_parallelism` is at most 32,768. `state/kernels` has it compiled."""
     return (hashes % np.uint64(max_parallelism)).astype(np.uint16)
 
 
 def subtask_of_key_group(key_group: int, max_parallelism: int, parallelism: int) -> int:
-    """Subtask that owns a key group (Flink's KeyGroupRangeAssignment)."""
+    """Returns the subtask that owns a key group (Flink's KeyGroupRangeAssignment)."""
     return key_group * parallelism // max_parallelism
 
 
 def key_group_range(subtask: int, max_parallelism: int, parallelism: int) -> range:
-    """Key groups that a subtask owns: contiguous, and together with the others' a partition of all of them."""
+    """Returns the contiguous key groups that a subtask owns. The ranges of all subtasks partition the key groups."""
     start = (subtask * max_parallelism + parallelism - 1) // parallelism
     stop = ((subtask + 1) * max_parallelism + parallelism - 1) // parallelism
     return range(start, stop)
 
 
 def key_groups_meet(one: range, other: range) -> bool:
-    """Whether two ranges have a key group in common."""
+    """Returns whether two ranges have a key group in common."""
     return one.start < other.stop and other.start < one.stop

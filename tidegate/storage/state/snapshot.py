@@ -5,8 +5,8 @@ Operators and backends make `FrozenState`; `state_file.py` writes it; a restored
 A snapshot has a synchronous part, `Operator.snapshot`, that runs on the task's thread, freezes references and must be
 short, and an asynchronous part that encodes and writes what was frozen, piece by piece, beside processing.
 
-A keyed state may lie in layers: the base is the whole state as it once was, each layer above it holds what had changed
-when it was written: rows that were put, and keys that were removed. Of a key the newest layer counts.
+A keyed state may be stored in layers. The base is the whole state at some time. Each layer above it holds the changes
+since the layer below: rows that were put, and keys that were removed. The newest layer of a key counts.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from tidegate.storage.ids import CheckpointId, OperatorUid
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What a snapshot is to hold.
+    """Describes the content of a snapshot.
 
-    With `base` only what has changed since the snapshot of that checkpoint, which is then the layer below; else the
-    whole state. `canonical`: as rows, which every backend can read. Without `keyed` the keyed state is not frozen: the
-    changelog has it.
+    With `base` it has only the changes since the snapshot of that checkpoint, which is then the layer below. Otherwise
+    it has the whole state. `canonical`: as rows, which every backend can read. Without `keyed` the keyed state is not
+    frozen, because the changelog has it.
     """
 
     checkpoint_id: CheckpointId
@@ -41,16 +41,16 @@ class Cut:
 
     @property
     def in_order(self) -> bool:
-        """Whether the whole state is wanted in the order of `canonical.py`, for a savepoint: nothing is built on it."""
+        """Whether the snapshot is the whole state in the order of `canonical.py`: a savepoint, without later layers."""
         return self.canonical and self.base is None
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class StateTable:
-    """Rows of one state, as an operator is restored from them: of one file of one layer, or a part of that.
+    """Rows of one state as an operator is restored from them: one file of one layer, or a part of it.
 
-    `layer` 0 is the base. Tables come in the order of their layers; `removed` rows are key columns alone.
+    `layer` 0 is the base. Tables come in the order of their layers. `removed` rows have only key columns.
     """
 
     state: str
@@ -64,8 +64,8 @@ class StateTable:
 class StateChunk:
     """A piece of one state on its way to storage.
 
-    Rows of keyed state are sorted by key group: `group_rows[i]:group_rows[i + 1]` are those of group `first_group + i`.
-    Of other state `group_rows` is empty.
+    Rows of keyed state are sorted by key group: group `first_group + i` has rows `group_rows[i]:group_rows[i + 1]`.
+    For other state `group_rows` is empty.
     """
 
     rows: pa.RecordBatch
@@ -74,7 +74,7 @@ class StateChunk:
 
 
 class FrozenState(Protocol):
-    """One state of one operator as it was when it was frozen; later changes do not show in it."""
+    """One state of one operator as it was when it was frozen. Later changes do not appear in it."""
 
     @property
     def state(self) -> str:
@@ -92,13 +92,13 @@ class FrozenState(Protocol):
         ...
 
     def chunks(self) -> Iterator[StateChunk]:
-        """Produce the rows, a bounded number at a time, and let go of what was produced. Called once, on any thread."""
+        """Yields the rows, a bounded number at a time, and releases yielded rows. Called once, on any thread."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FrozenTable:
-    """A `FrozenState` that is small: one table, made by `rows` when it is written."""
+    """A small `FrozenState`: one table, which `rows` makes when it is written."""
 
     state: str
     kind: StateKind
@@ -106,13 +106,13 @@ class FrozenTable:
     removed: bool = False
 
     def chunks(self) -> Iterator[StateChunk]:
-        """The one chunk."""
+        """Yields the one chunk."""
         yield StateChunk(self.rows())
 
 
 @dataclass(frozen=True, slots=True)
 class FrozenChanged(ABC):
-    """A `FrozenState` that is another one with changed rows; a subclass says which."""
+    """A `FrozenState` that changes the rows of another one, as its subclass defines."""
 
     frozen: FrozenState
 
@@ -133,11 +133,11 @@ class FrozenChanged(ABC):
 
     @abstractmethod
     def chunks(self) -> Iterator[StateChunk]:
-        """The rows as they are stored."""
+        """Yields the rows as they are stored."""
 
 
 class FrozenNative(Protocol):
-    """Files of a backend that writes files of its own, as they were when the state was frozen."""
+    """Files of a backend with files of its own, as they were when the state was frozen."""
 
     @property
     def uid(self) -> OperatorUid:
@@ -146,12 +146,12 @@ class FrozenNative(Protocol):
 
     @property
     def backend(self) -> str:
-        """Which backend can read the files."""
+        """Name of the backend that can read the files."""
         ...
 
     @property
     def folder(self) -> str:
-        """Local folder that holds the files; they do not change."""
+        """Local folder of the files, which do not change."""
         ...
 
     @property
@@ -160,19 +160,19 @@ class FrozenNative(Protocol):
         ...
 
     def files(self) -> Mapping[str, tuple[int, int] | None]:
-        """Names of the files, each with the key groups for which it is needed (None: for any). On any thread."""
+        """Returns names of the files, each with the key groups that need it (None: all). Runs on any thread."""
         ...
 
     def stored(self, base: NativeState) -> Mapping[str, NativeFile]:
-        """By name, files of an older checkpoint that are the same as those of that name here, if of the same size."""
+        """Returns files of an older checkpoint that equal the files of these names here, if the sizes are equal."""
         ...
 
     def description(self) -> bytes:
-        """What the backend needs to read them again."""
+        """Returns what the backend needs to read the files again."""
         ...
 
     def release(self) -> None:
-        """Delete the folder: the files are stored, or the snapshot was given up. Again is the same as once."""
+        """Deletes the folder, once the files are stored or the snapshot was given up. Safe to repeat."""
         ...
 
 
@@ -180,8 +180,8 @@ class FrozenNative(Protocol):
 class OperatorSnapshot:
     """The frozen states of one operator.
 
-    `states` are written whole into the file of their checkpoint alone. `layer` goes on a stack of layers that
-    checkpoints share: all of the state, or what has changed since the layer below. `native` likewise, as files.
+    `states` are written whole into the file of their own checkpoint. `layer` goes onto a stack of layers that
+    checkpoints share: all of the state, or the changes since the layer below. `native` does the same with files.
     """
 
     uid: OperatorUid
@@ -191,7 +191,7 @@ class OperatorSnapshot:
 
 
 def sorted_by_group(rows: pa.RecordBatch, groups: NDArray[np.uint16]) -> StateChunk:
-    """The rows of keyed state, row i of key group `groups[i]`, sorted by key group; their order within one stays."""
+    """Returns rows of keyed state sorted by key group, stably. Row i belongs to key group `groups[i]`."""
     if rows.num_rows == 0:
         return StateChunk(rows, 0, (0,))
     first = int(groups.min())

@@ -1,47 +1,51 @@
-"""Writes and reads the state of one subtask: as a file, or inlined in the handle when it is small.
+"""Writes, reads and verifies the state of one subtask: as a file, or inlined in the handle when it is small.
 
-The format is that of `directory.py`. Rules: states are encoded chunk by chunk while the file is being written, so
-memory is bounded by a chunk, not by the state; a chunk is verified before it is decoded; a reader fetches only chunks
-that have rows of its key groups, neighbours together, and may do so on several threads. States without rows leave
-nothing behind, but for union lists: a checkpoint has to know all of these, because it is refused while some of their
-subtasks have finished (FLIP-147).
+    header                                  magic and version, padded to 64 bytes
+    chunk, chunk, ...                       Arrow IPC streams, each padded to 64 bytes
+    directory                               the sections: which operator and state each one is, and its chunks
+    length and checksum of the directory
+    checksum of all bytes before
+
+Rules:
+
+- States are encoded chunk by chunk while the file is written, so memory is bounded by a chunk, not by the state.
+- A chunk is verified before it is decoded. A reader fetches only chunks that have rows of its key groups, neighbours
+  together, and may do so on several threads.
+- States without rows are not stored, except union lists: a checkpoint has to know all of these, because it is refused
+  while some of their subtasks have finished (FLIP-147).
+- A chunk is an Arrow IPC stream with one batch, and its schema names the serializer that wrote it. The rows are typed,
+  so any reader of Arrow can read them. The version of the serializer covers the meaning of types and columns; files
+  have a version of their own.
+- `verified_state` and `verified_native` yield bytes, a bounded number at a time, and raise at the end if a checksum
+  does not match. A file that `Store.write` makes of them appears only if it is whole.
 """
 
 from __future__ import annotations
 
+import struct
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
+from typing import Literal, TypeAlias, cast
 
 import pyarrow as pa
 import xxhash
 
-from tidegate.storage.checkpoints.metadata import SectionRef, StateHandle, StateKind
-from tidegate.storage.errors import CorruptionError, StorageError
+from tidegate.storage.checkpoints.metadata import NativeFile, SectionRef, StateHandle, StateKind
+from tidegate.storage.codec import decode, encode, wire
+from tidegate.storage.errors import CodecError, CorruptionError, StorageError
 from tidegate.storage.files.envelope import checksum_of, format_checksum
-from tidegate.storage.files.store import Buffer, Store
+from tidegate.storage.files.file_system_store import join_url
+from tidegate.storage.files.store import Buffer, Store, ViewedStore
 from tidegate.storage.ids import OperatorUid
-from tidegate.storage.state.chunk import Compression, decode_chunk, encode_chunk
-from tidegate.storage.state.directory import (
-    ALIGNMENT_BYTES,
-    ChunkRef,
-    StoredSection,
-    check_groups,
-    encode_digest,
-    encode_directory,
-    encode_header,
-    read_directory,
-    read_range,
-    where_of,
-)
 from tidegate.storage.state.snapshot import FrozenState, StateChunk, StateTable
 
 INLINE_BYTES_MAX = 20 * 1024
 READ_BYTES_MAX = 16 * 1024 * 1024
-"""Neighbouring chunks are fetched with one read up to so many bytes; a larger chunk alone."""
+"""Neighbouring chunks are fetched with one read up to this size. A larger chunk is read alone."""
 
 Wanted = Callable[[SectionRef], bool]
 
@@ -54,10 +58,10 @@ def write_state(
     inline_bytes_max: int = INLINE_BYTES_MAX,
     compression: Compression | None = None,
 ) -> StateHandle | None:
-    """Store the states of a subtask, in that order; None where none of them has rows or is a union list.
+    """Stores the states of a subtask, in that order. Returns None if none of them has rows or is a union list.
 
-    Up to `inline_bytes_max` bytes are not written but inlined in the handle. Raises StorageError; CorruptionError if
-    the rows of a chunk do not fit its key groups.
+    Up to `inline_bytes_max` bytes are not written but inlined in the handle. Raises StorageError, and CorruptionError
+    if the rows of a chunk do not fit its key groups.
     """
     encoder = _Encoder(states, compression)
     with closing(encoder.pieces()) as pieces:
@@ -84,12 +88,12 @@ def read_state(
     layer: int = 0,
     readers: int = 1,
 ) -> list[StateTable]:
-    """The states of one operator that are `wanted`, in the order of the sections, a table a chunk, read by range.
+    """Returns the `wanted` states of one operator, in the order of the sections, one table per chunk, read by range.
 
-    With `key_groups`, tables of keyed state hold only the rows of these groups, and chunks without any are neither read
-    nor returned. `layer` is what the tables are marked with. Up to `readers` threads fetch and decode; with one it is
-    the caller's. Every chunk is verified. Raises CorruptionError, NotFoundError, or CodecError if a newer
-    tidegate wrote the state.
+    With `key_groups`, tables of keyed state have only the rows of these groups, and chunks without such rows are
+    neither read nor returned. The tables are marked with `layer`. Up to `readers` threads fetch and decode; a single
+    reader is the caller's thread. Every chunk is verified. Raises CorruptionError, NotFoundError, or CodecError if a
+    newer tidegate wrote the state.
     """
     runs = _wanted_runs(store, handle, uid, key_groups, wanted)
     return list(_read_runs(store, handle, runs, layer, readers, ahead_max=len(runs)))
@@ -105,15 +109,16 @@ def iter_state(
     layer: int = 0,
     readers: int = 1,
 ) -> Iterator[StateTable]:
-    """`read_state` one table after the other: what is held meanwhile is a read of the file for each reader, and what
-    came of it. With several of them reads are ahead of whoever takes the tables.
+    """Yields the tables of `read_state` one by one. Memory holds one read of the file per reader, and its tables.
+
+    Several readers read ahead of the caller.
     """
     runs = _wanted_runs(store, handle, uid, key_groups, wanted)
     yield from _read_runs(store, handle, runs, layer, readers, ahead_max=readers)
 
 
 def section_schema(store: Store, handle: StateHandle, section: SectionRef) -> pa.Schema | None:
-    """The columns of a state in a handle, out of its first chunk, verified; None where it has no rows.
+    """Returns the columns of a state in a handle from its first chunk, verified, or None if it has no rows.
 
     Raises CorruptionError, NotFoundError, CodecError.
     """
@@ -127,7 +132,7 @@ def section_schema(store: Store, handle: StateHandle, section: SectionRef) -> pa
 
 
 class _Encoder:
-    """Encodes states into the bytes of a file, and knows the handle once all bytes have been taken."""
+    """Encodes states into the bytes of a file. Has the handle once all bytes have been taken."""
 
     def __init__(self, states: Sequence[tuple[OperatorUid, FrozenState]], compression: Compression | None) -> None:
         self._states = states
@@ -192,7 +197,7 @@ class _Encoder:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A chunk that is wanted, and which of its rows are."""
+    """A wanted chunk, and the range of its wanted rows."""
 
     section: SectionRef
     chunk: ChunkRef
@@ -298,3 +303,321 @@ def _decoded(store: Store, handle: StateHandle, section: SectionRef, chunk: Chun
         raise CorruptionError(f"{where} has {rows.num_rows} rows in a chunk of {chunk.rows}")
     check_groups(section.kind, chunk.first_group, chunk.group_rows, chunk.rows, where)
     return rows
+
+
+_PART_BYTES = 8 * 1024 * 1024
+
+
+def verify_state(store: Store, handle: StateHandle) -> None:
+    """Reads all bytes of a handle and compares size, checksum and directory.
+
+    Raises CorruptionError for any difference, NotFoundError if the file is gone.
+    """
+    for _ in verified_state(store, handle):
+        pass
+    if handle.path is None:
+        check_whole(memoryview(handle.inline or b""), where_of(store, handle))
+    else:
+        read_footer(store, handle.path, handle.size_bytes)
+    read_directory(store, handle)
+
+
+def verify_native(store: Store, file: NativeFile) -> None:
+    """Reads all bytes of a backend's file and compares size and checksum. Errors are those of `verify_state`."""
+    for _ in verified_native(store, file):
+        pass
+
+
+def verified_state(store: Store, handle: StateHandle, part_bytes: int = _PART_BYTES) -> Iterator[Buffer]:
+    """Yields all bytes of a handle, `part_bytes` at a time, and raises CorruptionError at the end if they are wrong.
+
+    Raises NotFoundError for a missing file.
+    """
+    where = where_of(store, handle)
+    covered_bytes = handle.size_bytes - DIGEST_BYTES
+    digest = xxhash.xxh3_64()
+    position = 0
+    tail = b""
+    for data in _read_parts(store, handle, where, part_bytes):
+        digest.update(data[: max(0, covered_bytes - position)])
+        position += len(data)
+        tail = (tail + bytes(data[-DIGEST_BYTES:]))[-DIGEST_BYTES:]
+        yield data
+    _check_digest(digest.intdigest(), handle.checksum, where)
+    if tail != encode_digest(digest.intdigest()):
+        raise CorruptionError(f"{where} is damaged: its last bytes are not its checksum")
+
+
+def verified_native(store: Store, file: NativeFile, part_bytes: int = _PART_BYTES) -> Iterator[Buffer]:
+    """Yields all bytes of a backend's file as `verified_state` does. Its checksum covers all its bytes."""
+    where = join_url(store.url, file.path)
+    digest = xxhash.xxh3_64()
+    handle = StateHandle(file.path, None, file.size_bytes, file.checksum, ())
+    for data in _read_parts(store, handle, where, part_bytes):
+        digest.update(data)
+        yield data
+    _check_digest(digest.intdigest(), file.checksum, where)
+
+
+def _read_parts(store: Store, handle: StateHandle, where: str, part_bytes: int) -> Iterator[memoryview]:
+    """Yields all bytes. Raises CorruptionError if the size is wrong."""
+    position = 0
+    # One byte more than expected, to notice a file that has grown.
+    while position <= handle.size_bytes:
+        wanted = min(part_bytes, handle.size_bytes + 1 - position)
+        data = memoryview(read_range(store, handle, position, wanted))
+        position += len(data)
+        yield data
+        if len(data) < wanted:
+            break
+    if position != handle.size_bytes:
+        raise CorruptionError(f"{where} is damaged: it should have {handle.size_bytes} bytes")
+
+
+def _check_digest(digest: int, expected: str, where: str) -> None:
+    found = format_checksum(digest)
+    if found != expected:
+        raise CorruptionError(f"{where} is damaged: its checksum is {found}, not {expected}")
+
+
+STATE_VERSION = 2
+# A multiple of Arrow's own alignment, so that a chunk of inlined bytes is used in place by any kernel.
+ALIGNMENT_BYTES = 64
+_MAGIC = b"TGSTATE\0"
+_HEADER = struct.Struct("<8sI52x")
+_FOOTER_SEAL = struct.Struct("<QQ")
+_DIGEST = struct.Struct("<Q")
+DIGEST_BYTES = _DIGEST.size
+_TRAILER_BYTES = _FOOTER_SEAL.size + _DIGEST.size
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class ChunkRef:
+    """A piece of one state. For keyed state `group_rows` has the prefix sums of key groups from `first_group` on."""
+
+    offset: int
+    length_bytes: int
+    rows: int
+    checksum: str
+    first_group: int = 0
+    group_rows: tuple[int, ...] = ()
+
+    def rows_of(self, key_groups: range) -> tuple[int, int]:
+        """Returns the first row of some key groups, and the row after the last; equal if there is none."""
+        assert key_groups.step == 1
+        start = max(key_groups.start, self.first_group) - self.first_group
+        stop = min(key_groups.stop, self.first_group + len(self.group_rows) - 1) - self.first_group
+        return (self.group_rows[start], self.group_rows[stop]) if start < stop else (0, 0)
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class StoredSection:
+    """One state of one operator, and its chunks in the order of their bytes."""
+
+    section: SectionRef
+    chunks: tuple[ChunkRef, ...]
+
+
+def check_groups(kind: StateKind, first_group: int, group_rows: tuple[int, ...], rows: int, where: str) -> None:
+    """Raises CorruptionError unless the prefix sums of the key groups fit a chunk of `rows` rows."""
+    if kind is not StateKind.KEYED:
+        fits = group_rows == ()
+    else:
+        ends = len(group_rows) >= 2 and group_rows[0] == 0 and group_rows[-1] == rows
+        fits = ends and first_group >= 0 and all(a <= b for a, b in pairwise(group_rows))
+    if not fits:
+        raise CorruptionError(
+            f"{where} is damaged: its rows per key group do not add up to {rows} rows of {kind.value} state"
+        )
+
+
+def encode_header() -> bytes:
+    """Returns the first bytes of a file."""
+    return _HEADER.pack(_MAGIC, STATE_VERSION)
+
+
+def encode_directory(sections: tuple[StoredSection, ...]) -> bytes:
+    """Returns the directory with its length and checksum. The digest of all bytes (`encode_digest`) follows it."""
+    footer = encode(sections)
+    return footer + _FOOTER_SEAL.pack(len(footer), xxhash.xxh3_64_intdigest(footer))
+
+
+def encode_digest(digest: int) -> bytes:
+    """Returns the last bytes of a file."""
+    return _DIGEST.pack(digest)
+
+
+def read_range(store: Store, handle: StateHandle, offset: int, length_bytes: int) -> Buffer:
+    """Returns a range of bytes of a handle, without a copy if the store can, and fewer if the handle ends before."""
+    if handle.path is not None:
+        # Equals `isinstance(store, ViewedStore)`, which takes fifty times as long.
+        shows = hasattr(store, "view")
+        view = cast(ViewedStore, store).view(handle.path, offset, length_bytes) if shows else None
+        return view if view is not None else store.read(handle.path, offset, length_bytes)
+    return memoryview(handle.inline or b"")[offset : offset + length_bytes]
+
+
+def where_of(store: Store, handle: StateHandle) -> str:
+    """Returns the name of a handle for errors."""
+    return "inlined state" if handle.path is None else join_url(store.url, handle.path)
+
+
+def read_directory(store: Store, handle: StateHandle) -> tuple[StoredSection, ...]:
+    """Returns the directory of a handle, read by range and verified.
+
+    Raises CorruptionError if it is damaged or does not match the handle, NotFoundError.
+    """
+    where = where_of(store, handle)
+    start = handle.size_bytes - handle.directory_bytes
+    end = read_range(store, handle, start, handle.directory_bytes) if start >= _HEADER.size else b""
+    if len(end) != handle.directory_bytes or len(end) < _TRAILER_BYTES:
+        raise CorruptionError(f"{where} is damaged: it should have {handle.size_bytes} bytes")
+    found = _decode_directory(end[:-_TRAILER_BYTES], end[-_TRAILER_BYTES:], where)
+    if tuple(stored.section for stored in found) != handle.sections:
+        raise CorruptionError(f"{where} holds other states than the checkpoint's metadata says")
+    return found
+
+
+def read_footer(store: Store, path: str, size_bytes: int | None = None) -> tuple[SectionRef, ...]:
+    """Returns the states in a state file. Without `size_bytes` the whole file is read, with it only both ends.
+
+    Raises CorruptionError, NotFoundError, or CodecError if another version of tidegate wrote the file.
+    """
+    where = join_url(store.url, path)
+    if size_bytes is None:
+        data = memoryview(store.read(path))
+        return check_whole(data, where)
+    trailer = store.read(path, max(0, size_bytes - _TRAILER_BYTES), _TRAILER_BYTES)
+    if len(trailer) != _TRAILER_BYTES:
+        raise CorruptionError(f"{where} is damaged: it should have {size_bytes} bytes")
+    length, _ = _FOOTER_SEAL.unpack_from(trailer)
+    start = size_bytes - _TRAILER_BYTES - length
+    if start < _HEADER.size:
+        raise CorruptionError(f"{where} is damaged: its directory would be longer than the file")
+    _check_header(store.read(path, 0, _HEADER.size), where)
+    return _sections(_decode_directory(store.read(path, start, length), trailer, where))
+
+
+def check_whole(data: memoryview, where: str) -> tuple[SectionRef, ...]:
+    """Returns the states in the bytes of a whole file, after verifying all bytes. Errors are those of `read_footer`."""
+    if len(data) < _HEADER.size + _TRAILER_BYTES:
+        raise CorruptionError(f"{where} is damaged: it is too short")
+    (digest,) = _DIGEST.unpack(data[-_DIGEST.size :])
+    if xxhash.xxh3_64_intdigest(data[: -_DIGEST.size]) != digest:
+        raise CorruptionError(f"{where} is damaged: its checksum does not match")
+    _check_header(data[: _HEADER.size], where)
+    trailer = data[-_TRAILER_BYTES:]
+    length, _ = _FOOTER_SEAL.unpack_from(trailer)
+    start = max(0, len(data) - _TRAILER_BYTES - length)
+    return _sections(_decode_directory(data[start:-_TRAILER_BYTES], trailer, where))
+
+
+def _sections(stored: tuple[StoredSection, ...]) -> tuple[SectionRef, ...]:
+    return tuple(each.section for each in stored)
+
+
+def _check_header(header: Buffer, where: str) -> None:
+    if len(header) < _HEADER.size:
+        raise CorruptionError(f"{where} is damaged: it has no complete header")
+    magic, version = _HEADER.unpack_from(header)
+    if magic != _MAGIC:
+        raise CorruptionError(f"{where} is damaged or not a state file: it starts with {magic!r}")
+    if version > STATE_VERSION:
+        raise CodecError(f"{where} has format version {version}; this tidegate reads {STATE_VERSION}")
+    if version < STATE_VERSION:
+        raise CodecError(
+            f"{where} was written by an older tidegate (format version {version}; this one reads {STATE_VERSION})"
+        )
+
+
+def _decode_directory(footer: Buffer, trailer: Buffer, where: str) -> tuple[StoredSection, ...]:
+    length, digest = _FOOTER_SEAL.unpack_from(trailer)
+    if len(footer) != length or xxhash.xxh3_64_intdigest(footer) != digest:
+        raise CorruptionError(f"{where} is damaged: the checksum of its directory does not match")
+    found = decode(bytes(footer))
+    if not (isinstance(found, tuple) and all(isinstance(each, StoredSection) for each in found)):
+        raise CorruptionError(f"{where} is damaged: its directory has another type")
+    return found
+
+
+SERIALIZER_VERSION = 1
+_SERIALIZER_KEY = b"tidegate.serializer"
+_SERIALIZER = b"arrow/"
+_WRITTEN_BYTES_MIN = 1 << 16
+"""Fewer bytes are cheaper to copy than to write from many buffers."""
+_END = b"\xff\xff\xff\xff\0\0\0\0"
+"""The end of an Arrow IPC stream."""
+
+Compression: TypeAlias = Literal["lz4", "zstd"]
+"""Codec of the buffers of a chunk. A reader detects it."""
+
+
+def encode_chunk(rows: pa.RecordBatch, compression: Compression | None = None) -> tuple[Buffer, ...]:
+    """Returns the bytes of a chunk, in parts. Only its own rows are encoded, also if they are a slice."""
+    stamp = {_SERIALIZER_KEY: _SERIALIZER + str(SERIALIZER_VERSION).encode()}
+    stamped = rows.replace_schema_metadata({**(rows.schema.metadata or {}), **stamp})
+    if (
+        stamped.nbytes < _WRITTEN_BYTES_MIN
+        and compression is None
+        and not any(map(_has_dictionary, stamped.schema.types))
+    ):
+        # A stream would grow as it is written, and be copied each time. These are its parts.
+        return memoryview(stamped.schema.serialize()), memoryview(stamped.serialize()), _END
+    written = _Written()
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_stream(pa.PythonFile(written, mode="w"), stamped.schema, options=options) as writer:
+        writer.write_batch(stamped)
+    return tuple(written.parts)
+
+
+class _Written:
+    """A file that collects what Arrow writes: views of the rows' own memory, without copies."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self.parts: list[Buffer] = []
+
+    def write(self, part: Buffer) -> int:
+        self.parts.append(memoryview(part))
+        return len(part)
+
+    def flush(self) -> None:
+        """Does nothing."""
+
+    def close(self) -> None:
+        """Does nothing."""
+
+
+def decode_chunk(data: Buffer, where: str) -> pa.RecordBatch:
+    """Inverse of `encode_chunk`, over the memory of `data` if it is not compressed. `where` names it in errors.
+
+    Raises CodecError for a chunk of a newer serializer, CorruptionError for damaged bytes.
+    """
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
+            rows = reader.read_next_batch()
+    except (pa.ArrowException, OSError, StopIteration) as error:
+        raise CorruptionError(f"{where} cannot be decoded: {error}") from error
+    metadata = dict(rows.schema.metadata or {})
+    name = metadata.pop(_SERIALIZER_KEY, b"")
+    version = name.removeprefix(_SERIALIZER)
+    if version == name or not version.isdigit():
+        raise CorruptionError(f"{where} is damaged, or was not written by tidegate: its serializer is {name!r}")
+    if int(version) > SERIALIZER_VERSION:
+        raise CodecError(
+            f"{where} was written with version {int(version)} of the serializer; this tidegate reads up to "
+            f"{SERIALIZER_VERSION}: restore with the tidegate that wrote it, or a newer one"
+        )
+    return rows.replace_schema_metadata(metadata or None)
+
+
+def _has_dictionary(data_type: pa.DataType) -> bool:
+    """Returns whether the stream has messages with dictionaries before the rows."""
+    if isinstance(data_type, pa.BaseExtensionType):
+        return _has_dictionary(data_type.storage_type)
+    if pa.types.is_dictionary(data_type):
+        return True
+    return any(_has_dictionary(data_type.field(number).type) for number in range(data_type.num_fields))

@@ -33,7 +33,7 @@ from tidegate.storage.files.envelope import seal, unseal
 from tidegate.storage.files.file_system_store import join_url
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import JobId
-from tidegate.storage.tables.log.log_entries import Ranges, TableEntry, TableEntryKind, added, covers, ranges_of
+from tidegate.storage.tables.log.entries import Ranges, TableEntry, TableEntryKind, added, covers, ranges_of
 from tidegate.storage.tables.table_info import TableInfo
 from tidegate.storage.tables.table_log import TableLog
 

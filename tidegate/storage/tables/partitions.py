@@ -1,30 +1,56 @@
-"""Partitions of a table: which folder the file of a row lies in.
+"""Partitions of a table: the folder of a row's file, and the files that filters on partition columns select.
 
     data/<job>/<attempt>/carrier=AA/day=2013-01-01/<name>.parquet
 
-Rules:
+Rules of folders:
 
-- One folder a column, in the order of `partition_by`, named as Hive does: `<column>=<value>`. The value is
-  percent-encoded. The column is encoded only where its name could not be that of a folder, or has a `=`: Polars
-  compares the names of folders with those of columns.
-- A null is `__HIVE_DEFAULT_PARTITION__`; a string that reads so is encoded until it does not.
-- The columns are in the files as well. Folders help to choose files; what is in a row is never read from a name.
-- The path of a file is in the table's log, and with it the values of its rows.
-- No folder's name ends as a data file's does, so that whoever lists can tell the two apart.
+- Each partition column has one folder, in the order of `partition_by`, named as Hive does: `<column>=<value>`. The
+  value is percent-encoded. The column is encoded only where its name cannot be the name of a folder, or contains `=`:
+  Polars compares the names of folders with the names of columns.
+- A null is `__HIVE_DEFAULT_PARTITION__`. A string with this text is encoded, so that it differs.
+- The columns are in the files as well. Folders help to choose files; values of rows are never read from a name.
+- The path of a file is in the table's log, and with it the partition values of its rows.
+- No folder's name ends like the name of a data file, so that a listing can tell the two apart.
+
+Rules of filters:
+
+- A filter compares a partition column with a value. All rows of a file have the same value there, so files are chosen
+  whole, without opening any, and their rows are exactly the rows that match.
+- In an upsert table all rows of a key are in one partition, so the newest of them is in one of the chosen files.
+- As in SQL, a null is neither equal nor unequal to a value, nor less or greater. `= None` matches nulls, `!= None`
+  matches everything else, and `in` matches a null if None is among its values.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import cache
+from numbers import Integral
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tidegate.storage.checkpoints.layout import escape
-from tidegate.storage.errors import TableError
-from tidegate.storage.schemas.dictionaries import decoded_type
+from tidegate.storage.checkpoints.layout import escape, unescape
+from tidegate.storage.checkpoints.metadata import DataFile
+from tidegate.storage.errors import ConfigurationError, CorruptionError, TableError
+from tidegate.storage.schemas.arrow_types import decoded_type
+
+
+class PartitionedTable(Protocol):
+    """What partition filters need of a table: its columns, and which of them are partitions (`TableInfo`)."""
+
+    @property
+    def arrow_schema(self) -> pa.Schema:
+        """All columns, with their types."""
+
+    @property
+    def partition_by(self) -> tuple[str, ...]:
+        """Names of the partition columns."""
+
 
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 DATA_FILE_SUFFIX = ".parquet"
@@ -121,3 +147,101 @@ def _may_partition(data_type: pa.DataType) -> bool:
         or types.is_large_string(found)
         or types.is_date32(found)
     )
+
+
+PartitionFilter = tuple[str, str, object]
+"""Column, comparison and value, such as `("carrier", "=", "AA")` or `("day", "in", [1, 2])`."""
+
+_ORDER: dict[str, Callable[[Any, Any], bool]] = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+_Test = Callable[[object], bool]
+
+
+def matching_files(
+    info: PartitionedTable, files: Sequence[DataFile], filters: Sequence[PartitionFilter]
+) -> tuple[DataFile, ...]:
+    """Those of a table's files whose rows match every filter.
+
+    ConfigurationError for a filter of another column, of a comparison or a value that is none for it.
+    """
+    if not filters:
+        return tuple(files)
+    tests = [_test(info, given) for given in filters]
+    types = [decoded_type(info.arrow_schema.field(name).type) for name in info.partition_by]
+
+    @cache
+    def matches(folder: str) -> bool:
+        values = _parsed_values(folder, types)
+        return all(test(values[position]) for position, test in tests)
+
+    return tuple(file for file in files if matches(folder_of(file.path)))
+
+
+def _test(info: PartitionedTable, given: PartitionFilter) -> tuple[int, _Test]:
+    """The position of a filter's column, and what to ask of a value there."""
+    if not isinstance(given, tuple | list) or len(given) != 3:
+        raise ConfigurationError(
+            f'filter {given!r}: give column, comparison and value, such as ("carrier", "=", "AA"), in a list of filters'
+        )
+    name, comparison, value = given
+    if name not in info.partition_by:
+        there = f"only by {list(info.partition_by)}" if info.partition_by else "not at all"
+        raise ConfigurationError(
+            f"filter {given!r}: the table is partitioned {there}; filter the rows that you have read by other columns"
+        )
+    data_type = decoded_type(info.arrow_schema.field(name).type)
+    position = info.partition_by.index(name)
+    if comparison == "in":
+        if isinstance(value, str) or not isinstance(value, Collection):
+            raise ConfigurationError(f'filter {given!r}: "in" takes several values, such as a list')
+        wanted = {_checked(given, data_type, one) for one in value}
+        return position, lambda found: found in wanted
+    if comparison not in _ORDER:
+        raise ConfigurationError(f'filter {given!r}: comparisons are "in" and {", ".join(map(repr, _ORDER))}')
+    if value is None:
+        if comparison not in ("=", "!="):
+            raise ConfigurationError(f'filter {given!r}: nothing is less or greater than None; use "=" or "!="')
+        return position, lambda found: (found is None) == (comparison == "=")
+    compare, sought = _ORDER[comparison], _checked(given, data_type, value)
+    return position, lambda found: found is not None and compare(found, sought)
+
+
+def _checked(given: PartitionFilter, data_type: pa.DataType, value: object) -> object:
+    types = pa.types
+    if types.is_boolean(data_type):
+        fits = isinstance(value, bool)
+    elif types.is_integer(data_type):
+        fits = isinstance(value, Integral) and not isinstance(value, bool)
+    elif types.is_date32(data_type):
+        fits = isinstance(value, dt.date) and not isinstance(value, dt.datetime)
+    else:
+        fits = isinstance(value, str)
+    if not fits and value is not None:
+        raise ConfigurationError(f"filter {given!r}: {value!r} is no value of a column of type {data_type}")
+    return value
+
+
+def _parsed_values(folder: str, data_types: Sequence[pa.DataType]) -> list[object]:
+    names = folder.split("/")
+    if len(names) != len(data_types):
+        raise CorruptionError(f"{folder!r} is no folder of a partition by {len(data_types)} columns")
+    return [_parsed_value(name.partition("=")[2], data_type) for name, data_type in zip(names, data_types, strict=True)]
+
+
+def _parsed_value(text: str, data_type: pa.DataType) -> object:
+    types = pa.types
+    if text == HIVE_NULL:
+        return None
+    if types.is_boolean(data_type):
+        return text == "true"
+    if types.is_integer(data_type):
+        return int(text)
+    if types.is_date32(data_type):
+        return dt.date.fromisoformat(text)
+    return unescape(text)

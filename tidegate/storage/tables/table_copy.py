@@ -14,11 +14,11 @@ from tidegate.storage.checkpoints.metadata import DataFile, NativeFile
 from tidegate.storage.errors import NotFoundError
 from tidegate.storage.files.envelope import checksum_of
 from tidegate.storage.files.store import Store
-from tidegate.storage.state.verification import verified_native
+from tidegate.storage.state.state_file import verified_native
 from tidegate.storage.tables.handed_rows import HandedMark, encoded_mark, mark_path, newest_mark
-from tidegate.storage.tables.log.log_entries import TableEntry, TableVacuum, covers
-from tidegate.storage.tables.log.log_parts import encoded_cut_log, encoded_entry, entry_path
-from tidegate.storage.tables.log.log_vacuum import deletable_files
+from tidegate.storage.tables.log.entries import TableEntry, TableVacuum, covers
+from tidegate.storage.tables.log.tail import encoded_cut_log, encoded_entry, entry_path
+from tidegate.storage.tables.log.vacuum import deletable_files
 from tidegate.storage.tables.table_log import TableLog
 
 

@@ -27,13 +27,11 @@ from tidegate.storage.files.envelope import checksum_of
 from tidegate.storage.files.file_system_store import FileSystemStore, join_url
 from tidegate.storage.files.store import Buffer, Store
 from tidegate.storage.ids import AttemptNumber, JobId, OperatorUid, SubtaskIndex
-from tidegate.storage.schemas.dictionaries import decoded_type, widened_schema
+from tidegate.storage.schemas.arrow_types import decoded_type, widened_schema
 from tidegate.storage.schemas.polars_frames import polars_has
-from tidegate.storage.tables.hidden_columns import DELETED_COLUMN, VERSION_COLUMN
-from tidegate.storage.tables.log.log_versions import AsOf
-from tidegate.storage.tables.partition_filters import PartitionFilter, matching_files
-from tidegate.storage.tables.partitions import DATA_FILE_SUFFIX
-from tidegate.storage.tables.table_info import TableInfo
+from tidegate.storage.tables.log.versions import AsOf
+from tidegate.storage.tables.partitions import DATA_FILE_SUFFIX, PartitionFilter, matching_files
+from tidegate.storage.tables.table_info import DELETED_COLUMN, VERSION_COLUMN, TableInfo
 from tidegate.storage.tables.table_log import TableLog
 
 DATA_FOLDER = "data"

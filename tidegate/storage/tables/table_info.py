@@ -1,16 +1,21 @@
-"""`TableInfo`: what an output table is: columns, how rows come in, keys, partitions; and how two of them differ."""
+"""`TableInfo`: what an output table is: its columns, how rows come in, keys and partitions, and how two tables differ.
+
+`check_parquet_types` refuses columns that the table's files cannot hold, before a job runs.
+"""
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from tidegate.storage.codec import wire
 from tidegate.storage.errors import TableError
-from tidegate.storage.schemas.dictionaries import check_dictionaries, decoded_type, widened_schema
-from tidegate.storage.tables.parquet_types import check_parquet_types
+from tidegate.storage.schemas.arrow_types import check_dictionaries, decoded_type, widened_schema
+from tidegate.storage.schemas.column_names import own_name
 from tidegate.storage.tables.partitions import check_partitioning
 
 TableMode = Literal["append", "upsert"]
@@ -153,3 +158,30 @@ def _check_order(schema: pa.Schema, mode: TableMode, order_by: str | None) -> No
     kinds = (pa.types.is_primitive, pa.types.is_decimal, pa.types.is_string, pa.types.is_large_string)
     if pa.types.is_nested(found) or not any(kind(found) for kind in kinds):
         raise TableError(f"order_by column {order_by!r} is {found}; take numbers, strings, dates, times or timestamps")
+
+
+VERSION_COLUMN = own_name("version")
+"""Hidden int64 column of an upsert table's files: a later row of a key has a higher value."""
+DELETED_COLUMN = own_name("deleted")
+"""Hidden column of an upsert table that takes deletions: whether the row says that its key has none."""
+
+
+def check_parquet_types(schema: pa.Schema) -> None:
+    """Raise TableError, naming the column and what to do, where a Parquet file cannot hold a column."""
+    if _parquet_refusal(schema) is None:
+        return
+    for field in schema:
+        if (reason := _parquet_refusal(pa.schema([field]))) is not None:
+            raise TableError(
+                f"column {field.name!r} is {field.type}, which the table's Parquet files cannot hold; cast it before, "
+                f"or leave it out ({reason})"
+            )
+
+
+def _parquet_refusal(schema: pa.Schema) -> str | None:
+    """Why Arrow does not begin such a file; None if it does."""
+    try:
+        pq.ParquetWriter(io.BytesIO(), schema).close()
+    except (pa.ArrowException, OSError) as error:  # for a scale below zero it is an OSError
+        return str(error)
+    return None

@@ -2,61 +2,72 @@
 
 The store is rooted at the table's url. Rules:
 
-- Entry 0 says what the table is. A claim makes a job the table's owner; only the owner commits, and whoever has lost
+- Entry 0 describes the table. A claim makes a job the table's owner. Only the owner commits, and a job that has lost
   the table gets FencedError. A commit shows the files of one checkpoint, and what its job had claimed to build on.
-- Two writers that want the same entry are told apart by the create.
-- A table that is a Delta Lake table too is mirrored after each commit (`delta/`), by whoever commits or finds
-  that a commit is there: so a commit that is repeated mends a mirror.
-- What is shown is a fold over the log (`log/log_fold.py`); what a claim builds on, the lines of its jobs tell
-  (`log/log_lineage.py`). How the log rests, and stays short, is told by `log/log_tail.py` and `log/log_parts.py`; what
-  is read of it, by `table_reads.py`.
+- Of two writers that want the same entry, the conditional create lets one win.
+- A table that is a Delta Lake table too is mirrored after each commit (`delta_mirror.py`), by the writer that commits
+  or finds that a commit exists. A commit that is repeated therefore repairs a mirror.
+- What is shown is a fold over the log (`log/entries.py`). What a claim builds on follows from the lines of its jobs
+  (`log/claims.py`). How the log is stored and stays short is described in `log/tail.py`.
+- Every read first reads on to the log's end, and returns the state of that one moment.
 """
 
 from __future__ import annotations
 
+import threading
 import uuid
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from tidegate.storage.checkpoints.metadata import DataFile, TableHead
 from tidegate.storage.clock import now_ms as wall_clock_ms
 from tidegate.storage.errors import FencedError, StorageError, TableError
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import CheckpointId, JobId
-from tidegate.storage.tables.delta.log_mirror import LogMirror
-from tidegate.storage.tables.log.log_cut import cut_of, dropped_files
-from tidegate.storage.tables.log.log_entries import (
+from tidegate.storage.tables.delta_mirror import LogMirror
+from tidegate.storage.tables.log.claims import Restored, TableLineage, owned_by
+from tidegate.storage.tables.log.entries import (
     TableClaim,
     TableEntry,
     TableEntryKind,
+    TableFold,
     TableRewrite,
     added,
+    in_order,
     joined,
 )
-from tidegate.storage.tables.log.log_fold import TableFold
-from tidegate.storage.tables.log.log_lineage import Restored, owned_by
-from tidegate.storage.tables.log.log_parts import LOG_FOLDER, TABLE_LOG_VERSION
-from tidegate.storage.tables.log.log_tail import RACES_MAX
-from tidegate.storage.tables.log.log_vacuum import Retention, deletable_files, vacuum_of
-from tidegate.storage.tables.table_info import IfExists, TableInfo, TableMode
-from tidegate.storage.tables.table_reads import ENTRIES_PER_SNAPSHOT, TableOwner, TableReads, TableSnapshot
+from tidegate.storage.tables.log.tail import RACES_MAX, TableTail
+from tidegate.storage.tables.log.vacuum import Retention, cut_of, deletable_files, dropped_files, vacuum_of
+from tidegate.storage.tables.log.versions import AsOf, TableCommit, TableVersions
+from tidegate.storage.tables.table_info import IfExists, TableInfo
 
-__all__ = [
-    "LOG_FOLDER",
-    "TABLE_LOG_VERSION",
-    "IfExists",
-    "TableEntry",
-    "TableEntryKind",
-    "TableInfo",
-    "TableLog",
-    "TableMode",
-    "TableOwner",
-    "TableSnapshot",
-]
+ENTRIES_PER_SNAPSHOT = 25
 
 
-class TableLog(TableReads):
-    """The log, for whoever reads and writes it. Thread-safe."""
+@dataclass(frozen=True, slots=True)
+class TableSnapshot:
+    """What a table shows: its committed, visible files in commit order, as of entry `seq`."""
+
+    info: TableInfo
+    files: tuple[DataFile, ...]
+    seq: int
+
+    @property
+    def rows(self) -> int:
+        """Rows in the files; in an upsert table several may be versions of one."""
+        return sum(file.rows for file in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class TableOwner:
+    """The job that may commit, and where it has its checkpoints, if it has said so."""
+
+    job_id: JobId
+    home: str | None
+
+
+class TableLog:
+    """The log of the table at the store's root. Thread-safe. Remembers what it has read of the log's end."""
 
     def __init__(
         self,
@@ -65,12 +76,131 @@ class TableLog(TableReads):
         entries_per_snapshot: int = ENTRIES_PER_SNAPSHOT,
         now_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
-        super().__init__(store, entries_per_snapshot=entries_per_snapshot)
+        self._store = store
         self._now_ms = now_ms
+        self._lock = threading.Lock()
+        self._tail = TableTail(store, entries_per_snapshot)
         self._nonce = uuid.uuid4().hex[:8]
         self._mirror: LogMirror | None = None
         self._known_commits: dict[JobId, CheckpointId] = {}
         """The newest checkpoint of each job that is known to be committed here."""
+
+    # --- reading --------------------------------------------------------------------------------------------------
+
+    def snapshot(self, as_of: AsOf | None = None) -> TableSnapshot:
+        """What the table shows now, or what it showed with an earlier commit: see `TableVersions`.
+
+        TableError if there is no table, or nothing was committed by then.
+        """
+        with self._lock:
+            return self._tail.with_parts(self._shown if as_of is None else lambda: self._shown_at(as_of))
+
+    def history(self) -> tuple[TableCommit, ...]:
+        """Every commit that can be read, oldest first. TableError if there is no table."""
+        with self._lock:
+            return self._tail.with_parts(lambda: self._versions().commits())
+
+    def files_by_line(self) -> dict[JobId, tuple[DataFile, ...]]:
+        """The files that are shown, by the line of jobs that has written them. TableError if there is no table."""
+        with self._lock:
+            return self._tail.with_parts(self._files_by_line)
+
+    def rows(self) -> int:
+        """Rows in the files that are shown. TableError if there is no table."""
+        with self._lock:
+            self._tail.refresh()
+            return self._existing().rows
+
+    def exists(self) -> bool:
+        """Whether there is a table."""
+        with self._lock:
+            self._tail.refresh()
+            return self._tail.fold is not None
+
+    def owner(self) -> TableOwner | None:
+        """The job that may commit; None before the first claim, or where there is no table."""
+        with self._lock:
+            self._tail.refresh()
+            fold = self._tail.fold
+            if fold is None or fold.owner is None or fold.claim is None:
+                return None
+            return TableOwner(fold.owner, fold.claim.home)
+
+    def claims(self) -> int:
+        """How many claims there were: a later owner finds more."""
+        with self._lock:
+            self._tail.refresh()
+            return 0 if self._tail.fold is None else self._tail.fold.claims
+
+    def uncommitted(
+        self, job_id: JobId, checkpoint_id: CheckpointId, candidates: Iterable[CheckpointId]
+    ) -> tuple[CheckpointId, ...] | None:
+        """Those of a job's completed checkpoints which `checkpoint_id` covers and nobody has committed, ascending.
+
+        None if the job never claimed this table.
+        """
+        with self._lock:
+            self._tail.refresh()
+            if self._tail.fold is None:
+                return None
+            lineage = self._tail.with_parts(self._lineage)
+            return lineage.uncommitted(job_id, checkpoint_id, candidates) if lineage.knows(job_id) else None
+
+    def state(self) -> TableFold | None:
+        """What the log says now; None where there is no table."""
+        with self._lock:
+            self._tail.refresh()
+            return self._tail.fold
+
+    def entries_of(self, members: Collection[int]) -> tuple[TableEntry, ...]:
+        """These entries, ascending; parts of the log with none of them are not read."""
+        with self._lock:
+            return tuple(self._tail.with_parts(lambda: self._tail.entries_of(members)))
+
+    def has_one_line(self) -> bool:
+        """Whether all jobs that have ever claimed the table go on from one another; the whole log is read for it."""
+        with self._lock:
+            return self._tail.with_parts(
+                lambda: len({e.claim.line for e in self._tail.entries_after(-1) if e.claim is not None}) == 1
+            )
+
+    def shown_entries(self) -> tuple[TableFold, tuple[TableEntry, ...]]:
+        """What the log says now, and the entries whose files are shown, in the order of the table."""
+        with self._lock:
+            return self._tail.with_parts(
+                lambda: (self._existing(), tuple(self._tail.entries_in(self._existing().shown)))
+            )
+
+    def entries(self) -> tuple[TableEntry, ...]:
+        """All entries that are part of the log, read from its beginning; empty if there is no table."""
+        with self._lock:
+            self._tail.refresh()
+            return () if self._tail.fold is None else tuple(self._tail.with_parts(lambda: self._tail.entries_after(-1)))
+
+    def whole(self) -> tuple[TableFold | None, tuple[TableEntry, ...]]:
+        """All entries that are part of the log, and their fold, of the same moment; None and none without a table."""
+        with self._lock:
+            self._tail.refresh()
+            if self._tail.fold is None:
+                return None, ()
+            return self._tail.with_parts(lambda: (self._existing(), tuple(self._tail.entries_after(-1))))
+
+    def entries_after(self, seq: int) -> tuple[TableEntry, ...]:
+        """What was appended after an entry; older parts of the log are not read."""
+        with self._lock:
+            self._tail.refresh()
+            if self._tail.fold is None or self._tail.fold.seq <= seq:
+                return ()
+            return tuple(self._tail.with_parts(lambda: self._tail.entries_after(seq)))
+
+    def referenced_paths(self) -> frozenset[str]:
+        """Every path that any entry refers to, hidden ones included: a later restore may show them again.
+
+        What a cut has left out is not among them: its files are deleted.
+        """
+        return frozenset(file.path for entry in self.entries() for file in entry.files)
+
+    # --- writing --------------------------------------------------------------------------------------------------
 
     def create(self, info: TableInfo, *, evolves: bool = False, history_ms: int | None = None) -> None:
         """Make the table, or see that it is there already as described; with `evolves`, add the columns that it lacks.
@@ -424,3 +554,32 @@ class TableLog(TableReads):
 
     def _lost_races(self, what: str) -> StorageError:
         return StorageError(f"could not {what} at {self._store.url}: lost {RACES_MAX} races against other writers")
+
+    def _existing(self) -> TableFold:
+        if self._tail.fold is None:
+            raise TableError(f"there is no table at {self._store.url}; check the url, or run a job that writes it")
+        return self._tail.fold
+
+    def _shown(self) -> TableSnapshot:
+        fold = self._existing()
+        return TableSnapshot(fold.info, self._tail.files_of(fold.shown), fold.seq)
+
+    def _shown_at(self, as_of: AsOf) -> TableSnapshot:
+        versions = self._versions()
+        number, shown = versions.shown_at(as_of)
+        return TableSnapshot(versions.info_at(number), self._tail.files_of(shown), number)
+
+    def _files_by_line(self) -> dict[JobId, tuple[DataFile, ...]]:
+        entries = {entry.seq: entry for entry in self._tail.entries_after(-1)}
+        return {
+            line: tuple(file for entry in sorted(map(entries.__getitem__, seqs), key=in_order) for file in entry.files)
+            for line, seqs in self._lineage().shown_by_line().items()
+        }
+
+    def _versions(self) -> TableVersions:
+        fold = self._existing()
+        return TableVersions(self._store.url, self._tail.entries_after(-1), fold)
+
+    def _lineage(self) -> TableLineage:
+        fold = self._existing()
+        return TableLineage(self._store.url, self._tail.entries_after(-1), fold)

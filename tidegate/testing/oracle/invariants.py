@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from tidegate.actors.coordinator.invariants import COPIES_MAX
-from tidegate.actors.coordinator.job.job_spec import JobSpec
+from tidegate.actors.coordinator.job_spec import JobSpec
 from tidegate.actors.graph.job_graph import JobGraph
-from tidegate.actors.task.messages import events as ev
-from tidegate.actors.task.messages import instructions as do
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as do
 from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.protocol.identity import ChannelId, TaskId
 from tidegate.protocol.stream_elements import Element

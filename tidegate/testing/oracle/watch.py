@@ -13,19 +13,19 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from tidegate.actors.coordinator.job.job_spec import RestorePoint
-from tidegate.actors.coordinator.messages import events as co
-from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
-from tidegate.actors.task.messages import events as ev
-from tidegate.actors.task.messages import instructions as task_do
-from tidegate.actors.task.messages.events import TaskTimer
+from tidegate.actors.coordinator import events as co
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.coordinator.coordinator_state import CoordinatorState
+from tidegate.actors.coordinator.job_spec import RestorePoint
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as task_do
+from tidegate.actors.task.events import TaskTimer
 from tidegate.actors.task.task_machine import TaskMachine
-from tidegate.operators.aggregates.aggregate_state import is_combined
-from tidegate.protocol.failure_reasons import CheckpointFailureReason
+from tidegate.operators.combined_rows import is_combined
+from tidegate.protocol.failures import CheckpointFailureReason
 from tidegate.protocol.identity import TaskId
-from tidegate.protocol.state_origin import StateOrigin
 from tidegate.protocol.stream_elements import Alignment, BarrierOptions
+from tidegate.protocol.task_reports import StateOrigin
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, SnapshotKind
 from tidegate.testing.oracle.coverage import Coverage
 from tidegate.testing.oracle.decisions.causes import CausesOracle

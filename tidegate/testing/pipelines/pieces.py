@@ -11,9 +11,8 @@ import pyarrow.compute as pc
 
 from tidegate.api.environment import StreamEnvironment
 from tidegate.api.streams.stream import Stream
-from tidegate.storage.tables.compaction.compaction_plan import CompactionSettings
-from tidegate.storage.tables.compaction.small_files import FILE_BYTES
-from tidegate.storage.tables.table_log import TableMode
+from tidegate.storage.tables.maintenance import FILE_BYTES, CompactionSettings
+from tidegate.storage.tables.table_info import TableMode
 from tidegate.testing.runtime.run import Rows, counted
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])

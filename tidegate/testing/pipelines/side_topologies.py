@@ -8,7 +8,7 @@ from typing import Any
 from tidegate.api.environment import StreamEnvironment
 from tidegate.operators.aggregates.aggregate import count, sum
 from tidegate.operators.functions.process_functions import ProcessContext, ProcessFunction
-from tidegate.protocol.side_outputs import OutputTag
+from tidegate.protocol.edges import OutputTag
 from tidegate.testing.pipelines.pieces import SCHEMA, Data, doubled, grouped, mapped, source_of, table_of
 from tidegate.testing.runtime.run import Rows, counted
 

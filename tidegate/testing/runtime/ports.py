@@ -1,41 +1,39 @@
 """The ports of the simulated world: messages that come late, twice or not at all, and I/O that fails.
 
-What the subtasks of a process report in one round goes in one message, and so does what the coordinator tells them: it
-gets lost as a whole, or comes twice as a whole.
+What the subtasks of a process report in one round goes in one message, and so does what the coordinator sends them. A
+message is lost or repeated as a whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from tidegate.actors.coordinator.messages import events as co
-from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.coordinator.messages.events import CoordinatorEvent
+from tidegate.actors.coordinator import events as co
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.coordinator.events import CoordinatorEvent
+from tidegate.actors.drivers.coordinator_driver import CoordinatorDriver
 from tidegate.actors.drivers.coordinator_effects import CoordinatorEffects
-from tidegate.actors.drivers.coordinator_host import CoordinatorHost
 from tidegate.actors.drivers.job_context import JobContext
 from tidegate.actors.drivers.ports import TryAgain
+from tidegate.actors.drivers.task_driver import TaskDriver
 from tidegate.actors.drivers.task_effects import TaskEffects
-from tidegate.actors.drivers.task_host import TaskHost
-from tidegate.actors.drivers.transport import Transport
-from tidegate.actors.drivers.worker import Subtask
+from tidegate.actors.drivers.worker import Subtask, Transport
 from tidegate.actors.graph.slot_plan import WorkerId
-from tidegate.actors.task.fence import is_order
-from tidegate.actors.task.messages import events as ev
-from tidegate.actors.task.messages import instructions as task_do
-from tidegate.actors.task.task_machine import TaskMachine
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as task_do
+from tidegate.actors.task.task_machine import TaskMachine, is_order
 from tidegate.protocol.identity import TaskId
 from tidegate.protocol.stream_elements import Barrier
 from tidegate.storage.errors import StorageError
-from tidegate.storage.ids import AttemptNumber
+from tidegate.storage.ids import AttemptNumber, CheckpointId
 from tidegate.testing.oracle.decisions.ledger import Ledger
 from tidegate.testing.oracle.files.copies import CopiesOracle
+from tidegate.testing.oracle.files.node_copies import NodeCopiesOracle
 from tidegate.testing.oracle.violation import InvariantViolated
 from tidegate.testing.oracle.watch import Watch
-from tidegate.testing.runtime.nodes import SimulatedNodes
-from tidegate.testing.runtime.processes import SimulatedProcess, SimulatedProcesses
+from tidegate.testing.runtime.processes import SimulatedNodes, SimulatedProcess, SimulatedProcesses
 from tidegate.testing.world.disk import SimulatedDisk
 from tidegate.testing.world.virtual_time import World
 
@@ -62,7 +60,7 @@ class JobInTheWorld(Protocol):
     watch: Watch
     context: JobContext
     disk: SimulatedDisk
-    coordinator: CoordinatorHost | None
+    coordinator: CoordinatorDriver | None
     """None while it is lost."""
     coordinator_crashes: int
     processes: SimulatedProcesses
@@ -70,16 +68,16 @@ class JobInTheWorld(Protocol):
 
     def deliver(self, task: TaskId, event: ev.TaskEvent) -> None: ...
     def report(self, event: CoordinatorEvent) -> None: ...
-    def deploy(self, instruction: do.DeployAttempt, by: CoordinatorHost, cause: int | None) -> None: ...
+    def deploy(self, instruction: do.DeployAttempt, by: CoordinatorDriver, cause: int | None) -> None: ...
     def cancel(self, instruction: do.CancelAttempt, cause: int | None) -> None: ...
     def end(self, port: SimulatedCoordinatorPort) -> None: ...
     def give_up(self, port: SimulatedCoordinatorPort, reason: str) -> None: ...
     def start_coordinator(self) -> None: ...
     def maybe_lose_coordinator(self, chances: int = 1) -> None: ...
-    def lost_with(self, host: CoordinatorHost) -> bool: ...
+    def lost_with(self, host: CoordinatorDriver) -> bool: ...
 
 
-class WatchedHost(TaskHost):
+class WatchedHost(TaskDriver):
     """Shows the watch what its machine does."""
 
     def __init__(
@@ -296,7 +294,7 @@ class SimulatedCoordinatorPort:
         """Whether what is carried out now copies a savepoint."""
         self.savepoint_io = 0
         """How many copies and deletions of savepoints are under way."""
-        self.host: CoordinatorHost | None = None
+        self.host: CoordinatorDriver | None = None
         self.effects: CoordinatorEffects | None = None
 
     def now_ms(self) -> int:
@@ -505,3 +503,40 @@ def _again(world: World, arrive: Callable[[], None]) -> Callable[[], None]:
 
 def _raise(error: Exception) -> None:
     raise error
+
+
+class WatchedEffects(TaskEffects):
+    """As every task's. What was kept is looked at after each deletion."""
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        """As `TaskEffects`."""
+        super().__init__(*args, **named)
+        self.copies_oracle: NodeCopiesOracle | None = None
+        self._bases: dict[CheckpointId, frozenset[str]] = {}
+        self._completed: CheckpointId | None = None
+        """The newest complete checkpoint that the task was told of. Older news may come after, and changes nothing."""
+
+    def persist(
+        self, instruction: task_do.PersistSnapshot, sync_ms: int
+    ) -> ev.SnapshotPersisted | ev.SnapshotFailed | None:
+        """Remember on which files a checkpoint builds that this task has written its part of."""
+        event = super().persist(instruction, sync_ms)
+        if isinstance(event, ev.SnapshotPersisted):
+            self._bases[event.checkpoint_id] = frozenset() if instruction.base is None else instruction.base.paths
+        return event
+
+    def checkpoint_over(self, event: ev.CheckpointCompleted | ev.CheckpointAborted) -> None:
+        """Copies go, and then the oracle looks."""
+        super().checkpoint_over(event)
+        if self.copies_oracle is None or self._copies is None:
+            return
+        task, number = self._descriptor.task, event.checkpoint_id
+        if isinstance(event, ev.CheckpointAborted):
+            self.copies_oracle.aborted(self._copies, task, number)
+            return
+        base = self._bases.pop(number, None)
+        if self._completed is not None and number < self._completed:
+            return  # What the newer one needs has stayed.
+        self._completed = number
+        if base is not None:
+            self.copies_oracle.completed(self._copies, task, number, base)

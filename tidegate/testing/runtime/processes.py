@@ -1,56 +1,70 @@
-"""The processes of a simulated job: the worker of each slot, which of them hang, who notices that, and who ends them.
+"""The processes of a simulated job and their nodes: which hang, are lost or are cut off, and who notices.
 
-A slot has one process at a time, which leaves it to its next attempts unless it has died. Rules:
+A slot has one process at a time, which runs its next attempts unless it has died. Rules:
 
-- With a process end all its subtasks, the keyed state that those that were stopped have left in it, what its subtasks
-  have sent each other, and what they were about to report. Each subtask that had not finished has failed.
-- A subtask that fails by what it raises fails alone: its process stays, and so does what others have left there.
-- What the subtasks of a process send each other goes through its queue. It neither gets lost nor comes twice or late.
-- A process that hangs takes nothing in and says nothing. The coordinator in charge notices that after `silence_ms`.
-- A coordinator that was cut off hears nobody. After that time it takes all processes for hung.
-- What hangs or was given up gets no subtask any more: a new process takes its place, and has nothing in memory.
-- A process may die before one of its subtasks has begun: while it restores state, or waits for others that do.
-- Who is told to leave by a coordinator that was replaced stays. A kill cannot be refused, so the oracle looks at it.
+- When a process ends, all its subtasks end, with the keyed state that stopped subtasks have left in it, what its
+  subtasks have sent each other, and their unsent reports. Each subtask that had not finished has failed.
+- A subtask that raises an error fails alone. Its process stays, with the state of other subtasks.
+- What the subtasks of a process send each other goes through its queue. It is never lost, repeated or late.
+- A process that hangs neither receives nor sends. The current coordinator notices that after `silence_ms`. A
+  coordinator that was cut off takes all processes for hung after that time.
+- A process that hangs or was evicted gets no subtask any more: a new process with empty memory replaces it.
+- A process may die before one of its subtasks has begun, while it restores state or waits for others that do.
+- A process ignores a replaced coordinator that wants it to leave. It cannot refuse a kill, so the oracle checks kills.
+- A process stays on its node for life. A new one starts on any node that answers.
+- When a node is lost, its disk and all processes on it are lost, and sometimes the coordinator. Another node with an
+  empty disk replaces it.
+- A node that is cut off reaches neither storage nor other nodes. Here it stands still: messages for its processes, and
+  answers of storage, are held and delivered in the same order when the link is back. A process that should stop a task
+  and does not receive that is replaced.
+- A cut may end with the loss of the node.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from typing import NamedTuple, Protocol
 
-from tidegate.actors.coordinator.messages import events as co
-from tidegate.actors.coordinator.messages.events import CoordinatorEvent
-from tidegate.actors.drivers.coordinator_host import CoordinatorHost
+from tidegate.actors.coordinator import events as co
+from tidegate.actors.coordinator.events import CoordinatorEvent
+from tidegate.actors.drivers.coordinator_driver import CoordinatorDriver
 from tidegate.actors.drivers.worker import Subtask, Wiring, Worker
-from tidegate.actors.graph.job_graph import JobGraph
+from tidegate.actors.graph.job_graph import JobGraph, vertex_labels
 from tidegate.actors.graph.slot_plan import WorkerId, slot_plan
-from tidegate.actors.graph.vertex_labels import vertex_labels
+from tidegate.actors.task import events as ev
 from tidegate.actors.task.invariants import may_obey
-from tidegate.actors.task.messages import events as ev
-from tidegate.actors.task.task_status import TaskStatus
+from tidegate.actors.task.task_descriptor import TaskStatus
 from tidegate.protocol.identity import TaskId
 from tidegate.storage.ids import AttemptNumber
 from tidegate.testing.oracle.watch import Watch
+from tidegate.testing.world.node_folder import SimulatedNodeFolder
 from tidegate.testing.world.virtual_time import World
 
 DETECTION_MS_MAX = 500
 """How long it takes at most until it is noticed that a process has died, or a subtask has failed."""
+NODES = 3
+LOST_WITH_A_CUT = 0.25
+"""Part of the cuts after which the node is not there any more."""
 _NOT_BEGUN = (TaskStatus.CREATED, TaskStatus.READY)
 
 
 class JobOfProcesses(Protocol):
-    """What processes ask of their job; `SimulatedJob` has it."""
+    """What processes and nodes use of their job, which is a `SimulatedJob`."""
 
     world: World
     watch: Watch
-    coordinator: CoordinatorHost | None
+    coordinator: CoordinatorDriver | None
+    processes: SimulatedProcesses
     crashes: int
 
     @property
     def over(self) -> bool: ...
-    def hear(self, coordinator: CoordinatorHost, event: CoordinatorEvent) -> None: ...
+    def hear(self, coordinator: CoordinatorDriver, event: CoordinatorEvent) -> None: ...
     def report(self, event: CoordinatorEvent) -> None: ...
     def hold_if_cut(self, process: SimulatedProcess, action: Callable[[], object]) -> bool: ...
+    def lose_coordinator(self, *, cut_off: bool) -> None: ...
 
 
 class SimulatedProcess(Worker):
@@ -227,19 +241,19 @@ class SimulatedProcesses:
             if process.unfinished:
                 self._find_hung(coordinator, _Seen(process, process.unfinished))
 
-    def cut_off(self, coordinator: CoordinatorHost) -> None:
+    def cut_off(self, coordinator: CoordinatorDriver) -> None:
         """A coordinator hears nobody any more."""
         if self._silence_ms:
             seen = [_Seen(process, process.unfinished) for process in self.known if process.unfinished]
             self._job.world.after(self._silence_ms, lambda: self._find_all_hung(coordinator, seen))
 
-    def _find_all_hung(self, coordinator: CoordinatorHost, seen: list[_Seen]) -> None:
+    def _find_all_hung(self, coordinator: CoordinatorDriver, seen: list[_Seen]) -> None:
         if not self._job.over:
             self._job.watch.coverage.saw("all_taken_for_hung")
             for one in seen:
                 self._find_hung(coordinator, one)
 
-    def _find_hung(self, coordinator: CoordinatorHost, seen: _Seen) -> None:
+    def _find_hung(self, coordinator: CoordinatorDriver, seen: _Seen) -> None:
         at_ms, name = self._job.world.wall_ms, seen.process.name
         reason = f"it hangs: the process {name} has not answered"
         for task, attempt in seen.attempts.items():
@@ -279,3 +293,95 @@ class SimulatedProcesses:
     def _report(self, failed: dict[TaskId, AttemptNumber], reason: str) -> None:
         for task, attempt in failed.items():
             self._job.report(co.TaskFailed(self._job.world.wall_ms, attempt, task, reason))
+
+
+class SimulatedNodes:
+    """Those of one job."""
+
+    def __init__(self, job: JobOfProcesses) -> None:
+        self._job = job
+        self._of: dict[str, int] = {}
+        """The node of each process, by its name."""
+        self._cut: dict[int, None] = {}
+        self._held: dict[str, deque[Callable[[], object]]] = {}
+        """What comes to processes on nodes that are cut off, by their names, once the links are back."""
+        self._faults = 0
+        self._folders: dict[int, SimulatedNodeFolder] = {}
+        self._disks = 0
+
+    def folder(self, node: int) -> SimulatedNodeFolder:
+        """The local disk of a node."""
+        if node not in self._folders:
+            self._disks += 1
+            seed = f"disk {self._disks} of {self._job.world.seed}"
+            self._folders[node] = SimulatedNodeFolder(self._job.world, f"node {node}", seed)
+        return self._folders[node]
+
+    def of(self, process: SimulatedProcess) -> int:
+        """The node on which a process is, or starts now."""
+        name = process.name
+        if name not in self._of:
+            there = [node for node in range(NODES) if node not in self._cut] or list(range(NODES))
+            self._of[name] = self._job.world.random.choice(there)
+        return self._of[name]
+
+    def is_cut(self, process: SimulatedProcess) -> bool:
+        """Whether nobody reaches a process now."""
+        return bool(self._cut) and self.of(process) in self._cut
+
+    def hold(self, process: SimulatedProcess, action: Callable[[], object]) -> None:
+        """Something comes for a process that nobody reaches."""
+        self._held.setdefault(process.name, deque()).append(action)
+
+    def maybe_fail(self, process: SimulatedProcess) -> None:
+        """The node of a process may be lost now, or cut off."""
+        world = self._job.world
+        if self._faults >= world.faults.nodes_max or self.is_cut(process):
+            return
+        for kind, happens in (("node_loss", partial(self._lose, reason="its node is lost")), ("cut", self._cut_off)):
+            if world.chance(kind):
+                self._faults += 1
+                happens(self.of(process))
+                return
+
+    def _on(self, node: int) -> list[SimulatedProcess]:
+        return [process for process in self._job.processes.known if self.of(process) == node]
+
+    def _held_on(self, node: int) -> list[str]:
+        """Processes on a node for which something is held; those that have ended may have I/O on its way."""
+        return [name for name in self._held if self._of[name] == node]
+
+    def _lose(self, node: int, reason: str) -> None:
+        job, processes = self._job, self._on(node)
+        job.world.note(f"node {node} is lost, with", *(process.name for process in processes))
+        job.watch.coverage.saw("node_lost")
+        self._folders.pop(node, None)
+        for name in self._held_on(node):
+            del self._held[name]
+        for process in processes:
+            job.processes.end(process, reason)
+        if job.coordinator is not None and job.world.random.randrange(NODES) == node:
+            job.lose_coordinator(cut_off=False)
+
+    def _cut_off(self, node: int) -> None:
+        job, world, processes = self._job, self._job.world, self._on(node)
+        cut_ms = world.between(*world.faults.cut_ms)
+        names = (process.name for process in processes)
+        world.note(f"node {node} is cut off for {cut_ms} ms, with", *names)
+        job.watch.coverage.saw("node_cut_off")
+        self._cut[node] = None
+        job.processes.silent(processes, self.is_cut)
+        world.after(cut_ms, lambda: self._end_cut(node))
+
+    def _end_cut(self, node: int) -> None:
+        job = self._job
+        gone = job.world.faulty and job.world.random.random() < LOST_WITH_A_CUT
+        if gone and not job.over:
+            self._lose(node, "its node was cut off, and is lost")
+        del self._cut[node]
+        if not gone:
+            job.world.note(f"the link of node {node} is back")
+        for name in self._held_on(node):
+            held = self._held.pop(name)
+            while held and not job.over:
+                held.popleft()()

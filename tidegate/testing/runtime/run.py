@@ -15,23 +15,21 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from tidegate.actors.coordinator.messages import events as co
-from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.drivers.coordinator_host import CoordinatorHost
+from tidegate.actors.coordinator import events as co
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.drivers.coordinator_driver import CoordinatorDriver
 from tidegate.actors.drivers.job_context import DataPlaneOptions, JobContext
 from tidegate.actors.drivers.task_effects import TaskEffects
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.runtimes.running_job import JobCard, JobOverview, RunningJob, SilentJob, Submission
 from tidegate.actors.task.task_machine import TaskMachine
-from tidegate.api.config.sections.checkpoint_config import CheckpointConfig
+from tidegate.api.config.checkpoint_config import CheckpointConfig
 from tidegate.api.environment import StreamEnvironment
 from tidegate.api.streams.stream import Stream
-from tidegate.connectors.master_hooks import MasterHook
-from tidegate.connectors.source import Source
-from tidegate.operators.local_aggregation.combining_rule import CombiningMode
+from tidegate.connectors.source import MasterHook, Source
+from tidegate.operators.local_aggregation import CombiningMode
 from tidegate.recovery.restart_strategy import RestartStrategy
-from tidegate.storage.checkpoints.metadata import CheckpointMetadata, SavepointFormat, SnapshotKind
-from tidegate.storage.checkpoints.metadata_file import read_metadata
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata, SavepointFormat, SnapshotKind, read_metadata
 from tidegate.storage.errors import ConfigurationError, CorruptionError, ProtocolError
 from tidegate.storage.files.store import OpenStore, Store
 from tidegate.storage.tables.table_files import read_table
@@ -42,8 +40,8 @@ from tidegate.testing.oracle.files.output_tables import Covered
 from tidegate.testing.oracle.invariants import Oracle
 from tidegate.testing.oracle.violation import InvariantViolated
 from tidegate.testing.oracle.watch import Watch
+from tidegate.testing.runtime.ports import WatchedEffects
 from tidegate.testing.runtime.simulated_job import SimulatedJob
-from tidegate.testing.runtime.watched_effects import WatchedEffects
 from tidegate.testing.world.disk import SimulatedDisk, SimulatedStore
 from tidegate.testing.world.faults import Faults
 from tidegate.testing.world.virtual_time import World
@@ -69,7 +67,7 @@ class Protocol:
 
     task_machine: Callable[..., TaskMachine] = TaskMachine
     task_effects: Callable[..., TaskEffects] = WatchedEffects
-    coordinator: Callable[..., CoordinatorHost] = CoordinatorHost
+    coordinator: Callable[..., CoordinatorDriver] = CoordinatorDriver
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,17 +14,17 @@ from functools import partial
 
 import pyarrow as pa
 
+from tidegate.actors.coordinator import events as co
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.coordinator.coordinator_state import CoordinatorState
+from tidegate.actors.coordinator.events import CoordinatorEvent
 from tidegate.actors.coordinator.invariants import permit_sweep
-from tidegate.actors.coordinator.messages import events as co
-from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.coordinator.messages.events import CoordinatorEvent
-from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
+from tidegate.actors.drivers.coordinator_driver import CoordinatorDriver, replay
 from tidegate.actors.drivers.coordinator_effects import CoordinatorEffects
-from tidegate.actors.drivers.coordinator_host import CoordinatorHost, replay
 from tidegate.actors.drivers.task_effects import TaskEffects
 from tidegate.actors.drivers.worker import Subtask
 from tidegate.actors.runtimes.running_job import Submission
-from tidegate.actors.task.messages import events as ev
+from tidegate.actors.task import events as ev
 from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.protocol.identity import TaskId
 from tidegate.storage.checkpoints.event_log import EventLog
@@ -34,10 +34,14 @@ from tidegate.testing.oracle.decisions.limits import check_requests
 from tidegate.testing.oracle.files.damage import Damager
 from tidegate.testing.oracle.violation import InvariantViolated
 from tidegate.testing.oracle.watch import Watch
-from tidegate.testing.runtime.nodes import SimulatedNodes
-from tidegate.testing.runtime.ports import RECOVERY_MS, SimulatedCoordinatorPort, SimulatedSubtask, WatchedHost
-from tidegate.testing.runtime.processes import DETECTION_MS_MAX, SimulatedProcess, SimulatedProcesses
-from tidegate.testing.runtime.watched_effects import WatchedEffects
+from tidegate.testing.runtime.ports import (
+    RECOVERY_MS,
+    SimulatedCoordinatorPort,
+    SimulatedSubtask,
+    WatchedEffects,
+    WatchedHost,
+)
+from tidegate.testing.runtime.processes import DETECTION_MS_MAX, SimulatedNodes, SimulatedProcess, SimulatedProcesses
 from tidegate.testing.world.disk import SimulatedDisk, SimulatedStore
 from tidegate.testing.world.virtual_time import World
 
@@ -63,7 +67,7 @@ class SimulatedJob:
         watch: Watch,
         make_machine: MakeMachine = TaskMachine,
         make_effects: MakeEffects = TaskEffects,
-        make_coordinator: Callable[..., CoordinatorHost] = CoordinatorHost,
+        make_coordinator: Callable[..., CoordinatorDriver] = CoordinatorDriver,
         log_entries: int | None = None,
         hurries: bool = False,
     ) -> None:
@@ -76,7 +80,7 @@ class SimulatedJob:
         watch.damager = Damager(disk, watch.oracle.files, submission.spec.checkpoints.retained)
         self.processes = SimulatedProcesses(self, submission.context.graph, _Wiring(self), world.silence_ms)
         self.nodes = SimulatedNodes(self)
-        self.coordinator: CoordinatorHost | None = None
+        self.coordinator: CoordinatorDriver | None = None
         self.ended: CoordinatorState | None = None
         self._ended_by: SimulatedCoordinatorPort | None = None
         """The coordinator that has ended the job, unless it gave up."""
@@ -92,7 +96,7 @@ class SimulatedJob:
         self._incarnations = 0
         self._deployed = -1
         self._backlog: list[CoordinatorEvent] = []
-        self._graves: deque[CoordinatorHost] = deque(maxlen=GRAVES_MAX)
+        self._graves: deque[CoordinatorDriver] = deque(maxlen=GRAVES_MAX)
         self.slowness: dict[TaskId, int] = {}
         """Longest wait of each task for its next turn, in ms; drawn where it is not set."""
 
@@ -207,7 +211,7 @@ class SimulatedJob:
         by_users = isinstance(event, co.CheckpointRequested | co.CancelRequested)
         return self.spec.adoption_timeout_ms is not None and not by_users and self.world.random.random() < 0.5
 
-    def hear(self, coordinator: CoordinatorHost, event: CoordinatorEvent) -> None:
+    def hear(self, coordinator: CoordinatorDriver, event: CoordinatorEvent) -> None:
         """A coordinator, which may have been replaced, learns of something."""
         if not coordinator.machine.ignores(event):
             self.watch.failover.heard(event)
@@ -238,13 +242,13 @@ class SimulatedJob:
         self.coordinator = None
         self.world.after(RECOVERY_MS, self.start_coordinator)
 
-    def lost_with(self, host: CoordinatorHost) -> bool:
+    def lost_with(self, host: CoordinatorDriver) -> bool:
         """Whether I/O that was started goes down with its coordinator: half of what a dead one has on its way."""
         return host in self._graves and self.world.random.random() < 0.5
 
     # --- tasks ----------------------------------------------------------------------------------------------------
 
-    def deploy(self, instruction: do.DeployAttempt, by: CoordinatorHost, cause: int | None) -> None:
+    def deploy(self, instruction: do.DeployAttempt, by: CoordinatorDriver, cause: int | None) -> None:
         """Start the tasks of an attempt, in place of those before. A stale order changes nothing."""
         if instruction.attempt <= self._deployed:
             return

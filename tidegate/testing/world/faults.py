@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tidegate.storage.argument_checks import check_whole, refused
+from tidegate.storage.argument_checks import check_whole, invalid_field
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.units import parse_duration_ms
 
@@ -84,7 +84,7 @@ class Faults:
         for name in FAULT_KINDS:
             value = getattr(self, name)
             if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
-                raise refused(self, name, "a probability, a number from 0 to 1")
+                raise invalid_field(self, name, "a probability, a number from 0 to 1")
         for name in ("delay", "cut_for", "outage"):
             _check_range(self, name, none=name == "outage")
         for name in ("slow_by", "duration"):
@@ -146,10 +146,10 @@ def _check_range(faults: Faults, name: str, *, none: bool) -> None:
     if value is None and none:
         return
     if not isinstance(value, str):
-        raise refused(faults, name, f"a range such as '0ms..2s'{', or None' if none else ''}")
+        raise invalid_field(faults, name, f"a range such as '0ms..2s'{', or None' if none else ''}")
     low_ms, high_ms = _range_ms(name, value)
     if low_ms > high_ms:
-        raise refused(faults, name, "the shorter time first, as in '0ms..2s'")
+        raise invalid_field(faults, name, "the shorter time first, as in '0ms..2s'")
 
 
 def _range_ms(name: str, value: str) -> tuple[int, int]:

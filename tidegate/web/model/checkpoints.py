@@ -1,36 +1,42 @@
-"""The checkpoints of a job, one of them, and their settings, as Flink's REST API has them.
+"""Checkpoints of a job, one checkpoint by vertex and by subtask, and their settings, as Flink's REST API has them.
 
-Of a checkpoint that is over the coordinator keeps what each vertex has measured, and for some what each subtask has
-(`Chronicle`). Rules: sizes count data in flight, as with Flink; what tidegate does not measure is 0.
+The coordinator keeps the figures of each vertex for a checkpoint that is over, and those of each subtask for some
+(`JobHistory`). Rules: sizes include data in flight, as in Flink; what tidegate does not measure is 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tidegate.actors.coordinator.chronicle import EndedCheckpoint
-from tidegate.actors.coordinator.job.job_spec import Retention
-from tidegate.actors.coordinator.state.checkpoint_statistics import (
+from tidegate.actors.coordinator.checkpoint_statistics import (
     CheckpointRecord,
+    SubtaskStatistics,
     VertexStatistics,
     vertex_statistics,
 )
+from tidegate.actors.coordinator.job_history import EndedCheckpoint
+from tidegate.actors.coordinator.job_spec import Retention
 from tidegate.actors.runtimes.job_snapshot import PendingNow
 from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind
 from tidegate.storage.ids import CheckpointId
-from tidegate.web.model.numbers import summary
+from tidegate.web.jobs import SeenJob
 from tidegate.web.model.states import UNKNOWN, NotKnown
-from tidegate.web.seen_job import SeenJob
+from tidegate.web.model.vertices import vertex_of
 
 NO_INTERVAL_MS = 2**63 - 1
-"""Flink's interval where there are no periodic checkpoints."""
-IN_PROGRESS, COMPLETED, FAILED = "IN_PROGRESS", "COMPLETED", "FAILED"
+"""Flink's interval for a job without periodic checkpoints."""
+
+IN_PROGRESS = "IN_PROGRESS"
+COMPLETED = "COMPLETED"
+FAILED = "FAILED"
 _BACKENDS = {"columnar": "HashMapStateBackend", "rocksdb": "EmbeddedRocksDBStateBackend"}
+_PERCENTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999}
 
 
 def checkpoints(job: SeenJob) -> dict[str, Any]:
-    """`/jobs/<id>/checkpoints`: counts, summary, the newest ones, and the history, newest first."""
+    """Answers `/jobs/<id>/checkpoints`: counts, summary, the newest of each kind, and the history, newest first."""
     now = job.snapshot.checkpoints
     ended = [_ended(job, each.record, each.savepoint_format) for each in job.ended]
     history = [*ended, *(_pending(job, each) for each in now.pending)]
@@ -50,6 +56,158 @@ def checkpoints(job: SeenJob) -> dict[str, Any]:
             "restored": _restored(job),
         },
         "history": sorted(history, key=lambda each: -each["id"]),
+    }
+
+
+def find_checkpoint(job: SeenJob, checkpoint_id: int) -> EndedCheckpoint | PendingNow:
+    """Returns the checkpoint of this number, if it is kept. Raises NotKnown."""
+    for ended in job.ended:
+        if ended.record.checkpoint_id == checkpoint_id:
+            return ended
+    for pending in job.snapshot.checkpoints.pending:
+        if pending.checkpoint_id == checkpoint_id:
+            return pending
+    newest = f"; the newest {len(job.ended)} are kept" if job.ended else ""
+    raise NotKnown(f"job {job.job_id} has no checkpoint {checkpoint_id}, or no longer keeps it{newest}")
+
+
+def newest_checkpoint(job: SeenJob, status: str | None) -> CheckpointId:
+    """Returns the number of the newest checkpoint that is over, with this status if given. Raises NotKnown."""
+    for ended in reversed(job.ended):
+        if status in (None, COMPLETED if ended.record.reason is None else FAILED):
+            return ended.record.checkpoint_id
+    raise NotKnown(f"job {job.job_id} has no such checkpoint yet; see /jobs/<id>/checkpoints")
+
+
+def checkpoint_details(job: SeenJob, checkpoint_id: int) -> dict[str, Any]:
+    """Answers `/jobs/<id>/checkpoints/details/<n>`: one checkpoint, with its parts by vertex. Raises NotKnown."""
+    found = find_checkpoint(job, checkpoint_id)
+    if isinstance(found, PendingNow):
+        checkpoint = _pending(job, found)
+        vertices = vertex_statistics(dict(found.subtasks))
+    else:
+        checkpoint = _ended(job, found.record, found.savepoint_format)
+        vertices = found.record.vertices
+    parts = {vertex.vertex: vertex for vertex in vertices}
+    tasks = {
+        str(vertex.vertex): _part(checkpoint, parts.get(vertex.vertex), _taking_part(job, found, vertex.vertex, parts))
+        for vertex in job.about.vertices
+    }
+    return checkpoint | {"tasks": tasks}
+
+
+def _taking_part(job: SeenJob, found: EndedCheckpoint | PendingNow, vertex: str, parts: Mapping[Any, Any]) -> int:
+    """Returns how many subtasks of a vertex take part. A checkpoint that is over does not count finished subtasks."""
+    parallelism = next(each.parallelism for each in job.about.vertices if each.vertex == vertex)
+    if isinstance(found, PendingNow):
+        return next((count for name, count in found.vertex_tasks.items() if name == vertex), parallelism)
+    if found.record.reason is None:
+        return parts[vertex].subtasks if vertex in parts else 0
+    return parallelism
+
+
+def _part(checkpoint: Mapping[str, Any], part: VertexStatistics | None, subtasks: int) -> dict[str, Any]:
+    vertices = () if part is None else (part,)
+    acknowledged = 0 if part is None else part.subtasks
+    done = checkpoint["status"] == IN_PROGRESS and 0 < subtasks == acknowledged
+    return {
+        "id": checkpoint["id"],
+        "status": COMPLETED if done else checkpoint["status"],
+        "latest_ack_timestamp": _newest_ack(checkpoint["trigger_timestamp"], vertices),
+        **_sizes(vertices),
+        "end_to_end_duration": 0 if part is None else part.end_to_end_ms.max,
+        "num_subtasks": subtasks,
+        "num_acknowledged_subtasks": acknowledged,
+    }
+
+
+def checkpoint_subtasks(job: SeenJob, checkpoint_id: int, vertex_id: str) -> dict[str, Any]:
+    """Answers `/jobs/<id>/checkpoints/details/<n>/subtasks/<v>`: a vertex by subtask. Raises NotKnown."""
+    found = find_checkpoint(job, checkpoint_id)
+    vertex = vertex_of(job, vertex_id)
+    part: dict[str, Any] = checkpoint_details(job, checkpoint_id)["tasks"][vertex_id]
+    acknowledged = {task.subtask: each for task, each in found.subtasks.items() if task.vertex == vertex_id}
+    if part["num_acknowledged_subtasks"] and not acknowledged:
+        raise NotKnown(f"checkpoint {checkpoint_id} of job {job.job_id} keeps only totals, not its subtasks")
+    triggered_at_ms = found.triggered_at_ms if isinstance(found, PendingNow) else found.record.triggered_at_ms
+    aborted = not isinstance(found, PendingNow) and found.record.reason is not None
+    return part | {
+        "summary": _subtask_summary(acknowledged),
+        "subtasks": [
+            {"className": "pending", "index": index, "status": "pending_or_failed"}
+            if (each := acknowledged.get(index)) is None  # type: ignore[call-overload]
+            else _completed(index, each, triggered_at_ms, aborted)
+            for index in range(vertex.parallelism)
+        ],
+    }
+
+
+def _subtask_summary(acknowledged: Mapping[Any, SubtaskStatistics]) -> dict[str, Any]:
+    parts = list(acknowledged.values())
+    zeros = [0 for _ in parts]
+    return {
+        "checkpointed_size": summary(each.incremental_bytes + each.in_flight_bytes for each in parts),
+        "state_size": summary(each.state_bytes + each.in_flight_bytes for each in parts),
+        "end_to_end_duration": summary(each.end_to_end_ms for each in parts),
+        "checkpoint_duration": {
+            "sync": summary(each.metrics.sync_ms for each in parts),
+            "async": summary(each.metrics.async_ms for each in parts),
+        },
+        "alignment": {
+            "buffered": summary(zeros),
+            "processed": summary(UNKNOWN for _ in parts),
+            "persisted": summary(each.in_flight_bytes for each in parts),
+            "duration": summary(each.metrics.alignment_ms for each in parts),
+        },
+        "start_delay": summary(each.metrics.start_delay_ms for each in parts),
+    }
+
+
+def _completed(index: int, each: SubtaskStatistics, triggered_at_ms: int, aborted: bool) -> dict[str, Any]:
+    return {
+        "className": "completed",
+        "index": index,
+        "status": "completed",
+        "ack_timestamp": triggered_at_ms + each.end_to_end_ms,
+        "end_to_end_duration": each.end_to_end_ms,
+        "checkpointed_size": each.incremental_bytes + each.in_flight_bytes,
+        "state_size": each.state_bytes + each.in_flight_bytes,
+        "checkpoint": {"sync": each.metrics.sync_ms, "async": each.metrics.async_ms},
+        "alignment": {
+            "buffered": 0,
+            "processed": UNKNOWN,
+            "persisted": each.in_flight_bytes,
+            "duration": each.metrics.alignment_ms,
+        },
+        "start_delay": each.metrics.start_delay_ms,
+        "unaligned_checkpoint": each.metrics.unaligned,
+        "aborted": aborted,
+    }
+
+
+def checkpoint_config(job: SeenJob) -> dict[str, Any]:
+    """Answers `/jobs/<id>/checkpoints/config`."""
+    settings = job.about.checkpoints
+    about = job.about
+    return {
+        "mode": "exactly_once" if settings.exactly_once else "at_least_once",
+        "interval": NO_INTERVAL_MS if settings.interval_ms is None else settings.interval_ms,
+        "timeout": settings.timeout_ms,
+        "min_pause": settings.min_pause_ms,
+        "max_concurrent": settings.max_concurrent,
+        "externalization": {
+            "enabled": settings.retention is not Retention.NEVER_RETAIN,
+            "delete_on_cancellation": settings.retention is not Retention.RETAIN_ON_CANCELLATION,
+        },
+        "state_backend": _BACKENDS.get(about.backend, about.backend),
+        "checkpoint_storage": job.snapshot.card.root,
+        "unaligned_checkpoints": settings.unaligned,
+        "tolerable_failed_checkpoints": settings.tolerable_failures,
+        "aligned_checkpoint_timeout": settings.aligned_timeout_ms or 0,
+        "checkpoints_after_tasks_finish": True,
+        "state_changelog_enabled": about.changelog,
+        "changelog_periodic_materialization_interval": 0,
+        "changelog_storage": "",
     }
 
 
@@ -81,7 +239,7 @@ def _restored(job: SeenJob) -> dict[str, Any] | None:
 def _ended(job: SeenJob, record: CheckpointRecord, savepoint_format: SavepointFormat | None) -> dict[str, Any]:
     status = COMPLETED if record.reason is None else FAILED
     unaligned = any(vertex.unaligned for vertex in record.vertices)
-    told = {
+    ended = {
         "className": status.lower(),
         "id": record.checkpoint_id,
         "status": status,
@@ -102,9 +260,9 @@ def _ended(job: SeenJob, record: CheckpointRecord, savepoint_format: SavepointFo
     }
     if record.reason is None:
         kept = record.kind.is_savepoint or record.checkpoint_id in job.snapshot.checkpoints.kept
-        return told | {"external_path": _path(job, record), "discarded": not kept}
+        return ended | {"external_path": _path(job, record), "discarded": not kept}
     message = record.message or record.reason.value
-    return told | {"failure_timestamp": record.ended_at_ms, "failure_message": message}
+    return ended | {"failure_timestamp": record.ended_at_ms, "failure_message": message}
 
 
 def _pending(job: SeenJob, pending: PendingNow) -> dict[str, Any]:
@@ -149,97 +307,36 @@ def _newest_ack(triggered_at_ms: int, vertices: Iterable[VertexStatistics]) -> i
 
 
 def _sizes(vertices: Iterable[VertexStatistics]) -> dict[str, int]:
-    told = list(vertices)
-    in_flight = sum(vertex.in_flight_bytes.total for vertex in told)
+    parts = list(vertices)
+    in_flight = sum(vertex.in_flight_bytes.total for vertex in parts)
     return {
-        "checkpointed_size": sum(vertex.incremental_bytes.total for vertex in told) + in_flight,
-        "state_size": sum(vertex.state_bytes.total for vertex in told) + in_flight,
+        "checkpointed_size": sum(vertex.incremental_bytes.total for vertex in parts) + in_flight,
+        "state_size": sum(vertex.state_bytes.total for vertex in parts) + in_flight,
         "alignment_buffered": 0,
         "processed_data": UNKNOWN,
         "persisted_data": in_flight,
     }
 
 
-def find_checkpoint(job: SeenJob, checkpoint_id: int) -> EndedCheckpoint | PendingNow:
-    """The checkpoint of this number, if it is kept. Raises NotKnown."""
-    for ended in job.ended:
-        if ended.record.checkpoint_id == checkpoint_id:
-            return ended
-    for pending in job.snapshot.checkpoints.pending:
-        if pending.checkpoint_id == checkpoint_id:
-            return pending
-    newest = f"; the newest {len(job.ended)} are kept" if job.ended else ""
-    raise NotKnown(f"job {job.job_id} has no checkpoint {checkpoint_id}, or not any more{newest}")
-
-
-def newest_checkpoint(job: SeenJob, status: str | None) -> CheckpointId:
-    """The number of the newest one that is over, or that has this status. Raises NotKnown."""
-    for ended in reversed(job.ended):
-        if status in (None, COMPLETED if ended.record.reason is None else FAILED):
-            return ended.record.checkpoint_id
-    raise NotKnown(f"job {job.job_id} has no such checkpoint yet")
-
-
-def checkpoint_details(job: SeenJob, checkpoint_id: int) -> dict[str, Any]:
-    """`/jobs/<id>/checkpoints/details/<n>`: one checkpoint, with its parts by vertex. Raises NotKnown."""
-    found = find_checkpoint(job, checkpoint_id)
-    if isinstance(found, PendingNow):
-        told, vertices = _pending(job, found), vertex_statistics(dict(found.subtasks))
-    else:
-        told, vertices = _ended(job, found.record, found.savepoint_format), found.record.vertices
-    parts = {vertex.vertex: vertex for vertex in vertices}
-    tasks = {
-        str(vertex.vertex): _part(told, parts.get(vertex.vertex), _taking_part(job, found, vertex.vertex, parts))
-        for vertex in job.about.vertices
-    }
-    return told | {"tasks": tasks}
-
-
-def _taking_part(job: SeenJob, found: EndedCheckpoint | PendingNow, vertex: str, parts: Mapping[Any, Any]) -> int:
-    """How many subtasks of a vertex take part. Of a checkpoint that is over nobody counts those that had finished."""
-    parallelism = next(each.parallelism for each in job.about.vertices if each.vertex == vertex)
-    if isinstance(found, PendingNow):
-        return next((count for name, count in found.vertex_tasks.items() if name == vertex), parallelism)
-    if found.record.reason is None:
-        return parts[vertex].subtasks if vertex in parts else 0
-    return parallelism
-
-
-def _part(told: Mapping[str, Any], part: VertexStatistics | None, subtasks: int) -> dict[str, Any]:
-    vertices = () if part is None else (part,)
-    acknowledged = 0 if part is None else part.subtasks
-    done = told["status"] == IN_PROGRESS and 0 < subtasks == acknowledged
+def summary(values: Iterable[int]) -> dict[str, Any]:
+    """Returns minimum, maximum, mean and percentiles. Without numbers, percentiles are "NaN" and the others 0."""
+    numbers = sorted(values)
+    if not numbers:
+        return {"min": 0, "max": 0, "avg": 0, **dict.fromkeys(_PERCENTILES, "NaN")}
     return {
-        "id": told["id"],
-        "status": COMPLETED if done else told["status"],
-        "latest_ack_timestamp": _newest_ack(told["trigger_timestamp"], vertices),
-        **_sizes(vertices),
-        "end_to_end_duration": 0 if part is None else part.end_to_end_ms.max,
-        "num_subtasks": subtasks,
-        "num_acknowledged_subtasks": acknowledged,
+        "min": numbers[0],
+        "max": numbers[-1],
+        "avg": sum(numbers) // len(numbers),
+        **{name: _percentile(numbers, part) for name, part in _PERCENTILES.items()},
     }
 
 
-def checkpoint_config(job: SeenJob) -> dict[str, Any]:
-    """`/jobs/<id>/checkpoints/config`."""
-    settings, about = job.about.checkpoints, job.about
-    return {
-        "mode": "exactly_once" if settings.exactly_once else "at_least_once",
-        "interval": NO_INTERVAL_MS if settings.interval_ms is None else settings.interval_ms,
-        "timeout": settings.timeout_ms,
-        "min_pause": settings.min_pause_ms,
-        "max_concurrent": settings.max_concurrent,
-        "externalization": {
-            "enabled": settings.retention is not Retention.NEVER_RETAIN,
-            "delete_on_cancellation": settings.retention is not Retention.RETAIN_ON_CANCELLATION,
-        },
-        "state_backend": _BACKENDS.get(about.backend, about.backend),
-        "checkpoint_storage": job.snapshot.card.root,
-        "unaligned_checkpoints": settings.unaligned,
-        "tolerable_failed_checkpoints": settings.tolerable_failures,
-        "aligned_checkpoint_timeout": settings.aligned_timeout_ms or 0,
-        "checkpoints_after_tasks_finish": True,
-        "state_changelog_enabled": about.changelog,
-        "changelog_periodic_materialization_interval": 0,
-        "changelog_storage": "",
-    }
+def _percentile(numbers: Sequence[int], part: float) -> float:
+    """Interpolates between the two nearest numbers, as Apache Commons Math does by default."""
+    place = part * (len(numbers) + 1)
+    if place < 1:
+        return float(numbers[0])
+    if place >= len(numbers):
+        return float(numbers[-1])
+    below = math.floor(place)
+    return numbers[below - 1] + (place - below) * (numbers[below] - numbers[below - 1])

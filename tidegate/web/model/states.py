@@ -1,13 +1,13 @@
-"""What Flink calls the states of jobs and tasks. Pure, as all of the model."""
+"""The states of jobs and tasks in Flink's words."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
 
-from tidegate.actors.coordinator.state.coordinator_state import JobStatus
+from tidegate.actors.coordinator.phases import JobStatus
 from tidegate.actors.runtimes.job_snapshot import TaskNow
-from tidegate.web.seen_job import SeenJob
+from tidegate.web.jobs import SeenJob
 
 JOB_STATES = (
     "INITIALIZING", "CREATED", "RUNNING", "FAILING", "FAILED", "CANCELLING", "CANCELED", "FINISHED", "RESTARTING",
@@ -19,7 +19,7 @@ TASK_STATES = (
 )  # fmt: skip
 
 UNKNOWN = -1
-"""Where there is no time or number to tell."""
+"""Flink's value for an unknown time or number."""
 
 _STATES = {
     JobStatus.CREATED: "INITIALIZING",
@@ -30,18 +30,18 @@ _STATES = {
     JobStatus.FINISHED: "FINISHED",
     JobStatus.FAILED: "FAILED",
     JobStatus.CANCELLED: "CANCELED",
-    # Who stops a Flink job with a savepoint waits for FINISHED, with or without drain.
+    # Clients that stop a Flink job with a savepoint wait for FINISHED, with or without drain.
     JobStatus.SUSPENDED: "FINISHED",
 }
 _ENDING = {JobStatus.FAILED: "FAILING", JobStatus.CANCELLED: "CANCELLING"}
 
 
 class NotKnown(Exception):
-    """There is no such thing, or none any more. The text says which."""
+    """The requested object does not exist, or is no longer kept. The text names it."""
 
 
 def job_state(job: SeenJob) -> str:
-    """The state of a job. It is RUNNING when all of its tasks are, RECONCILING while its coordinator is silent."""
+    """Returns the state of a job: RUNNING when all of its tasks are, RECONCILING while its coordinator is silent."""
     snapshot = job.snapshot
     if not job.reachable and not job.over:
         return "RECONCILING"
@@ -53,12 +53,12 @@ def job_state(job: SeenJob) -> str:
 
 
 def started_at_ms(job: SeenJob) -> int:
-    """When it was submitted."""
+    """Returns when the job was submitted, in ms since the epoch."""
     return job.snapshot.card.submitted_at_ms
 
 
 def entered_at_ms(job: SeenJob) -> dict[str, int]:
-    """When the job has entered each state last; 0: never, or nobody knows."""
+    """Returns when the job last entered each state, in ms since the epoch; 0 if never or unknown."""
     times = dict.fromkeys(JOB_STATES, 0)
     for status, at_ms in job.past.since_ms:
         state = _STATES[status]
@@ -68,26 +68,26 @@ def entered_at_ms(job: SeenJob) -> dict[str, int]:
 
 
 def ended_at_ms(job: SeenJob) -> int:
-    """When the job has ended; -1 while it has not."""
+    """Returns when the job ended, in ms since the epoch, or -1 before its end."""
     if not job.over:
         return UNKNOWN
     return next((at_ms for status, at_ms in job.past.since_ms if status is job.snapshot.status), job.snapshot.at_ms)
 
 
 def duration_ms(job: SeenJob) -> int:
-    """For how long the job has been there."""
+    """Returns the age of the job, until its end."""
     until_ms = ended_at_ms(job) if job.over else job.now_ms
     return max(0, until_ms - started_at_ms(job))
 
 
 def count_states(tasks: Iterable[TaskNow], *, small: bool = False) -> dict[str, int]:
-    """How many of the tasks are in each state; `small`: names as lists of jobs have them."""
+    """Counts tasks by state. `small`: names in lower case, as in lists of jobs."""
     counts = Counter(task.status for task in tasks)
     return {state.lower() if small else state: counts[state] for state in TASK_STATES}
 
 
 def vertex_state(tasks: Iterable[TaskNow]) -> str:
-    """The state of a vertex out of those of its tasks: the worst one, as Flink does."""
+    """Returns the state of a vertex: the worst state of its tasks, as Flink does."""
     present = {task.status for task in tasks}
     for state in ("FAILED", "CANCELING", "CANCELED", "RECONCILING"):
         if state in present:

@@ -1,1 +1,1 @@
-"""The job page: HTML of what the model says, made here, without a build chain and without requests to elsewhere."""
+"""The job page: HTML from the model, rendered on the server, without a build chain and without requests elsewhere."""

@@ -1,26 +1,53 @@
-"""The checkpoints of a job on its page: counts, the newest of each kind, the strip, the history and the summary."""
+"""Checkpoints on the page of a job: counts, the newest of each kind, the strip, history, summary, and one by subtask.
+
+The time of a subtask runs from the trigger to its acknowledgement: the start delay until its first barrier, the
+alignment until the last one, then the synchronous and the asynchronous part of its snapshot. A line after them stands
+for the rest: the way of the barrier through the chain, and of the acknowledgement. All subtasks of a checkpoint share
+one scale.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tidegate.web.page import texts
 
 STRIP_MAX = 60
-_BAR_MIN, _BAR_MAX, _FOOT = 3.0, 50.0, 70.0
-"""In pixels: the least and the largest height of a bar, and where bars stand."""
+
+_BAR_MIN = 3.0
+_BAR_MAX = 50.0
+_FOOT = 70.0
+"""Pixels: the smallest and the largest height of a bar, and the line on which bars stand."""
 
 COLUMNS = ("min", "avg", "max", "p50", "p90", "p95", "p99", "p999")
 COLUMN_NAMES = ("minimum", "average", "maximum", "p50", "p90", "p95", "p99", "p99.9")
+
 ROWS = (
     ("end_to_end_duration", "End to end duration", "span"),
     ("checkpointed_size", "Checkpointed data size", "size"),
     ("state_size", "Full checkpoint data size", "size"),
     ("persisted_data", "Persisted in-flight data", "size"),
 )
-"""Flink's names on its page of checkpoints, without what is processed during an alignment, which nobody counts."""
+"""Flink's names on its page of checkpoints, without data processed during alignment, which is not measured."""
+
+SUBTASKS_MAX = 60
+"""How many subtasks of a vertex are shown; if there are more, the slowest."""
+
+ROWS_MAX = 600
+"""How many subtasks of all vertices are shown. Each vertex shows at least `SUBTASKS_MIN`."""
+
+SUBTASKS_MIN = 4
+VERTICES_MAX = 100
+
+PHASES = (
+    ("start-delay", "start delay"),
+    ("alignment", "alignment"),
+    ("sync", "sync"),
+    ("async", "async"),
+)
+"""CSS classes and Flink's words."""
 
 _KINDS = {
     "CHECKPOINT": "checkpoint",
@@ -28,6 +55,7 @@ _KINDS = {
     "SAVEPOINT": "savepoint",
     "SYNC_SAVEPOINT": "savepoint that ends the job",
 }
+
 _MARKS = {"COMPLETED": "✓", "FAILED": "✕", "IN_PROGRESS": "…"}
 
 
@@ -53,12 +81,12 @@ class Checkpoint:
 
     @property
     def word(self) -> str:
-        """Its status in lower case, for people and for classes of CSS."""
+        """The status in lower case, for people and for CSS classes."""
         return self.status.lower().replace("_", "-")
 
 
 def checkpoint_of(given: Mapping[str, Any]) -> Checkpoint:
-    """A checkpoint of the model."""
+    """Converts a checkpoint of the model."""
     status = str(given["status"])
     kind = str(given.get("checkpoint_type", "CHECKPOINT"))
     return Checkpoint(
@@ -92,21 +120,20 @@ class Bar:
 
     @property
     def middle(self) -> float:
-        """Where a mark over it stands, in percent."""
+        """The place of a mark over the bar, in percent."""
         return round(self.x + self.width / 2, 3)
 
     @property
     def words(self) -> str:
-        """What the bar says."""
         c = self.checkpoint
-        said = [f"{c.kind.capitalize()} {c.number}: {c.word.replace('-', ' ')}", texts.span(c.duration)]
+        parts = [f"{c.kind.capitalize()} {c.number}: {c.word.replace('-', ' ')}", texts.span(c.duration)]
         if c.status == "COMPLETED":
-            said.append(texts.size(c.checkpointed_size))
-        return ", ".join([*said, c.failure] if c.failure else said)
+            parts.append(texts.size(c.checkpointed_size))
+        return ", ".join([*parts, c.failure] if c.failure else parts)
 
 
 def strip(history: Sequence[Checkpoint]) -> list[Bar]:
-    """The newest `STRIP_MAX` of a history (newest first), oldest first; the longest has the highest bar."""
+    """Returns bars for the newest `STRIP_MAX` of a history, oldest first. The longest duration has the highest bar."""
     shown = list(reversed(history[:STRIP_MAX]))
     longest = max((texts.number(c.duration) or 0.0 for c in shown), default=0.0) or 1.0
     pitch = 100 / STRIP_MAX
@@ -120,7 +147,7 @@ def strip(history: Sequence[Checkpoint]) -> list[Bar]:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
-    """All that the page shows of them."""
+    """The checkpoints of a job, as its page shows them."""
 
     counts: list[tuple[str, int]]
     completed: Checkpoint | None
@@ -133,7 +160,7 @@ class Checkpoints:
 
     @property
     def newest(self) -> Checkpoint | None:
-        """The newest completed one, savepoints included."""
+        """The newest completed checkpoint or savepoint."""
         both = [c for c in (self.completed, self.savepoint) if c is not None and c.status == "COMPLETED"]
         return max(both, key=lambda c: c.number, default=None)
 
@@ -144,17 +171,18 @@ class Checkpoints:
 
     @property
     def strip_words(self) -> str:
-        """What the strip shows, for those who do not see it."""
+        """A description of the strip, for people who do not see it."""
         failed = sum(bar.checkpoint.status == "FAILED" for bar in self.bars)
         return (
             f"The last {len(self.bars)} checkpoints: {failed} failed, the longest took {texts.span(self.longest)}. "
-            "The table below has them all."
+            "The table below lists them."
         )
 
 
 def checkpoints_of(given: Mapping[str, Any]) -> Checkpoints:
-    """The answer of the model, as the page shows it."""
-    counts, latest = given["counts"], given["latest"]
+    """Converts `checkpoints` of the model."""
+    counts = given["counts"]
+    latest = given["latest"]
     history = [checkpoint_of(c) for c in given["history"][:STRIP_MAX]]
     return Checkpoints(
         counts=[
@@ -179,10 +207,161 @@ def _latest(latest: Mapping[str, Any], kind: str) -> Checkpoint | None:
 
 
 def summary_rows(summary: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[str]]]:
-    """Rows of the summary: a name, and a text for each of `COLUMNS`."""
+    """Returns the rows of the summary: a label, and a text for each of `COLUMNS`."""
     words = {"span": texts.span, "size": texts.size}
     return [
         (label, [words[kind](summary[key].get(column)) for column in COLUMNS])
         for key, label, kind in ROWS
         if key in summary
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A phase of a subtask. `x` and `width` are in percent of the scale."""
+
+    kind: str
+    words: str
+    x: float
+    width: float
+
+
+@dataclass(frozen=True, slots=True)
+class Subtask:
+    """The part of a subtask in a checkpoint. `segments` is empty before its acknowledgement."""
+
+    number: int
+    acknowledged: bool
+    acknowledged_at: object
+    duration: object
+    phases: tuple[object, ...]
+    segments: tuple[Segment, ...]
+    end: float
+    """The end of its time, in percent of the scale."""
+    checkpointed_size: object
+    state_size: object
+    persisted: object
+    unaligned: bool
+
+    @property
+    def words(self) -> str:
+        if not self.acknowledged:
+            return "not acknowledged"
+        parts = ", ".join(f"{name} {texts.span(ms)}" for (_, name), ms in zip(PHASES, self.phases, strict=True))
+        return f"{texts.span(self.duration)} in all: {parts}"
+
+
+@dataclass(frozen=True, slots=True)
+class VertexPart:
+    """The part of a vertex in a checkpoint. `known`: whether its subtasks are still kept."""
+
+    name: str
+    acknowledged: int
+    total: int
+    duration: object
+    state_size: object
+    subtasks: tuple[Subtask, ...]
+    known: bool
+
+    @property
+    def hidden(self) -> int:
+        """The number of subtasks that are not shown."""
+        return max(0, self.total - len(self.subtasks)) if self.known else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """One checkpoint by vertex. `scale_ms`: the duration that the whole width of a timeline stands for."""
+
+    vertices: tuple[VertexPart, ...]
+    scale_ms: float
+    hidden: int
+    """The number of vertices that are not shown."""
+
+    @property
+    def ticks(self) -> list[tuple[float, str]]:
+        """The marks of the scale: place in percent, and text."""
+        return [(percent, texts.span(self.scale_ms * percent / 100)) for percent in (0.0, 50.0, 100.0)]
+
+
+def breakdown_of(
+    details: Mapping[str, Any], subtasks: Mapping[str, Mapping[str, Any] | None], names: Mapping[str, str]
+) -> Breakdown:
+    """Converts a checkpoint of the model. `subtasks`: by vertex id; None if not kept. `names`: of vertices, by id."""
+    parts = [part for part in subtasks.values() if part is not None]
+    scale_ms = max((_longest(part["subtasks"]) for part in parts), default=0.0) or 1.0
+    tasks = list(details["tasks"].items())[:VERTICES_MAX]
+    subtasks_max = max(SUBTASKS_MIN, min(SUBTASKS_MAX, ROWS_MAX // max(1, len(tasks))))
+    vertices = tuple(
+        _vertex(texts.name(names.get(vertex, vertex)), task, subtasks.get(vertex), scale_ms, subtasks_max)
+        for vertex, task in tasks
+    )
+    return Breakdown(vertices, scale_ms, len(details["tasks"]) - len(tasks))
+
+
+def _longest(subtasks: Iterable[Mapping[str, Any]]) -> float:
+    return max((max(_duration(subtask), sum(_phases(subtask))) for subtask in subtasks), default=0.0)
+
+
+def _vertex(
+    name: str, task: Mapping[str, Any], part: Mapping[str, Any] | None, scale_ms: float, subtasks_max: int
+) -> VertexPart:
+    given = [] if part is None else list(part["subtasks"])
+    if len(given) > subtasks_max:
+        # Subtasks without acknowledgement come first: the checkpoint waits for them.
+        given = sorted(given, key=lambda s: (not _is_pending(s), -_duration(s), s["index"]))[:subtasks_max]
+    return VertexPart(
+        name=name,
+        acknowledged=task["num_acknowledged_subtasks"],
+        total=task["num_subtasks"],
+        duration=task["end_to_end_duration"],
+        state_size=task["state_size"],
+        subtasks=tuple(_subtask(subtask, scale_ms) for subtask in given),
+        known=part is not None,
+    )
+
+
+def _subtask(given: Mapping[str, Any], scale_ms: float) -> Subtask:
+    if _is_pending(given):
+        return Subtask(given["index"] + 1, False, None, None, (), (), 0.0, None, None, None, False)
+    segments = []
+    begin = 0.0
+    phases = _phases(given)
+    for (kind, word), duration_ms in zip(PHASES, phases, strict=True):
+        if duration_ms > 0:
+            width = round(100 * duration_ms / scale_ms, 3)
+            segments.append(Segment(kind, f"{word} {texts.span(duration_ms)}", round(100 * begin / scale_ms, 3), width))
+        begin += duration_ms
+    return Subtask(
+        number=given["index"] + 1,
+        acknowledged=True,
+        acknowledged_at=given["ack_timestamp"],
+        duration=given["end_to_end_duration"],
+        phases=tuple(phases),
+        segments=tuple(segments),
+        end=round(100 * max(begin, _duration(given)) / scale_ms, 3),
+        checkpointed_size=given["checkpointed_size"],
+        state_size=given["state_size"],
+        persisted=given["alignment"]["persisted"],
+        unaligned=bool(given["unaligned_checkpoint"]),
+    )
+
+
+def _is_pending(subtask: Mapping[str, Any]) -> bool:
+    return "checkpoint" not in subtask
+
+
+def _duration(subtask: Mapping[str, Any]) -> float:
+    return texts.number(subtask.get("end_to_end_duration")) or 0.0
+
+
+def _phases(subtask: Mapping[str, Any]) -> list[float]:
+    if _is_pending(subtask):
+        return []
+    parts = (
+        subtask["start_delay"],
+        subtask["alignment"]["duration"],
+        subtask["checkpoint"]["sync"],
+        subtask["checkpoint"]["async"],
+    )
+    return [texts.number(part) or 0.0 for part in parts]

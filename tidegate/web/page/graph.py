@@ -1,52 +1,109 @@
-"""`draw_graph`: the vertices of a job with what they do, and where they stand in the picture.
+"""`draw_graph`: the vertices of a job with their load, and the layout of its picture.
 
 Rules:
-- A colour never says anything alone: the words beside it say the same.
-- What was not measured is left out, not zero.
-- A picture has `VERTICES_MAX` vertices at most. A larger graph is a table alone.
+- A colour never carries information alone: words next to it repeat it.
+- A figure that was not measured is omitted, not zero.
+- A picture has up to `VERTICES_MAX` vertices. A larger graph is only a table.
+- Names are wrapped by estimated widths, as DejaVu Sans Bold has them; other screen fonts are narrower. A line breaks
+  after a space, a hyphen, an underscore or an arrow; a word longer than a line breaks anywhere. The rest is cut, and
+  ends in an ellipsis.
+
+The layout follows Sugiyama, Tagawa and Toda (1981), in three steps:
+1. The rank of a vertex is the length of the longest path that leads to it.
+2. An edge over several ranks gets a place in each of them, so that it never runs beneath a vertex.
+3. Within a rank, places are sorted by the mean of their neighbours' places, forwards and backwards, which avoids most
+   crossings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from tidegate.actors.graph.job_graph import DEFAULT_GROUP
 from tidegate.web.page import texts
-from tidegate.web.page.box_text import width_em, wrap
-from tidegate.web.page.graph_layout import Box, Curve, Layout, Measures, lay_out
+
+Node = int
+"""The number of a vertex, from 0 on. Larger numbers stand for places that a long edge passes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measures:
+    """Sizes in pixels: of a box, and of the space between two boxes, along the ranks and across."""
+
+    width: int
+    height: int
+    between_ranks: int
+    between_boxes: int
+    margin: int = 8
+
 
 VERTICES_MAX = 40
+
 BOX = Measures(width=200, height=121, between_ranks=74, between_boxes=22)
 """On a wide screen, where ranks go to the right."""
+
 PHONE_BOX = Measures(width=152, height=117, between_ranks=36, between_boxes=10, margin=2)
-"""On a phone, where ranks go down: two boxes fit beside each other."""
+"""On a phone, where ranks go down: two boxes fit next to each other."""
+
 PHONE_BOX_RIGHT = replace(PHONE_BOX, between_ranks=68)
-"""On a phone where ranks go to the right: labels of edges stand between the boxes."""
+"""On a phone, where ranks go to the right: labels of edges stand between the boxes."""
 
-FONT, PHONE_FONT = 13.5, 12.5
-"""The height of a name, in pixels, as page.css has it."""
+FONT = 13.5
+PHONE_FONT = 12.5
+"""The height of a name in pixels, as in page.css."""
 
-EDGE, PHONE_EDGE = 12, 8
-"""What lies between the frame of a box and its text."""
+EDGE = 12
+PHONE_EDGE = 8
+"""Pixels between the frame of a box and its text."""
 
 PHONE_WIDTH = 2 * PHONE_BOX.width + PHONE_BOX.between_boxes + 2 * PHONE_BOX.margin
-"""A picture that goes down and is wider goes to the right instead where that is less wide."""
+"""A downwards picture that is wider than this is drawn to the right, if that is narrower."""
 
 BUSY = 0.8
-"""From here on a vertex counts as busy: it has little to spare."""
+"""A vertex that works at least this part of the time counts as busy."""
 
 _PARTS = ("busy_ms_per_second", "back_pressured_ms_per_second", "idle_ms_per_second")
 _LEVELS = {"low": "pressed-low", "high": "pressed-high"}
 _STATES = {"low": "back-pressured: low", "high": "back-pressured: high"}
+SWEEPS = 4
+ELLIPSIS = "…"
+
+_WIDTHS_EM = {
+    character: em
+    for characters, em in (
+        ("'", 0.31),
+        ("ijlIJ/|\\,. ", 0.38),
+        (":;-f!()[]", 0.46),
+        ('tr_`"*', 0.52),
+        ("csz?", 0.6),
+        ("Lvxyaek", 0.68),
+        ("ohnudbpqgEFTSY$0123456789{}", 0.72),
+        ("CPZBAKRVX", 0.77),
+        ("wOQ&", 0.92),
+        ("mM%@…", 1.04),
+        ("W", 1.1),
+    )
+    for character in characters
+}
+"""Widths of characters in DejaVu Sans Bold, rounded up."""
+
+_OTHER_EM = 0.84
+"""The width of other ASCII characters and of nearly all other letters."""
+
+_FULL_EM = 1.05
+_WORD = re.compile(r"\S*?(?:->|[-_/]|(?=\s)|$)\s*")
 
 
 @dataclass(frozen=True, slots=True)
 class Vertex:
-    """A vertex. Parts of a second are those of its subtask that has most of them; None: not known.
+    """A vertex. Parts of a second are those of its subtask with the most; None if unknown.
 
-    `means`: the same parts on the average of its subtasks, which together are a second.
+    `means`: busy, back-pressured and idle parts, averaged over its subtasks.
     """
 
     anchor: str
@@ -65,20 +122,21 @@ class Vertex:
     heat: str
     """The class of its colour."""
     state: str
-    """What the colour says, in words."""
+    """The meaning of the colour in words."""
     queued: object
     watermark: object
     source: bool
     sink: bool
     slot_group: str = ""
-    """Its slot sharing group; empty if that is the default one, or if it has slots of its own."""
+    """Its slot sharing group; empty for the default group and for a vertex with slots of its own."""
 
     @property
     def bar(self) -> list[tuple[str, float, float]]:
-        """Its mean second as a bar: for each part its class, where it begins, and how long it is, in percent."""
+        """The mean second as a bar: class, begin and length of each part, in percent."""
         parts = self.means or (0.0, 0.0, 0.0)
         whole = max(1.0, sum(parts))
-        bar, begin = [], 0.0
+        bar = []
+        begin = 0.0
         for kind, part in zip(("busy", "pressed", "idle"), parts, strict=True):
             if part > 0:
                 bar.append((kind, round(100 * begin, 2), round(100 * part / whole, 2)))
@@ -88,7 +146,7 @@ class Vertex:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """An edge, by the places of its vertices, and how rows are dealt out on it."""
+    """An edge between two vertices (their places), and how rows are distributed on it."""
 
     source: int
     target: int
@@ -96,8 +154,35 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True)
+class Layout:
+    """The whole picture. `boxes` are in the order of the vertices, `curves` in the order of the edges."""
+
+    width: float
+    height: float
+    boxes: tuple[Box, ...]
+    curves: tuple[Curve, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """The upper left corner of a vertex."""
+
+    x: float
+    y: float
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """The attribute `d` of the path of an edge, and the point for its label."""
+
+    path: str
+    label_x: float
+    label_y: float
+
+
+@dataclass(frozen=True, slots=True)
 class Picture:
-    """One layout of the graph, with the sizes of its boxes. `font`: the height of a name. `edge`: left of each text."""
+    """One layout of the graph, with the sizes of its boxes. `font`: height of a name. `edge`: space before a text."""
 
     layout: Layout
     measures: Measures
@@ -106,22 +191,22 @@ class Picture:
     edge: int
 
     def boxes(self, vertices: Sequence[Vertex]) -> list[tuple[Vertex, Box]]:
-        """The vertices and where they stand."""
+        """Returns each vertex with its box."""
         return list(zip(vertices, self.layout.boxes, strict=True))
 
     def name(self, vertex: Vertex) -> list[str]:
-        """The lines of a name: two at most, the first of which leaves room for the parallelism."""
+        """Returns up to two lines of a name. The first one has space for the parallelism."""
         line_em = (self.measures.width - 2 * self.edge) / self.font
         return wrap(vertex.name, (line_em - width_em(f" x{vertex.parallelism}"), line_em))
 
     def curves(self, edges: Sequence[Edge]) -> list[tuple[Edge, Curve]]:
-        """The edges and how they run."""
+        """Returns each edge with its curve."""
         return list(zip(edges, self.layout.curves, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """The graph of a job. `wide` and `narrow` are None if there is nothing to draw, or too much."""
+    """The graph of a job. `wide` and `narrow` are None for an empty graph and for one that is too large."""
 
     vertices: tuple[Vertex, ...]
     edges: tuple[Edge, ...]
@@ -130,7 +215,7 @@ class Graph:
 
 
 def draw_graph(details: Mapping[str, Any], rates: Mapping[str, Mapping[str, Any]]) -> Graph:
-    """The graph of `job_details` with what `rates` has measured, both as the model gives them."""
+    """Returns the graph of `job_details` with the figures of `vertex_rates`, both from the model."""
     places = {vertex["id"]: place for place, vertex in enumerate(details["vertices"])}
     edges = tuple(
         Edge(places[source["id"]], places[node["id"]], texts.line(source.get("ship_strategy", ""), 20))
@@ -138,7 +223,8 @@ def draw_graph(details: Mapping[str, Any], rates: Mapping[str, Mapping[str, Any]
         for source in node.get("inputs", ())
         if source["id"] in places and node["id"] in places
     )
-    fed, feeding = {edge.target for edge in edges}, {edge.source for edge in edges}
+    fed = {edge.target for edge in edges}
+    feeding = {edge.source for edge in edges}
     vertices = tuple(
         _vertex(place, vertex, rates.get(vertex["id"], {}), place not in fed, place not in feeding)
         for place, vertex in enumerate(details["vertices"])
@@ -207,3 +293,165 @@ def _means(subtasks: Sequence[Mapping[str, Any]]) -> tuple[float, float, float] 
         return None
     busy, pressed, idle = (sum(_part(s.get(part)) or 0.0 for s in subtasks) / len(subtasks) for part in _PARTS)
     return busy, pressed, idle
+
+
+def lay_out(vertices: int, edges: Sequence[tuple[Node, Node]], measures: Measures, downwards: bool) -> Layout:
+    """Lays out a graph without cycles. Ranks go down if `downwards`, else to the right.
+
+    Raises ValueError for a cycle.
+    """
+    ranks = _ranks(vertices, edges)
+    chains, rows = _rows(ranks, edges)
+    _sort(rows, [pair for chain in chains for pair in pairwise(chain)])
+    along, across = (measures.height, measures.width) if downwards else (measures.width, measures.height)
+    step = along + measures.between_ranks
+    pitch = across + measures.between_boxes
+    widest = max((len(row) for row in rows), default=0)
+    corners: dict[Node, tuple[float, float]] = {}
+    for rank, row in enumerate(rows):
+        first = (widest - len(row)) * pitch / 2
+        for place, node in enumerate(row):
+            corners[node] = (measures.margin + rank * step, measures.margin + first + place * pitch)
+    length = max(0, len(rows) * step - measures.between_ranks) + 2 * measures.margin
+    breadth = max(0, widest * pitch - measures.between_boxes) + 2 * measures.margin
+    curves = tuple(_curve([corners[node] for node in chain], along, across, downwards) for chain in chains)
+    boxes = tuple(Box(*_turned(corners[node], downwards)) for node in range(vertices))
+    return Layout(*_turned((length, breadth), downwards), boxes, curves)
+
+
+def _ranks(vertices: int, edges: Sequence[tuple[Node, Node]]) -> list[int]:
+    ranks = [0] * vertices
+    for _ in range(vertices + 1):
+        late = [(source, target) for source, target in edges if ranks[target] <= ranks[source]]
+        if not late:
+            return ranks
+        for source, target in late:
+            ranks[target] = max(ranks[target], ranks[source] + 1)
+    raise ValueError("the graph has a cycle")
+
+
+def _rows(ranks: Sequence[int], edges: Sequence[tuple[Node, Node]]) -> tuple[list[list[Node]], list[list[Node]]]:
+    """Returns the nodes that each edge passes, with its ends, and the nodes of each rank."""
+    rows: list[list[Node]] = [[] for _ in range(max(ranks, default=-1) + 1)]
+    for node, rank in enumerate(ranks):
+        rows[rank].append(node)
+    chains = []
+    free = len(ranks)
+    for source, target in edges:
+        chain = [source]
+        for rank in range(ranks[source] + 1, ranks[target]):
+            rows[rank].append(free)
+            chain.append(free)
+            free += 1
+        chains.append([*chain, target])
+    return chains, rows
+
+
+def _sort(rows: list[list[Node]], pairs: Iterable[tuple[Node, Node]]) -> None:
+    before: dict[Node, list[Node]] = {}
+    behind: dict[Node, list[Node]] = {}
+    for source, target in pairs:
+        before.setdefault(target, []).append(source)
+        behind.setdefault(source, []).append(target)
+    for sweep in range(SWEEPS):
+        neighbours, order = (before, rows) if sweep % 2 == 0 else (behind, rows[::-1])
+        for known, row in pairwise(order):
+            places = {node: place / max(1, len(known) - 1) for place, node in enumerate(known)}
+            own = {node: place / max(1, len(row) - 1) for place, node in enumerate(row)}
+            means = {node: _mean([places[n] for n in neighbours.get(node, ())], own[node]) for node in row}
+            row.sort(key=means.__getitem__)
+
+
+def _mean(places: Sequence[float], otherwise: float) -> float:
+    return sum(places) / len(places) if places else otherwise
+
+
+def _curve(corners: Sequence[tuple[float, float]], along: float, across: float, downwards: bool) -> Curve:
+    """Draws an edge from the end of its first box to the begin of its last one, straight through places between."""
+    points: list[tuple[float, float]] = []
+    for place, (rank, offset) in enumerate(corners):
+        if place > 0:
+            points.append((rank, offset + across / 2))
+        if place < len(corners) - 1:
+            points.append((rank + along, offset + across / 2))
+    path = "M" + _point(points[0], downwards)
+    for place in range(0, len(points), 2):
+        start = points[place]
+        end = points[place + 1]
+        middle = (start[0] + end[0]) / 2
+        path += (
+            f" C{_point((middle, start[1]), downwards)} {_point((middle, end[1]), downwards)} {_point(end, downwards)}"
+        )
+        if place + 2 < len(points):
+            path += f" L{_point(points[place + 2], downwards)}"
+    start = points[-2]
+    end = points[-1]
+    label = _turned(((start[0] + end[0]) / 2, (start[1] + end[1]) / 2), downwards)
+    return Curve(path, *label)
+
+
+def _turned(point: tuple[float, float], downwards: bool) -> tuple[float, float]:
+    return (point[1], point[0]) if downwards else point
+
+
+def _point(point: tuple[float, float], downwards: bool) -> str:
+    x, y = _turned(point, downwards)
+    return f"{x:g},{y:g}"
+
+
+def width_em(text: str) -> float:
+    """Returns the estimated width of a text, in heights of its font."""
+    return sum(map(_character_em, text))
+
+
+def wrap(text: str, widths_em: Sequence[float]) -> list[str]:
+    """Returns up to one line for each width, not wider than it. An empty text has no lines."""
+    lines: list[str] = []
+    rest = text.strip()
+    for number, line_em in enumerate(widths_em):
+        if not rest:
+            break
+        if number == len(widths_em) - 1:
+            lines.append(_cut(rest, line_em))
+            break
+        line = _begin(rest, line_em)
+        lines.append(line.rstrip())
+        rest = rest[len(line) :].lstrip()
+    return lines
+
+
+def _begin(text: str, line_em: float) -> str:
+    """Returns the words that fit, or the fitting part of a word that is too long; at least one character."""
+    taken = ""
+    for word in _WORD.findall(text):
+        if width_em((taken + word).rstrip()) > line_em:
+            break
+        taken += word
+    if taken:
+        return taken
+    return text[: max(1, _fitting(text, line_em))]
+
+
+def _cut(text: str, line_em: float) -> str:
+    if width_em(text) <= line_em:
+        return text
+    return text[: _fitting(text, line_em - width_em(ELLIPSIS))].rstrip() + ELLIPSIS
+
+
+def _fitting(text: str, line_em: float) -> int:
+    """Returns the number of characters that fit."""
+    used = 0.0
+    for place, character in enumerate(text):
+        used += _character_em(character)
+        if used > line_em:
+            return place
+    return len(text)
+
+
+def _character_em(character: str) -> float:
+    known = _WIDTHS_EM.get(character)
+    if known is not None:
+        return known
+    if unicodedata.combining(character):
+        return 0.0
+    return _FULL_EM if unicodedata.east_asian_width(character) in ("W", "F") else _OTHER_EM

@@ -1,8 +1,12 @@
-"""A job at a glance on its page, the list of jobs, its exceptions, its decisions and its configuration."""
+"""A job on its page, the list of jobs, its charts, exceptions, decisions, recoveries, tasks and settings.
+
+All charts of a page share one time axis, from the first sample to the last one. A vertical axis begins at zero. A line
+has a gap where nothing was reported, for example while the job restarts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +19,38 @@ DECISIONS_MAX = 100
 SETTINGS_MAX = 200
 TASKS_MAX = 200
 
+NODE_CHARACTERS = 13
+"""How much of a node id is shown: 12 characters and an ellipsis."""
+
+STALE_MS = 5_000
+"""The age from which the page shows how old it is. A coordinator answers every second or two."""
+
+WIDTH = 360
+HEIGHT = 64
+"""The size of a chart in units of its SVG, which the page stretches."""
+
+_TOP = 4
+"""The height of the largest value, so that its line is not cut."""
+
+SERIES: tuple[tuple[str, str, str, Callable[[object], str]], ...] = (
+    ("rows", "Rows a second", "rows-per-second", texts.rate),
+    ("lag", "Lag of event time", "lag", texts.span),
+    ("duration", "Checkpoint duration", "checkpoint-duration", texts.span),
+)
+"""Class of the colour, title, name in the samples, and format of each chart."""
+
+RECOVERIES_MAX = 20
+
+PARTS = {
+    "detect": "until it was noticed, at most",
+    "wait": "until the deployment",
+    "restore": "restore",
+    "first-row": "until the first row",
+}
+"""Texts of the parts by their names in the model, in their order."""
+
 OVER = frozenset({"FINISHED", "FAILED", "CANCELED", "SUSPENDED"})
+
 _MARKS = {
     "RUNNING": "●",
     "FINISHED": "✓",
@@ -26,7 +61,7 @@ _MARKS = {
     "SUSPENDED": "❚❚",
     "RESTARTING": "↻",
 }
-"""A character that stands for a state, so that its colour does not say it alone. Of others: a circle."""
+"""Characters that stand for states, in addition to their colours. Other states have a circle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +72,6 @@ class State:
 
     @property
     def mark(self) -> str:
-        """A character that stands for it."""
         return _MARKS.get(self.word, "○")
 
     @property
@@ -51,7 +85,6 @@ class State:
 
     @property
     def over(self) -> bool:
-        """Whether nothing changes any more."""
         return self.word in OVER
 
 
@@ -72,7 +105,7 @@ class JobLine:
 
 
 def job_lines(given: Mapping[str, Any]) -> list[JobLine]:
-    """The list of the model (`jobs_overview`), bounded."""
+    """Returns the first `JOBS_MAX` jobs of `jobs_overview` of the model."""
     return [
         JobLine(
             jid=str(job["jid"]),
@@ -87,21 +120,14 @@ def job_lines(given: Mapping[str, Any]) -> list[JobLine]:
 
 
 def tasks_text(tasks: Mapping[str, int]) -> str:
-    """How many tasks are in which state: `4 running`, `2 running, 2 deploying`."""
+    """Formats counts of tasks by state, such as `2 running, 2 deploying`."""
     parts = [f"{number:,} {state}" for state, number in tasks.items() if number and state != "total"]
     return ", ".join(parts) or "none"
 
 
-NODE_CHARACTERS = 13
-"""How much of a node's id is shown: 12 characters and an ellipsis."""
-
-STALE_MS = 5_000
-"""From here on the page says how old it is: a coordinator that answers does so every second or two."""
-
-
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A job at a glance. `note`: what somebody has to know of it now; empty if all is well."""
+    """A job at a glance. `note`: a problem that needs attention, or empty."""
 
     jid: str
     name: str
@@ -119,13 +145,13 @@ class Header:
 
     @property
     def stale(self) -> bool:
-        """Whether what the page shows is old."""
         return self.stale_ms >= STALE_MS and not self.state.over
 
 
 def header_of(details: Mapping[str, Any]) -> Header:
-    """The head of the page, of `job_details` of the model."""
-    ours, state = details["tidegate"], _state(details["state"])
+    """Returns the head of the page from `job_details` of the model."""
+    ours = details["tidegate"]
+    state = _state(details["state"])
     tasks: dict[str, int] = {}
     for vertex in details["vertices"]:
         for word, number in vertex["tasks"].items():
@@ -151,13 +177,13 @@ def _note(ours: Mapping[str, Any], state: State) -> str:
     if ours["reason"]:
         return str(ours["reason"])
     if ours["waits-for"]:
-        return f"It waits: {ours['waits-for']}"
-    return f"It restarts: {ours['failure-cause']}" if ours["failure-cause"] and state.kind != "good" else ""
+        return f"Waiting: {ours['waits-for']}"
+    return f"Restarting: {ours['failure-cause']}" if ours["failure-cause"] and state.kind != "good" else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An exception of a task: its name, where and when, what it said at last, and the whole of it."""
+    """An exception of a task: name, place, time, last line, and the whole trace."""
 
     name: str
     at: object
@@ -166,11 +192,11 @@ class Failure:
     said: str
     trace: str
     others: tuple[tuple[str, str], ...] = ()
-    """Tasks that failed at the same time, and what they said."""
+    """Tasks that failed at the same time, with their messages."""
 
 
 def failures_of(given: Mapping[str, Any]) -> list[Failure]:
-    """`exceptions` of the model, newest first."""
+    """Returns `exceptions` of the model, newest first."""
     return [_failure(entry) for entry in given["exceptionHistory"]["entries"][:EXCEPTIONS_MAX]]
 
 
@@ -191,14 +217,14 @@ def _failure(entry: Mapping[str, Any]) -> Failure:
 
 
 def _headline(trace: str) -> str:
-    """What a trace comes down to: Python prints it last, and tidegate above the frames of the user's code."""
+    """Returns the message of a trace: the last line of Python's, the first line of tidegate's."""
     lines = [line for line in trace.splitlines() if line.strip()] or [""]
     return texts.line(lines[-1] if lines[0].startswith("Traceback") else lines[0])
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A line of what the coordinator has decided. `trouble`: somebody should look at it."""
+    """A decision of the coordinator. `trouble`: it needs attention."""
 
     at: object
     text: str
@@ -207,7 +233,7 @@ class Decision:
 
 
 def decisions_of(given: Mapping[str, Any]) -> list[Decision]:
-    """`timeline` of the model, newest first."""
+    """Returns `timeline` of the model, newest first."""
     return [
         Decision(entry["timestamp"], texts.line(entry["text"]), entry["checkpoint"], bool(entry["trouble"]))
         for entry in given["entries"][:DECISIONS_MAX]
@@ -216,7 +242,7 @@ def decisions_of(given: Mapping[str, Any]) -> list[Decision]:
 
 @dataclass(frozen=True, slots=True)
 class TaskLine:
-    """A task, and the process in which it is. Empty texts if it has none."""
+    """A task with its process. Texts are empty for a task without a process."""
 
     task: str
     status: str
@@ -227,7 +253,7 @@ class TaskLine:
 
 
 def task_lines(given: Sequence[Mapping[str, Any]]) -> list[TaskLine]:
-    """`task_processes` of the model, bounded."""
+    """Returns the first `TASKS_MAX` of `task_processes` of the model."""
     return [
         TaskLine(
             task=f"{texts.name(task['vertex'])} ({task['subtask'] + 1}/{task['parallelism']})",
@@ -242,5 +268,144 @@ def task_lines(given: Sequence[Mapping[str, Any]]) -> list[TaskLine]:
 
 
 def settings_of(given: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-    """`configuration` of the model as names and values, as they are written in YAML."""
+    """Returns `configuration` of the model as names and values, as written in YAML."""
     return [(texts.name(entry["key"]), texts.line(entry["value"])) for entry in given[:SETTINGS_MAX]]
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """One chart. `path` is empty if nothing was reported. `words`: a sentence for people who do not see it."""
+
+    kind: str
+    title: str
+    path: str
+    latest: str
+    least: str
+    most: str
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Charts:
+    """The charts of a job. `since`, `until`: in ms since the epoch; None without samples."""
+
+    charts: tuple[Chart, ...]
+    since: object
+    until: object
+
+
+def charts_of(samples: Sequence[Mapping[str, Any]]) -> Charts:
+    """Returns the charts of `last_hour` of the model."""
+    if not samples:
+        return Charts((), None, None)
+    times = [sample["timestamp"] for sample in samples]
+    charts = tuple(
+        _chart(kind, title, times, [texts.number(sample[name]) for sample in samples], text)
+        for kind, title, name, text in SERIES
+    )
+    return Charts(charts, times[0], times[-1])
+
+
+def _chart(
+    kind: str, title: str, times: Sequence[int], values: Sequence[float | None], text: Callable[[object], str]
+) -> Chart:
+    known = [value for value in values if value is not None]
+    if not known:
+        return Chart(kind, title, "", texts.UNKNOWN, texts.UNKNOWN, texts.UNKNOWN, f"{title}: nothing was reported.")
+    latest, least, most = (text(value) for value in (known[-1], min(known), max(known)))
+    words = f"{title}, latest {latest}, minimum {least}, maximum {most}, over {texts.span(times[-1] - times[0])}."
+    return Chart(kind, title, _path(times, values, max(known)), latest, least, most, words)
+
+
+def _path(times: Sequence[int], values: Sequence[float | None], most: float) -> str:
+    """Returns the line as an SVG path. A value between two gaps is a short dash."""
+    whole = max(1, times[-1] - times[0])
+    parts = []
+    drawing = False
+    for at_ms, value in zip(times, values, strict=True):
+        if value is None:
+            drawing = False
+            continue
+        x = round(WIDTH * (at_ms - times[0]) / whole, 1)
+        y = round(HEIGHT - (HEIGHT - _TOP) * value / (most or 1.0), 1)
+        parts.append(f"L{x},{y}" if drawing else f"M{x},{y}h1")
+        drawing = True
+    return "".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a recovery. `x` and `width` are in percent of the scale; `duration` is None until it is over."""
+
+    name: str
+    duration: object
+    kind: str
+    x: float
+    width: float
+
+    @property
+    def words(self) -> str:
+        return f"{self.name} {texts.span(self.duration)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """The time from a failure until the job ran again. `over`: whether it runs."""
+
+    attempt: int
+    failed_at: object
+    duration: object
+    tasks: str
+    task: str
+    cause: str
+    checkpoint: int | None
+    over: bool
+    parts: tuple[Part, ...]
+
+    @property
+    def words(self) -> str:
+        whole = f"{texts.span(self.duration)} in all" if self.over else "not over yet"
+        return ": ".join([whole, ", ".join(part.words for part in self.parts)] if self.parts else [whole])
+
+
+def recoveries_of(given: Mapping[str, Any]) -> list[Recovery]:
+    """Returns `recoveries` of the model, newest first, all on one scale."""
+    found: Sequence[Mapping[str, Any]] = given["recoveries"][:RECOVERIES_MAX]
+    scale_ms = max((max(_known(r["total"]), sum(map(_known, r["parts"].values()))) for r in found), default=0.0)
+    return [_recovery(recovery, scale_ms or 1.0) for recovery in found]
+
+
+def part_names(recoveries: Iterable[Recovery]) -> list[tuple[str, str]]:
+    """Returns the legend: text and colour class of each part that occurs."""
+    kinds = {part.kind: part.name for recovery in recoveries for part in recovery.parts}
+    return [(kinds[kind], kind) for kind in PARTS if kind in kinds]
+
+
+def _recovery(given: Mapping[str, Any], scale_ms: float) -> Recovery:
+    parts = []
+    begin = 0.0
+    for kind, name in PARTS.items():
+        if kind in given["parts"]:
+            duration_ms = given["parts"][kind]
+            length = _known(duration_ms)
+            x = round(100 * begin / scale_ms, 3)
+            width = round(100 * length / scale_ms, 3)
+            parts.append(Part(name, duration_ms, kind, x, width))
+            begin += length
+    restarted = given["tasks-restarted"]
+    tasks = given["tasks"]
+    return Recovery(
+        attempt=given["attempt"],
+        failed_at=given["started-at"],
+        duration=given["total"],
+        tasks=f"all {tasks:,} tasks" if restarted == tasks else f"{restarted:,} of {tasks:,} tasks",
+        task=texts.name(given["task"] or ""),
+        cause=texts.line(given["cause"] or ""),
+        checkpoint=given["checkpoint"],
+        over=given["running-at"] is not None,
+        parts=tuple(parts),
+    )
+
+
+def _known(duration_ms: object) -> float:
+    return texts.number(duration_ms) or 0.0

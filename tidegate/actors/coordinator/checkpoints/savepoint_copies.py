@@ -1,6 +1,6 @@
-"""Copies completed savepoints into the folders of users, beside the checkpoints that follow.
+"""Copies completed savepoints into the folders of users, next to the checkpoints that follow.
 
-`completion.py` hands `SavepointCopies` each savepoint whose `_metadata` is there. Rules:
+`CheckpointFinalizer` hands over each savepoint whose `_metadata` exists. Rules:
 
 - The folder may be anywhere, and so unreachable: no checkpoint, no commit and no attempt waits for a copy.
 - What is copied is the completed checkpoint, with the metadata of the moment when its `_metadata` was created. What is
@@ -8,30 +8,31 @@
 - A savepoint counts as completed, and its user is answered, when its own folder is whole.
 - A copy that fails is tried again for `SAVEPOINT_OUTAGE_MS`. However it fails, it is given up after the timeout of
   checkpoints, counted from the completion of its checkpoint. `COPIES_MAX` bounds how many there are.
-- The end of the job gives copies up. The savepoint of a stop is copied before its job ends, by `completion.py`.
+- The end of the job gives copies up. The savepoint of a stop is copied before its job ends, by `CheckpointFinalizer`.
 - A coordinator that takes over copies again. The lost one may still be copying: both write the same files, and one of
   them creates `_metadata`.
 """
 
 from __future__ import annotations
 
+from tidegate.actors.coordinator import events as ev
+from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.coordinator import invariants
-from tidegate.actors.coordinator.checkpoints.abandonment import Abandoner, record_of
-from tidegate.actors.coordinator.checkpoints.discards import SAVEPOINT_OUTAGE_MS, Discarder
-from tidegate.actors.coordinator.checkpoints.failure_manager import describe
-from tidegate.actors.coordinator.job.phases import JobStatus
-from tidegate.actors.coordinator.messages import events as ev
-from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.coordinator.state.coordinator_context import CoordinatorContext
-from tidegate.actors.coordinator.state.coordinator_state import PendingCheckpoint
-from tidegate.protocol.failure_reasons import CheckpointFailureReason as Reason
+from tidegate.actors.coordinator.checkpoints.checkpoint_aborter import CheckpointAborter, describe, record_of
+from tidegate.actors.coordinator.checkpoints.checkpoint_cleaner import SAVEPOINT_OUTAGE_MS, CheckpointCleaner
+from tidegate.actors.coordinator.coordinator_context import CoordinatorContext
+from tidegate.actors.coordinator.coordinator_state import PendingCheckpoint
+from tidegate.actors.coordinator.phases import JobStatus
+from tidegate.protocol.failures import CheckpointFailureReason as Reason
 from tidegate.storage.ids import CheckpointId
 
 
 def has_failed_for_good(
     pending: PendingCheckpoint, event: ev.SavepointWriteFailed, storage_outage_ms: int
 ) -> str | None:
-    """Why the copy of a savepoint is not tried again; None if it is, because its folder may be reachable later."""
+    """Returns why the copy of a savepoint is not tried again; None if it is, because its folder may be reachable
+    later.
+    """
     if event.permanent:
         return event.error
     if event.away_ms < min(SAVEPOINT_OUTAGE_MS, storage_outage_ms):
@@ -40,12 +41,12 @@ def has_failed_for_good(
 
 
 class SavepointCopies:
-    """The copies of one job's savepoints, but for the one of a stop."""
+    """The copies of one job's savepoints, except for the savepoint of a stop."""
 
-    def __init__(self, context: CoordinatorContext, abandoner: Abandoner, discards: Discarder) -> None:
+    def __init__(self, context: CoordinatorContext, aborter: CheckpointAborter, cleaner: CheckpointCleaner) -> None:
         self._context = context
-        self._abandoner = abandoner
-        self._discards = discards
+        self._aborter = aborter
+        self._cleaner = cleaner
 
     def begin(self, savepoint: PendingCheckpoint, at_ms: int) -> None:
         """The checkpoint of a savepoint is complete: copy it, unless the job has begun to end meanwhile."""
@@ -75,16 +76,18 @@ class SavepointCopies:
         if savepoint is None:
             return False
         self._context.state.lost_exports.pop(event.checkpoint_id, None)
-        savepoint.export_asked, savepoint.path = False, event.path
+        savepoint.export_asked = False
+        savepoint.path = event.path
         self.succeeded(savepoint, event.at_ms)
-        self._discards.copy_is_over(event.checkpoint_id)
+        self._cleaner.copy_is_over(event.checkpoint_id)
         return True
 
     def succeeded(self, pending: PendingCheckpoint, at_ms: int) -> None:
-        """All that was asked for is there: count it, and answer whoever asked."""
+        """Counts a success, and answers the requests."""
         state = self._context.state
         state.completed_checkpoints += 1
-        record, history_max = record_of(pending, at_ms), self._context.settings.history_max
+        record = record_of(pending, at_ms)
+        history_max = self._context.settings.history_max
         state.statistics.has_completed(record, pending.subtasks, history_max)
         for request in pending.requests:
             self._context.instruct(do.CompleteRequest(request, pending.checkpoint_id, None, pending.path))
@@ -145,9 +148,9 @@ class SavepointCopies:
         """A savepoint has failed. Its checkpoint is complete, and may be restored as any other."""
         number = savepoint.checkpoint_id
         del self._context.state.copies[number]
-        self._abandoner.leave_copy(savepoint)
+        self._aborter.leave_copy(savepoint)
         text = describe(reason, detail)
-        self._abandoner.record(savepoint, reason, at_ms, text)
+        self._aborter.record(savepoint, reason, at_ms, text)
         for request in savepoint.requests:
             self._context.instruct(do.CompleteRequest(request, None, text, reason=reason))
-        self._discards.copy_is_over(number)
+        self._cleaner.copy_is_over(number)

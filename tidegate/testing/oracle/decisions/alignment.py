@@ -6,8 +6,8 @@ have come by what the task has processed of it.
 
 from __future__ import annotations
 
-from tidegate.actors.coordinator.job.job_spec import JobSpec
-from tidegate.actors.task.messages import events as ev
+from tidegate.actors.coordinator.job_spec import JobSpec
+from tidegate.actors.task import events as ev
 from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.protocol.identity import TaskId
 from tidegate.protocol.stream_elements import MIN_WATERMARK_MS

@@ -18,10 +18,10 @@ from __future__ import annotations
 
 from collections import deque
 
-from tidegate.actors.coordinator.messages import events as co
-from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.coordinator.messages.events import CoordinatorEvent
-from tidegate.actors.drivers.causes import CHECKPOINTS_MAX
+from tidegate.actors.coordinator import events as co
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.coordinator.events import CoordinatorEvent
+from tidegate.actors.drivers.event_log_writer import CHECKPOINTS_MAX
 from tidegate.storage.checkpoints.event_log import LogEntry
 from tidegate.testing.oracle.violation import InvariantViolated
 

@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tidegate.actors.coordinator.job.job_spec import FailoverStrategy, JobSpec
-from tidegate.actors.coordinator.messages import events as co
+from tidegate.actors.coordinator import events as co
+from tidegate.actors.coordinator.job_spec import FailoverStrategy, JobSpec
 from tidegate.actors.graph.job_graph import JobGraph
-from tidegate.actors.task.messages import events as ev
+from tidegate.actors.task import events as ev
 from tidegate.protocol.identity import TaskId
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import VertexId

@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.coordinator.coordinator_machine import CoordinatorMachine
-from tidegate.actors.coordinator.messages import instructions as do
-from tidegate.actors.coordinator.messages.events import CoordinatorEvent
-from tidegate.actors.drivers.coordinator_host import CoordinatorHost, Ordered
+from tidegate.actors.coordinator.events import CoordinatorEvent
+from tidegate.actors.drivers.coordinator_driver import CoordinatorDriver, Ordered
 from tidegate.storage.checkpoints.event_log import EventLog, LogEntry
 from tidegate.storage.ids import EventId
 from tidegate.testing.oracle.decisions.causes import CausesOracle, Truths
@@ -58,7 +58,7 @@ class Ledger:
         """Instructions that are not carried out, and what they follow from."""
         self._hear: Callable[[CoordinatorEvent], None] | None = None
 
-    def watch(self, host: CoordinatorHost, machine: CoordinatorMachine, event_log: EventLog) -> None:
+    def watch(self, host: CoordinatorDriver, machine: CoordinatorMachine, event_log: EventLog) -> None:
         """Follow what a host does from now on."""
         decide, log, carry_out, perform = machine.handle, event_log.append, host._carry_out, host._perform
         look_up = host._causes.of

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tidegate.actors.coordinator.job.job_spec import CheckpointSettings
-from tidegate.actors.coordinator.requests.request_decider import REQUESTS_MAX
-from tidegate.actors.task.messages import events as ev
+from tidegate.actors.coordinator.checkpoint_requests import REQUESTS_MAX
+from tidegate.actors.coordinator.job_spec import CheckpointSettings
+from tidegate.actors.task import events as ev
 from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.testing.oracle.violation import InvariantViolated

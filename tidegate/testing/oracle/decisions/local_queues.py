@@ -13,11 +13,10 @@ from collections import deque
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from tidegate.actors.graph.job_graph import JobGraph
+from tidegate.actors.graph.job_graph import JobGraph, vertex_labels
 from tidegate.actors.graph.slot_plan import slot_plan
-from tidegate.actors.graph.vertex_labels import vertex_labels
-from tidegate.actors.task.messages import events as ev
-from tidegate.actors.task.messages import instructions as do
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as do
 from tidegate.protocol.identity import ChannelId, TaskId
 from tidegate.storage.ids import AttemptNumber
 from tidegate.testing.oracle.violation import InvariantViolated

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tidegate.actors.task.messages import events as ev
+from tidegate.actors.task import events as ev
 from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.operators.watermarks.group_moments import GroupMoments
 from tidegate.storage.ids import OperatorUid

@@ -13,16 +13,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tidegate.actors.coordinator.job.job_spec import JobSpec
-from tidegate.actors.coordinator.messages.instructions import CompleteRequest
-from tidegate.actors.coordinator.state.checkpoint_statistics import CheckpointRecord
-from tidegate.actors.coordinator.state.coordinator_state import CoordinatorState
+from tidegate.actors.coordinator.checkpoint_statistics import CheckpointRecord
+from tidegate.actors.coordinator.coordinator_state import CoordinatorState
+from tidegate.actors.coordinator.instructions import CompleteRequest
+from tidegate.actors.coordinator.job_spec import JobSpec
 from tidegate.storage.checkpoints.layout import METADATA_NAME, CheckpointLayout, savepoint_name
-from tidegate.storage.checkpoints.metadata import CheckpointMetadata, SnapshotKind, SubtaskState
-from tidegate.storage.checkpoints.metadata_file import decode_metadata
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata, SnapshotKind, SubtaskState, decode_metadata
 from tidegate.storage.errors import CorruptionError, NotFoundError
 from tidegate.storage.ids import CheckpointId, JobId
-from tidegate.storage.state.verification import verify_native, verify_state
+from tidegate.storage.state.state_file import verify_native, verify_state
 from tidegate.testing.oracle.files.files_at_rest import handles_of
 from tidegate.testing.oracle.violation import InvariantViolated
 from tidegate.testing.world.disk import SimulatedDisk, SimulatedStore

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from tidegate.actors.coordinator.messages import events as co
-from tidegate.actors.coordinator.messages import instructions as do
+from tidegate.actors.coordinator import events as co
+from tidegate.actors.coordinator import instructions as do
 from tidegate.recovery.restart_strategy import ExponentialDelay, FailureRate, FixedDelay, RestartStrategy
 from tidegate.testing.oracle.violation import InvariantViolated
 

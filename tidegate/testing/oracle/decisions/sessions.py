@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 
-from tidegate.actors.task.messages import events as ev
+from tidegate.actors.task import events as ev
 from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.operators.windows.session_windows import END, START, SessionWindows
 from tidegate.testing.oracle.coverage import Coverage

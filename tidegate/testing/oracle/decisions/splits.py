@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from tidegate.actors.coordinator.job.job_spec import AssignedSource, JobSpec
-from tidegate.actors.task.messages import events as ev
-from tidegate.actors.task.messages import instructions as do
-from tidegate.actors.task.pipeline.split_positions import FrozenPositions
+from tidegate.actors.coordinator.job_spec import AssignedSource, JobSpec
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as do
+from tidegate.actors.task.split_positions import FrozenPositions
 from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.protocol.identity import TaskId
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, SnapshotKind

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tidegate.actors.coordinator.job.job_spec import JobSpec
-from tidegate.actors.coordinator.messages import events as co
-from tidegate.actors.task.messages import events as ev
+from tidegate.actors.coordinator import events as co
+from tidegate.actors.coordinator.job_spec import JobSpec
+from tidegate.actors.task import events as ev
 from tidegate.protocol.identity import TaskId
 from tidegate.testing.oracle.coverage import Coverage
 from tidegate.testing.oracle.violation import InvariantViolated

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Container
 
+from tidegate.actors.coordinator import events as co
+from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.coordinator.invariants import COPIES_MAX
-from tidegate.actors.coordinator.messages import events as co
-from tidegate.actors.coordinator.messages import instructions as do
 from tidegate.testing.oracle.violation import InvariantViolated
 
 

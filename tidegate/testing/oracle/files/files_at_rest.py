@@ -7,15 +7,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgpack
 
-from tidegate.actors.task.incremental.lineage import Lineage
+from tidegate.actors.task.incremental_base import IncrementalBase
 from tidegate.protocol.identity import TaskId
 from tidegate.storage.checkpoints.layout import CHANGELOG_NAME, CheckpointLayout
-from tidegate.storage.checkpoints.metadata import CheckpointMetadata, StateHandle
-from tidegate.storage.checkpoints.metadata_file import decode_metadata
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata, StateHandle, decode_metadata
 from tidegate.storage.errors import CorruptionError, NotFoundError
 from tidegate.storage.files.envelope import HEADER_BYTES
 from tidegate.storage.ids import JobId
-from tidegate.storage.state.verification import verify_native, verify_state
+from tidegate.storage.state.state_file import verify_native, verify_state
 from tidegate.testing.oracle.files.output_tables import TablesOracle, data_files_of
 from tidegate.testing.oracle.violation import InvariantViolated
 from tidegate.testing.world.disk import SimulatedDisk, SimulatedStore
@@ -179,7 +178,7 @@ class FilesOracle:
 
     # --- layers ---------------------------------------------------------------------------------------------------
 
-    def built_on(self, number: int, lineage: Lineage) -> None:
+    def built_on(self, number: int, lineage: IncrementalBase) -> None:
         """A task takes its snapshot, built on what it has in an older checkpoint: that stays until this one is over."""
         names = frozenset(f"{self._root}/{path}" for path in lineage.paths)
         gone = names - self._disk.files.keys()

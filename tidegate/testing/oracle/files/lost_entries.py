@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from tidegate.storage.codec import decode
 from tidegate.storage.files.envelope import HEADER_BYTES
-from tidegate.storage.tables.log.log_entries import TableEntryKind
+from tidegate.storage.tables.log.entries import TableEntryKind
 from tidegate.testing.world.disk import TABLE_LOG, SimulatedDisk
 
 REPORT = "has lost entries"

@@ -14,7 +14,7 @@ import pyarrow as pa
 from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.codec import decode
 from tidegate.storage.files.envelope import HEADER_BYTES
-from tidegate.storage.tables.log.log_entries import TableEntry, TableEntryKind
+from tidegate.storage.tables.log.entries import TableEntry, TableEntryKind
 from tidegate.storage.tables.table_files import newest_rows, read_files, shown_rows
 from tidegate.storage.tables.table_log import TableLog, TableSnapshot
 from tidegate.testing.oracle.coverage import Coverage

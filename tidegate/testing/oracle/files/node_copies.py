@@ -16,9 +16,8 @@ from collections.abc import Collection
 
 from tidegate.protocol.identity import TaskId
 from tidegate.storage.checkpoints.layout import escape
-from tidegate.storage.copies.local_copies import copies_below, job_folder
-from tidegate.storage.copies.node_folder import NodeFolder
 from tidegate.storage.ids import CheckpointId, JobId
+from tidegate.storage.local_copies import NodeFolder, copies_below, job_folder
 from tidegate.testing.oracle.files.files_at_rest import FilesOracle
 from tidegate.testing.oracle.violation import InvariantViolated
 

@@ -18,7 +18,7 @@ from tidegate.storage.checkpoints.metadata import CheckpointMetadata, is_own_sin
 from tidegate.storage.codec import decode
 from tidegate.storage.files.envelope import HEADER_BYTES
 from tidegate.storage.ids import CheckpointId, JobId
-from tidegate.storage.tables.log.log_entries import TableEntry, TableEntryKind
+from tidegate.storage.tables.log.entries import TableEntry, TableEntryKind
 from tidegate.storage.tables.table_log import TableLog
 from tidegate.testing.oracle.files.merged_files import MergedFiles
 from tidegate.testing.oracle.violation import InvariantViolated

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from tidegate.actors.coordinator.messages import events as co
+from tidegate.actors.coordinator import events as co
 from tidegate.storage.checkpoints.layout import METADATA_NAME, parse_savepoint_name
-from tidegate.storage.checkpoints.metadata_file import decode_metadata
+from tidegate.storage.checkpoints.metadata import decode_metadata
 from tidegate.storage.ids import JobId
 from tidegate.testing.oracle.coverage import Coverage
 from tidegate.testing.oracle.violation import InvariantViolated

@@ -1,0 +1,212 @@
+"""Which checkpoint comes next, and how it is taken (Flink's `CheckpointProperties` and `CheckpointRequestDecider`).
+
+`CheckpointCoordinator` calls `enqueue` for each request and `decide` after each event. All functions are pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tidegate.actors.coordinator.job_spec import CheckpointSettings, Retention
+from tidegate.actors.coordinator.phases import JobStatus
+from tidegate.protocol.stream_elements import Alignment, BarrierOptions
+from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind
+from tidegate.storage.codec import wire
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class CheckpointProperties:
+    """The kind of a checkpoint: how it is taken, and how long it is kept (Flink's `CheckpointProperties`).
+
+    - A savepoint belongs to the user. It is never unaligned, no newer checkpoint subsumes it, its failure does not
+      count, and it is copied to a folder of its own. Only a stop waits for the copy.
+    - The savepoint of `stop` is forced: it starts at once, whatever else is pending.
+    - How a job ends decides whether it keeps its checkpoints.
+
+    The kind of a checkpoint. Of a savepoint also where it goes, and its format.
+
+    `target`: the url under which a savepoint's own folder is made; None for a checkpoint, which ignores the format.
+    """
+
+    kind: SnapshotKind = SnapshotKind.CHECKPOINT
+    target: str | None = None
+    savepoint_format: SavepointFormat = SavepointFormat.CANONICAL
+
+    def __post_init__(self) -> None:
+        assert self.kind.is_savepoint == (self.target is not None), "savepoints, and only they, have a target"
+
+    @property
+    def forced(self) -> bool:
+        """Returns whether it starts at once."""
+        return self.kind.stops
+
+    @property
+    def copied_afterwards(self) -> bool:
+        """Returns whether it is copied once its checkpoint is complete. The savepoint of a stop is copied before."""
+        return self.kind is SnapshotKind.SAVEPOINT
+
+    @property
+    def canonical(self) -> bool:
+        """Returns whether all state is written as sorted rows. It is built on nothing then, and nothing on it."""
+        return self.kind.is_savepoint and self.savepoint_format is SavepointFormat.CANONICAL
+
+    @property
+    def subsumable(self) -> bool:
+        """Returns whether a newer completed checkpoint makes it superfluous."""
+        return not self.kind.is_savepoint
+
+
+CHECKPOINT = CheckpointProperties()
+
+
+def barrier_options(settings: CheckpointSettings, properties: CheckpointProperties) -> BarrierOptions:
+    """Returns how the barriers of such a checkpoint travel."""
+    kind = properties.kind
+    savepoint_format = properties.savepoint_format
+    if not settings.exactly_once:
+        return BarrierOptions(Alignment.AT_LEAST_ONCE, None, kind, savepoint_format)
+    if kind.is_savepoint or not settings.unaligned:
+        return BarrierOptions(Alignment.ALIGNED, None, kind, savepoint_format)
+    if not settings.aligned_timeout_ms:
+        return BarrierOptions(Alignment.UNALIGNED, None, kind)
+    return BarrierOptions(Alignment.ALIGNED, settings.aligned_timeout_ms, kind)
+
+
+def keeps_checkpoints(retention: Retention, end: JobStatus) -> bool:
+    """Returns whether a job that ends in this status keeps its completed checkpoints.
+
+    Finished and suspended jobs do: a restored job finds in the last one that nothing is left to do, or where to
+    continue.
+    """
+    if end is JobStatus.FAILED:
+        return retention is not Retention.NEVER_RETAIN
+    if end is JobStatus.CANCELLED:
+        return retention is Retention.RETAIN_ON_CANCELLATION
+    return True
+
+
+REQUESTS_MAX = 1_000
+RETRIES_MAX = 10
+"""How often a request may go back into the queue."""
+COMMITS_WAITING_MAX = 4
+"""How many completed checkpoints may wait for their sink commit before the next one has to wait."""
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class CheckpointRequest:
+    """A user's request that has not been started. `request` is the user's own name for it."""
+
+    request: str
+    at_ms: int
+    properties: CheckpointProperties = CHECKPOINT
+    retries: int = 0
+    """How often it has gone back into the queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start this checkpoint now, for these requests. `queue`: what still waits."""
+
+    properties: CheckpointProperties
+    requests: tuple[str, ...]
+    queue: tuple[CheckpointRequest, ...]
+    retries: int = 0
+    """How often one of these requests has gone back into the queue, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """The periodic checkpoint that is due has to wait until then."""
+
+    until_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """The facts on which the decision depends.
+
+    `pending` counts all pending checkpoints, `savepoints` the savepoints among them. `final`: all operators have
+    finished, and no checkpoint covers that yet. `hooks`: master hooks are being called for one.
+    """
+
+    queue: tuple[CheckpointRequest, ...]
+    due: bool
+    final: bool
+    pending: int
+    commits_waiting: int
+    stopping: bool
+    last_completed_at_ms: int
+    savepoints: int = 0
+    hooks: bool = False
+
+
+def enqueue(
+    queue: tuple[CheckpointRequest, ...], request: CheckpointRequest
+) -> tuple[tuple[CheckpointRequest, ...], CheckpointRequest | None]:
+    """The queue with the request in its place, and the request that is refused if there is no room."""
+    refused = None
+    if len(queue) >= REQUESTS_MAX:
+        if not request.properties.forced:
+            return queue, request
+        refused = max((r for r in queue if not r.properties.forced), key=lambda r: r.at_ms, default=None)
+        if refused is None:
+            return queue, request
+        queue = tuple(r for r in queue if r is not refused)
+    return tuple(sorted((*queue, request), key=_rank)), refused
+
+
+def decide(demand: Demand, settings: CheckpointSettings, at_ms: int) -> Start | Pause | None:
+    """Decides which of the waiting requests becomes the next checkpoint, and when (Flink's `CheckpointRequestDecider`).
+
+    Rules:
+
+    - At most `REQUESTS_MAX` requests wait: forced savepoints first, then savepoints, then checkpoints, each in the
+      order in which they came. A full queue refuses the newest request that is not forced.
+    - Periodic checkpoints take no room in the queue: one is due, or none is.
+    - Nothing starts while master hooks are called for another checkpoint. Tasks must be triggered in the order of
+      numbers: a checkpoint that reaches them after a newer one is stale, and could never complete.
+    - Otherwise a forced savepoint starts at once. All else waits while sink commits lag behind, and while the job is
+      being stopped. A checkpoint also waits while `max_concurrent` checkpoints and savepoints are pending.
+    - A savepoint does not wait for checkpoints: a user wants it, and a slow checkpoint may be the reason. It waits only
+      for other savepoints, `max_concurrent` at a time. Where checkpoints are unaligned, it waits for these as well:
+      they are taken one at a time, and a savepoint is aligned (as in Flink).
+    - The minimum pause holds for periodic checkpoints alone.
+    - Each savepoint is a checkpoint of its own. Requests for a checkpoint that wait together are answered by one.
+    - If a checkpoint fails because a task was just leaving, its requests wait again, at most `RETRIES_MAX` times. The
+      next plan knows that the task has finished.
+
+    What to start now, if anything.
+    """
+    if demand.hooks:
+        return None
+    first = demand.queue[0] if demand.queue else None
+    if first is not None and first.properties.forced:
+        return Start(first.properties, (first.request,), demand.queue[1:], first.retries)
+    properties = CHECKPOINT if first is None else first.properties
+    if demand.stopping or demand.commits_waiting >= COMMITS_WAITING_MAX or not has_room(properties, demand, settings):
+        return None
+    if first is not None and first.properties.kind.is_savepoint:
+        return Start(first.properties, (first.request,), demand.queue[1:], first.retries)
+    if first is not None:
+        return Start(CHECKPOINT, tuple(r.request for r in demand.queue), (), max(r.retries for r in demand.queue))
+    if demand.final and not demand.pending:
+        return Start(CHECKPOINT, (), ())
+    if not demand.due:
+        return None
+    since_ms = demand.last_completed_at_ms
+    # A completion in the future: the clock was set back, and the length of the pause is unknown.
+    pause = since_ms <= at_ms < since_ms + settings.min_pause_ms
+    return Pause(since_ms + settings.min_pause_ms) if pause else Start(CHECKPOINT, (), ())
+
+
+def has_room(properties: CheckpointProperties, demand: Demand, settings: CheckpointSettings) -> bool:
+    """Returns whether one more such checkpoint may be pending."""
+    goes_ahead = properties.kind.is_savepoint and not settings.unaligned
+    return (demand.savepoints if goes_ahead else demand.pending) < settings.max_concurrent
+
+
+def _rank(request: CheckpointRequest) -> tuple[bool, bool, int]:
+    properties = request.properties
+    return not properties.forced, not properties.kind.is_savepoint, request.at_ms

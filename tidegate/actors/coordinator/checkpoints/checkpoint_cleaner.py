@@ -1,0 +1,171 @@
+"""Deletes what is no longer needed. Deletions that fail are retried for as long as an outage may last.
+
+The other modules of this folder call `CheckpointCleaner` when a checkpoint is given up or subsumed. Rules:
+
+- What is retained, not committed, or the base of a pending checkpoint stays (invariant 5).
+- A shared file goes with the last completed checkpoint that refers to it.
+- What cannot be deleted is left to the sweep at the end of the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tidegate.actors.coordinator import events as ev
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.coordinator import invariants
+from tidegate.actors.coordinator.coordinator_context import CoordinatorContext
+from tidegate.actors.coordinator.coordinator_state import CheckpointDiscard, SavepointDiscard
+from tidegate.protocol.identity import TaskId
+from tidegate.storage.checkpoints.metadata import SubtaskState
+from tidegate.storage.ids import CheckpointId
+
+SAVEPOINT_OUTAGE_MS = 60_000
+"""How long a copy of a savepoint, or the deletion of its folder, is retried while its storage does not answer. The
+folder may be in a storage that the job does not need otherwise, and that never answers."""
+DISCARDS_MAX = 1_000
+"""How many deletions of checkpoints are retried at a time, and how many of savepoints.
+
+Beyond that number, a failed deletion of a checkpoint is left to the sweep, and one of a savepoint to the user.
+"""
+
+
+class CheckpointCleaner:
+    """Deletions of one job."""
+
+    def __init__(self, context: CoordinatorContext) -> None:
+        self._context = context
+
+    def given_up(self, checkpoint_id: CheckpointId, voided: bool) -> None:
+        """Delete a checkpoint that never completes. If it was voided, its tombstone stays."""
+        self._start(checkpoint_id, CheckpointDiscard(voided, shared=None))
+
+    def subsumed(self, checkpoint_id: CheckpointId) -> None:
+        """Delete a completed checkpoint that is not retained any more, unless one is built on it or it is being copied.
+
+        The shared files that it alone refers to go after it: a checkpoint that can be found never lacks a file.
+        """
+        state = self._context.state
+        needed = invariants.is_built_on(state, checkpoint_id) or checkpoint_id in state.copies
+        if not needed and checkpoint_id not in state.discards:
+            self._start(checkpoint_id, CheckpointDiscard(False, shared=()))
+
+    def copy_is_over(self, checkpoint_id: CheckpointId) -> None:
+        """A savepoint is copied, or was given up: its checkpoint goes if it was kept for that alone."""
+        if not invariants.is_needed(self._context.state, checkpoint_id):
+            self.subsumed(checkpoint_id)
+
+    def pending_is_over(self) -> None:
+        """Deletes what was kept for pending checkpoints alone, now that one is over."""
+        state = self._context.state
+        retained = set(state.kept)
+        for checkpoint_id in state.shared.not_retained(retained):
+            self.subsumed(checkpoint_id)
+
+    def has_completed(self, checkpoint_id: CheckpointId) -> bool:
+        """Returns whether a checkpoint is known to have completed, retained or not."""
+        state = self._context.state
+        discard = state.discards.get(checkpoint_id)
+        return (
+            (discard is not None and discard.shared is not None)
+            or state.shared.can_be_base(checkpoint_id)
+            or checkpoint_id in state.kept
+        )
+
+    def state_of(self, checkpoint_id: CheckpointId, subtask: SubtaskState) -> None:
+        """Delete the files of a refused acknowledgement: its own ones, and never what others refer to."""
+        exclusive = tuple(h.path for h in (subtask.handle, subtask.in_flight) if h is not None and h.path is not None)
+        shared = self._context.state.shared.not_needed(checkpoint_id, self._context.spec.job_id, subtask.shared_paths)
+        if exclusive or shared:
+            task = TaskId(subtask.vertex, subtask.subtask)
+            permit = invariants.permit_refused_deletion(self._context.state, checkpoint_id, task, shared)
+            self._context.instruct(do.DiscardFiles(checkpoint_id, (*exclusive, *shared), permit=permit))
+
+    def savepoint(self, checkpoint_id: CheckpointId, target: str | None) -> None:
+        """Delete the folder of a savepoint that failed. `target` None: it has none."""
+        if target is not None:
+            self._context.state.savepoint_discards[checkpoint_id] = SavepointDiscard(target)
+            self.repeat_savepoint(checkpoint_id)
+
+    def repeat_savepoint(self, checkpoint_id: CheckpointId) -> None:
+        """Order the deletion of a savepoint's folder, for the first time or again."""
+        discard = self._context.state.savepoint_discards.get(checkpoint_id)
+        if discard is not None and not discard.asked:
+            discard.asked = True
+            state = self._context.state
+            job_id = self._context.spec.job_id
+            voided = checkpoint_id in state.lost_exports
+            permit = invariants.permit_savepoint_deletion(state, checkpoint_id, voided)
+            self._context.instruct(do.DiscardSavepoint(discard.target, job_id, checkpoint_id, voided, permit=permit))
+
+    def repeat_savepoints(self) -> None:
+        """Order all deletions of savepoints' folders that are not under way."""
+        for checkpoint_id in self._context.state.savepoint_discards:
+            self.repeat_savepoint(checkpoint_id)
+
+    def savepoint_done(self, checkpoint_id: CheckpointId) -> None:
+        """The folder of a savepoint is deleted."""
+        self._context.state.savepoint_discards.pop(checkpoint_id, None)
+        self._context.state.lost_exports.pop(checkpoint_id, None)
+
+    def savepoint_failed(self, event: ev.SavepointDiscardFailed) -> None:
+        """Try again later. After too long, or if too many others wait, it is left to the user."""
+        if (discard := self._context.state.savepoint_discards.get(event.checkpoint_id)) is not None:
+            discard.asked = False
+        limit_ms = min(SAVEPOINT_OUTAGE_MS, self._context.spec.storage_outage_ms)
+        if self._gives_up(self._context.state.savepoint_discards, event, "discard-savepoint", limit_ms):
+            self.savepoint_done(event.checkpoint_id)
+
+    def repeat(self, checkpoint_id: CheckpointId) -> None:
+        """Order a deletion, for the first time or again."""
+        discard = self._context.state.discards.get(checkpoint_id)
+        if discard is not None:
+            permit = invariants.permit_deletion(self._context.state, checkpoint_id, discard.shared)
+            self._context.instruct(do.DiscardCheckpoint(checkpoint_id, discard.voided, discard.shared, permit=permit))
+
+    def take_over(self) -> None:
+        """Order again what the lost coordinator had ordered."""
+        for checkpoint_id in self._context.state.discards:
+            self.repeat(checkpoint_id)
+        for discard in self._context.state.savepoint_discards.values():
+            discard.asked = False
+        self.repeat_savepoints()
+
+    def done(self, checkpoint_id: CheckpointId) -> None:
+        """A checkpoint is deleted: continue with the shared files that only it referred to."""
+        state = self._context.state
+        discard = state.discards.pop(checkpoint_id, None)
+        if discard is not None and discard.shared is not None:
+            paths = state.shared.release(checkpoint_id)
+            if paths:
+                self._start(checkpoint_id, CheckpointDiscard(False, paths))
+
+    def failed(self, event: ev.CheckpointDiscardFailed) -> None:
+        """Try again later. After too long, or if too many others wait, it is left to the sweep."""
+        state = self._context.state
+        if self._gives_up(state.discards, event, "discard", self._context.spec.storage_outage_ms):
+            del state.discards[event.checkpoint_id]
+            state.shared.leave(event.checkpoint_id)
+
+    def _gives_up(
+        self,
+        waiting: Mapping[CheckpointId, CheckpointDiscard] | Mapping[CheckpointId, SavepointDiscard],
+        event: ev.CheckpointDiscardFailed | ev.SavepointDiscardFailed,
+        timer: str,
+        limit_ms: int,
+    ) -> bool:
+        """Returns whether a deletion has failed for too long, or too many others wait. If not, sets the timer of
+        the retry.
+        """
+        discard = waiting.get(event.checkpoint_id)
+        if discard is None:
+            return False
+        discard.failures += 1
+        if event.away_ms >= limit_ms or len(waiting) > DISCARDS_MAX:
+            return True
+        self._context.retry_later(f"{timer}:{event.checkpoint_id}", event.at_ms, discard.failures)
+        return False
+
+    def _start(self, checkpoint_id: CheckpointId, discard: CheckpointDiscard) -> None:
+        self._context.state.discards[checkpoint_id] = discard
+        self.repeat(checkpoint_id)

@@ -1,0 +1,480 @@
+"""`CoordinatorState`: everything the coordinator remembers, as the fold over its event log.
+
+The codec can write it: a stored fold keeps replay short, and lets the log be truncated. A new field needs a default,
+because folds of older versions lack it.
+
+Sets of tasks are dicts that grow in place, so the cost of an event does not grow with the number of tasks.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Container, Iterable
+from dataclasses import dataclass, field
+
+from tidegate.actors.coordinator.checkpoint_requests import (
+    CHECKPOINT,
+    CheckpointProperties,
+    CheckpointRequest,
+)
+from tidegate.actors.coordinator.checkpoint_statistics import CheckpointStatistics, SubtaskStatistics
+from tidegate.actors.coordinator.job_spec import JobSpec
+from tidegate.actors.coordinator.phases import (
+    JobInput,
+    JobStatus,
+    PendingInput,
+    PendingPhase,
+    next_phase,
+    next_status,
+)
+from tidegate.protocol.identity import TaskId
+from tidegate.recovery.restart_strategy import FailureHistory
+from tidegate.storage.checkpoints.layout import CheckpointLayout
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata, Committable, StoredSplit, SubtaskState, TableHead
+from tidegate.storage.codec import wire
+from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation, JobId, OperatorUid
+
+
+@wire
+@dataclass(slots=True)
+class SharedStateRegistry:
+    """Stores which completed checkpoints refer to which shared files (Flink's `SharedStateRegistry`).
+
+    Rules:
+
+    - It is part of the fold over the event log, so no crash loses or miscounts a reference (invariant 5).
+    - A checkpoint is built on the newest retained one that has shared files. A canonical savepoint has none: it is
+      whole.
+    - It refers to files of that base and to files of its own. It may also refer to files of changelogs, which tasks
+      write outside of their checkpoints. A later checkpoint never refers again to a changelog file that an earlier one
+      dropped.
+    - A checkpoint that is no longer retained keeps its references while a pending one is built on it, and until its
+      metadata is gone. Then the files to which no other checkpoint refers are deleted. No new reference can appear: new
+      checkpoints are built on retained ones.
+
+    The shared files of completed checkpoints. Only a checkpoint that has some can be a base.
+    """
+
+    references: dict[CheckpointId, tuple[str, ...]] = field(default_factory=dict)
+    left: frozenset[CheckpointId] = frozenset()
+    """Checkpoints that could not be deleted: the files that they refer to stay until the sweep."""
+
+    def register(self, metadata: CheckpointMetadata) -> None:
+        """A checkpoint is complete: note what it refers to."""
+        if not any(subtask.layers or subtask.native for subtask in metadata.subtasks):
+            return
+        paths = dict.fromkeys(path for subtask in metadata.subtasks for path in subtask.shared_paths)
+        self.references[metadata.checkpoint_id] = tuple(paths)
+
+    def strange_file(self, metadata: CheckpointMetadata, base: CheckpointId | None) -> str | None:
+        """A shared file that is neither the checkpoint's own, nor its base's, nor a changelog's, if there is one."""
+        known = frozenset(() if base is None else self.references.get(base, ()))
+        changelogs = f"{CheckpointLayout(metadata.job_id).changelog_dir()}/"
+        own = own_folder(metadata.job_id, metadata.checkpoint_id), changelogs
+        paths = (path for subtask in metadata.subtasks for path in subtask.shared_paths)
+        return next((path for path in paths if path not in known and not path.startswith(own)), None)
+
+    def can_be_base(self, checkpoint_id: CheckpointId) -> bool:
+        """Returns whether another checkpoint can be built on this one."""
+        return checkpoint_id in self.references
+
+    def release(self, checkpoint_id: CheckpointId) -> tuple[str, ...]:
+        """Removes the references of a checkpoint. Returns the files to which no checkpoint refers now."""
+        paths = self.references.pop(checkpoint_id, ())
+        needed = {path for others in self.references.values() for path in others}
+        return tuple(path for path in paths if path not in needed)
+
+    def leave(self, checkpoint_id: CheckpointId) -> None:
+        """Notes that a checkpoint could not be deleted, and is not retried: its files stay as long as the job runs."""
+        if checkpoint_id in self.references:
+            self.left |= {checkpoint_id}
+
+    def not_needed(self, own: CheckpointId, job_id: JobId, paths: Iterable[str]) -> tuple[str, ...]:
+        """Returns the files among `paths` that were written for checkpoint `own` and to which no completed checkpoint
+        refers."""
+        needed = {path for others in self.references.values() for path in others}
+        return tuple(p for p in paths if p.startswith(own_folder(job_id, own)) and p not in needed)
+
+    def not_retained(self, retained: Container[CheckpointId]) -> tuple[CheckpointId, ...]:
+        """Checkpoints that are not retained, and keep their references for pending ones alone."""
+        return tuple(n for n in self.references if n not in retained and n not in self.left)
+
+
+def own_folder(job_id: JobId, checkpoint_id: CheckpointId) -> str:
+    """Returns what the paths of the shared files begin with that were written for one checkpoint."""
+    return f"{CheckpointLayout(job_id).shared_checkpoint_dir(checkpoint_id)}/"
+
+
+@wire
+@dataclass(slots=True)
+class TakenSplits:
+    """The splits that one subtask has, by their place in the source. It was restored with some, and is given the
+    others in this order. Only its snapshots tell how many of these it has taken.
+    """
+
+    restored: tuple[int, ...] = ()
+    restored_count: int = 0
+    """How many it was restored with, including splits that the source no longer has."""
+    given: tuple[int, ...] = ()
+    told_all: bool = False
+    """Whether it was notified that there are no more splits for it, or had finished in the checkpoint."""
+
+    @property
+    def all(self) -> tuple[int, ...]:
+        """Every split that no other subtask may get."""
+        return self.restored + self.given
+
+    @property
+    def last(self) -> int:
+        """The one furthest back in the source; -1 if it has none."""
+        return max(self.all, default=-1)
+
+
+__all__ = [
+    "NEVER_MS",
+    "AcknowledgeResult",
+    "CheckpointDiscard",
+    "CompletedCheckpoint",
+    "CoordinatorState",
+    "DamagedCheckpoint",
+    "JobStatus",
+    "PendingCheckpoint",
+    "SavepointDiscard",
+    "SinkCommit",
+    "TaskSet",
+]
+NEVER_MS = -(2**62)
+"""Earlier than any time."""
+GIVEN_UP_MAX = 100
+"""Processes that were given up, and are remembered: more than one coordinator can leave alive."""
+TaskSet = dict[TaskId, None]
+"""Tasks in the order in which they came: a set that the codec supports and that grows in place."""
+
+
+class AcknowledgeResult(enum.Enum):
+    """The result of an acknowledgement (Flink's `TaskAcknowledgeResult`).
+
+    UNKNOWN: the plan does not wait for the task. DISCARDED: no pending checkpoint can take it.
+    """
+
+    SUCCESS = "success"
+    DUPLICATE = "duplicate"
+    UNKNOWN = "unknown"
+    DISCARDED = "discarded"
+
+
+@wire
+@dataclass(slots=True)
+class PendingCheckpoint:
+    """A checkpoint that was started and is neither complete nor given up."""
+
+    checkpoint_id: CheckpointId
+    attempt: AttemptNumber
+    triggered_at_ms: int
+    waiting: TaskSet
+    """Tasks of the plan that have not acknowledged yet."""
+    finished: tuple[TaskId, ...] = ()
+    """Tasks that had finished when it was triggered: they have nothing to acknowledge."""
+    trigger: tuple[TaskId, ...] = ()
+    """Tasks to trigger when the hooks have answered."""
+    properties: CheckpointProperties = CHECKPOINT
+    requests: tuple[str, ...] = ()
+    retries: int = 0
+    """How often one of these requests has gone back into the queue, at most."""
+    base: CheckpointId | None = None
+    """The completed checkpoint that it may be built on. Its files stay until this one is over."""
+    phase: PendingPhase = PendingPhase.COLLECTING
+    hooks: tuple[tuple[str, bytes], ...] = ()
+    acknowledged: dict[TaskId, SubtaskState] = field(default_factory=dict)
+    subtasks: dict[TaskId, SubtaskStatistics] = field(default_factory=dict)
+    """What each acknowledgement measured."""
+    metadata: CheckpointMetadata | None = None
+    failures: int = 0
+    """How often its export, or its completion, has failed."""
+    export_asked: bool = False
+    """Whether an answer to a `WriteSavepoint` is outstanding."""
+    path: str | None = None
+    """Where the savepoint's own folder is, once it is whole."""
+    inherited: bool = False
+    """Whether its coordinator was lost while storage decided about it."""
+
+    def acknowledge(self, task: TaskId, state: SubtaskState) -> AcknowledgeResult:
+        """Adds one task's part."""
+        if task in self.acknowledged:
+            return AcknowledgeResult.DUPLICATE
+        if task not in self.waiting:
+            return AcknowledgeResult.UNKNOWN
+        if self.phase is not PendingPhase.COLLECTING:
+            return AcknowledgeResult.DISCARDED
+        del self.waiting[task]
+        self.acknowledged[task] = state
+        return AcknowledgeResult.SUCCESS
+
+    def advance(self, input: PendingInput) -> None:
+        """Enter the phase that follows. ProtocolError, and no change, if none does."""
+        self.phase = next_phase(self.phase, input)
+
+    @property
+    def fully_acknowledged(self) -> bool:
+        """Returns whether every task of the plan has acknowledged (invariant 4)."""
+        return not self.waiting
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class CompletedCheckpoint:
+    """A checkpoint whose `_metadata` is written. Its state handles are in there, not here."""
+
+    checkpoint_id: CheckpointId
+    triggered_at_ms: int
+    completed_at_ms: int
+    size_bytes: int
+    final: bool
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class DamagedCheckpoint:
+    """A completed checkpoint that could not be restored, and why."""
+
+    checkpoint_id: CheckpointId
+    reason: str
+
+
+@wire
+@dataclass(slots=True)
+class SinkCommit:
+    """Sink files of a completed checkpoint that may not be visible yet. `tables` are committed to even without
+    files.
+    """
+
+    checkpoint_id: CheckpointId
+    committables: tuple[Committable, ...]
+    failures: int = 0
+    tables: tuple[str, ...] = ()
+
+
+@wire
+@dataclass(slots=True)
+class CheckpointDiscard:
+    """A checkpoint to delete. If it was voided, its tombstone stays.
+
+    `shared`: the shared files that go with it. None: all that were written for it, because it never completed.
+    """
+
+    voided: bool
+    shared: tuple[str, ...] | None
+    failures: int = 0
+
+
+@wire
+@dataclass(slots=True)
+class SavepointDiscard:
+    """The folder of a failed savepoint, under `target`, that has to be deleted."""
+
+    target: str
+    failures: int = 0
+    asked: bool = False
+    """Whether an answer to a `DiscardSavepoint` is outstanding."""
+
+
+@wire
+@dataclass(slots=True)
+class CoordinatorState:
+    """The whole memory of a coordinator."""
+
+    spec: JobSpec | None = None
+    status: JobStatus = JobStatus.CREATED
+    generation: Generation = Generation(0)
+    attempt: AttemptNumber = AttemptNumber(-1)
+    """The newest attempt. Each deployment has a number of its own, whether of the whole job or of some regions."""
+    older_attempts: dict[TaskId, AttemptNumber] = field(default_factory=dict)
+    """The attempts of tasks that continued while others were deployed anew. All others are in the newest one."""
+    down: TaskSet = field(default_factory=dict)
+    """Tasks that were stopped and wait for the next deployment: always whole regions."""
+    adopting: TaskSet = field(default_factory=dict)
+    """Tasks that run, and have not yet answered the coordinator that took over."""
+    given_up: dict[str, None] = field(default_factory=dict)
+    """Processes that get no task any more, and were to be ended; the newest. Some may still live."""
+    adoptions: int = 0
+    """How often all running tasks have answered a coordinator that took over."""
+    restoring_hooks: bool = False
+    """Whether the attempt waits for master hooks to be restored before its tasks are deployed."""
+    deploy_delays: int = 0
+    """How often a task had to wait for storage to restore its state. `deploy_delayed`: whether in this attempt."""
+    deploy_delayed: bool = False
+    hook_failures: int = 0
+    ready: TaskSet = field(default_factory=dict)
+    """Tasks that have restored their state, and were not stopped since."""
+    ended: TaskSet = field(default_factory=dict)
+    """Tasks whose operators have finished."""
+    finished: TaskSet = field(default_factory=dict)
+    """Tasks that are over."""
+    splits: dict[TaskId, TakenSplits] = field(default_factory=dict)
+    """For sources whose splits are assigned: what each subtask has taken. For a task that is down it counts until it is
+    ready again."""
+    read_splits: dict[TaskId, tuple[StoredSplit, ...]] = field(default_factory=dict)
+    """The splits of each subtask of a source that was finished in the newest completed checkpoint. Later checkpoints
+    name them too, although it takes no part in them."""
+    rows_before: dict[TaskId, int] = field(default_factory=dict)
+    """Rows of its splits that each subtask of a source had read before the checkpoint that it started from."""
+    next_checkpoint_id: CheckpointId = CheckpointId(1)
+    pending: dict[CheckpointId, PendingCheckpoint] = field(default_factory=dict)
+    """In the order of their numbers."""
+    completed: tuple[CompletedCheckpoint, ...] = ()
+    damaged: tuple[DamagedCheckpoint, ...] = ()
+    """Completed ones that were passed over, newest first; they stay until a newer one is complete."""
+    fallback: CheckpointId | None = None
+    """The checkpoint that tables have to be taken back to before a task is deployed."""
+    table_failures: int = 0
+    commits: tuple[SinkCommit, ...] = ()
+    """Completed checkpoints whose sink files may not be visible yet, oldest first."""
+    table_heads: dict[str, TableHead] = field(default_factory=dict)
+    """What a claim or a commit of this job has seen in the log of each table, by the table's url."""
+    told_attempt: int = -1
+    """The newest attempt whose first completed checkpoint was committed to all output tables, or is about to be."""
+    committed_files: dict[tuple[TaskId, OperatorUid], int] = field(default_factory=dict)
+    """How many files of each sink subtask of this attempt belong to completed checkpoints."""
+    union_operators: dict[OperatorUid, None] = field(default_factory=dict)
+    """Operators that were seen to hold union list state."""
+    shared: SharedStateRegistry = field(default_factory=SharedStateRegistry)
+    """Which files are shared by which checkpoints."""
+    discards: dict[CheckpointId, CheckpointDiscard] = field(default_factory=dict)
+    """Checkpoints to delete."""
+    copies: dict[CheckpointId, PendingCheckpoint] = field(default_factory=dict)
+    """Savepoints whose checkpoint is complete, and whose folder is being written. Savepoints of stops are in
+    `pending`."""
+    exports: dict[CheckpointId, str] = field(default_factory=dict)
+    """Targets of savepoints that were given up while their folder was being written."""
+    lost_exports: dict[CheckpointId, None] = field(default_factory=dict)
+    """Savepoints whose folder a coordinator that was replaced may still be writing, until they are voided."""
+    savepoint_discards: dict[CheckpointId, SavepointDiscard] = field(default_factory=dict)
+    waits_for_copies: bool = False
+    """Whether the end of the job waits for the folders of savepoints that failed, and for nothing else."""
+    left_copies: bool = False
+    """Whether the end of the job waits no longer for the folders of savepoints that failed."""
+    requests: tuple[CheckpointRequest, ...] = ()
+    """Requests for a checkpoint that has not been started."""
+    due_since_ms: int | None = None
+    """Since when a periodic checkpoint is due that could not be started yet."""
+    final_not_before_ms: int = NEVER_MS
+    """A final checkpoint that has failed is not tried again before this time."""
+    stopping: CheckpointId | None = None
+    """The pending savepoint after which the job ends."""
+    restart_due: bool = False
+    """Whether the delay of the restart is over."""
+    failure_times_ms: tuple[int, ...] = ()
+    """Only in folds of older versions: the failures since the newest completed checkpoint."""
+    failures: FailureHistory = field(default_factory=FailureHistory)
+    """What the restart strategy remembers."""
+    last_fingerprint: str = ""
+    same_failures: int = 0
+    """How often in a row a task has failed with `last_fingerprint`; 0 if that is empty."""
+    running_since_ms: int | None = None
+    """Since when all tasks of the attempt run; None while they do not."""
+    consecutive_failures: int = 0
+    """Counted failures of checkpoints since one completed, or since the attempt began."""
+    failed_checkpoints: int = 0
+    completed_checkpoints: int = 0
+    last_completed_at_ms: int = NEVER_MS
+    last_failure: str | None = None
+    ending_status: JobStatus | None = None
+    ending_reason: str | None = None
+    storage_away: bool = False
+    """The event log cannot be written: no checkpoint is started."""
+    gave_up: bool = False
+    """Storage did not answer for too long, or a newer job is in charge of it: the job ends without waiting for it."""
+    superseded: bool = False
+    """A newer job has claimed a table of this one, and is in charge of it."""
+    statistics: CheckpointStatistics = field(default_factory=CheckpointStatistics)
+
+    def __post_init__(self) -> None:
+        if self.failure_times_ms:
+            self.failures = FailureHistory(len(self.failure_times_ms))
+            self.failure_times_ms = ()
+
+    def move(self, input: JobInput) -> None:
+        """Enter the status that follows. ProtocolError, and no change, if none does."""
+        self.status = next_status(self.status, input)
+
+    @property
+    def kept(self) -> tuple[CheckpointId, ...]:
+        """Completed checkpoints that have to stay: the retained ones and the damaged ones."""
+        return (*(c.checkpoint_id for c in self.completed), *(d.checkpoint_id for d in self.damaged))
+
+    def know_tables(self, heads: Iterable[TableHead]) -> None:
+        """Remember how far the logs of these tables have got. An older report changes nothing."""
+        for head in heads:
+            known = self.table_heads.get(head.url)
+            if known is None or known.seq <= head.seq:
+                self.table_heads[head.url] = head
+
+    @property
+    def known_tables(self) -> tuple[TableHead, ...]:
+        """How far the log of each table has got, as far as the job has seen, ordered by url."""
+        return tuple(head for _, head in sorted(self.table_heads.items()))
+
+    @property
+    def under_way(self) -> dict[CheckpointId, PendingCheckpoint]:
+        """Checkpoints that are not over: the pending ones, and savepoints that are being copied."""
+        return self.copies | self.pending
+
+    def attempt_of(self, task: TaskId) -> AttemptNumber:
+        """The attempt that a task belongs to, or did before it was stopped."""
+        return self.older_attempts.get(task, self.attempt)
+
+    def is_current(self, task: TaskId, attempt: AttemptNumber) -> bool:
+        """Returns whether messages of a task in this attempt count: it was neither stopped nor deployed anew since."""
+        return attempt == self.attempt_of(task) and task not in self.down
+
+    def takes_part(self, pending: PendingCheckpoint, task: TaskId, attempt: AttemptNumber) -> bool:
+        """Returns whether a task in this attempt has a part in a checkpoint: nothing was deployed since its trigger."""
+        return pending.attempt == self.attempt and self.is_current(task, attempt)
+
+    def by_attempt(self, tasks: Iterable[TaskId]) -> list[tuple[AttemptNumber, tuple[TaskId, ...]]]:
+        """These tasks, grouped by their attempts, oldest attempt first."""
+        found: dict[AttemptNumber, list[TaskId]] = {}
+        for task in tasks:
+            found.setdefault(self.attempt_of(task), []).append(task)
+        return [(attempt, tuple(found[attempt])) for attempt in sorted(found)]
+
+    @property
+    def listening(self) -> list[tuple[AttemptNumber, tuple[TaskId, ...]]]:
+        """Running tasks that have not finished, by attempt. They are notified of the fate of each checkpoint."""
+        assert self.spec is not None
+        return self.by_attempt(task for task in self.spec.tasks if task in self.ready and task not in self.finished)
+
+    def stop(self, tasks: Iterable[TaskId]) -> None:
+        """Marks tasks as waiting for the next deployment. What they have reported so far no longer counts."""
+        for task in tasks:
+            self.down[task] = None
+            for told in (self.ready, self.ended, self.finished, self.adopting):
+                told.pop(task, None)
+
+    def give_up(self, process: str) -> None:
+        """This process gets no task any more, under whatever coordinator."""
+        self.given_up[process] = None
+        while len(self.given_up) > GIVEN_UP_MAX:
+            del self.given_up[next(iter(self.given_up))]
+
+    def begin_attempt(self) -> tuple[TaskId, ...] | None:
+        """Put what is down into the next attempt. Returns these tasks in the order of the job; None: all tasks."""
+        assert self.spec is not None
+        # The fold of an older version has no `down`: there a job restarted as a whole.
+        again = tuple(task for task in self.spec.tasks if task in self.down) or self.spec.tasks
+        whole = len(again) == len(self.spec.tasks)
+        if whole:
+            self.ready = {}
+            self.ended = {}
+            self.finished = {}
+            self.older_attempts = {}
+            self.committed_files = {}
+        else:
+            for task in self.spec.tasks:
+                self.older_attempts.setdefault(task, self.attempt)
+            for task in again:
+                del self.older_attempts[task]
+            self.committed_files = {key: n for key, n in self.committed_files.items() if key[0] not in self.down}
+        self.down = {}
+        self.attempt = AttemptNumber(self.attempt + 1)
+        return None if whole else again

@@ -1,0 +1,868 @@
+"""The events of the coordinator machine: facts, in the past tense. `at_ms` is the time by the clock of the sender.
+
+`CoordinatorDriver` logs each event before it does anything that follows from it. An event describes itself to people
+(`describe`), names the orders that it may answer (`answers`), and tells how much attention it deserves (`importance`).
+
+An *order* is an instruction that is answered. Its name is its kind, and the attempt, checkpoint or timer that it is
+about (`CoordinatorInstruction.order`). Tasks and storage name the same thing in their answers anyway, so the cause of
+an answer is known without another field in the message: it is the event from which the order followed. `CauseTracker`
+(`tidegate/actors/drivers/event_log_writer.py`) remembers that, even across generations of the coordinator.
+
+Some events answer no order and begin a chain of causes (`begins`): users request something, tasks fail or request
+splits, processes hang, sources run dry, storage goes away.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tidegate.actors.coordinator.job_spec import JobSpec
+from tidegate.protocol.failures import CheckpointFailureReason
+from tidegate.protocol.identity import TaskId
+from tidegate.protocol.task_reports import NO_METRICS, SnapshotMetrics, StateOrigin
+from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind, SubtaskState, TableHead
+from tidegate.storage.codec import wire
+from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation
+
+OrderName = tuple[str, int | str]
+"""The kind of an order, and the number or name of what it is about."""
+
+ANSWERED_BY_MANY = ("trigger", "complete", "deploy", "ask")
+"""Kinds of orders that go to many tasks: several answers come, and one may come twice."""
+
+STORAGE_AWAY: OrderName = ("storage", 0)
+"""Not an order: it joins `StorageCameBack` to the `StorageWentAway` before it."""
+
+
+class Importance(enum.Enum):
+    """Where the line about an event belongs."""
+
+    SILENT = "silent"
+    """Nowhere: the line about the decision that follows is enough."""
+    DETAIL = "detail"
+    """In logs at DEBUG: it happens at every checkpoint, to every task."""
+    NEWS = "news"
+    """In every log."""
+    TROUBLE = "trouble"
+    """In every log, as something to look at."""
+
+
+class _Event:
+    """What all events have in common."""
+
+    __slots__ = ()
+    begins: ClassVar[bool] = False
+    """Whether the event begins a chain of causes. It answers no order, or not always."""
+    importance: ClassVar[Importance] = Importance.SILENT
+    about_restart: ClassVar[bool] = False
+    """Whether `tidegate events --restarts` shows it."""
+
+    def describe(self) -> str:
+        """Returns one line that tells people what happened."""
+        raise NotImplementedError
+
+    @property
+    def answers(self) -> tuple[OrderName, ...]:
+        """Names of the orders that the event may answer. If there are two, the order that was given first counts."""
+        return ()
+
+
+# --- the job and its coordinator --------------------------------------------------------------------------------------
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class JobSubmitted(_Event):
+    """The job exists from now on."""
+
+    at_ms: int
+    spec: JobSpec
+    begins = True
+
+    def describe(self) -> str:
+        start = "afresh" if self.spec.restore is None else f"from {self.spec.restore.pointer}"
+        return f"the job was submitted, to start {start}"
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class CoordinatorStarted(_Event):
+    """A generation of the coordinator has replayed the log and begins. Answers to the previous one may be lost."""
+
+    at_ms: int
+    generation: Generation
+    begins = True
+
+    def describe(self) -> str:
+        return (
+            f"coordinator generation {self.generation} took over" if self.generation > 1 else "the coordinator started"
+        )
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class CancelRequested(_Event):
+    """A user cancels the job."""
+
+    at_ms: int
+    begins = True
+    importance = Importance.NEWS
+
+    def describe(self) -> str:
+        return "a user cancelled the job"
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class TimerFired(_Event):
+    """A timer that the machine has set is due. It is ignored if what it was set for is over."""
+
+    at_ms: int
+    timer: str
+
+    def describe(self) -> str:
+        name, _, about = self.timer.partition(":")
+        return _TIMERS.get(name, f"timer {self.timer} was due").format(about)
+
+    @property
+    def answers(self) -> tuple[OrderName, ...]:
+        return (("timer", self.timer),)
+
+
+_TIMERS = {
+    "restart": "it was time to start attempt {}",
+    "deploy": "tasks of attempt {} were not ready in time",
+    "deploy-delayed": "tasks that wait for storage were not ready in time",
+    "hooks": "it was time to call the master hooks of attempt {} again",
+    "tables": "it was time to claim the output tables for attempt {} again",
+    "ending": "tasks did not end in time",
+    "copies": "the folders of failed savepoints could not be deleted in time, and are left as they are",
+    "ask": "it was time to request the status of tasks again, for coordinator generation {}",
+    "adopt": "tasks had not answered coordinator generation {} in time",
+    "periodic": "a periodic checkpoint was due in attempt {}",
+    "final": "the final checkpoint was due in attempt {}",
+    "timeout": "checkpoint {} had taken too long",
+    "export": "it was time to write the folder of savepoint {} again",
+    "copy": "the copy of savepoint {} had taken too long",
+    "void": "it was time to find out again what became of checkpoint {}",
+    "commit": "it was time to commit the output of checkpoint {} again",
+    "discard": "it was time to delete checkpoint {} again",
+    "discard-savepoint": "it was time to delete the folder of savepoint {} again",
+}
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class StorageWentAway(_Event):
+    """The event log cannot be written. Nothing can be decided before `StorageCameBack`."""
+
+    at_ms: int
+    error: str
+    begins = True
+    importance = Importance.TROUBLE
+
+    def describe(self) -> str:
+        return f"the event log could not be written: {self.error}"
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class StorageCameBack(_Event):
+    """The event log can be written again."""
+
+    at_ms: int
+    importance = Importance.NEWS
+
+    def describe(self) -> str:
+        return "the event log could be written again"
+
+    @property
+    def answers(self) -> tuple[OrderName, ...]:
+        return (STORAGE_AWAY,)
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class ProcessGivenUp(_Event):
+    """A process gets no more tasks, and is to be ended: it hangs, or is of no use.
+
+    No process of a running job is ended before this event is in the log. A coordinator that was cut off takes every
+    process for hung, and cannot write that down. `process` is unique, also across coordinators. `reason` tells people
+    which process it is.
+    """
+
+    at_ms: int
+    process: str
+    reason: str
+    begins = True
+    importance = Importance.TROUBLE
+    about_restart = True
+
+    def describe(self) -> str:
+        return f"a process was given up: {self.reason}"
+
+
+# --- tasks ------------------------------------------------------------------------------------------------------------
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class TaskReady(_Event):
+    """A task has restored its state and opened its operators."""
+
+    at_ms: int
+    attempt: AttemptNumber
+    task: TaskId
+    origin: StateOrigin | None = None
+    """Where its state comes from; None on a fresh start."""
+    splits: tuple[str, ...] | None = ()
+    """For a source whose splits are assigned: the splits that it has. None if it was restored as finished, so that no
+    split is left."""
+    rows_read: int = 0
+    """For a source: rows of its splits that were read before the checkpoint that it starts from."""
+    importance = Importance.DETAIL
+
+    def describe(self) -> str:
+        return f"task {self.task} of attempt {self.attempt} was ready"
+
+    @property
+    def answers(self) -> tuple[OrderName, ...]:
+        return (("deploy", self.attempt),)
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class RestoreDelayed(_Event):
+    """A task cannot read its state because storage does not answer. It keeps trying."""
+
+    at_ms: int
+    attempt: AttemptNumber
+    task: TaskId
+    importance = Importance.TROUBLE
+
+    def describe(self) -> str:
+        return f"task {self.task} of attempt {self.attempt} could not read its state, and keeps trying"
+
+    @property
+    def answers(self) -> tuple[OrderName, ...]:
+        return (("deploy", self.attempt),)
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class TaskFailed(_Event):
+    """A task raised, or its process died."""
+
+    at_ms: int
+    attempt: AttemptNumber
+    task: TaskId
+    reason: str
+    permanent: bool = False
+    """Whether the program itself is wrong, so that no restart can help."""
+    fingerprint: str = ""
+    """Equal to the fingerprint of the failure before if the same error came back at the same row. Empty if unknown."""
+    begins = True
+    importance = Importance.TROUBLE
+    about_restart = True
+
+    def describe(self) -> str:
+        # The reason may have several lines, such as the frames of a function; a decision is one line of the log.
+        reason = "; ".join(line.strip() for line in self.reason.splitlines())
+        return f"task {self.task} of attempt {self.attempt} failed: {reason}"
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class TaskAnswered(_Event):
+    """A running task reports its status to a coordinator that took over.
+
+    It repeats what it had reported to the previous generation, because that may not have been logged.
+    """
+
+    at_ms: int
+    attempt: AttemptNumber
+    task: TaskId
+    generation: Generation
+    """The coordinator that the task answers and obeys."""
+    started: bool = True
+    """Whether it was told that every task of its attempt is ready."""
+    ended: bool = False
+    """Whether its operators have finished."""
+    finished: bool = False
+    """Whether the task has finished."""
+    covered_by: CheckpointId | None = None
+    """The checkpoint whose completion allowed the task to finish."""
+    snapshotted: CheckpointId = CheckpointId(0)
+    """The newest checkpoint that it has taken a snapshot for; 0 for none."""
+    collecting: CheckpointId | None = None
+    """The checkpoint whose barriers it is collecting."""
+    importance = Importance.DETAIL
+
+    def describe(self) -> str:
+        return f"task {self.task} of attempt {self.attempt} continues under coordinator generation {self.generation}"
+
+    @property
+    def answers(self) -> tuple[OrderName, ...]:
+        return (("ask", self.generation),)
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class SplitsRequested(_Event):
+    """A subtask has read all splits that it has, and requests more. It repeats the request until it is answered.
+
+    Requests and answers are numbered: `first` is how many splits the subtask was given in its attempt before. So a
+    request that comes twice gets the same answer twice, and an answer that comes twice is taken once.
+    """
+
+    at_ms: int
+    attempt: AttemptNumber
+    task: TaskId
+    first: int
+    begins = True
+
+    def describe(self) -> str:
+        return f"task {self.task} of attempt {self.attempt} requested more splits"
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class WatermarkReported(_Event):
+    """A source task reports the lowest watermark of its splits; None if all are idle, so that no task waits for them.
+
+    It is neither logged nor handed to the machine: a lost report is made good by the next one. `waits`: the task has
+    nothing to read until the others have come nearer.
+    """
+
+    at_ms: int
+    attempt: AttemptNumber
+    task: TaskId
+    watermark_ms: int | None
+    waits: bool
+    begins = True
+
+    def describe(self) -> str:
+        return f"task {self.task} of attempt {self.attempt} reported its watermark"
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class TaskReachedEndOfData(_Event):
+    """A task's operators have finished."""
+
+    at_ms: int
+    attempt: AttemptNumber
+    task: TaskId
+    stop: CheckpointId | None = None
+    """The savepoint that ended the data; None if the data ran dry."""
+    begins = True
+    importance = Importance.DETAIL
+
+    def describe(self) -> str:
+        if self.stop is not None:
+            return f"task {self.task} of attempt {self.attempt} was stopped, with savepoint {self.stop}"
+        return f"task {self.task} of attempt {self.attempt} reached the end of its data"
+
+    @property
+    def answers(self) -> tuple[OrderName, ...]:
+        return () if self.stop is None else (("trigger", self.stop),)
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class TaskFinished(_Event):
+    """A task has finished."""
+
+    at_ms: int
+    attempt: AttemptNumber
+    task: TaskId
+    covered_by: CheckpointId | None = None
+    """The checkpoint whose completion allowed it to finish."""
+    importance = Importance.DETAIL
+
+    def describe(self) -> str:
+        return f"task {self.task} of attempt {self.attempt} finished"
+
+    @property
+    def answers(self) -> tuple[OrderName, ...]:
+        return () if self.covered_by is None else (("complete", self.covered_by),)
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class CheckpointRequested(_Event):
+    """A user requests a checkpoint, a savepoint, or (kinds SUSPEND and TERMINATE) an end of the job after a savepoint.
+
+    `target`: the url under which the savepoint's own folder is made; None for a checkpoint.
+    """
+
+    at_ms: int
+    request: str
+    kind: SnapshotKind = SnapshotKind.CHECKPOINT
+    target: str | None = None
+    savepoint_format: SavepointFormat = SavepointFormat.CANONICAL
+    begins = True
+    importance = Importance.NEWS
+
+    def describe(self) -> str:
+        where = f" in {self.target}, {self.savepoint_format.value}" if self.target else ""
+        return f"a user requested a {self.kind.words}{where} (request {self.request})"
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class CheckpointAcknowledged(_Event):
+    """A task's part of a checkpoint is durable. `kind`: the kind of checkpoint that the task took it for."""
+
+    at_ms: int
+    attempt: AttemptNumber
+    task: TaskId
+    checkpoint_id: CheckpointId
+    state: SubtaskState
+    metrics: SnapshotMetrics = NO_METRICS
+    kind: SnapshotKind = SnapshotKind.CHECKPOINT
+
+    def describe(self) -> str:
+        return f"task {self.task} acknowledged checkpoint {self.checkpoint_id}"
+
+    @property
+    def answers(self) -> tuple[OrderName, ...]:
+        return (("trigger", self.checkpoint_id),)
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class CheckpointDeclined(_Event):
+    """A task cannot take part in a checkpoint."""
+
+    at_ms: int
+    attempt: AttemptNumber
+    task: TaskId
+    checkpoint_id: CheckpointId
+    reason: CheckpointFailureReason
+    message: str
+    away_ms: int = 0
+    """With reason STORAGE_AWAY: for how long nothing could be written."""
+    importance = Importance.TROUBLE
+
+    def describe(self) -> str:
+        return f"checkpoint {self.checkpoint_id} was declined by task {self.task}: {self.message}"
+
+    @property
+    def answers(self) -> tuple[OrderName, ...]:
+        return (("trigger", self.checkpoint_id),)
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class CheckpointDamaged(_Event):
+    """A part of the checkpoint that this attempt starts from is damaged or missing: no attempt can start from it.
+
+    A storage that does not answer is not damage.
+    """
+
+    at_ms: int
+    attempt: AttemptNumber
+    checkpoint_id: CheckpointId
+    reason: str
+    importance = Importance.TROUBLE
+    about_restart = True
+
+    def describe(self) -> str:
+        start = f"from which attempt {self.attempt} was to start"
+        return f"checkpoint {self.checkpoint_id}, {start}, is damaged: {self.reason}"
+
+    @property
+    def answers(self) -> tuple[OrderName, ...]:
+        # Hooks are restored before tasks are deployed: until then a hook has found the damage.
+        return ("deploy", self.attempt), ("restore-hooks", self.attempt)
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class MetadataWritten(_Event):
+    """`_metadata` of this checkpoint exists: the checkpoint is complete."""
+
+    at_ms: int
+    checkpoint_id: CheckpointId
+
+    def describe(self) -> str:
+        return f"checkpoint {self.checkpoint_id} was completed"
+
+    @property
+    def answers(self) -> tuple[OrderName, ...]:
+        return (("metadata", self.checkpoint_id),)
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class CheckpointVoided(_Event):
+    """A tombstone is stored in the place of `_metadata`: this checkpoint can never complete."""
+
+    at_ms: int
+    checkpoint_id: CheckpointId
+    importance = Importance.NEWS
+
+    def describe(self) -> str:
+        return f"checkpoint {self.checkpoint_id} was voided: it can never be completed"
+
+    @property
+    def answers(self) -> tuple[OrderName, ...]:
+        return (("metadata", self.checkpoint_id),)
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class MetadataWriteFailed(_Event):
+    """It is unknown whether `_metadata` (or the tombstone) was written. `away_ms`: for how long writes have failed."""
+
+    at_ms: int
+    checkpoint_id: CheckpointId
+    error: str
+    away_ms: int = 0
+    importance = Importance.TROUBLE
+
+    def describe(self) -> str:
+        return f"it is not known whether checkpoint {self.checkpoint_id} is complete: {self.error}"
+
+    @property
+    def answers(self) -> tuple[OrderName, ...]:
+        return (("metadata", self.checkpoint_id),)
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class SinksCommitted(_Event):
+    """The sink files of a completed checkpoint are visible. `heads`: how far the log of each table has got."""
+
+    at_ms: int
+    checkpoint_id: CheckpointId
+    heads: tuple[TableHead, ...] = ()
+    importance = Importance.DETAIL
+
+    def describe(self) -> str:
+        return f"the output of checkpoint {self.checkpoint_id} was committed"
+
+    @property
+    def answers(self) -> tuple[OrderName, ...]:
+        return (("commit", self.checkpoint_id),)
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class SinkCommitFailed(_Event):
+    """It is unknown whether the sink files of a completed checkpoint are visible.
+
+    `fenced`: they are not, because another job has claimed the table. `away_ms`: for how long commits have failed.
+    `permanent`: trying again cannot help, because the table itself has changed, or a user's sink hangs.
+    """
+
+    at_ms: int
+    checkpoint_id: CheckpointId
+    error: str
+    fenced: bool = False
+    away_ms: int = 0
+    permanent: bool = False
+    importance = Importance.TROUBLE
+
+    def describe(self) -> str:
+        return f"the output of checkpoint {self.checkpoint_id} could not be committed: {self.error}"
+
+    @property
+    def answers(self) -> tuple[OrderName, ...]:
+        return (("commit", self.checkpoint_id),)
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class CheckpointDiscarded(_Event):
+    """Everything of this checkpoint is deleted from storage."""
+
+    at_ms: int
+    checkpoint_id: CheckpointId
+    importance = Importance.DETAIL
+
+    def describe(self) -> str:
+        return f"checkpoint {self.checkpoint_id} was deleted"
+
+    @property
+    def answers(self) -> tuple[OrderName, ...]:
+        return (("discard", self.checkpoint_id),)
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class CheckpointDiscardFailed(_Event):
+    """Something of this checkpoint may be left in storage. `away_ms`: for how long its deletion has failed."""
+
+    at_ms: int
+    checkpoint_id: CheckpointId
+    error: str
+    away_ms: int = 0
+    importance = Importance.DETAIL
+
+    def describe(self) -> str:
+        return f"checkpoint {self.checkpoint_id} could not be deleted: {self.error}"
+
+    @property
+    def answers(self) -> tuple[OrderName, ...]:
+        return (("discard", self.checkpoint_id),)
+
+
+# --- folders of savepoints --------------------------------------------------------------------------------------------
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class SavepointWritten(_Event):
+    """The savepoint's own folder is complete. A job can be restored from `path`."""
+
+    at_ms: int
+    checkpoint_id: CheckpointId
+    path: str
+    importance = Importance.NEWS
+
+    def describe(self) -> str:
+        return f"the folder of savepoint {self.checkpoint_id} was written: {self.path}"
+
+    @property
+    def answers(self) -> tuple[OrderName, ...]:
+        return (("savepoint", self.checkpoint_id),)
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class SavepointWriteFailed(_Event):
+    """The savepoint's own folder could not be written; nothing usable is left of it.
+
+    `permanent`: the folder itself is unfit, so that trying again cannot help. `away_ms`: for how long writes have
+    failed.
+    """
+
+    at_ms: int
+    checkpoint_id: CheckpointId
+    error: str
+    permanent: bool = False
+    away_ms: int = 0
+    importance = Importance.TROUBLE
+
+    def describe(self) -> str:
+        return f"the folder of savepoint {self.checkpoint_id} could not be written: {self.error}"
+
+    @property
+    def answers(self) -> tuple[OrderName, ...]:
+        return (("savepoint", self.checkpoint_id),)
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class SavepointDiscarded(_Event):
+    """The folder of a failed savepoint is deleted, except for the tombstone of a savepoint that was voided.
+
+    `exported`: the previous coordinator had completed the folder, and no user was told. Otherwise it can never become
+    complete.
+    """
+
+    at_ms: int
+    checkpoint_id: CheckpointId
+    exported: bool = False
+    importance = Importance.DETAIL
+
+    def describe(self) -> str:
+        completed = ", which the previous coordinator had completed," if self.exported else ""
+        return f"the folder of savepoint {self.checkpoint_id}{completed} was deleted"
+
+    @property
+    def answers(self) -> tuple[OrderName, ...]:
+        return (("discard-savepoint", self.checkpoint_id),)
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class SavepointDiscardFailed(_Event):
+    """Something of the folder of a failed savepoint may be left. `away_ms`: for how long its deletion has failed."""
+
+    at_ms: int
+    checkpoint_id: CheckpointId
+    error: str
+    away_ms: int = 0
+    importance = Importance.DETAIL
+
+    def describe(self) -> str:
+        return f"the folder of savepoint {self.checkpoint_id} could not be deleted: {self.error}"
+
+    @property
+    def answers(self) -> tuple[OrderName, ...]:
+        return (("discard-savepoint", self.checkpoint_id),)
+
+
+# --- master hooks and tables ------------------------------------------------------------------------------------------
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class HooksTriggered(_Event):
+    """Every master hook has answered for this checkpoint, with the state that it wants to store."""
+
+    at_ms: int
+    checkpoint_id: CheckpointId
+    states: tuple[tuple[str, bytes], ...]
+    importance = Importance.DETAIL
+
+    def describe(self) -> str:
+        return f"the master hooks answered for checkpoint {self.checkpoint_id}"
+
+    @property
+    def answers(self) -> tuple[OrderName, ...]:
+        return (("hooks", self.checkpoint_id),)
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class HookFailed(_Event):
+    """A master hook raised."""
+
+    at_ms: int
+    checkpoint_id: CheckpointId
+    error: str
+    importance = Importance.TROUBLE
+
+    def describe(self) -> str:
+        return f"a master hook failed at checkpoint {self.checkpoint_id}: {self.error}"
+
+    @property
+    def answers(self) -> tuple[OrderName, ...]:
+        return (("hooks", self.checkpoint_id),)
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class HooksRestored(_Event):
+    """Every master hook has got its state back from the checkpoint that this attempt starts from."""
+
+    at_ms: int
+    attempt: AttemptNumber
+    importance = Importance.DETAIL
+
+    def describe(self) -> str:
+        return f"the master hooks were restored for attempt {self.attempt}"
+
+    @property
+    def answers(self) -> tuple[OrderName, ...]:
+        return (("restore-hooks", self.attempt),)
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class HookRestoreFailed(_Event):
+    """A master hook raised, or its state could not be read.
+
+    `away_ms`: for how long storage has not answered; None if storage is not the cause.
+    """
+
+    at_ms: int
+    attempt: AttemptNumber
+    error: str
+    away_ms: int | None = None
+    importance = Importance.TROUBLE
+    about_restart = True
+
+    def describe(self) -> str:
+        return f"the master hooks could not be restored for attempt {self.attempt}: {self.error}"
+
+    @property
+    def answers(self) -> tuple[OrderName, ...]:
+        return (("restore-hooks", self.attempt),)
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class TablesTakenBack(_Event):
+    """Every table of the job was taken back to the checkpoint that this attempt starts from.
+
+    `heads`: how far the log of each table has got.
+    """
+
+    at_ms: int
+    attempt: AttemptNumber
+    heads: tuple[TableHead, ...] = ()
+    importance = Importance.NEWS
+    about_restart = True
+
+    def describe(self) -> str:
+        return f"the output tables were claimed for attempt {self.attempt}"
+
+    @property
+    def answers(self) -> tuple[OrderName, ...]:
+        return (("tables", self.attempt),)
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class TablesNotTakenBack(_Event):
+    """A table of the job may not be taken back. `fenced`: another job has claimed one.
+
+    `away_ms`: for how long storage has not answered; None if storage is not the cause. `permanent`: neither trying
+    again nor starting anew can help.
+    """
+
+    at_ms: int
+    attempt: AttemptNumber
+    error: str
+    fenced: bool = False
+    away_ms: int | None = None
+    permanent: bool = False
+    importance = Importance.TROUBLE
+    about_restart = True
+
+    def describe(self) -> str:
+        return f"the output tables could not be claimed for attempt {self.attempt}: {self.error}"
+
+    @property
+    def answers(self) -> tuple[OrderName, ...]:
+        return (("tables", self.attempt),)
+
+
+CoordinatorEvent = (
+    JobSubmitted
+    | CoordinatorStarted
+    | TaskReady
+    | RestoreDelayed
+    | TaskFailed
+    | ProcessGivenUp
+    | TaskAnswered
+    | SplitsRequested
+    | WatermarkReported
+    | TaskReachedEndOfData
+    | TaskFinished
+    | CheckpointRequested
+    | CheckpointAcknowledged
+    | CheckpointDeclined
+    | HooksTriggered
+    | HookFailed
+    | HooksRestored
+    | HookRestoreFailed
+    | CheckpointDamaged
+    | TablesTakenBack
+    | TablesNotTakenBack
+    | SavepointWritten
+    | SavepointWriteFailed
+    | SavepointDiscarded
+    | SavepointDiscardFailed
+    | MetadataWritten
+    | CheckpointVoided
+    | MetadataWriteFailed
+    | SinksCommitted
+    | SinkCommitFailed
+    | CheckpointDiscarded
+    | CheckpointDiscardFailed
+    | CancelRequested
+    | TimerFired
+    | StorageWentAway
+    | StorageCameBack
+)

@@ -1,0 +1,213 @@
+"""`JobSpec`: what the coordinator knows about its job, and the numbers that both machines and their drivers share.
+
+The event `JobSubmitted` brings the `JobSpec` into the event log. `pause_ms` gives the pauses between retries, for the
+machine and for the drivers of coordinator and tasks. `draw` and `draw_fraction` give randomness to machines, which have
+no source of their own: each draw follows from the seed in the event log, so a replay draws the same.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from tidegate.protocol.identity import TaskId
+from tidegate.recovery.restart_strategy import RestartStrategy
+from tidegate.storage.checkpoints.layout import CheckpointPointer
+from tidegate.storage.checkpoints.metadata import OperatorInfo, StoredSplit, TableHead
+from tidegate.storage.codec import wire
+from tidegate.storage.ids import CheckpointId, JobId, OperatorUid, VertexId
+
+STORAGE_OUTAGE_MS = 600_000
+"""How long a job continues without storage, unless its configuration says otherwise."""
+FIRST_PAUSE_MS = 200
+"""The pause after the first failure."""
+PAUSE_MS_MAX = 10_000
+
+
+def pause_ms(first_ms: int, failures: int) -> int:
+    """Returns the pause after this many failures in a row: it doubles each time, up to a limit."""
+    return min(first_ms << min(failures - 1, 32), max(first_ms, PAUSE_MS_MAX))
+
+
+ADOPTION_TIMEOUT_MS = 60_000
+"""Longer than the default of `heartbeat.timeout`, after which a hung process is ended anyway."""
+DEPLOY_TIMEOUT_MS = 600_000
+"""Longer than the default of `slot.request.timeout`; functions that load a large model when they open need minutes."""
+COPIES_TIMEOUT_MS = 2_000
+"""How long the end of a job waits, when all else is done, until copies of savepoints have stopped and are deleted."""
+ENDING_TIMEOUT_MS = 120_000
+"""How long the end of a job waits for tasks that were ordered to finish."""
+
+
+@wire
+class Retention(enum.Enum):
+    """The checkpoints that outlive a job which fails or is cancelled (Flink's `CheckpointRetentionPolicy`).
+    RETAIN_ON_FAILURE keeps them after a failure, RETAIN_ON_CANCELLATION after a failure or a cancellation. A job that
+    finishes or is suspended always keeps its own.
+    """
+
+    NEVER_RETAIN = "never_retain"
+    RETAIN_ON_FAILURE = "retain_on_failure"
+    RETAIN_ON_CANCELLATION = "retain_on_cancellation"
+
+
+@wire
+class FailoverStrategy(enum.Enum):
+    """The part that restarts when a task has failed: the whole job, or its pipelined region (Flink's
+    `failover-strategy`).
+    """
+
+    FULL = "full"
+    REGION = "region"
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class CheckpointSettings:
+    """The settings with which the coordinator takes checkpoints. Times in ms; `interval_ms` None: only on request and
+    at the end.
+
+    `unaligned`: from the start if `aligned_timeout_ms` is None or 0, else once the alignment has taken that long.
+    """
+
+    interval_ms: int | None
+    timeout_ms: int = 600_000
+    min_pause_ms: int = 0
+    tolerable_failures: int = 0
+    retained: int = 1
+    exactly_once: bool = True
+    unaligned: bool = False
+    aligned_timeout_ms: int | None = None
+    max_concurrent: int = 1
+    retention: Retention = Retention.RETAIN_ON_CANCELLATION
+    history_max: int = 10
+    """Checkpoints that the statistics keep in detail."""
+    ignore_in_flight_of: CheckpointId | None = None
+    """The checkpoint whose in-flight data is ignored when it is restored."""
+    keep_events: bool = False
+    """Whether what is cut from the event log is kept."""
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class JobEdgeInfo:
+    """An edge as the coordinator sees it. `pointwise` joins subtask i to subtask i, else each is joined to each."""
+
+    upstream: VertexId
+    downstream: VertexId
+    pointwise: bool
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class RestorePoint:
+    """The checkpoint or savepoint that a job starts from. Its files are stored under `root` (see `CheckpointPointer`).
+    `ignore_in_flight`: its in-flight data is ignored, and so lost. `dropped_states`: uids of operators, each with the
+    name of a state that its function does not declare any more, and that the user has agreed to drop.
+    """
+
+    root: str
+    job_id: JobId
+    checkpoint_id: CheckpointId
+    final: bool
+    savepoint: bool = False
+    ignore_in_flight: bool = False
+    dropped_states: tuple[tuple[OperatorUid, str], ...] = ()
+
+    @property
+    def pointer(self) -> str:
+        """`<root>/<job>/chk-N` or `<folder>/savepoint-<job>-N`, for people and for metadata."""
+        return str(CheckpointPointer(self.root, self.job_id, self.checkpoint_id, self.savepoint))
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class AssignedSource:
+    """A source whose splits the coordinator assigns to its subtasks. A split is identified by its place in `splits`.
+    `unread`: the splits of which no row was read where the job starts. Tasks report that they have the other splits.
+    """
+
+    uid: OperatorUid
+    vertex: VertexId
+    splits: tuple[StoredSplit, ...]
+    unread: tuple[int, ...]
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class AlignedSource:
+    """A source whose splits wait for the slowest one of a group, and are at most `max_drift_ms` ahead of it in
+    event time.
+    """
+
+    vertex: VertexId
+    group: str
+    max_drift_ms: int
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """A job as the coordinator sees it: tasks and operators by name, no code."""
+
+    job_id: JobId
+    job_name: str
+    root: str
+    tasks: tuple[TaskId, ...]
+    sources: tuple[TaskId, ...]
+    operators: tuple[OperatorInfo, ...]
+    checkpoints: CheckpointSettings
+    restart: RestartStrategy
+    restore: RestorePoint | None = None
+    edges: tuple[JobEdgeInfo, ...] = ()
+    hooks: tuple[str, ...] = ()
+    """Identifiers of the job's master hooks."""
+    tables: tuple[str, ...] = ()
+    """Urls of the job's output tables."""
+    table_heads: tuple[TableHead, ...] = ()
+    """How far the log of each output table had got when the job claimed the table."""
+    seed: int = 0
+    """Decides what is random: the delay of the first periodic checkpoint, and the jitter of restarts."""
+    deploy_timeout_ms: int = DEPLOY_TIMEOUT_MS
+    """An attempt whose tasks are not all ready by then has failed."""
+    storage_outage_ms: int = STORAGE_OUTAGE_MS
+    """For how long the job continues while storage does not answer."""
+    storage_attempts_max: int = 10
+    """How often master hooks, or claims of tables, may fail while storage answers."""
+    storage_retry_ms: int = FIRST_PAUSE_MS
+    """The pause before the first retry. It grows with each one."""
+    failover: FailoverStrategy = FailoverStrategy.FULL
+    """The tasks that restart after a failure."""
+    adoption_timeout_ms: int | None = None
+    """How long a coordinator that takes over waits for the answers of running tasks. None: it does not wait, and
+    all tasks start anew."""
+    assigned_sources: tuple[AssignedSource, ...] = ()
+    """All other sources have their splits dealt out before the job starts."""
+
+    aligned_sources: tuple[AlignedSource, ...] = ()
+    """Sources that wait for each other in event time."""
+
+    def aligned_source(self, task: TaskId) -> AlignedSource | None:
+        """The source of a task, if it waits for others."""
+        return next((source for source in self.aligned_sources if source.vertex == task.vertex), None)
+
+    def assigned_source(self, vertex: VertexId) -> AssignedSource | None:
+        """The source of a vertex, if its splits are assigned."""
+        return next((source for source in self.assigned_sources if source.vertex == vertex), None)
+
+
+_DRAWS = 2**64
+
+
+def drawn(seed: int, number: int) -> int:
+    """A number in [0, 2**64), the same in every replay. Different values of `number` give numbers that look random."""
+    return (seed * 0x9E3779B97F4A7C15 + number * 0xBF58476D1CE4E5B9) % _DRAWS
+
+
+def draw_fraction(seed: int, purpose: int, number: int) -> float:
+    """A number in [0, 1). Draws for different purposes are independent."""
+    mixed = drawn(seed ^ (purpose * 0x94D049BB133111EB), number + 1) % _DRAWS
+    # The finaliser of splitmix64: neighbouring numbers give draws that are far apart.
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) % _DRAWS
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) % _DRAWS
+    return ((mixed ^ (mixed >> 31)) >> 11) / 2**53

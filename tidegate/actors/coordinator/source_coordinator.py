@@ -1,0 +1,272 @@
+"""What the coordinator does for sources: `assign` assigns splits, `WatermarkAligner` aligns watermarks.
+
+Splits of bounded sources are assigned to subtasks when these request them (Flink's `SplitEnumerator`, FLIP-27). A fast
+subtask requests more often, and so reads more. Splits of other sources are dealt out in turn, once, where a task is
+described (`tidegate/actors/drivers/job_context.py`). Rules:
+
+- A split is in one place. What was given to a subtask is its own, until it is restored from a checkpoint that lacks it.
+  Then the split returns to the pool. The pool is every split that no subtask has, so it is never stored apart from
+  that.
+- A checkpoint needs no order between its barriers and the answers. A split belongs to the snapshot of a subtask if it
+  was taken before the cut. Otherwise it is in the checkpoint's pool: it was still on its way, or unassigned. A subtask
+  takes splits in the order in which they are given, so the number of splits in a snapshot identifies them.
+- A subtask reads splits in the order of the source, also after some have returned to the pool. Rows that are ordered in
+  time over all splits are then in order for each subtask, and none is late because another subtask has failed. A split
+  that returns is left to a subtask that has not read beyond it, such as the failed one, as long as one still requests.
+- The first requests get several splits at a time, the last ones get one. The coordinator logs each answer, and many
+  small files should not wait for it one by one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from tidegate.actors.coordinator.coordinator_state import CoordinatorState, PendingCheckpoint, TakenSplits
+from tidegate.actors.coordinator.events import SplitsRequested, TaskReady, WatermarkReported
+from tidegate.actors.coordinator.instructions import AnnounceWatermark, AssignSplits
+from tidegate.actors.coordinator.invariants import (
+    check_assigned,
+    check_question,
+    check_snapshot,
+    check_told_end,
+)
+from tidegate.actors.coordinator.job_spec import AlignedSource, AssignedSource, JobSpec
+from tidegate.connectors.source import SOURCE_STATE
+from tidegate.protocol.identity import TaskId
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
+from tidegate.storage.checkpoints.metadata import SplitPool, SubtaskState
+from tidegate.storage.ids import OperatorUid, VertexId
+
+ANSWERS_A_SUBTASK = 8
+"""The number of answers a subtask in which most of the pool is given away, before single splits are."""
+SPLITS_AN_ANSWER_MAX = 1_000
+
+
+class UntakenSplits:
+    """The unassigned splits of a source, so that an answer costs as much as the splits it gives, and not as all splits.
+    They follow from what the subtasks have taken (`TakenSplits`), and are not part of the coordinator's state. The
+    caller checks with `follows_from` whether they still do, and makes another one if not, for example after a subtask
+    was restored.
+
+    `subtasks`: the subtasks that have taken splits, or were notified that there are none.
+    """
+
+    def __init__(self, source: AssignedSource, subtasks: Mapping[TaskId, TakenSplits]) -> None:
+        self._source = source
+        self._seen = {task: (taken, len(taken.given)) for task, taken in subtasks.items()}
+        self._last = {task: taken.last for task, taken in subtasks.items()}
+        self.taken = {number for taken in subtasks.values() for number in taken.all}
+        """The splits that a subtask has."""
+        self.left = [number for number in source.unread if number not in self.taken]
+        """The unassigned splits, ascending."""
+
+    def follows_from(self, source: AssignedSource, subtasks: Mapping[TaskId, TakenSplits]) -> bool:
+        """Returns whether the subtasks have taken what they had when it was made, and what was given through it
+        since.
+        """
+        if source is not self._source or len(subtasks) != len(self._seen):
+            return False
+        seen = ((taken, self._seen.get(task, (None, 0))) for task, taken in subtasks.items())
+        return all(taken is before and len(taken.given) == given for taken, (before, given) in seen)
+
+    def last(self, task: TaskId) -> int:
+        """Returns `TakenSplits.last` of a subtask."""
+        return self._last.get(task, -1)
+
+    def after(self, number: int) -> int:
+        """Returns how many unassigned splits there are up to a split, itself included."""
+        return bisect_right(self.left, number)
+
+    def give(self, task: TaskId, taken: TakenSplits, begin: int, splits: Sequence[int]) -> None:
+        """Gives a subtask unassigned splits, beginning with the one at `begin`."""
+        del self.left[begin : begin + len(splits)]
+        self.taken.update(splits)
+        taken.given += tuple(splits)
+        self._seen[task] = taken, len(taken.given)
+        self._last[task] = max(self._last[task], *splits)
+
+
+Pools = dict[VertexId, UntakenSplits]
+"""The unassigned splits of each source."""
+
+
+def took_up(state: CoordinatorState, event: TaskReady) -> None:
+    """Notes that a subtask is ready, with the splits of its checkpoint. What it was given since returns to the pool."""
+    source = _source_of(state, event.task)
+    if source is None:
+        return
+    if event.splits is None:
+        state.splits[event.task] = TakenSplits(tuple(range(len(source.splits))), told_all=True)
+        return
+    if not event.splits:
+        state.splits[event.task] = TakenSplits()
+        return
+    numbers = {split.split_id: number for number, split in enumerate(source.splits)}
+    restored = tuple(numbers[split_id] for split_id in event.splits if split_id in numbers)
+    state.splits[event.task] = TakenSplits(restored, len(event.splits))
+
+
+def assign(state: CoordinatorState, event: SplitsRequested, pools: Pools) -> AssignSplits:
+    """Returns the answer to a subtask. A request that was answered before gets the same answer.
+
+    `pools` is stored between calls, and made anew where it does not follow from the state any more.
+    """
+    source = _source_of(state, event.task)
+    assert source is not None, f"{event.task} asks for splits, and its source has dealt them out"
+    taken = state.splits.setdefault(event.task, TakenSplits())
+    check_question(event.first, len(taken.given))
+    if event.first == len(taken.given) and not taken.told_all:
+        _give(state, source, event.task, taken, pools)
+    splits = tuple(source.splits[number] for number in taken.given[event.first :])
+    return AssignSplits(event.attempt, event.task, event.first, splits)
+
+
+def pools(state: CoordinatorState, pending: PendingCheckpoint) -> tuple[SplitPool, ...]:
+    """Returns what no subtask has in its part of a checkpoint, for each source whose splits are assigned."""
+    assert state.spec is not None
+    found = []
+    for source in state.spec.assigned_sources:
+        held = set[int]()
+        for task, taken in _subtasks(state, source).items():
+            held.update(taken.restored, taken.given[: _taken_in(pending, task, source.uid, taken)])
+        left = tuple(source.splits[number] for number in source.unread if number not in held)
+        if left:
+            found.append(SplitPool(source.uid, left))
+    return tuple(found)
+
+
+def splits_left(state: CoordinatorState) -> dict[VertexId, int]:
+    """Returns how many splits of each source are unassigned."""
+    found = {}
+    for source in () if state.spec is None else state.spec.assigned_sources:
+        taken = {number for each in _subtasks(state, source).values() for number in each.all}
+        found[source.vertex] = sum(number not in taken for number in source.unread)
+    return found
+
+
+def _taken_in(pending: PendingCheckpoint, task: TaskId, uid: OperatorUid, taken: TakenSplits) -> int:
+    """Returns how many of the splits that a subtask was given are in its part of a checkpoint: the first ones."""
+    part = pending.acknowledged.get(task)
+    if part is None:
+        # It had finished before, so it had read all that it was given.
+        return len(taken.given)
+    in_snapshot = _splits_in(part, uid)
+    check_snapshot(in_snapshot, taken.restored_count, len(taken.given))
+    return in_snapshot - taken.restored_count
+
+
+def _splits_in(part: SubtaskState, uid: OperatorUid) -> int:
+    sections = (section for handle in part.state_handles for section in handle.sections)
+    return sum(section.rows for section in sections if section.uid == uid and section.state == SOURCE_STATE)
+
+
+def _give(state: CoordinatorState, source: AssignedSource, task: TaskId, taken: TakenSplits, pools: Pools) -> None:
+    """Gives a subtask the next splits of the pool, or notifies it that there are no more for it."""
+    subtasks = _subtasks(state, source)
+    pool = _untaken(state, source, pools)
+    still_ask = [pool.last(other) for other, each in subtasks.items() if other != task and not each.told_all]
+    share = -(-len(pool.left) // (ANSWERS_A_SUBTASK * len(subtasks)))
+    begin, end = _next_for(task, pool, still_ask)
+    chunk = pool.left[begin : min(end, begin + share, begin + SPLITS_AN_ANSWER_MAX)]
+    if chunk:
+        check_assigned(chunk, pool.taken)
+        pool.give(task, taken, begin, chunk)
+    else:
+        check_told_end(pool.left, bool(still_ask))
+        taken.told_all = True
+
+
+def _untaken(state: CoordinatorState, source: AssignedSource, pools: Pools) -> UntakenSplits:
+    assert state.spec is not None
+    sources = (task for task in state.spec.sources if task.vertex == source.vertex)
+    have = {task: state.splits[task] for task in sources if task in state.splits}
+    pool = pools.get(source.vertex)
+    if pool is None or not pool.follows_from(source, have):
+        pool = pools[source.vertex] = UntakenSplits(source, have)
+    return pool
+
+
+def _next_for(task: TaskId, pool: UntakenSplits, still_ask: list[int]) -> tuple[int, int]:
+    """Returns which part of what is left a subtask may be given, where the others have read as far as `still_ask`."""
+    begin = pool.after(pool.last(task))
+    if begin < len(pool.left):
+        return begin, len(pool.left)
+    # It has read beyond all others. Splits that another subtask has not read beyond are left to that subtask.
+    return 0, pool.after(min(still_ask)) if still_ask else len(pool.left)
+
+
+def _subtasks(state: CoordinatorState, source: AssignedSource) -> dict[TaskId, TakenSplits]:
+    """The subtasks of a source, and what each has taken."""
+    assert state.spec is not None
+    tasks = (task for task in state.spec.sources if task.vertex == source.vertex)
+    return {task: state.splits.get(task, TakenSplits()) for task in tasks}
+
+
+def _source_of(state: CoordinatorState, task: TaskId) -> AssignedSource | None:
+    assert state.spec is not None
+    return state.spec.assigned_source(task.vertex)
+
+
+class WatermarkAligner:
+    """Tells source tasks how far the slowest task of their group is in event time. The coordinator's driver calls it,
+    outside the machine: its state is never logged. Rules:
+
+    - Every task is answered that tells how far it is. One that waits is also told, as soon as another one's report lets
+      it continue: a group moves at the pace of its slowest member, and not of the interval.
+    - A task that is idle, or at the end of its data, holds no other task back.
+    - Nothing is answered while the watermark of any task is unknown: after the job has started, after a task has
+      started anew, after the coordinator was lost. A task that waits keeps waiting. All tasks repeat their reports, so
+      this passes.
+    - Reports from another attempt than the task's present one do not count.
+
+    With n tasks in a group an answer costs n steps.
+    """
+
+    def __init__(self) -> None:
+        self._told: dict[TaskId, WatermarkReported] = {}
+        """The last report of each task."""
+
+    def reported(self, state: CoordinatorState, event: WatermarkReported) -> Iterator[AnnounceWatermark]:
+        """Yields the answers to a report: to its task, and to waiting tasks that may continue now."""
+        source = None if state.spec is None else state.spec.aligned_source(event.task)
+        if state.spec is None or source is None or not state.is_current(event.task, event.attempt):
+            return
+        self._told[event.task] = event
+        members = dict(_members(state.spec, source.group))
+        lowest_ms = self._lowest_ms(state, members)
+        if lowest_ms is None:
+            return
+        yield AnnounceWatermark(event.attempt, event.task, lowest_ms)
+        for task, member in members.items():
+            told = self._told.get(task)
+            if told is None or not told.waits or not _may_go_on(told, lowest_ms, member):
+                continue
+            self._told[task] = replace(told, waits=False)
+            if task != event.task:
+                yield AnnounceWatermark(told.attempt, task, lowest_ms)
+
+    def _lowest_ms(self, state: CoordinatorState, members: dict[TaskId, AlignedSource]) -> int | None:
+        """Returns the lowest watermark of the tasks that count; None if it is unknown."""
+        lowest_ms = MAX_WATERMARK_MS
+        for task in members:
+            if task in state.ended:
+                continue
+            told = self._told.get(task)
+            if told is None or not state.is_current(task, told.attempt):
+                return None
+            if told.watermark_ms is not None:
+                lowest_ms = min(lowest_ms, told.watermark_ms)
+        return lowest_ms
+
+
+def _members(spec: JobSpec, group: str) -> Iterator[tuple[TaskId, AlignedSource]]:
+    for task in spec.sources:
+        source = spec.aligned_source(task)
+        if source is not None and source.group == group:
+            yield task, source
+
+
+def _may_go_on(told: WatermarkReported, lowest_ms: int, source: AlignedSource) -> bool:
+    return told.watermark_ms is None or told.watermark_ms <= lowest_ms + source.max_drift_ms

@@ -1,0 +1,623 @@
+"""`CoordinatorDriver`: drives one coordinator machine. It logs first and acts afterwards.
+
+Rules:
+
+- The instructions that follow from an event are held back until it is durable.
+- Events that come in together become one entry of the event log (a group commit). Events without instructions are held:
+  nothing was done about them, so they may be lost with the process, as a message on its way may. They travel with the
+  next entry; their number is bounded, and so is their time, except for events that are useful only together with later
+  ones.
+- An event that changes nothing is not logged at all.
+- Every event of the log has a number, and next to it that of its cause (see `CauseTracker`). The machine knows of
+  neither: the host stamps what goes out with the event that it follows from.
+- After a commit, small files of the tables are compacted. The machine is not involved: what a table shows stays the
+  same.
+- While storage is away the machine gets that event and no other: it decides nothing that it could not log. A
+  coordinator whose log stays away for too long, or is gone, ends the job; a lost create means that a newer generation
+  is in charge.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
+
+from tidegate.actors.coordinator import events as co
+from tidegate.actors.coordinator import events as ev
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.coordinator.coordinator_machine import CoordinatorMachine
+from tidegate.actors.coordinator.coordinator_state import CoordinatorState
+from tidegate.actors.coordinator.events import WatermarkReported
+from tidegate.actors.coordinator.job_history import DecisionLog, JobHistory, Line
+from tidegate.actors.coordinator.job_spec import STORAGE_OUTAGE_MS, JobSpec
+from tidegate.actors.coordinator.source_coordinator import WatermarkAligner
+from tidegate.actors.drivers.coordinator_effects import CoordinatorEffects
+from tidegate.actors.drivers.event_log_writer import CauseTracker, LogPosition, LogWriter, StoredFold
+from tidegate.actors.drivers.log_lines import log_fields
+from tidegate.actors.drivers.outages import NotesOfMany, OutageNotes
+from tidegate.actors.drivers.ports import CoordinatorPort
+from tidegate.actors.task import events as task_ev
+from tidegate.actors.task.events import WatermarkAnnounced
+from tidegate.connectors.source import SourceSplit
+from tidegate.protocol.failures import CheckpointFailureReason, bounded_text, error_text
+from tidegate.storage.checkpoints.event_log import EventLog
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata, StateHandle, SubtaskState
+from tidegate.storage.codec import decode, encode
+from tidegate.storage.errors import CodecError, FencedError
+from tidegate.storage.ids import CheckpointId, EventId, Generation, SubtaskIndex, VertexId
+from tidegate.storage.user_values import WithheldTexts
+
+log = logging.getLogger(__name__)
+EVENTS_AN_ENTRY_MAX = 1_000
+NAMES_AN_ENTRY_MAX = 10_000
+"""Files and states that the acknowledgements of an entry name: they are most of its bytes."""
+HOLD_MS = 1_000
+"""How long an event without instructions waits for others, unless it means nothing alone."""
+_TIMEOUT = "timeout:"
+"""The prefix of the timers that end a checkpoint which takes too long."""
+_MEANS_NOTHING_ALONE = (ev.CheckpointAcknowledged, ev.CheckpointDiscarded, ev.SavepointDiscarded, ev.TaskReady)
+"""A coordinator that takes over gives up checkpoints that were not fully acknowledged, repeats deletions, and deploys
+anew."""
+
+
+def replay(event_log: EventLog, job_history: JobHistory | None = None) -> tuple[CoordinatorMachine, LogPosition]:
+    """The machine as the log leaves it, and where the log continues. What is replayed is written into the
+    job_history.
+    """
+    snapshot = event_log.latest_snapshot()
+    state: CoordinatorState | None = None
+    index = snapshot_index = 0
+    takeovers: tuple[int, ...] = ()
+    number = EventId(0)
+    causes = CauseTracker()
+    if snapshot is not None:
+        index, fold = snapshot
+        assert isinstance(fold, StoredFold)
+        state = decode(fold.state)
+        takeovers = fold.takeovers
+        snapshot_index = index
+        # A fold of an older version has not counted its events; there was at least one an entry.
+        number = EventId(index if fold.next_event is None else fold.next_event)
+        causes = CauseTracker(fold.orders)
+    machine = CoordinatorMachine(state)
+    if job_history is not None:
+        job_history.reset(machine.state)
+    for entry in event_log.entries(index):
+        if isinstance(entry.events[0], ev.CoordinatorStarted):
+            takeovers = (*takeovers, entry.index)
+        number = number if entry.first_event is None else EventId(entry.first_event)
+        for event in entry.events:
+            instructions = machine.handle(event)
+            causes.replayed(number, event, instructions)
+            if job_history is not None:
+                job_history.replay(event, instructions, machine.state)
+            number = EventId(number + 1)
+        index = entry.index + 1
+    return machine, LogPosition(index, takeovers, snapshot_index, number, causes.stored())
+
+
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """An instruction with the event that it follows from, and when it is due by the monotonic clock."""
+
+    instruction: do.CoordinatorInstruction
+    cause: EventId
+    due_ms: int
+
+
+class CoordinatorDriver:
+    """One coordinator incarnation on some runtime. All methods run on the coordinator's mailbox.
+
+    `incarnation` distinguishes two coordinators that both claim to be the next generation.
+    """
+
+    def __init__(
+        self,
+        machine: CoordinatorMachine,
+        position: LogPosition,
+        event_log: EventLog,
+        effects: CoordinatorEffects,
+        port: CoordinatorPort,
+        incarnation: str,
+        entries_a_snapshot: int | None = None,
+        job_history: JobHistory | None = None,
+        log_rows: bool = False,
+    ) -> None:
+        self.machine = machine
+        self.job_history = JobHistory(machine.state) if job_history is None else job_history
+        self.generation = Generation(machine.state.generation + 1)
+        self._log_rows = log_rows
+        self._withheld = WithheldTexts()
+        self._log = LogWriter(event_log, position, self.generation, port, incarnation, entries_a_snapshot)
+        self._effects = effects
+        self._port = port
+        self._watermarks = WatermarkAnswers(port, self.generation)
+        self._inlined = InlinedState()
+        self._state_notes = OutageNotes("state of checkpoints", port.monotonic_ms)
+        self._metadata_notes = OutageNotes("metadata of checkpoints", port.monotonic_ms)
+        self._table_notes = OutageNotes("output tables", port.monotonic_ms)
+        self._start_notes = OutageNotes("what comes before the tasks of an attempt", port.monotonic_ms)
+        self._copy_notes = NotesOfMany("the folder of savepoint {}", port.monotonic_ms)
+        self._copy_discard_notes = NotesOfMany("the folder of savepoint {}, which has failed,", port.monotonic_ms)
+        self._discard_notes = NotesOfMany("what is to be deleted of checkpoint {}", port.monotonic_ms, logging.DEBUG)
+        self._inbox: deque[tuple[ev.CoordinatorEvent, EventId | None, int]] = deque()
+        """Events that have arrived, their cause, and when they arrived by the monotonic clock."""
+        self._held: list[ev.CoordinatorEvent] = []
+        """Events that the machine has handled, and that are not logged yet."""
+        self._held_causes: list[EventId | None] = []
+        self._causes = CauseTracker(position.orders)
+        self._timeouts: list[str] = []
+        """The timers of checkpoints that may still be pending."""
+        self._next_event = position.next_event
+        """The number of the next event that the machine handles."""
+        self._held_names = 0
+        self._instructions: list[Ordered] = []
+        """What follows from the events that are held."""
+        self._decision_log = DecisionLog(machine.state, wants_details())
+        self._lines: list[tuple[Line, EventId, EventId | None]] = []
+        """Lines about the held events, to be logged with them: the line, its event, and the cause."""
+        self._flushes = False
+        """Whether the events that are held are going to be logged at some time, whatever comes."""
+        self._appending = False
+        self._halted = False
+
+    @property
+    def in_charge(self) -> bool:
+        """Returns whether the log says that this incarnation has taken over. From any thread."""
+        return self._log.in_charge
+
+    @property
+    def waits_for(self) -> str | None:
+        """Returns what storage the coordinator waits for, and since when; None if it waits for none. From any
+        thread.
+        """
+        notes = (self._log, self._metadata_notes, self._state_notes, self._table_notes, self._start_notes)
+        return next((found for each in notes if (found := each.waits_for) is not None), None)
+
+    def start(self) -> None:
+        """Take over: the first thing a generation logs is that it exists."""
+        self.handle(ev.CoordinatorStarted(self._port.now_ms(), self.generation))
+
+    def handle(self, event: ev.CoordinatorEvent) -> None:
+        """Handles one event."""
+        if self._halted:
+            return
+        if isinstance(event, ev.WatermarkReported):
+            if self.in_charge:
+                self._watermarks.answer(self.machine.state, event)
+            return
+        if self._log.away and self._refused(event):
+            return
+        event = self._timed(self._inlined.take(event))
+        if isinstance(event, ev.SinksCommitted) and self._effects.compactor.compacts:
+            self._port.run_io(self._effects.compactor.step)
+        try:
+            event = sanitize_event(event, self._withhold)
+        except CodecError as error:
+            text = error_text(error)
+            if isinstance(event, ev.CheckpointRequested):
+                self._port.complete_request(do.CompleteRequest(event.request, None, text))
+            else:
+                self._halted = True
+                self._port.halt(f"a {type(event).__name__} cannot be written to the event log: {text}", fenced=False)
+            return
+        # Looked up now: before the machine handles the event, its order may be given again.
+        self._inbox.append((event, self._causes.of(event), self._port.monotonic_ms()))
+        if not self._appending:
+            self._next_entry()
+
+    def whole_text(self, text: str | None) -> str | None:
+        """A text of the event log, with the values that were withheld from it where this incarnation has seen them.
+
+        For the program's own driver. From any thread.
+        """
+        return self._withheld.whole(text)
+
+    def _withhold(self, text: str) -> str:
+        return self._withheld.withhold(text, self._log_rows)
+
+    def halt(self) -> None:
+        """Stop; nothing is logged or done from now on."""
+        self._halted = True
+
+    def _refused(self, event: ev.CoordinatorEvent) -> bool:
+        """Returns whether a request is refused because storage is away. So the inbox stays bounded. Tasks repeat
+        requests for splits; users get the reason.
+        """
+        if isinstance(event, ev.SplitsRequested):
+            return True
+        if isinstance(event, ev.CheckpointRequested):
+            reason = CheckpointFailureReason.STORAGE_AWAY
+            self._port.complete_request(do.CompleteRequest(event.request, None, reason.value, reason=reason))
+            return True
+        return isinstance(event, ev.CancelRequested) and any(isinstance(e, ev.CancelRequested) for e, *_ in self._inbox)
+
+    def _timed(self, event: ev.CoordinatorEvent) -> ev.CoordinatorEvent:
+        """Returns the event, with the time for which its operation has failed."""
+        state = self._state_notes
+        metadata = self._metadata_notes
+        tables = self._table_notes
+        meanwhile = "checkpoints fail meanwhile, the job goes on"
+        again = "it is tried again, the job goes on"
+        spec = self.machine.state.spec
+        limit_ms = STORAGE_OUTAGE_MS if spec is None else spec.storage_outage_ms
+        match event:
+            case ev.CheckpointDeclined(reason=CheckpointFailureReason.STORAGE_AWAY, message=error):
+                return replace(event, away_ms=state.failed(error, meanwhile))
+            case ev.MetadataWriteFailed(error=error):
+                # Of its own: this ends the job, so it does not count from when something else has failed.
+                return replace(event, away_ms=metadata.failed(error, meanwhile))
+            case ev.SinkCommitFailed(error=error, fenced=False, permanent=False):
+                return replace(event, away_ms=tables.failed(error, again))
+            case ev.HookRestoreFailed(away_ms=int()) | ev.TablesNotTakenBack(away_ms=int()):
+                return replace(event, away_ms=self._start_notes.failed(event.error, "the attempt waits for it"))
+            case ev.HooksRestored() | ev.TablesTakenBack():
+                self._start_notes.worked()
+            case ev.SavepointWriteFailed(checkpoint_id=number, error=error, permanent=False):
+                return replace(event, away_ms=self._copy_notes.failed(number, error, again, limit_ms))
+            case ev.SavepointWritten(checkpoint_id=number):
+                self._copy_notes.worked(number)
+            case ev.SavepointDiscardFailed(checkpoint_id=number, error=error):
+                return replace(event, away_ms=self._copy_discard_notes.failed(number, error, again, limit_ms))
+            case ev.SavepointDiscarded(checkpoint_id=number):
+                self._copy_discard_notes.worked(number)
+            case ev.CheckpointDiscardFailed(checkpoint_id=number, error=error):
+                return replace(event, away_ms=self._discard_notes.failed(number, error, again, limit_ms))
+            case ev.CheckpointDiscarded(checkpoint_id=number):
+                self._discard_notes.worked(number)
+            case ev.MetadataWritten():
+                state.worked()
+                metadata.worked()
+            case ev.CheckpointVoided():
+                metadata.worked()
+            case ev.SinksCommitted():
+                tables.worked()
+        return event
+
+    # --- the log --------------------------------------------------------------------------------------------------
+
+    def _next_entry(self) -> None:
+        """Lets the machine handle what has arrived, and begins an entry if something follows from that."""
+        if self._halted:
+            return
+        while self._inbox and not self._full:
+            self._take_in(*self._inbox.popleft())
+        if self._held and (self._instructions or self._full or not self._log.in_charge):
+            self._append()
+        elif not self._flushes and not all(isinstance(event, _MEANS_NOTHING_ALONE) for event in self._held):
+            self._flushes = True
+            self._port.call_later(HOLD_MS, self._flush)
+
+    @property
+    def _full(self) -> bool:
+        return len(self._held) >= EVENTS_AN_ENTRY_MAX or self._held_names >= NAMES_AN_ENTRY_MAX
+
+    def _take_in(self, event: ev.CoordinatorEvent, cause: EventId | None, arrived_ms: int) -> None:
+        if self.machine.ignores(event):
+            return
+        number = self._next_event
+        self._next_event = EventId(self._next_event + 1)
+        self._causes.taken_in(number, event)
+        self._held.append(event)
+        self._held_causes.append(cause)
+        if isinstance(event, ev.CheckpointAcknowledged):
+            self._held_names += event.state.names
+        instructions = self.machine.handle(event)
+        lines = self._decision_log.lines_about(event, instructions, self.machine.state)
+        self.job_history.add(event, instructions, lines, self.machine.state)
+        self._lines += [(line, number, cause) for line in lines]
+        for instruction in instructions:
+            # The wall clock may be set until the event is logged; it was right when the event came.
+            wait_ms = max(0, instruction.due_at_ms - event.at_ms) if isinstance(instruction, do.SetTimer) else 0
+            self._instructions.append(Ordered(instruction, number, arrived_ms + wait_ms))
+
+    def _flush(self) -> None:
+        self._flushes = False
+        if self._held and not self._appending and not self._halted:
+            self._append()
+
+    def _append(self) -> None:
+        events = tuple(self._held)
+        self._held = []
+        self._held_names = 0
+        causes = tuple(self._held_causes)
+        self._held_causes = []
+        first_event = EventId(self._next_event - len(events))
+        instructions = self._instructions
+        self._instructions = []
+        lines = self._lines
+        self._lines = []
+        self._appending = True
+        if self.machine.state.spec is not None:
+            self._log.outage_ms = self.machine.state.spec.storage_outage_ms
+
+        def written() -> None:
+            if self._halted:
+                return
+            spec = self.machine.state.spec
+            say(spec, lines, self._decision_log.details)
+            for ordered in instructions:
+                self._carry_out(ordered)
+            self._inlined.keep(self.machine.state.pending)
+            if self.machine.state.storage_away:
+                back = ev.StorageCameBack(self._port.now_ms())
+                self._take_in(back, self._causes.of(back), self._port.monotonic_ms())
+            else:
+                self._log.store_fold_if_due(self.machine.state, self._next_event, self._causes)
+            # Only now: what is reported while instructions are carried out waits for the next entry.
+            self._appending = False
+            self._next_entry()
+
+        def went_away(error: str) -> None:
+            if not self._halted:
+                went = ev.StorageWentAway(self._port.now_ms(), bounded_text(error))
+                self._take_in(went, None, self._port.monotonic_ms())
+
+        def failed(error: BaseException) -> None:
+            if self._halted:
+                return
+            self._halted = True
+            if not isinstance(error, FencedError):
+                self._port.halt(str(error), fenced=False)
+            elif self._log.in_charge:
+                self._port.halt(f"a newer coordinator is in charge: {error}", fenced=True)
+            else:
+                # What the predecessor had on its way landed after the replay: it did not take over, it was late.
+                self._port.replay_again(str(error))
+
+        self._log.append(events, causes, first_event, written, went_away, failed)
+
+    # --- instructions ---------------------------------------------------------------------------------------------
+
+    def _carry_out(self, ordered: Ordered) -> None:
+        instruction = ordered.instruction
+        self._causes.carried_out(ordered.cause, instruction)
+        if isinstance(instruction, do.SetTimer):
+            self._port.set_timer(instruction, max(0, ordered.due_ms - self._port.monotonic_ms()))
+            if instruction.timer.startswith(_TIMEOUT):
+                self._timeouts.append(instruction.timer)
+                self._drop_timeouts()
+        else:
+            self._perform(instruction)
+
+    def _drop_timeouts(self) -> None:
+        """Drop the timeouts of checkpoints that are over: otherwise each would wait for minutes."""
+        waiting = []
+        for timer in self._timeouts:
+            if self.machine.ignores(ev.TimerFired(self._port.now_ms(), timer)):
+                self._port.cancel_timer(timer)
+                self._causes.dropped(timer)
+            else:
+                waiting.append(timer)
+        self._timeouts = waiting
+
+    def _perform(self, instruction: do.CoordinatorInstruction) -> None:
+        port = self._port
+        effects = self._effects
+        generation = self.generation
+        match instruction:
+            case do.DeployAttempt():
+                port.deploy(instruction)
+            case do.CancelAttempt():
+                port.cancel_attempt(instruction)
+            case do.KillProcess():
+                port.kill_process(instruction)
+            case do.StartTasks(tasks=tasks):
+                for task in tasks:
+                    port.tell(task, task_ev.TasksStarted(port.now_ms(), generation))
+            case do.AskTasks(attempt, tasks):
+                for task in tasks:
+                    port.tell(task, task_ev.CoordinatorTookOver(port.now_ms(), attempt, generation))
+            case do.AssignSplits(attempt, task, first, stored):
+                splits = tuple(SourceSplit(split.split_id, split.payload, split.rows) for split in stored)
+                port.tell(task, task_ev.SplitsAssigned(port.now_ms(), attempt, first, splits, generation))
+            case do.TriggerCheckpoint(attempt, checkpoint_id, triggered_at_ms, tasks, options, base):
+                for task in tasks:
+                    now_ms = port.now_ms()
+                    trigger = task_ev.CheckpointTriggered(
+                        now_ms, attempt, checkpoint_id, triggered_at_ms, options, base, generation
+                    )
+                    port.tell(task, trigger)
+            case do.NotifyCompleted(attempt, checkpoint_id, tasks):
+                for task in tasks:
+                    port.tell(task, task_ev.CheckpointCompleted(port.now_ms(), attempt, checkpoint_id, generation))
+            case do.NotifyAborted(attempt, checkpoint_id, tasks):
+                for task in tasks:
+                    port.tell(task, task_ev.CheckpointAborted(port.now_ms(), attempt, checkpoint_id, generation))
+            case do.TriggerHooks():
+                port.run_io(lambda: effects.trigger_hooks(instruction))
+            case do.RestoreHooks():
+                port.run_io(lambda: effects.restore_hooks(instruction))
+            case do.TakeTablesBack(_, checkpoint_id, reason):
+                log.warning("%s: the job goes on from checkpoint %d, before it", reason, checkpoint_id)
+                port.run_io(lambda: effects.take_tables_back(instruction))
+            case do.WriteSavepoint(metadata=metadata, complete=complete):
+                savepoint = instruction if complete else replace(instruction, metadata=self._inlined.put_back(metadata))
+                stops = effects.copy_begins(metadata.checkpoint_id)
+                port.run_copy(lambda: effects.write_savepoint(savepoint, stops))
+            case do.StopCopy(checkpoint_id):
+                effects.stop_copy(checkpoint_id)
+            case do.DiscardSavepoint():
+                port.run_copy(lambda: effects.discard_savepoint(instruction))
+            case do.WriteMetadata(metadata, permit=permit):
+                whole = self._inlined.put_back(metadata)
+                port.run_io(lambda: effects.write_metadata(whole, permit))
+            case do.VoidCheckpoint(tombstone):
+                port.run_io(lambda: effects.void_checkpoint(tombstone))
+            case do.CommitSinks():
+                port.run_io(lambda: effects.commit_sinks(instruction))
+            case do.DiscardCheckpoint():
+                port.run_io(lambda: effects.discard_checkpoint(instruction))
+            case do.DiscardFiles():
+                port.run_io(lambda: effects.discard_files(instruction))
+            case do.CompleteRequest():
+                port.complete_request(instruction)
+            case do.EndJob():
+                port.end_job(instruction)
+
+
+class WatermarkAnswers:
+    """Announces the watermark of its group to each source task. This bypasses the event log and the machine: no
+    decision that lasts follows from it, and it continues while storage is away. So only a coordinator that is in charge
+    answers.
+    """
+
+    def __init__(self, port: CoordinatorPort, generation: Generation) -> None:
+        self._port = port
+        self._generation = generation
+        self._alignment = WatermarkAligner()
+
+    def answer(self, state: CoordinatorState, event: WatermarkReported) -> None:
+        """Answers the report of a task."""
+        for told in self._alignment.reported(state, event):
+            at_ms = self._port.now_ms()
+            announced = WatermarkAnnounced(at_ms, told.attempt, told.watermark_ms, self._generation)
+            self._port.tell(told.task, announced)
+
+
+_Key = tuple[VertexId, SubtaskIndex, str, int]
+"""A subtask, and the checksum and size of the bytes."""
+
+
+class InlinedState:
+    """Keeps the bytes of inlined state from the acknowledgement to `_metadata`, and out of the event log.
+
+    Rules:
+
+    - The machine and the log get a handle without its bytes, so the fold holds none either, and a replay gives the
+      same.
+    - The bytes are put back where `_metadata` is written, and forgotten when their checkpoint is not pending any more.
+    - They are lost with the coordinator. Its successor writes no `_metadata` of a checkpoint that it finds pending: it
+      gives it up, or finds out its fate by creating a tombstone.
+    """
+
+    def __init__(self) -> None:
+        self._bytes: dict[CheckpointId, dict[_Key, bytes]] = {}
+
+    def take(self, event: ev.CoordinatorEvent) -> ev.CoordinatorEvent:
+        """The event without bytes of state."""
+        if not isinstance(event, ev.CheckpointAcknowledged) or not _inlined(event.state):
+            return event
+        known = self._bytes.setdefault(event.checkpoint_id, {})
+
+        def without(handle: StateHandle) -> StateHandle:
+            assert handle.inline is not None
+            known[_key(event.state, handle)] = handle.inline
+            return replace(handle, inline=b"")
+
+        return replace(event, state=_with_handles(event.state, without))
+
+    def put_back(self, metadata: CheckpointMetadata) -> CheckpointMetadata:
+        """The metadata with the bytes of its inlined state."""
+        known = self._bytes.get(metadata.checkpoint_id, {})
+        subtasks = tuple(
+            _with_handles(s, lambda handle, s=s: replace(handle, inline=known[_key(s, handle)]))  # type: ignore[misc]
+            for s in metadata.subtasks
+        )
+        return replace(metadata, subtasks=subtasks)
+
+    def keep(self, pending: Collection[CheckpointId]) -> None:
+        """Forget the bytes of all other checkpoints."""
+        for checkpoint_id in [number for number in self._bytes if number not in pending]:
+            del self._bytes[checkpoint_id]
+
+
+def _inlined(state: SubtaskState) -> bool:
+    return any(handle.inline is not None for handle in state.handles)
+
+
+def _key(state: SubtaskState, handle: StateHandle) -> _Key:
+    return state.vertex, state.subtask, handle.checksum, handle.size_bytes
+
+
+def _with_handles(state: SubtaskState, change: Callable[[StateHandle], StateHandle]) -> SubtaskState:
+    """The state with every inlined handle changed."""
+    if not _inlined(state):
+        return state
+
+    def changed(handle: StateHandle | None) -> StateHandle | None:
+        return handle if handle is None or handle.inline is None else change(handle)
+
+    layers = tuple(layer for layer in map(changed, state.layers) if layer is not None)
+    return replace(state, handle=changed(state.handle), in_flight=changed(state.in_flight), layers=layers)
+
+
+def sanitize_event(event: co.CoordinatorEvent, withhold: Callable[[str], str]) -> co.CoordinatorEvent:
+    """Makes facts fit for the event log where they come in: what cannot be written down must not stop the coordinator.
+
+    Rules: free texts are bounded and escaped. Values of users' rows in them are withheld unless `log_rows` is on. An
+    event that the codec cannot encode, whatever is in it, becomes the failure of what it speaks of, with the cause; so
+    the log can always be written, and the job continues by its own rules.
+
+    The event, or what takes its place; `withhold` takes values of rows out of a text. CodecError if nothing can.
+    """
+
+    def fit(text: str) -> str:
+        return withhold(bounded_text(text))
+
+    match event:
+        case co.TaskFailed(reason=text) | co.CheckpointDamaged(reason=text) | co.ProcessGivenUp(reason=text):
+            return replace(event, reason=fit(text))
+        case co.CheckpointDeclined(message=text):
+            return replace(event, message=fit(text))
+        case (
+            co.HookFailed(error=text)
+            | co.HookRestoreFailed(error=text)
+            | co.SavepointWriteFailed(error=text)
+            | co.SavepointDiscardFailed(error=text)
+            | co.MetadataWriteFailed(error=text)
+            | co.SinkCommitFailed(error=text)
+            | co.CheckpointDiscardFailed(error=text)
+            | co.TablesNotTakenBack(error=text)
+            | co.StorageWentAway(error=text)
+        ):
+            return replace(event, error=fit(text))
+        case co.CheckpointAcknowledged() | co.HooksTriggered() | co.JobSubmitted() | co.CheckpointRequested():
+            return _encodable(event)
+        case _:
+            return event
+
+
+def _encodable(event: co.CoordinatorEvent) -> co.CoordinatorEvent:
+    """These hold what others have made: states, names, paths."""
+    try:
+        encode(event)
+    except CodecError as error:
+        text = f"its {type(event).__name__} cannot be written to the event log: {error_text(error)}"
+        match event:
+            case co.CheckpointAcknowledged():
+                return co.TaskFailed(event.at_ms, event.attempt, event.task, bounded_text(text))
+            case co.HooksTriggered():
+                return co.HookFailed(event.at_ms, event.checkpoint_id, bounded_text(text))
+            case _:
+                raise
+    return event
+
+
+decisions_log = logging.getLogger("tidegate.actors.coordinator")
+"""Decisions of coordinators, one line each; at DEBUG also what happens at every checkpoint to every task."""
+checkpoints_log = decisions_log.getChild("checkpoints")
+"""Decisions about successful checkpoints: there may be many a second."""
+
+
+def wants_details() -> bool:
+    """Returns whether details of every checkpoint are logged."""
+    return decisions_log.isEnabledFor(logging.DEBUG)
+
+
+def say(spec: JobSpec | None, lines: Iterable[tuple[Line, EventId, EventId | None]], details: bool) -> None:
+    """Logs lines about a job, each with its event and the cause. `details`: whether detailed lines go to DEBUG."""
+    name, job_id = ("a job", None) if spec is None else (spec.job_name, spec.job_id)
+    for line, number, cause in lines:
+        known = {"attempt": line.attempt, "checkpoint": line.checkpoint, "event": number, "cause": cause}
+        level = logging.DEBUG if line.detail and details else logging.INFO
+        if line.waits:  # else the terminal shows one failure after the other, and not that the job restarts
+            hint = "RestartStrategy.none() fails at once"
+            decisions_log.warning(
+                "%s: %s; %s", name, line.text, hint, extra=log_fields(job=name, job_id=job_id, **known)
+            )
+            continue
+        to = decisions_log if line.checkpoint is None or line.trouble else checkpoints_log
+        to.log(level, "%s: %s", name, line.text, extra=log_fields(job=name, job_id=job_id, **known))

@@ -1,0 +1,283 @@
+"""Writes one coordinator's entries to the event log, one after the other, through outages of the storage.
+
+Rules:
+
+- An entry is tried again, after growing pauses, for as long as an outage may last; then the writer gives up.
+- The predecessor of an entry is looked for where the log could have gone on without this writer (see `EventLog`): at
+  its first entry, and at one that it tries again. Besides, every now and then, to notice that the log was deleted.
+- The fold of the log is stored now and then, and the log cut behind the previous fold. What is cut is kept where the
+  job says so: that takes a request for each entry, so it happens next to the log, which continues meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from tidegate.actors.coordinator import events as ev
+from tidegate.actors.coordinator import instructions as do
+from tidegate.actors.coordinator.coordinator_state import CoordinatorState
+from tidegate.actors.coordinator.events import ANSWERED_BY_MANY, STORAGE_AWAY, CoordinatorEvent, OrderName
+from tidegate.actors.coordinator.job_spec import FIRST_PAUSE_MS, STORAGE_OUTAGE_MS, pause_ms
+from tidegate.actors.drivers.outages import OutageNotes
+from tidegate.actors.drivers.ports import CoordinatorPort
+from tidegate.storage.checkpoints.event_log import EventLog, LogEntry
+from tidegate.storage.codec import encode, wire
+from tidegate.storage.errors import FencedError, LogDeletedError, StorageError
+from tidegate.storage.ids import EventId, Generation
+
+log = logging.getLogger(__name__)
+LOOK_MS = 10_000
+"""The log is looked for after this time, even where no other coordinator can have continued it: it may have been
+deleted."""
+ENTRIES_A_SNAPSHOT = 1_000
+BYTES_A_SNAPSHOT = 16 * 1024 * 1024
+"""The log is cut before it outgrows a storage in memory."""
+_FIRST_EVENT = EventId(0)
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class StoredFold:
+    """The fold of the entries before an index, encoded, and the indices of the entries with which coordinators took
+    over.
+
+    `next_event`: the number of the first event that is not in it; `orders`: the orders that `CauseTracker` remembers.
+    """
+
+    state: bytes
+    takeovers: tuple[int, ...]
+    next_event: int | None = None
+    orders: StoredOrders = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LogPosition:
+    """The position at which a coordinator continues: the index of its first entry, and of the entries with which its
+    predecessors took over. `snapshot_index`: the index of the newest stored fold. `next_event`: the number of its first
+    event.
+    """
+
+    next_index: int = 0
+    takeovers: tuple[int, ...] = ()
+    snapshot_index: int = 0
+    next_event: EventId = _FIRST_EVENT
+    orders: StoredOrders = ()
+
+
+class LogWriter:
+    """The writer of one coordinator incarnation. All methods run on the coordinator's mailbox.
+
+    `incarnation` distinguishes two coordinators that both claim to be the next generation. `entries_a_snapshot`: after
+    how many entries the fold is stored; None for the default.
+    """
+
+    def __init__(
+        self,
+        event_log: EventLog,
+        position: LogPosition,
+        generation: Generation,
+        port: CoordinatorPort,
+        incarnation: str,
+        entries_a_snapshot: int | None = None,
+    ) -> None:
+        self._entries_a_snapshot = ENTRIES_A_SNAPSHOT if entries_a_snapshot is None else entries_a_snapshot
+        self.outage_ms = STORAGE_OUTAGE_MS
+        self._log = event_log
+        self._port = port
+        self._generation = generation
+        self._incarnation = incarnation
+        self._next_index = position.next_index
+        self._takeovers = (*position.takeovers, position.next_index)
+        self._counted_from = self._stored_index = position.snapshot_index
+        """The first entry that counts towards the next fold, and the index of the newest stored fold."""
+        self._bytes_since_snapshot = 0
+        self._looked_ms: int | None = None
+        self._notes = OutageNotes("the event log", port.monotonic_ms)
+
+    @property
+    def in_charge(self) -> bool:
+        """Returns whether an entry of this incarnation is in the log: then no older coordinator can fence it."""
+        return self._next_index >= self._takeovers[-1] + 1
+
+    @property
+    def away(self) -> bool:
+        """Returns whether the storage of the log does not answer."""
+        return self._notes.away
+
+    @property
+    def waits_for(self) -> str | None:
+        """Returns what is waited for while the storage of the log does not answer. From any thread."""
+        return self._notes.waits_for
+
+    def append(
+        self,
+        events: tuple[CoordinatorEvent, ...],
+        causes: tuple[EventId | None, ...],
+        first_event: EventId,
+        written: Callable[[], None],
+        went_away: Callable[[str], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        """Write an entry, and then call `written`, or `failed` with the reason for giving up.
+
+        FencedError: another coordinator has continued the log. LogDeletedError: it is gone. `went_away` is called when
+        the first attempt of an entry has failed and there will be others.
+        """
+        at_ms = self._port.now_ms()
+        entry = LogEntry(self._next_index, self._generation, at_ms, self._incarnation, events, first_event, causes)
+        self._try(entry, 1, written, went_away, failed)
+
+    def _try(
+        self,
+        entry: LogEntry,
+        attempt: int,
+        written: Callable[[], None],
+        went_away: Callable[[str], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        port = self._port
+        begin_ms = port.monotonic_ms()
+        look = attempt > 1 or not self.in_charge or self._looked_ms is None or begin_ms - self._looked_ms >= LOOK_MS
+        size_bytes = 0
+
+        def write() -> None:
+            nonlocal size_bytes
+            size_bytes = self._log.append(entry, look=look)
+
+        def done(error: BaseException | None) -> None:
+            if error is None:
+                if look:
+                    self._looked_ms = begin_ms
+                self._next_index = entry.index + 1
+                self._bytes_since_snapshot += size_bytes
+                self._notes.worked()
+                written()
+            elif isinstance(error, FencedError | LogDeletedError) or not isinstance(error, StorageError):
+                failed(error)
+            elif (away_ms := self._notes.failed(error, self._meanwhile)) >= self.outage_ms:
+                text = f"could not be written for {away_ms / 1000:g} s (storage_outage is {self.outage_ms / 1000:g} s)"
+                failed(StorageError(f"the event log {text}: {error}"))
+            else:
+                if attempt == 1:
+                    went_away(str(error))
+                again = lambda: self._try(entry, attempt + 1, written, went_away, failed)  # noqa: E731
+                port.call_later(min(pause_ms(FIRST_PAUSE_MS, attempt), self.outage_ms - away_ms), again)
+
+        port.append(write, done)
+
+    @property
+    def _meanwhile(self) -> str:
+        return f"the job goes on without checkpoints, and this is tried again for up to {self.outage_ms / 1000:g} s"
+
+    def store_fold_if_due(self, state: CoordinatorState, next_event: EventId, causes: CauseTracker) -> None:
+        """Store the fold of all entries so far, from time to time, and cut the log behind the one before."""
+        few = self._next_index - self._counted_from < self._entries_a_snapshot
+        if few and self._bytes_since_snapshot < BYTES_A_SNAPSHOT:
+            return
+        index = self._next_index
+        previous = self._stored_index
+        self._counted_from = index
+        self._bytes_since_snapshot = 0
+        fold = StoredFold(encode(state), self._takeovers, next_event, causes.stored())
+        takeovers = frozenset(self._takeovers)
+        keeps = state.spec is not None and state.spec.checkpoints.keep_events
+
+        def store_fold() -> None:
+            self._log.write_snapshot(index, fold)
+            if not keeps:
+                self._log.truncate(previous, takeovers)
+
+        def put_aside() -> None:
+            try:
+                self._log.truncate(previous, takeovers, segments=True)
+            except StorageError as caught:
+                log.warning("what was to be cut from the log before entry %d stays there longer: %s", previous, caught)
+
+        def stored(error: BaseException | None) -> None:
+            if error is None:
+                self._stored_index = index
+                if keeps:
+                    self._port.run_io(put_aside)
+            else:
+                log.warning("the fold at entry %d was not stored, replay stays longer: %s", index, error)
+
+        self._port.append(store_fold, stored)
+
+
+CHECKPOINTS_MAX = 200
+"""The number of remembered orders to tasks, of each kind. An answer that comes after that many others has no cause: the
+checkpoint is long over, and such an answer changes little."""
+StoredOrders = tuple[tuple[str, int | str, int], ...]
+"""Kind, what it is about, and the event that it followed from."""
+
+
+class CauseTracker:
+    """Finds the cause of each event. Most events answer an order of the coordinator. The cause of such an event is the
+    event from which the order followed.
+
+    Rules:
+
+    - An event of the log has a number, one more than the event before it. The number is the event's id.
+    - An order counts as given when it is carried out: then the event that it follows from is in the log. So a cause is
+      always an earlier event, and no other coordinator has used its number.
+    - What the machine ignores is not logged and has no number. No instruction follows from it, so it is never a cause.
+    - Like the machine's state it is a fold over the log. So a successor has the orders of its predecessors, and may
+      still get the answers. Orders that only the lost process could answer (its timers, its I/O) are forgotten.
+    - It is bounded. An order that has one answer is forgotten with that; of orders to tasks the newest are kept. An
+      answer that comes after `CHECKPOINTS_MAX` others has no cause, like an event that begins a chain.
+    """
+
+    def __init__(self, stored: StoredOrders = ()) -> None:
+        self._orders: dict[OrderName, EventId] = {}
+        for kind, about, number in stored:
+            self._remember((kind, about), EventId(number))
+
+    def of(self, event: ev.CoordinatorEvent) -> EventId | None:
+        """Returns the cause of an event that has just arrived; None if it begins a chain, or the order is forgotten."""
+        for order in event.answers:
+            number = self._orders.get(order)
+            if number is not None:
+                if order[0] not in ANSWERED_BY_MANY:
+                    del self._orders[order]
+                return number
+        return None
+
+    def taken_in(self, number: EventId, event: ev.CoordinatorEvent) -> None:
+        """Notes the number of an event that the machine handles."""
+        if isinstance(event, ev.CoordinatorStarted):
+            self._orders = {order: cause for order, cause in self._orders.items() if order[0] in ANSWERED_BY_MANY}
+        elif isinstance(event, ev.StorageWentAway):
+            self._remember(STORAGE_AWAY, number)
+
+    def carried_out(self, number: EventId, instruction: do.CoordinatorInstruction) -> None:
+        """An instruction that follows from the event with this number goes out."""
+        order = instruction.order
+        if order is not None:
+            self._remember(order, number)
+
+    def replayed(
+        self, number: EventId, event: ev.CoordinatorEvent, instructions: Iterable[do.CoordinatorInstruction]
+    ) -> None:
+        """Remembers what was carried out, or would have been, when this event was logged."""
+        self.of(event)
+        self.taken_in(number, event)
+        for instruction in instructions:
+            self.carried_out(number, instruction)
+
+    def dropped(self, timer: str) -> None:
+        """A timer was dropped before it fired."""
+        self._orders.pop(("timer", timer), None)
+
+    def stored(self) -> StoredOrders:
+        """Returns what is remembered, to be kept with the fold of the log."""
+        return tuple((kind, about, number) for (kind, about), number in self._orders.items())
+
+    def _remember(self, order: OrderName, number: EventId) -> None:
+        known = self._orders.pop(order, None) is not None
+        self._orders[order] = number
+        if order[0] in ANSWERED_BY_MANY and not known:
+            same = [other for other in self._orders if other[0] == order[0]]
+            for old in same[: max(0, len(same) - CHECKPOINTS_MAX)]:
+                del self._orders[old]

@@ -1,0 +1,100 @@
+"""What drivers do while storage does not answer: take notes for people, and leave what cannot be deleted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+from tidegate.protocol.failures import bounded_text
+from tidegate.storage.errors import StorageError
+from tidegate.storage.files.store import Store
+
+log = logging.getLogger(__name__)
+WARNING_MS = 60_000
+"""An outage is logged again after this time."""
+NOTED_MAX = 2_000
+"""The most things that are tracked at once. Beyond that, the oldest one is forgotten."""
+
+
+class OutageNotes:
+    """Logs outages of one thing that needs storage: at once, then rarely, and when it is over. Times are monotonic."""
+
+    def __init__(self, what: str, monotonic_ms: Callable[[], int], level: int = logging.WARNING) -> None:
+        """`what` in words: "<what> cannot be reached"."""
+        self._what = what
+        self._level = level
+        self._monotonic_ms = monotonic_ms
+        self._since_ms: int | None = None
+        self._warned_ms = 0
+        self._error = ""
+
+    @property
+    def waits_for(self) -> str | None:
+        """Returns what is waited for, since when, and the newest error; None while it can be reached. From any
+        thread.
+        """
+        since_ms = self._since_ms
+        if since_ms is None:
+            return None
+        return f"{self._what}, which has failed for {(self._monotonic_ms() - since_ms) // 1000} s: {self._error}"
+
+    @property
+    def away(self) -> bool:
+        """Returns whether it failed when it was tried last."""
+        return self._since_ms is not None
+
+    def failed(self, error: object, meanwhile: str) -> int:
+        """Notes another failure. Returns for how many ms it has failed."""
+        now_ms = self._monotonic_ms()
+        self._error = bounded_text(str(error))
+        if self._since_ms is None:
+            self._since_ms = self._warned_ms = now_ms
+            log.log(self._level, "%s cannot be reached (%s); %s", self._what, error, meanwhile)
+        elif now_ms - self._warned_ms >= WARNING_MS:
+            self._warned_ms = now_ms
+            for_s = (now_ms - self._since_ms) / 1000
+            log.log(self._level, "%s cannot be reached for %g s now: %s", self._what, for_s, error)
+        return now_ms - self._since_ms
+
+    def worked(self) -> None:
+        """Notes a success."""
+        if self._since_ms is not None:
+            after_s = (self._monotonic_ms() - self._since_ms) / 1000
+            log.log(self._level, "%s can be reached again, after %g s", self._what, after_s)
+            self._since_ms = None
+
+
+class NotesOfMany:
+    """Logs outages of things of one kind that come and go, each of which fails and succeeds by itself."""
+
+    def __init__(self, what: str, monotonic_ms: Callable[[], int], level: int = logging.WARNING) -> None:
+        """`what` in words, with a place for the number of each."""
+        self._what = what
+        self._monotonic_ms = monotonic_ms
+        self._level = level
+        self._notes: dict[int, OutageNotes] = {}
+
+    def failed(self, number: int, error: object, meanwhile: str, limit_ms: int) -> int:
+        """One has failed once more; returns for how many ms it has. It is forgotten when that is the limit."""
+        fresh = OutageNotes(self._what.format(number), self._monotonic_ms, self._level)
+        away_ms = self._notes.setdefault(number, fresh).failed(error, meanwhile)
+        if away_ms >= limit_ms:
+            del self._notes[number]
+        elif len(self._notes) > NOTED_MAX:
+            del self._notes[next(iter(self._notes))]
+        return away_ms
+
+    def worked(self, number: int) -> None:
+        """One has succeeded, or is over."""
+        notes = self._notes.pop(number, None)
+        if notes is not None:
+            notes.worked()
+
+
+def delete_files(store: Store, paths: Iterable[str]) -> None:
+    """Delete these files. What cannot be deleted now is swept at the end of the job."""
+    for path in paths:
+        try:
+            store.delete(path)
+        except StorageError as error:
+            log.warning("left %s behind for the sweep: %s", path, error)

@@ -1,0 +1,179 @@
+"""Reads the source of one task: `SplitReads` reads, `HeldSources` holds reads back."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+from tidegate.actors.graph.job_graph import SourceSpec
+from tidegate.actors.graph.source_checks import checked_read
+from tidegate.actors.task.events import SourceBatchRead
+from tidegate.actors.task.instructions import ReadSource
+from tidegate.actors.task.source_cursor import PAUSE_MAX_MS
+from tidegate.connectors.source import ReadResult, SourceReader, SourceSplit
+from tidegate.storage.errors import StorageError
+from tidegate.storage.files.store import OpenStore
+from tidegate.storage.ids import JobId
+from tidegate.storage.schemas.batches import owned_batch
+
+_OWN_PACKAGE = "tidegate."
+
+
+class _Tried(NamedTuple):
+    """The answer of a read: of the split after `empty` others without rows. `nothing`: the last split has no rows
+    either."""
+
+    held: bool
+    empty: int
+    result: ReadResult
+    nothing: bool
+
+
+class SplitReads:
+    """Reads the source of one task, and waits there while it has no rows.
+
+    Rules:
+
+    - There is one reader. It is made with the first read, used by one thread at a time, and closed once: by the reading
+      thread if the task is closed meanwhile, so that it is never used by two threads.
+    - A read may be patient: then it continues while no split has rows, with pauses, so that the task is not woken up
+      ten times a second for nothing. Barriers do not wait for it: they pass on the task's own thread.
+    - It returns at once when there is anything to report, when the job is held back, and when the task is over.
+    """
+
+    def __init__(
+        self, source: SourceSpec | None, held: HeldSources, over: threading.Event, now_ms: Callable[[], int]
+    ) -> None:
+        self._source = source
+        self._held = held
+        self._over = over
+        self._now_ms = now_ms
+        self._reader: SourceReader | None = None
+        self._check: Callable[[SourceSplit, int, object], ReadResult]
+        self._lock = threading.Lock()
+        self._reading = False
+        self._closed = False
+
+    def read(self, instruction: ReadSource, patient: bool) -> SourceBatchRead | None:
+        """Read one batch; nothing once this is closed. `patient`: it may take the time that the instruction gives."""
+        with self._lock:
+            if self._closed:
+                return None
+            if self._reader is None:
+                assert self._source is not None
+                self._reader = self._source.source.reader()
+                self._check = partial(checked_read, self._source, self._source.source.schema)
+            reader = self._reader
+            self._reading = True
+        try:
+            until_s = time.monotonic() + (instruction.patience_ms if patient else 0) / 1000
+            pause_ms = instruction.pause_ms
+            tried = self._try(reader, instruction)
+            while tried.nothing and time.monotonic() < until_s and not self._over.wait(pause_ms / 1000):
+                pause_ms = min(2 * pause_ms, PAUSE_MAX_MS)
+                tried = self._try(reader, instruction)
+        finally:
+            with self._lock:
+                self._reading = False
+                if self._closed:
+                    reader.close()
+        result = tried.result
+        return SourceBatchRead(
+            self._now_ms(),
+            instruction.read,
+            result.batch,
+            result.next_offset,
+            result.at_end,
+            induces=result.induces,
+            held=tried.held,
+            payload=result.payload,
+            found=result.found,
+            empty=tried.empty,
+            bad=result.bad,
+            lost=result.lost,
+        )
+
+    def _try(self, reader: SourceReader, instruction: ReadSource) -> _Tried:
+        if self._held.wait():
+            return _Tried(True, 0, ReadResult(None, instruction.offset, False), nothing=False)
+        split = instruction.split
+        offset = instruction.offset
+        empty = 0
+        result = self._read(reader, split, offset, instruction.rows_max)
+        for split, next_offset in instruction.others:
+            if self._closed or not result.says_nothing(offset):
+                break
+            offset = next_offset
+            empty = empty + 1
+            result = self._read(reader, split, offset, instruction.rows_max)
+        return _Tried(False, empty, result, result.says_nothing(offset))
+
+    def _read(self, reader: SourceReader, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
+        result = self._check(split, offset, reader.read(split, offset, rows_max))
+        if result.batch is None or type(reader).__module__.startswith(_OWN_PACKAGE):
+            return result
+        return replace(result, batch=owned_batch(result.batch))  # a user's reader may use its arrays again
+
+    def close(self) -> bool:
+        """Release the source's files, now or after the read that is under way. Whether that is new."""
+        with self._lock:
+            if self._closed:
+                return False
+            self._closed = True
+            if self._reader is not None and not self._reading:
+                self._reader.close()
+            return True
+
+
+log = logging.getLogger(__name__)
+LOOK_MS = 250
+"""Between two looks."""
+HELD_S = 0.05
+"""How long a read waits before it returns without rows."""
+
+
+class HeldSources:
+    """Holds the sources of a job back while a reader of its output is behind.
+
+    The output of a job may be handed on to a reader that is slower than the job
+    (`tidegate/storage/tables/handed_rows.py`). The reader marks that by a file next to the table. Sources then answer
+    that there is nothing new: barriers pass, so checkpoints complete, and what is on its way is committed; but nothing
+    is added to what waits.
+
+    While storage does not answer, what was known last counts.
+    """
+
+    def __init__(self, open_store: OpenStore, urls: Sequence[str], job_id: JobId, now_ms: Callable[[], int]) -> None:
+        self._open_store = open_store
+        self._urls = urls
+        self._job_id = job_id
+        self._now_ms = now_ms
+        self._looked_at_ms: int | None = None
+        self._held = False
+
+    def wait(self) -> bool:
+        """Returns whether the sources are held back now; it takes a moment then, to limit how often this is called."""
+        if self._urls:
+            self._look()
+        if self._held:
+            time.sleep(HELD_S)
+        return self._held
+
+    def _look(self) -> None:
+        now_ms = self._now_ms()
+        if self._looked_at_ms is not None and 0 <= now_ms - self._looked_at_ms < LOOK_MS:
+            return
+        self._looked_at_ms = now_ms
+        # Code for logs of tables is loaded only by jobs that have such a table.
+        from tidegate.storage.tables.handed_rows import hold_path
+
+        path = hold_path(self._job_id)
+        try:
+            self._held = any(self._open_store(url).exists(path) for url in self._urls)
+        except StorageError as error:
+            log.warning("whether the sources are held back is not known, so they go on as before: %s", error)

@@ -1,0 +1,378 @@
+"""`TaskDriver`: drives one task machine: carries out its instructions through a port, and hands on its reports."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from tidegate.actors.coordinator import events as co
+from tidegate.actors.coordinator.job_spec import FIRST_PAUSE_MS, RestorePoint, pause_ms
+from tidegate.actors.drivers.async_calls import Answered
+from tidegate.actors.drivers.log_lines import log_fields
+from tidegate.actors.drivers.outages import OutageNotes
+from tidegate.actors.drivers.ports import TaskPort, TryAgain
+from tidegate.actors.drivers.task_effects import TaskEffects
+from tidegate.actors.drivers.threads import leave_if_forked
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as do
+from tidegate.actors.task.task_descriptor import TaskStatus
+from tidegate.actors.task.task_machine import TaskMachine
+from tidegate.protocol.failures import interrupts, log_failure
+from tidegate.protocol.identity import TaskId
+from tidegate.protocol.stream_elements import Barrier, element_size_bytes
+from tidegate.state.common.backend import KeyedBackend
+from tidegate.storage.errors import StorageError, may_be_awaited
+from tidegate.storage.ids import CheckpointId, OperatorUid
+
+log = logging.getLogger(__name__)
+
+
+def answer_of(task: TaskId, at_ms: int, answer: do.AnswerTakeover) -> co.TaskAnswered:
+    """Returns the report of a task to a coordinator that took over."""
+    return co.TaskAnswered(
+        at_ms,
+        answer.attempt,
+        task,
+        answer.generation,
+        answer.started,
+        answer.ended,
+        answer.finished,
+        answer.covered_by,
+        answer.snapshotted,
+        answer.collecting,
+    )
+
+
+class TaskDriver:
+    """One task on some runtime. All methods run on the task's mailbox."""
+
+    def __init__(self, machine: TaskMachine, effects: TaskEffects, port: TaskPort) -> None:
+        self.machine = machine
+        self._effects = effects
+        self._port = port
+        self.rows_in = 0
+        """Rows that came in, from the source or from channels."""
+        self.first_row_at_ms: int | None = None
+        """When the first of them came, in ms since the epoch."""
+        self.bytes_read = 0
+        """Size of the rows that came from the source."""
+        self.times = WorkTimes(port.monotonic_ms())
+        self._last_turn_ms = self._turn_over_ms = 0
+        self._pid = os.getpid()
+        self._outages: list[OutageNotes] = []
+        """Outages of I/O that is under way and that the task needs. Changed on I/O threads as well."""
+        self._barriers_at_ms: dict[CheckpointId, int] = {}
+        """When the first barrier of each checkpoint came, while lines of DEBUG are logged."""
+        self._at_ms = 0
+        """The time of the last event: delays of timers count from there."""
+
+    @property
+    def finished(self) -> bool:
+        """Returns whether the task is over."""
+        return self.machine.status is TaskStatus.FINISHED
+
+    @property
+    def waits_for(self) -> str | None:
+        """Returns what storage the task waits for, and since when; None if it waits for none. From any thread."""
+        return next((found for each in list(self._outages) if (found := each.waits_for) is not None), None)
+
+    @property
+    def oldest_call(self) -> int | None:
+        """The number of the call of `map_async` that has been under way for longest, or None. From any thread."""
+        return self._effects.calls.oldest
+
+    def restore(self, restore: RestorePoint | None) -> None:
+        """Begin the task's life."""
+        self._tell("begins afresh" if restore is None else f"begins from {restore.pointer}")
+        self._run_through_outages(lambda: self._effects.restore(restore))
+
+    def _tell(self, what: str, level: int = logging.INFO, checkpoint: CheckpointId | None = None) -> None:
+        """Log what has become of the task."""
+        task = self.machine.descriptor.task
+        attempt = self.machine.attempt
+        fields = log_fields(task=str(task), attempt=attempt, checkpoint=checkpoint)
+        log.log(level, "Task %s of attempt %d %s", task, attempt, what, extra=fields)
+
+    def _log_arrival(self, event: ev.FrameArrived | ev.CheckpointTriggered) -> None:
+        """Log barriers that come in, at DEBUG."""
+        if isinstance(event, ev.CheckpointTriggered):
+            self._log_barrier(event.checkpoint_id, event.at_ms, event.triggered_at_ms, "from the coordinator")
+            return
+        for element in event.elements:
+            if isinstance(element, Barrier):
+                origin = f"on channel {event.channel}"
+                self._log_barrier(element.checkpoint_id, event.at_ms, element.triggered_at_ms, origin)
+
+    def _log_barrier(self, checkpoint_id: CheckpointId, at_ms: int, triggered_at_ms: int, origin: str) -> None:
+        for over in [known for known in self._barriers_at_ms if known < checkpoint_id]:
+            del self._barriers_at_ms[over]
+        self._barriers_at_ms.setdefault(checkpoint_id, at_ms)
+        delay_ms = max(0, at_ms - triggered_at_ms)
+        what = f"received the barrier of checkpoint {checkpoint_id} {origin}, {delay_ms} ms after its trigger"
+        self._tell(what, logging.DEBUG, checkpoint_id)
+
+    def _log_snapshot(self, instruction: do.PersistSnapshot, sync_ms: int) -> None:
+        """Log the end of an alignment and of the synchronous part, at DEBUG."""
+        checkpoint_id = instruction.checkpoint_id
+        aligned_ms = max(0, self._at_ms - self._barriers_at_ms.pop(checkpoint_id, self._at_ms))
+        self._tell(f"aligned checkpoint {checkpoint_id} in {aligned_ms} ms", logging.DEBUG, checkpoint_id)
+        what = f"took the synchronous part of checkpoint {checkpoint_id} in {sync_ms} ms"
+        self._tell(what, logging.DEBUG, checkpoint_id)
+
+    def _log_acknowledgement(self, instruction: do.Acknowledge) -> None:
+        """Log the end of the asynchronous part, at DEBUG."""
+        checkpoint_id = instruction.checkpoint_id
+        metrics = instruction.metrics
+        what = (
+            f"completed the asynchronous part of checkpoint {checkpoint_id} in {metrics.async_ms} ms: "
+            f"{metrics.incremental_bytes:,} bytes written of {metrics.state_bytes:,} bytes of state"
+        )
+        self._tell(what, logging.DEBUG, checkpoint_id)
+
+    def handle(self, event: ev.TaskEvent | TryAgain) -> None:
+        """Lets the machine handle one event, and carries out what follows. Whatever it raises has failed the task."""
+        if isinstance(event, ev.DamageFound):
+            attempt = self.machine.attempt
+            self._port.report(co.CheckpointDamaged(event.at_ms, attempt, event.checkpoint_id, event.reason))
+            return
+        if isinstance(event, TryAgain):
+            self._try_again(event)
+            return
+        if self.machine.fence.refuses(event):
+            return
+        if isinstance(event, ev.SourceBatchRead) and event.batch is not None:
+            self.rows_in += event.batch.num_rows
+            self.bytes_read += element_size_bytes(event.batch)
+        elif isinstance(event, ev.FrameArrived):
+            self.rows_in += sum(getattr(element, "num_rows", 0) for element in event.elements)
+            if log.isEnabledFor(logging.DEBUG):
+                self._log_arrival(event)
+        elif isinstance(event, ev.CheckpointTriggered) and log.isEnabledFor(logging.DEBUG):
+            self._log_arrival(event)
+        elif isinstance(event, ev.CallsAnswered):
+            self._effects.calls.heard(event.answers)
+            self._effects.calls.collecting = False
+            self._collect()
+        elif isinstance(event, ev.FileStaged):
+            self._effects.sinks.over(event.uid)
+        elif isinstance(event, ev.CheckpointCompleted | ev.CheckpointAborted) and self._effects.keeps_copies:
+            self._port.run_io(partial(self._effects.checkpoint_over, event))
+        if self.first_row_at_ms is None and self.rows_in:
+            self.first_row_at_ms = event.at_ms
+        self._at_ms = event.at_ms
+        begin_ms = self._port.monotonic_ms()
+        self.look(begin_ms)
+        instructions = self.machine.handle(event)
+        leave_if_forked(self._pid)
+        self._perform(instructions, self._port.monotonic_ms() - begin_ms)
+        self.times.worked(self._port.monotonic_ms())
+
+    def look(self, now_ms: int) -> None:
+        """The task does nothing right now: count the time since it did."""
+        if now_ms != self.times.until_ms:
+            self.times.waited(now_ms, self.machine.outputs.over_limit)
+
+    def _run_through_outages(self, work: Callable[[], ev.TaskEvent | None]) -> None:
+        """Run I/O that the task cannot do without, again and again for as long as an outage of storage may last."""
+        port = self._port
+        limit_ms = self._effects.storage_outage_ms
+        notes = OutageNotes(f"storage of {self.machine.descriptor.task}", port.monotonic_ms)
+        self._outages.append(notes)
+
+        def attempt(number: int) -> None:
+            def tried() -> ev.TaskEvent | TryAgain | None:
+                try:
+                    event = work()
+                except StorageError as error:
+                    if (
+                        not may_be_awaited(error)
+                        or (away_ms := notes.failed(error, "the task waits for it")) >= limit_ms
+                    ):
+                        raise
+                    pause = min(pause_ms(FIRST_PAUSE_MS, number), limit_ms - away_ms)
+                    return TryAgain(pause, lambda: attempt(number + 1))
+                notes.worked()
+                self._outages.remove(notes)
+                return event
+
+            port.run_io(tried)
+
+        attempt(1)
+
+    def _try_again(self, event: TryAgain) -> None:
+        if self.machine.status is TaskStatus.CREATED:
+            descriptor = self.machine.descriptor
+            now_ms = self._port.now_ms()
+            self._port.report(co.RestoreDelayed(now_ms, descriptor.attempt, descriptor.task))
+        self._port.call_later(event.delay_ms, event.again)
+
+    def turn(self) -> bool:
+        """Process one element if there is one. Whether there was."""
+        if not self.machine.runnable:
+            return False
+        begin_ms = self._port.monotonic_ms()
+        self.handle(ev.TurnGranted(self._port.now_ms(), self._last_turn_ms, begin_ms - self._turn_over_ms))
+        self._turn_over_ms = self._port.monotonic_ms()
+        self._last_turn_ms = self._turn_over_ms - begin_ms
+        return True
+
+    def hand_over(self) -> Mapping[OperatorUid, KeyedBackend]:
+        """The keyed state that the next attempt of this task may continue with, in the same process.
+
+        Only of a task that was stopped, and then nothing but `close` is called: a failed task may have stopped in the
+        middle of anything.
+        """
+        return self._effects.kept if self.machine.status is TaskStatus.CREATED else self.machine.hand_over()
+
+    def hurry(self) -> None:
+        """The task is over, and closed once the I/O that is under way has come back, which need not wait any more."""
+        self._effects.hurry()
+
+    def close(self) -> None:
+        """Release what the task holds, also in the middle of its life. Never raises: the task is over anyway."""
+        self._tell("lets go of what it holds")
+        for what, close in (("an operator", self.machine.close), ("the source", self._effects.close)):
+            try:
+                close()
+            except BaseException as error:
+                if interrupts(error):
+                    raise
+                log_failure(log, f"{what} of {self.machine.descriptor.task} could not be closed", error)
+
+    def _stage(self, instruction: do.StageFile) -> None:
+        """Write off the mailbox thread: files of tables in any order, but rows for a sink of the user's one by one."""
+        work = partial(self._effects.stage, instruction)
+        sinks = self._effects.sinks
+        if instruction.uid in sinks:
+            sinks.begin(instruction.uid, lambda: self._port.run_io(work))
+        else:
+            self._run_through_outages(work)
+
+    def _call(self, instruction: do.MakeCalls) -> None:
+        calls = self._effects.calls
+        port = self._port
+        if port.virtual:
+            for call in instruction.calls:
+                port.run_io(partial(self._answered, partial(calls.call_now, instruction.uid, call)))
+            return
+        calls.ask(instruction)
+        self._collect()
+
+    def _collect(self) -> None:
+        """Waits for answers of functions off the mailbox thread, unless that is under way, or none are missing."""
+        calls = self._effects.calls
+        if calls.under_way and not calls.collecting:
+            calls.collecting = True
+            self._port.run_io(partial(self._answered, calls.collect))
+
+    def _answered(self, answers: Callable[[], Answered]) -> ev.CallsAnswered | None:
+        found = answers()
+        return ev.CallsAnswered(self._port.now_ms(), found) if found else None
+
+    def _perform(self, instructions: Sequence[do.TaskInstruction], handled_ms: int) -> None:
+        task = self.machine.descriptor.task
+        port = self._port
+        for instruction in instructions:
+            match instruction:
+                case do.SendFrame():
+                    port.send_frame(instruction)
+                case do.GrantCredit():
+                    port.grant_credit(instruction)
+                case do.ReadSource():
+                    port.run_io(partial(self._effects.read_source, instruction, patient=not port.virtual))
+                case do.PersistSnapshot():
+                    # A snapshot's synchronous part is most of what the machine did at this event.
+                    if log.isEnabledFor(logging.DEBUG):
+                        self._log_snapshot(instruction, handled_ms)
+                    port.run_io(lambda i=instruction: self._effects.persist(i, handled_ms))  # type: ignore[misc]
+                case do.PersistChannelState():
+                    port.run_io(lambda i=instruction: self._effects.persist_channel_state(i))  # type: ignore[misc]
+                case do.PersistSegment():
+                    port.run_io(lambda i=instruction: self._effects.persist_segment(i))  # type: ignore[misc]
+                case do.MakeCalls():
+                    self._call(instruction)
+                case do.StageFile():
+                    self._stage(instruction)
+                case do.DiscardState():
+                    port.run_io(lambda i=instruction: self._effects.discard(i))  # type: ignore[misc]
+                case do.SetTaskTimer():
+                    port.set_timer(instruction, max(0, instruction.due_at_ms - self._at_ms))
+                case do.ReportReady():
+                    self._tell("is ready")
+                    port.report(
+                        co.TaskReady(
+                            port.now_ms(),
+                            instruction.attempt,
+                            task,
+                            origin=instruction.origin,
+                            splits=instruction.splits,
+                            rows_read=instruction.rows_read,
+                        )
+                    )
+                case do.RequestSplits(attempt, first):
+                    port.report(co.SplitsRequested(port.now_ms(), attempt, task, first))
+                case do.ReportWatermark(attempt, watermark_ms, waits):
+                    port.report(co.WatermarkReported(port.now_ms(), attempt, task, watermark_ms, waits))
+                case do.AnswerTakeover():
+                    port.report(answer_of(task, port.now_ms(), instruction))
+                case do.ReportEndOfData():
+                    self._tell("has come to the end of its input")
+                    port.report(co.TaskReachedEndOfData(port.now_ms(), instruction.attempt, task, instruction.stop))
+                case do.ReportFinished():
+                    self._tell("has finished")
+                    port.report(co.TaskFinished(port.now_ms(), instruction.attempt, task, self.machine.covered_by))
+                case do.Acknowledge():
+                    if log.isEnabledFor(logging.DEBUG):
+                        self._log_acknowledgement(instruction)
+                    port.report(
+                        co.CheckpointAcknowledged(
+                            port.now_ms(),
+                            instruction.attempt,
+                            task,
+                            instruction.checkpoint_id,
+                            instruction.state,
+                            instruction.metrics,
+                            instruction.kind,
+                        )
+                    )
+                case do.Decline():
+                    port.report(
+                        co.CheckpointDeclined(
+                            port.now_ms(),
+                            instruction.attempt,
+                            task,
+                            instruction.checkpoint_id,
+                            instruction.reason,
+                            instruction.message,
+                        )
+                    )
+
+
+class WorkTimes:
+    """Measures how long a task has worked, was held up by its receivers, and had nothing to do. Whole milliseconds of
+    the monotonic clock: over many events the sums are right. Together they are all the time.
+    """
+
+    __slots__ = ("back_pressured_ms", "busy_ms", "idle_ms", "until_ms")
+
+    def __init__(self, begin_ms: int) -> None:
+        self.busy_ms = self.back_pressured_ms = self.idle_ms = 0
+        self.until_ms = begin_ms
+        """The time up to which all is counted."""
+
+    def waited(self, now_ms: int, held_up: bool) -> None:
+        """Until now the task did nothing. `held_up`: it may not take input before its output has left."""
+        passed_ms = now_ms - self.until_ms
+        self.until_ms = now_ms
+        if held_up:
+            self.back_pressured_ms += passed_ms
+        else:
+            self.idle_ms += passed_ms
+
+    def worked(self, now_ms: int) -> None:
+        """Until now it worked."""
+        passed_ms = now_ms - self.until_ms
+        self.until_ms = now_ms
+        self.busy_ms += passed_ms

@@ -1,0 +1,258 @@
+"""Calls the sinks of users: `SinkWriters` writes and prepares in the tasks, `SinkCommitters` commits in the
+coordinator.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+
+from tidegate.actors.drivers.threads import NotBackError, call_within
+from tidegate.actors.graph.job_graph import OperatorSpec
+from tidegate.actors.task.instructions import StageFile
+from tidegate.actors.task.task_descriptor import TaskDescriptor
+from tidegate.operators.operator_errors import is_failure, own_copy
+from tidegate.operators.sinks.sink import COMMITTABLES_BYTES_MAX, CommitContext, Sink, SinkContext
+from tidegate.protocol.failures import OperatorError, error_text, failure_text, log_failure
+from tidegate.storage.checkpoints.metadata import Committable, DataFile
+from tidegate.storage.errors import ConfigurationError, TidegateError
+from tidegate.storage.ids import CheckpointId, JobId, OperatorUid
+
+log = logging.getLogger(__name__)
+
+
+class _Writer:
+    """One sink in one subtask."""
+
+    def __init__(self, sink: Sink, name: str, context: SinkContext) -> None:
+        self.sink = own_copy(sink)
+        self.name = name
+        self.context = context
+        self.opened = False
+        self.rows = 0
+        """Rows since it has prepared."""
+
+
+class SinkWriters:
+    """Calls the writing half of the users' sinks in one task.
+
+    Rules:
+
+    - What one sink is given is written in order, one call at a time: `begin` and `over` say when the next one may
+      start.
+    - What a sink raises fails the task, and names the operator. It is not retried: it is unknown how much was written.
+    - A task may be closed in the middle of a call. The thread that calls closes the sink then, so that no two are
+      inside.
+    """
+
+    def __init__(self, job_id: JobId, job_name: str, descriptor: TaskDescriptor) -> None:
+        task = descriptor.task
+        d = descriptor
+        self._writers = {
+            spec.uid: _Writer(
+                spec.sink,
+                spec.name,
+                SinkContext(str(job_id), job_name, str(spec.uid), task.subtask, d.parallelism, d.attempt),
+            )
+            for spec in descriptor.operators
+            if spec.sink is not None
+        }
+        self._waiting: dict[OperatorUid, deque[Callable[[], None]]] = {uid: deque() for uid in self._writers}
+        self._lock = threading.Lock()
+        self._calling: set[OperatorUid] = set()
+        self._closed = False
+
+    def __contains__(self, uid: object) -> bool:
+        return uid in self._writers
+
+    def begin(self, uid: OperatorUid, start: Callable[[], None]) -> None:
+        """Start a call of `stage` as soon as those before it are over."""
+        self._waiting[uid].append(start)
+        if len(self._waiting[uid]) == 1:
+            start()
+
+    def over(self, uid: OperatorUid) -> None:
+        """The first call of a sink is over: start the next one, if one waits. Nothing for a table."""
+        waiting = self._waiting.get(uid)
+        if waiting:
+            waiting.popleft()
+            if waiting:
+                waiting[0]()
+
+    def stage(self, instruction: StageFile) -> DataFile | None:
+        """Write rows and, where a checkpoint begins, prepare. None if the task is closed."""
+        uid = instruction.uid
+        with self._lock:
+            if self._closed:
+                return None
+            self._calling.add(uid)
+        writer = self._writers[uid]
+        try:
+            return self._call(writer, instruction)
+        finally:
+            with self._lock:
+                self._calling.discard(uid)
+                closes = self._closed
+            if closes:
+                _close(writer)
+
+    def close(self) -> None:
+        """Close every sink that was opened. Called once."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            idle = [writer for uid, writer in self._writers.items() if uid not in self._calling]
+        for writer in idle:
+            _close(writer)
+
+    def _call(self, writer: _Writer, instruction: StageFile) -> DataFile:
+        method = "open"
+        try:
+            if not writer.opened:
+                writer.opened = True
+                writer.sink.open(writer.context)
+            method = "write"
+            for batch in instruction.batches:
+                writer.sink.write(batch)
+                writer.rows += batch.num_rows
+            method = "prepare"
+            committables = _checked(writer.sink.prepare()) if instruction.prepare else ()
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            c = writer.context
+            raise OperatorError(
+                f"operator {writer.name!r} (uid {c.uid!r}) failed on subtask {c.subtask + 1} of {c.parallelism}: "
+                f"{error_text(error)}; in {method} of {type(writer.sink).__name__}"
+            ) from error
+        rows = writer.rows if instruction.prepare else 0
+        writer.rows -= rows
+        return DataFile("", rows, sum(map(len, committables)), "", committables)
+
+
+def _checked(prepared: object) -> tuple[bytes, ...]:
+    """Returns what `prepare` has returned. ConfigurationError for anything else than a few bytes."""
+    if isinstance(prepared, bytes | str) or not hasattr(prepared, "__iter__"):
+        raise ConfigurationError(
+            f"prepare must return a list of committables, each of bytes, not {type(prepared).__name__}; an empty list "
+            "if there is nothing to commit"
+        )
+    committables = tuple(prepared)
+    for committable in committables:
+        if not isinstance(committable, bytes):
+            raise ConfigurationError(
+                f"a committable must be bytes, not {type(committable).__name__}; encode it, as by "
+                "json.dumps(...).encode()"
+            )
+    if (size := sum(map(len, committables))) > COMMITTABLES_BYTES_MAX:
+        raise ConfigurationError(
+            f"prepare returned committables of {size} bytes; at most {COMMITTABLES_BYTES_MAX} go into a checkpoint. "
+            "Write the data itself in prepare, and return where it is"
+        )
+    return committables
+
+
+def _close(writer: _Writer) -> None:
+    if not writer.opened:
+        return
+    try:
+        writer.sink.close()
+    except BaseException as error:
+        if not is_failure(error):
+            raise
+        log_failure(log, f"sink {writer.name!r} could not be closed", error)
+
+
+CALL_LIMIT_MIN_MS = 60_000
+"""The least time that a call may take, even if storage must not be away at all."""
+
+
+class SinkFailedError(TidegateError):
+    """A sink of the user's could not commit."""
+
+
+class SinkHangsError(SinkFailedError):
+    """A call of a sink of the user's has not come back. To call it again would not help."""
+
+
+class SinkCommitters:
+    """Calls the committing half of the users' sinks, for a coordinator or a submission.
+
+    Rules:
+
+    - Each sink has one committer, a copy that is never opened. Its calls do not overlap.
+    - What a sink raises becomes a `SinkFailedError` with the sink and the reason. The caller retries: commits are
+      idempotent.
+    - A call that does not come back is waited for as long as storage may be away, a minute at least, and no longer. Its
+      sink is not called after that, as calls must not overlap: the job fails, and a job that is restored commits with a
+      new copy.
+    """
+
+    def __init__(self, specs: Mapping[str, OperatorSpec], limit_ms: int) -> None:
+        self._specs = specs
+        self._limit_ms = max(limit_ms, CALL_LIMIT_MIN_MS)
+        self._committers: dict[str, Sink] = {}
+        self._hung: set[str] = set()
+        self._lock = threading.Lock()
+
+    def __contains__(self, place: object) -> bool:
+        return place in self._specs
+
+    def commit(self, job_id: JobId, checkpoint_id: CheckpointId, asked: Iterable[Committable]) -> None:
+        """Commit what a completed checkpoint covers. SinkFailedError; those before the one that fails are done.
+
+        SinkHangsError if a sink does not come back from its call.
+        """
+        found: dict[str, list[bytes]] = {}
+        for committable in asked:
+            prepared = (item for file in committable.files for item in file.committables)
+            found.setdefault(committable.table, []).extend(prepared)
+        with self._lock:
+            for place, committables in found.items():
+                if not committables:
+                    continue
+                spec = self._specs[place]
+                context = CommitContext(str(job_id), checkpoint_id, str(spec.uid))
+                what = f"commit {len(committables)} committables of checkpoint {checkpoint_id}"
+                try:
+                    self._call(place, partial(self._committer(place).commit, committables, context))
+                except NotBackError as error:
+                    text = f"sink {spec.name!r} (uid {spec.uid!r}) was asked to {what}: {error}"
+                    raise SinkHangsError(text) from None
+                except BaseException as error:
+                    if not is_failure(error):
+                        raise
+                    raise SinkFailedError(
+                        f"sink {spec.name!r} (uid {spec.uid!r}) failed to {what}: {failure_text(error)}"
+                    ) from error
+
+    def abort(self, job_id: JobId) -> None:
+        """The job is over: each sink drops what it has not committed. What fails is left behind, with a warning."""
+        with self._lock:
+            for place, spec in self._specs.items():
+                try:
+                    self._call(place, partial(self._committer(place).abort, str(job_id)))
+                except BaseException as error:
+                    if not is_failure(error):
+                        raise
+                    log_failure(log, f"sink {spec.name!r} could not drop what was never committed", error)
+
+    def _call(self, place: str, call: Callable[[], None]) -> None:
+        if place in self._hung:
+            raise NotBackError("an earlier call of it has not come back")
+        try:
+            call_within(call, self._limit_ms / 1_000, "tidegate-sink")
+        except NotBackError:
+            self._hung.add(place)
+            raise
+
+    def _committer(self, place: str) -> Sink:
+        if place not in self._committers:
+            sink = self._specs[place].sink
+            assert sink is not None
+            self._committers[place] = own_copy(sink)
+        return self._committers[place]

@@ -1,0 +1,201 @@
+"""Derives from a program what its sources need to read, and where watermarks are awaited. Nothing is opened or run.
+
+- `needed_columns` and `needed_rows` find which columns and rows of a source a program uses.
+- `with_event_time` finds on which edges watermarks are awaited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TypeAlias
+
+from tidegate.actors.graph.job_graph import JobGraph, JobVertex, OperatorSpec, SourceSpec
+from tidegate.actors.graph.stream_graph import StreamNode
+from tidegate.connectors.pushed_filters import Rows, either
+from tidegate.connectors.source import FilterableSource, ProjectableSource
+from tidegate.operators.operator import Columns, Operator, OperatorFactory, together
+from tidegate.operators.source_splits import Due
+from tidegate.operators.watermarks.watermark_generator import WatermarkGenerator
+from tidegate.storage.ids import OperatorUid, VertexId
+
+
+def needed_columns(nodes: Sequence[StreamNode]) -> Mapping[OperatorUid, tuple[str, ...]]:
+    """Returns the columns of each source that a program uses, so that the source need not read the others. Rules:
+
+    - It goes back from the ends of the stream graph. What hands rows to a function of the user, or writes them, uses
+      all of their columns. A `select`, or an aggregate, uses what it names, whatever follows.
+    - Columns by which rows are partitioned are used.
+    - What emits rows on the side, that some step reads, uses all columns.
+    - A column that the source does not have was named by a pattern, or is missing: then nothing is known, and all
+      count.
+    - A source reads one column at least: without columns there are no rows.
+
+    Operators declare which columns they use (`Operator.needed_columns`).
+
+    For sources of which not all columns are used, those that are, in the order of the source. Inputs come first.
+    """
+    after: dict[int, Columns] = {}
+    """The columns of each node that later nodes use. Nodes without later nodes are not in here."""
+    read_aside: set[int] = set()
+    """Operators of which a side output is read."""
+    found: dict[OperatorUid, tuple[str, ...]] = {}
+    for node in reversed(nodes):
+        used = after.get(id(node))
+        if node.source is not None and node.schema is not None and id(node) in after:
+            names = node.schema.names
+            if used is not None and used <= set(names) and len(used) < len(names):
+                found[node.uid] = tuple(name for name in names if name in used) or (names[0],)
+        if node.factory is None:
+            continue
+        alone = len(node.inputs) == 1 or not any(node.ordinals)
+        alone = alone and node.table is None and id(node) not in read_aside
+        wanted = node.factory().needed_columns(used) if alone else None
+        for upstream, partitioning in node.inputs:
+            keys = frozenset(() if partitioning is None else partitioning.keys)
+            before = after.get(id(upstream.maker), frozenset[str]())
+            after[id(upstream.maker)] = together(before, together(wanted, keys))
+            if upstream.taps is not None:
+                read_aside.add(id(upstream.maker))
+    return found
+
+
+def with_needed_columns(graph: JobGraph, nodes: Sequence[StreamNode]) -> JobGraph:
+    """Returns the graph of these nodes, with the used columns of each source."""
+    needed = needed_columns(nodes)
+    return graph.with_sources(lambda spec: replace(spec, columns=needed.get(spec.uid)))
+
+
+def with_projected_sources(graph: JobGraph) -> JobGraph:
+    """The graph with sources that read only the columns which are used, where they can do that."""
+
+    def projected(spec: SourceSpec) -> SourceSpec:
+        if spec.columns is None or not isinstance(spec.source, ProjectableSource):
+            return spec
+        return replace(spec, source=spec.source.projected(spec.columns))
+
+    return graph.with_sources(projected)
+
+
+def needed_rows(nodes: Sequence[StreamNode]) -> Mapping[OperatorUid, Rows]:
+    """Returns the rows of each source that a program uses, so that the source need not read rows that a filter drops.
+
+    Rules:
+
+    - It goes back from the ends of the stream graph. Filters define which rows count (`understood_filters.py`), and
+      steps that only copy columns pass it on. Before any other operator all rows count: it may fail for a row, count
+      it, or date it.
+    - What makes watermarks sees all rows. So only a filter in front of it keeps rows from being read.
+    - What several steps read counts if it does for one of them.
+    - Before an operator whose side output is read all rows count.
+
+    Operators declare which rows they need (`Operator.needed_rows`).
+
+    For sources of which not all rows are used, those that are. Inputs come first.
+    """
+    after: dict[int, Rows] = {}
+    read_aside: set[int] = set()
+    """Operators of which a side output is read."""
+    found: dict[OperatorUid, Rows] = {}
+    for node in reversed(nodes):
+        used = after.get(id(node))
+        if node.source is not None and used is not None:
+            found[node.uid] = used
+        if node.factory is None:
+            continue
+        alone = len(node.inputs) == 1 or not any(node.ordinals)
+        alone = alone and node.table is None and id(node) not in read_aside
+        wanted = node.factory().needed_rows(used) if alone else None
+        for upstream, _ in node.inputs:
+            maker = id(upstream.maker)
+            after[maker] = either(after[maker], wanted) if maker in after else wanted
+            if upstream.taps is not None:
+                read_aside.add(maker)
+    return found
+
+
+def with_needed_rows(graph: JobGraph, nodes: Sequence[StreamNode]) -> JobGraph:
+    """Returns the graph of these nodes, with the used rows of each source."""
+    needed = needed_rows(nodes)
+    return graph.with_sources(lambda spec: replace(spec, rows=needed.get(spec.uid)))
+
+
+def with_filtered_sources(graph: JobGraph) -> JobGraph:
+    """The graph with sources that need not read the rows which are not used, where they can do that."""
+
+    def filtered(spec: SourceSpec) -> SourceSpec:
+        if spec.rows is None or not isinstance(spec.source, FilterableSource):
+            return spec
+        return replace(spec, source=spec.source.filtered(spec.rows))
+
+    return graph.with_sources(filtered)
+
+
+Dues: TypeAlias = tuple[Due, ...]
+
+
+def with_event_time(graph: JobGraph) -> JobGraph:
+    """Returns the graph with the edges on which watermarks are awaited, and what rows are judged by.
+
+    Where nothing that follows does anything for event time (running aggregates, joins without windows, tables), a
+    watermark after each batch costs more than it is worth: it sends a small frame, and keeps small batches from being
+    put together. `OutputGate` sends such watermarks together with what leaves by time. Rules:
+
+    - Operators declare whether they wait (`Operator.waits_for_event_time`). An operator that generates watermarks stops
+      all watermarks before it, so later operators await its own.
+    - An edge whose downstream vertex waits, or has an edge behind it that is awaited, is awaited.
+    - An operator that generates watermarks gets from all operators behind it, up to the next generator, how the
+      watermark before a row matters to them (`Operator.dues`). It cuts batches so that each of them meets the watermark
+      that it would have met as a batch of its own.
+
+    Nothing is opened or run.
+
+    Returns the graph whose edges state whether watermarks are awaited on them.
+    """
+    awaited: dict[VertexId, bool] = {}
+    dues: dict[VertexId, Dues] = {}
+    told: list[JobVertex] = []
+    for vertex in reversed(graph.vertices):
+        followers = [edge.downstream for edge in graph.edges if edge.upstream == vertex.vertex]
+        awaited[vertex.vertex] = _awaits(vertex, any(awaited[follower] for follower in followers))
+        behind = dict.fromkeys(due for follower in followers for due in dues[follower])
+        vertex, dues[vertex.vertex] = _judged(vertex, tuple(behind))
+        told.insert(0, vertex)
+    edges = tuple(replace(edge, event_time=awaited[edge.downstream]) for edge in graph.edges)
+    return replace(graph, vertices=tuple(told), edges=edges)
+
+
+def _judged(vertex: JobVertex, behind: Dues) -> tuple[JobVertex, Dues]:
+    """Returns the vertex whose generators of watermarks have what judges their rows, and what judges the rows of its
+    input."""
+    operators: list[OperatorSpec] = []
+    for spec in reversed(vertex.operators):
+        operator = spec.factory()
+        if operator.generates_watermarks:
+            spec = replace(spec, factory=partial(_told, spec.factory, behind))
+            behind = ()
+        else:
+            behind = tuple(dict.fromkeys((*operator.dues, *behind)))
+        operators.insert(0, spec)
+    return replace(vertex, operators=tuple(operators)), behind
+
+
+def _told(factory: OperatorFactory, dues: Dues) -> Operator:
+    made = factory()
+    if isinstance(made, WatermarkGenerator):
+        made.dues_behind = dues
+    return made
+
+
+def _awaits(vertex: JobVertex, behind: bool) -> bool:
+    """Returns whether anything in a chain waits for the watermarks of its input. `behind`: whether anything behind
+    it does.
+    """
+    for spec in vertex.operators:
+        operator = spec.factory()
+        if operator.generates_watermarks:
+            return False
+        if operator.waits_for_event_time:
+            return True
+    return behind

@@ -1,0 +1,223 @@
+"""Calls between the actors of a job that must not get lost unnoticed, and reports to the coordinator.
+
+Ray repeats frames and grants of credit that did not arrive: these have numbers, and may come twice and late. Ray
+repeats no other call (`max_task_retries=0`), and reports a loss only to a caller that asks for the result. So callers
+ask. Rules:
+
+- The coordinator notices a dead receiver at once. So a lost call has consequences only after `LOST_CALL_GRACE_MS`, when
+  the attempt that it belonged to should be gone. What remains is a connection that broke while both ends live.
+- A task whose call got lost fails if the call still matters (`Deliveries`). A finished task is over once everything
+  that it has sent has arrived.
+- What the subtasks of a worker report in one round of its loop goes in one message (`Outbox.flush`).
+- While Ray restarts the coordinator, reports wait and are sent again. Data flows meanwhile. The end of a subtask is
+  sent until it arrives. Other waiting reports are bounded in number: a worker with more of them has failed. Watermarks
+  do not wait, because newer ones follow.
+- Reports may arrive twice, and out of order if some had to wait. The coordinator knows what it has received. A
+  coordinator that was lost before it had logged a report asks the worker when it is back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias
+
+import ray
+from ray.exceptions import ActorDiedError, RayActorError
+
+from tidegate.actors.coordinator.events import CoordinatorEvent, WatermarkReported
+from tidegate.actors.drivers.threads import is_unfit
+from tidegate.actors.ray.mailbox import Mailbox
+from tidegate.actors.ray.task_deployment import Handle
+from tidegate.protocol.failures import bounded_text, error_text, failure_text, fingerprint, is_permanent
+from tidegate.protocol.identity import TaskId
+from tidegate.storage.ids import AttemptNumber
+
+NAMESPACE = "tidegate"
+"""Ray's namespace for named actors: those of jobs, of sessions, and of checkpoints in memory."""
+CONCURRENCY_GROUPS = {"control": 1, "ask": 8, "live": 1}
+"""Threads of a coordinator's actor: for its tasks, for drivers, and for calls that stay pending."""
+LOST_CALL_GRACE_MS = 5_000
+
+
+class Watched(Protocol):
+    """What has to arrive: Ray's reference to a call, say."""
+
+    def future(self) -> Future[Any]:
+        """Done when it is there, or with an error."""
+
+
+def watch_call(reference: Watched, mailbox: Mailbox, lost: Callable[[BaseException], object]) -> Future[Any]:
+    """Have `lost` run on the mailbox, after a while, if the call fails. Returns what is done when the call is."""
+
+    def done(future: Future[Any]) -> None:
+        error = future.exception()
+        if error is not None:
+            mailbox.post(lambda: mailbox.call_later(LOST_CALL_GRACE_MS, lambda: lost(error)))
+
+    future: Future[Any] = reference.future()
+    future.add_done_callback(done)
+    return future
+
+
+def find_actor(name: str, namespace: str) -> Handle | None:
+    """The actor of this name, None if there is none, or none any more."""
+    try:
+        return ray.get_actor(name, namespace=namespace)
+    except ValueError:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How an attempt of a subtask has ended in its worker."""
+
+    kind: Literal["finished", "failed"]
+    reason: str | None = None
+    permanent: bool = False
+    """Whether no restart can help."""
+    unfit: bool = False
+    """The process is of no use any more: another attempt in it would fail for the same reason."""
+    fingerprint: str = ""
+    """As of `TaskFailed`."""
+
+    @staticmethod
+    def failed(error: BaseException) -> Outcome:
+        """The attempt failed with this error."""
+        return Outcome("failed", failure_text(error), is_permanent(error), is_unfit(error), fingerprint(error))
+
+
+WAITING_MAX = 10_000
+SEND_AGAIN_MS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An attempt of a subtask has ended in its worker. For the supervisor; the machines do not see it."""
+
+    attempt: AttemptNumber
+    task: TaskId
+    outcome: Outcome
+
+
+Report: TypeAlias = CoordinatorEvent | Ended
+
+
+class Sent:
+    """A report on its way; stands for Ray's reference to a call."""
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        self._received: Future[None] = Future()
+
+    def future(self) -> Future[None]:
+        """Done when the coordinator has received it, or it is given up."""
+        return self._received
+
+
+class Outbox:
+    """Of one process. `call` sends reports to the coordinator. Everything runs on the mailbox's thread."""
+
+    def __init__(self, call: Callable[[tuple[Report, ...]], Any], mailbox: Mailbox) -> None:
+        self._call = call
+        self._mailbox = mailbox
+        self._next: list[Sent] = []
+        """What goes with the next message."""
+        self._waiting = 0
+        """Reports that the coordinator has not received."""
+
+    def send(self, report: Report) -> Sent:
+        """Report with the next message."""
+        sent = Sent(report)
+        self._waiting += 1
+        self._next.append(sent)
+        return sent
+
+    def flush(self) -> None:
+        """Send what was reported since the last message."""
+        if self._next:
+            reports, self._next = self._next, []
+            self._try(reports)
+
+    def _try(self, reports: Sequence[Sent]) -> None:
+        def done(call: Future[Any]) -> None:
+            error = call.exception()
+            self._mailbox.post(lambda: self._answered(reports, error))
+
+        self._call(tuple(sent.report for sent in reports)).future().add_done_callback(done)
+
+    def _answered(self, reports: Sequence[Sent], error: BaseException | None) -> None:
+        # A coordinator that has died for good comes never back; one that is away only does not answer.
+        away = isinstance(error, RayActorError) and not isinstance(error, ActorDiedError)
+        again = [sent for sent in reports if self._goes_again(sent.report, error, away)]
+        if again:
+            self._mailbox.call_later(SEND_AGAIN_MS, lambda: self._try(again))
+        for sent in reports:
+            if sent in again:
+                continue
+            self._waiting -= 1
+            if error is None or (away and isinstance(sent.report, WatermarkReported)):
+                sent.future().set_result(None)
+            else:
+                sent.future().set_exception(error)
+
+    def _goes_again(self, report: Report, error: BaseException | None, away: bool) -> bool:
+        if error is None or isinstance(error, ActorDiedError):
+            return False
+        if isinstance(report, Ended):
+            return True
+        return away and not isinstance(report, WatermarkReported) and self._waiting <= WAITING_MAX
+
+
+class Deliveries:
+    """Of one task. `guarded` runs what it is given as a part of the task, if that still runs."""
+
+    def __init__(self, mailbox: Mailbox, guarded: Callable[[Callable[[], None]], object]) -> None:
+        self._mailbox = mailbox
+        self._guarded = guarded
+        self._on_their_way: set[Future[Any]] = set()
+        """What is watched, without what is known to have arrived."""
+
+    def watch(self, reference: Watched, matters: Callable[[], bool]) -> Future[Any]:
+        """A call that has to arrive as long as it matters."""
+
+        def lost(error: BaseException) -> None:
+            if matters():
+                raise ConnectionError(f"a message did not arrive: {error_text(error)}") from error
+
+        return watch_call(reference, self._mailbox, lambda error: self._guarded(lambda: lost(error)))
+
+    def watch_until_there(self, reference: Watched) -> None:
+        """A call that has to arrive, also when the task is over."""
+        future = self.watch(reference, lambda: True)
+        self._on_their_way.add(future)
+
+        def done(call: Future[Any]) -> None:
+            if call.exception() is None:
+                self._on_their_way.discard(call)
+
+        future.add_done_callback(done)
+
+    def when_all_arrived(self, tell: Callable[[Outcome], None]) -> None:
+        """Tell the outcome of a task that has finished, once everything that it has sent is there."""
+        calls = tuple(self._on_their_way)
+        if not calls:
+            tell(Outcome("finished"))
+            return
+        left = set(calls)
+
+        def arrived(call: Future[Any]) -> None:
+            left.discard(call)
+            if left:
+                return
+            error = next((error for call in calls if (error := call.exception()) is not None), None)
+            if error is None:
+                tell(Outcome("finished"))
+                return
+            # As in `watch_call`: if the receiver has died, that is the failure, and this attempt is gone by then.
+            outcome = Outcome("failed", bounded_text(f"the last messages did not arrive: {error_text(error)}"))
+            self._mailbox.call_later(LOST_CALL_GRACE_MS, lambda: tell(outcome))
+
+        for call in calls:
+            call.add_done_callback(lambda call: self._mailbox.post(lambda: arrived(call)))

@@ -1,1 +1,0 @@
-"""The actor of a job: it drives the coordinator's host, deploys attempts, and answers who asks."""

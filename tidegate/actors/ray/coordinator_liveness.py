@@ -1,0 +1,201 @@
+"""Ends a worker's process when its coordinator is gone for good, or when the current coordinator does not know it.
+
+Workers outlive their coordinator, because Ray restarts it. So they are detached actors that Ray does not end. Rules:
+
+- `CoordinatorLiveness`: a call to the coordinator stays pending while it lives. When it fails, Ray reports whether the
+  coordinator comes back. The process ends after the second such report, because one could be a mistake.
+- `MembershipCheck`: a process asks whether it belongs to the job when it has started, and every `ASK_EVERY_S`. Ray
+  keeps what a coordinator requests while its link is cut. So a process may start when another coordinator has long been
+  in charge that does not know it, or on a node that was cut off and replaced.
+- Only the current coordinator can answer. A coordinator that takes over answers None, and answers from a replaced
+  coordinator are ignored. The process ends after two denials in a row: it may just be getting subtasks.
+- The mailbox is not needed for this: the process may be stuck in a function of the user.
+- A process that Ray has not started yet cannot end itself, and would keep its name and its demand for ever. So the
+  living processes of a job that is gone end the waiting ones first, and each environment and submission does so too.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import ActorDiedError, RayError
+
+from tidegate.actors.ray.actor_calls import NAMESPACE
+from tidegate.actors.ray.health_endpoint import ProcessInfo
+from tidegate.actors.ray.task_deployment import Handle
+from tidegate.actors.task.invariants import may_obey
+from tidegate.protocol.failures import error_text
+from tidegate.storage.ids import Generation
+
+log = logging.getLogger(__name__)
+
+ASK_EVERY_S, ASK_AGAIN_S = 30.0, 0.5
+LEAVE_S_MAX = 5.0
+"""For longer no process stays to end others: Ray may not answer."""
+DENIALS = 2
+"""How often a process has to hear that nobody knows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """What a coordinator says of a process. None: it does not know its processes yet."""
+
+    generation: Generation
+    known: bool | None
+
+
+class Step(enum.Enum):
+    """What a process does that has asked: ask `LATER`, ask `SOON`, or `LEAVE`."""
+
+    LATER = "later"
+    SOON = "soon"
+    LEAVE = "leave"
+
+
+class DenialCounter:
+    """Decides about one process. Pure."""
+
+    def __init__(self) -> None:
+        self._in_a_row = 0
+
+    def heard(self, answer: Membership | None, newest: int) -> Step:
+        """An answer has come; None where nobody has answered. `newest`: the newest coordinator that was heard of."""
+        if answer is None or answer.known is None or not may_obey(answer.generation, newest):
+            self._in_a_row = 0
+            return Step.SOON
+        self._in_a_row = 0 if answer.known else self._in_a_row + 1
+        if answer.known:
+            return Step.LATER
+        return Step.LEAVE if self._in_a_row >= DENIALS else Step.SOON
+
+
+class MembershipCheck:
+    """Of one process. `ask` calls the coordinator; `newest` says which one was heard of last."""
+
+    def __init__(self, ask: Callable[[], Any], newest: Callable[[], int], leave: Callable[[], None]) -> None:
+        self._ask = ask
+        self._newest = newest
+        self._leave = leave
+        self._denials = DenialCounter()
+
+    def hold(self) -> None:
+        """Begin."""
+        self._ask().future().add_done_callback(self._answered)
+
+    def _answered(self, call: Future[Membership]) -> None:
+        answer = None if call.exception() is not None else call.result()
+        step = self._denials.heard(answer, self._newest())
+        if step is Step.LEAVE:
+            log.warning("the coordinator in charge, %s, does not know this process: it ends", answer)
+            self._leave()
+            return
+        again = threading.Timer(ASK_EVERY_S if step is Step.LATER else ASK_AGAIN_S, self.hold)
+        again.daemon = True
+        again.start()
+
+
+def hold_on(coordinator: Handle, info: ProcessInfo, newest: Callable[[], int]) -> None:
+    """Have this process live as long as its coordinator does, and knows it."""
+    CoordinatorLiveness(lambda: coordinator.live.remote(), _leave_with_orphans).hold()
+    MembershipCheck(lambda: coordinator.knows.remote(info.name, info.actor_id), newest, end_process).hold()
+
+
+def _leave_with_orphans() -> None:
+    """End this process, whose coordinator is gone for good, and before it those of its job that never started."""
+    threading.Thread(target=_end_all, name="tidegate-leave", daemon=True).start()
+
+
+def _end_all() -> None:
+    limit = threading.Timer(LEAVE_S_MAX, end_process)
+    limit.daemon = True
+    limit.start()
+    try:
+        end_orphans()
+    finally:
+        end_process()
+
+
+DEATHS = 2
+"""How often Ray has to say that the coordinator is dead."""
+
+
+def end_process() -> None:
+    """End this process at once."""
+    os._exit(0)
+
+
+class CoordinatorLiveness:
+    """Of one process. `live` calls the coordinator."""
+
+    def __init__(self, live: Callable[[], Any], leave: Callable[[], None] = end_process) -> None:
+        self._live = live
+        self._leave = leave
+        self._deaths = 0
+
+    def hold(self) -> None:
+        """Begin."""
+        self._live().future().add_done_callback(self._ended)
+
+    def _ended(self, call: Future[Any]) -> None:
+        self._deaths = self._deaths + 1 if isinstance(call.exception(), ActorDiedError) else 0
+        if self._deaths >= DEATHS:
+            self._leave()
+            return
+        again = threading.Timer(ASK_AGAIN_S, self.hold)
+        again.daemon = True
+        again.start()
+
+
+WORKER_CLASS = "WorkerProcess"
+COORDINATOR_SUFFIX = "/coordinator"
+_WAITS = ("DEPENDENCIES_UNREADY", "PENDING_CREATION")
+_DEAD = "DEAD"
+
+
+@dataclass(frozen=True, slots=True)
+class ActorRow:
+    """What Ray knows of an actor. `ray_job`: the driver that it was made for, directly or not."""
+
+    name: str
+    class_name: str
+    ray_job: str
+    state: str
+
+
+def orphans(actors: Iterable[ActorRow]) -> list[str]:
+    """The names of processes of workers that wait for room, and whose coordinator is dead. Pure.
+
+    A coordinator of the same name in another Ray job is that of another job.
+    """
+    known = [actor for actor in actors if actor.name and actor.state != _DEAD]
+    jobs = [(a.name.removesuffix("coordinator"), a.ray_job) for a in known if a.name.endswith(COORDINATOR_SUFFIX)]
+    return [
+        actor.name
+        for actor in known
+        if actor.class_name == WORKER_CLASS
+        and actor.state in _WAITS
+        and not any(actor.name.startswith(prefix) and actor.ray_job == ray_job for prefix, ray_job in jobs)
+    ]
+
+
+def end_orphans(namespace: str = NAMESPACE) -> None:
+    """End them. What Ray does not answer is logged: the next environment tries again."""
+    try:
+        actors: Any = ray._private.state.actors()
+        rows = [ActorRow(a["Name"], a["ActorClassName"], a["JobID"], a["State"]) for a in actors.values()]
+        for name in orphans(rows):
+            log.info("%s waits for room, and its job is gone: it is ended", name)
+            try:
+                ray.kill(ray.get_actor(name, namespace=namespace), no_restart=True)
+            except ValueError:
+                continue  # It is gone meanwhile, or belongs to another namespace.
+    except (RayError, ConnectionError, RuntimeError) as error:
+        log.warning("processes of jobs that are gone could not be looked for: %s", error_text(error))

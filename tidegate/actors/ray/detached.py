@@ -1,0 +1,411 @@
+"""Jobs that outlive their driver: nothing that such a job needs is in the driver's process.
+
+Rules:
+
+- The coordinator is a detached actor, which Ray restarts on any node. Its workers are detached as well. They outlive
+  the coordinator's process, and end by themselves when Ray reports that the coordinator is gone for good
+  (`coordinator_liveness.py`).
+- Small detached actors hold the program, because an object that the driver has put into Ray's memory is lost with the
+  driver. A restarted coordinator reads the program from them. There are two such actors, on different nodes if there
+  are two nodes. The coordinator replaces a lost one, and moves one if both are on one node: one step at a time, and
+  never the last copy first. The program is lost only if both actors and the coordinator are lost at once.
+- The job has slots of its own, because the slots of a session end with the session.
+- A job that is over leaves nothing behind. Its slots are free at once, and its actors end after `LINGER_S`. Until then
+  attached drivers are told the end. Later they read it in the event log.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import ray
+from ray import cloudpickle
+from ray.actor import ActorHandle
+from ray.exceptions import ActorAlreadyExistsError, ActorDiedError, ActorUnavailableError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from tidegate.actors.coordinator.job_spec import JobSpec
+from tidegate.actors.drivers.job_context import JobContext
+from tidegate.actors.graph.job_graph import JobGraph
+from tidegate.actors.ray.actor_calls import CONCURRENCY_GROUPS, NAMESPACE, find_actor
+from tidegate.actors.ray.coordinator_actor import CoordinatorProcess
+from tidegate.actors.ray.memory_store import SCHEME
+from tidegate.actors.ray.placement import PoolOptions
+from tidegate.actors.ray.reservation import common_name, own_name, release, started_here
+from tidegate.actors.ray.task_deployment import Handle
+from tidegate.actors.runtimes.running_job import JobCard, JobOverview, Submission
+from tidegate.protocol.failures import error_text
+from tidegate.storage.errors import ConfigurationError, JobFailedError, TidegateError
+from tidegate.storage.ids import JobId
+from tidegate.storage.process_id import ProcessId
+
+log = logging.getLogger(__name__)
+
+LINGER_S = 60.0
+START_TIMEOUT_S = 180.0
+CALL_TIMEOUT_S = 15.0
+KILL_STEPS_MAX = 50
+KILL_STEP_S = ASK_AGAIN_S = 0.2
+ERROR_CHARACTERS_MAX = 500
+RAY_RESTARTS_IT = ProcessId("Ray", "", 0, "")
+"""Stands for the driver in the lease of a detached job: a coordinator that has died may come back."""
+
+_remote: Any = ray.remote
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """All that a coordinator is made of. Travels by cloudpickle."""
+
+    spec: JobSpec
+    context: JobContext
+    options: PoolOptions
+    card: JobCard
+
+
+class DetachedCoordinator(CoordinatorProcess):
+    """A coordinator without a driver: it fetches its program, and goes by itself when the job is over."""
+
+    def __init__(self, job_id: JobId, namespace: str) -> None:
+        pickled = read_program(job_id, namespace)
+        program: Program = cloudpickle.loads(pickled)
+        self._leaving = False
+        self._me = ray.get_runtime_context().current_actor
+        self._keeper = ProgramKeeper(job_id, namespace, pickled)
+        super().__init__(program.spec, cloudpickle.dumps(ray.put(program.context)), program.options, program.card)
+        self._keeper.start()
+
+    def _tell_end(self) -> None:
+        super()._tell_end()
+        if not self._leaving:
+            self._leaving = True
+            self._keeper.close()
+            threading.Thread(target=self._leave, name="tidegate-leave", daemon=True).start()
+
+    def _leave(self) -> None:
+        release_slots(self._options)
+        threading.Event().wait(LINGER_S)
+        _kill(*_holders(self._spec.job_id, self._options.namespace), self._me)
+
+
+_Coordinator: Any = _remote(num_cpus=0, max_task_retries=0, concurrency_groups=CONCURRENCY_GROUPS)(DetachedCoordinator)
+
+
+def check_detachable(name: str, namespace: str, urls: Sequence[str]) -> None:
+    """Refuse a job that could not outlive its driver. ConfigurationError."""
+    what = f"execute({name!r}, detached=True)"
+    if started_here():
+        raise ConfigurationError(
+            f"{what}: this script has started Ray itself, and that ends with it. Start a cluster that stays "
+            '(`ray start --head`), and join it: StreamEnvironment.raydp(ray_address="host:port")'
+        )
+    for url in urls:
+        if url.startswith(SCHEME):
+            raise ConfigurationError(
+                f"{what}: checkpoints in memory ({url}) go with this script; name a storage that all nodes share "
+                "(CheckpointConfig(storage=...))"
+            )
+    if (taken := find_actor(f"{name}/coordinator", namespace)) is not None and not _is_over(taken):
+        raise ConfigurationError(
+            f"{what}: a job of this name runs on this Ray already. Give this one another name, or end that one first "
+            f"(`tidegate job {name} stop`, or env.attach({name!r}).cancel())"
+        )
+
+
+_CloudPickler: Any = cloudpickle.CloudPickler
+"""Ray ships no types for it."""
+
+
+class _Finder(_CloudPickler):  # type: ignore[misc]
+    """Notes objects of Ray that end with this driver, while it pickles something."""
+
+    def __init__(self) -> None:
+        super().__init__(io.BytesIO())
+        self.found: set[str] = set()
+
+    def reducer_override(self, obj: Any) -> Any:
+        """As in CloudPickler."""
+        if isinstance(obj, ray.ObjectRef):
+            self.found.add("an object reference (ray.put, or the result of a task)")
+        elif isinstance(obj, ActorHandle) and not _is_detached(obj):
+            self.found.add("the handle of an actor that is not detached")
+        return super().reducer_override(obj)
+
+
+def _is_detached(handle: Handle) -> bool:
+    known: Any = ray._private.state.actors(handle._actor_id.hex())
+    return bool(known.get("IsDetached"))
+
+
+def warn_of_ray_objects(graph: JobGraph) -> None:
+    """Log a warning for each vertex whose functions hold objects of Ray that end with this driver."""
+    for vertex in graph.vertices:
+        finder = _Finder()
+        finder.dump(vertex)
+        if finder.found:
+            log.warning(
+                "a function of step %r holds %s of this driver, which ends with the driver: the detached job fails "
+                "when it restarts. Give the function the value itself, or look up a detached actor by its name",
+                vertex.name,
+                " and ".join(sorted(finder.found)),
+            )
+
+
+def start_detached(submission: Submission, options: PoolOptions, restarts_max: int) -> Handle:
+    """Start a job, and wait until its coordinator runs: then the driver may go. ConfigurationError where it cannot."""
+    name, job_id, namespace = submission.spec.job_name, submission.spec.job_id, options.namespace
+    options = replace(options, driver=RAY_RESTARTS_IT)
+    named = {"namespace": namespace, "lifetime": "detached"}
+    actor: Handle | None = None
+    warn_of_ray_objects(submission.context.graph)
+    try:
+        program = cloudpickle.dumps(Program(submission.spec, submission.context, options, submission.card))
+        _let_go_of_what_is_over(name, namespace)
+        ProgramKeeper(job_id, namespace, program).fill()
+        # Whoever has this name has the job's.
+        actor = _Coordinator.options(name=f"{name}/coordinator", max_restarts=restarts_max, **named).remote(
+            job_id, namespace
+        )
+        _await_start(actor)
+    except BaseException as error:
+        _kill(actor, *_holders(job_id, namespace))
+        release_slots(options)
+        if isinstance(error, ActorAlreadyExistsError):
+            raise ConfigurationError(f"a job named {name!r} was started on this Ray at the same moment") from error
+        if isinstance(error, RayError):
+            why = " ".join(str(error).split())[:ERROR_CHARACTERS_MAX]
+            raise ConfigurationError(
+                f"the coordinator of {name!r} has not started, for which it has {START_TIMEOUT_S:g} s: {why}"
+            ) from error
+        raise
+    return actor
+
+
+def _await_start(coordinator: Handle) -> None:
+    """Wait until a coordinator answers. One to which only the connection broke may be starting again. RayError."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while True:
+        try:
+            ray.get(coordinator.identify.remote(), timeout=max(0.0, deadline - time.monotonic()))
+            return
+        except ActorUnavailableError:
+            if time.monotonic() >= deadline:
+                raise
+        threading.Event().wait(ASK_AGAIN_S)
+
+
+def leave_nothing(name: str, job_id: JobId, namespace: str = NAMESPACE) -> None:
+    """End what a detached job has left whose coordinator is lost for good."""
+    try:
+        program: Program = cloudpickle.loads(read_program(job_id, namespace))
+        release_slots(program.options)
+    except (RayError, TidegateError) as error:
+        _release_by_name(job_id, error)
+    _kill(find_actor(f"{name}/coordinator", namespace), *_holders(job_id, namespace))
+
+
+def release_slots(options: PoolOptions) -> None:
+    """Give the slots of a detached job back."""
+    if options.placement is not None:
+        release(options.placement.placement_group)
+    release(options.own_slots)
+
+
+def _release_by_name(job_id: JobId, why: Exception) -> None:
+    """The slots of a job whose program is lost."""
+    found = [name for name in (common_name(job_id), own_name(job_id)) if _release_named(name)]
+    if not found:
+        log.warning(
+            "if job %s had slots, they may be left behind (`ray list placement-groups` shows them): %s", job_id, why
+        )
+
+
+def _release_named(name: str) -> bool:
+    try:
+        release(ray.util.get_placement_group(name))
+    except ValueError:
+        return False
+    return True
+
+
+def _let_go_of_what_is_over(name: str, namespace: str) -> None:
+    """A job of this name that only waits for somebody to hear its end waits no longer. Raises RayError."""
+    coordinator = find_actor(f"{name}/coordinator", namespace)
+    if coordinator is not None and _is_over(coordinator):
+        overview: JobOverview = ray.get(coordinator.overview.remote(), timeout=CALL_TIMEOUT_S)
+        _kill(coordinator, *_holders(overview.card.job_id, namespace))
+        for _ in range(KILL_STEPS_MAX):
+            if find_actor(f"{name}/coordinator", namespace) is None:
+                return
+            threading.Event().wait(KILL_STEP_S)
+
+
+def _kill(*actors: Handle | None) -> None:
+    for actor in actors:
+        if actor is not None:
+            ray.kill(actor, no_restart=True)
+
+
+def _holders(job_id: JobId, namespace: str) -> list[Handle]:
+    return [held for name in holders_of(job_id) if (held := find_actor(name, namespace)) is not None]
+
+
+def _is_over(coordinator: Handle) -> bool:
+    """Whether a coordinator only waits for somebody to hear the end. One that does not answer may be restarting."""
+    try:
+        return bool(ray.get(coordinator.view.remote(0.0), timeout=CALL_TIMEOUT_S).ended)
+    except RayError:
+        return False
+
+
+LOOK_EVERY_S = 5.0
+ASK_TIMEOUT_S = 15.0
+MAKE_TIMEOUT_S = 180.0
+READ_RETRY_S = 0.5
+
+
+class ProgramHolder:
+    """The class of the actor that holds one copy."""
+
+    def __init__(self, name: str, pickled: bytes) -> None:
+        self._name = name
+        self._pickled = pickled
+
+    def __repr__(self) -> str:
+        """What Ray shows of this actor."""
+        return f"{self._name.replace('/', ': ')}, {len(self._pickled):,} bytes"
+
+    def read(self) -> bytes:
+        """The program, pickled."""
+        return self._pickled
+
+    def node(self) -> str:
+        """Where it is; answered once it holds the program."""
+        found: str = ray.get_runtime_context().get_node_id()
+        return found
+
+
+_Holder: Any = _remote(num_cpus=0, max_restarts=0)(ProgramHolder)
+
+
+def holders_of(job_id: JobId) -> tuple[str, str]:
+    """The names of the actors that hold the program of a job."""
+    return (f"{job_id}/program", f"{job_id}/program copy")
+
+
+@dataclass(frozen=True, slots=True)
+class Make:
+    """A copy is missing: make it, on this node if that can be (None: anywhere)."""
+
+    name: str
+    node: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """A copy is where another one is, and there is another node: end it, to be made there."""
+
+    name: str
+
+
+def next_step(places: Mapping[str, str | None], nodes: Collection[str]) -> Make | End | None:
+    """What to do about copies. `places`: the node of each, None for one that is gone. `nodes`: those that live."""
+    alive = {name: node for name, node in places.items() if node is not None}
+    elsewhere = sorted(set(nodes) - set(alive.values()))
+    for name in places:
+        if name not in alive:
+            return Make(name, elsewhere[0] if elsewhere else None)
+    if len(alive) > 1 and len(set(alive.values())) == 1 and elsewhere:
+        return End(list(alive)[-1])
+    return None
+
+
+class ProgramKeeper:
+    """Keeps the copies of one program. `look` may be called from one thread at a time."""
+
+    def __init__(self, job_id: JobId, namespace: str, pickled: bytes) -> None:
+        self._names = holders_of(job_id)
+        self._namespace = namespace
+        self._pickled = pickled
+        self._closed = threading.Event()
+
+    def start(self) -> None:
+        """Look now and then, until `close`."""
+        threading.Thread(target=self._keep, name="tidegate-program", daemon=True).start()
+
+    def close(self) -> None:
+        """The job is over."""
+        self._closed.set()
+
+    def fill(self) -> None:
+        """Make the copies of a job that starts. Raises RayError."""
+        while self.look():
+            pass
+
+    def look(self) -> bool:
+        """Take one step, if one is due. Raises RayError."""
+        places = {name: self._place(name) for name in self._names}
+        nodes = {str(node["NodeID"]) for node in ray.nodes() if node["Alive"]}
+        step = next_step(places, nodes)
+        match step:
+            case Make(name, node):
+                log.info("a copy of the program is made: %s", name)
+                ray.get(self._make(name, node).node.remote(), timeout=MAKE_TIMEOUT_S)
+            case End(name):
+                log.info("both copies of the program are on one node: %s moves to another", name)
+                ray.kill(ray.get_actor(name, namespace=self._namespace), no_restart=True)
+        return step is not None
+
+    def _keep(self) -> None:
+        while not self._closed.wait(LOOK_EVERY_S):
+            try:
+                self.look()
+            except (RayError, ActorAlreadyExistsError, ValueError) as error:
+                # One has gone at this moment, or does not answer: the next look tells.
+                log.info("the copies of the program could not be looked after: %s", error_text(error))
+
+    def _place(self, name: str) -> str | None:
+        held = find_actor(name, self._namespace)
+        if held is None:
+            return None
+        try:
+            return str(ray.get(held.node.remote(), timeout=ASK_TIMEOUT_S))
+        except ActorDiedError:
+            return None
+
+    def _make(self, name: str, node: str | None) -> Handle:
+        where = {} if node is None else {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True)}
+        return _Holder.options(name=name, namespace=self._namespace, lifetime="detached", **where).remote(
+            name, self._pickled
+        )
+
+
+def read_program(job_id: JobId, namespace: str) -> bytes:
+    """The program of a job, from whoever answers. JobFailedError when nobody holds it any more, or answers in time."""
+    deadline = time.monotonic() + MAKE_TIMEOUT_S
+    while True:
+        held = [found for name in holders_of(job_id) if (found := find_actor(name, namespace)) is not None]
+        if not held:
+            raise JobFailedError(
+                f"nobody holds the program of {job_id} any more: the nodes of both copies were lost; execute the job "
+                "again with restore='latest'"
+            )
+        waiting = [holder.read.remote() for holder in held]
+        while waiting and (left_s := deadline - time.monotonic()) > 0:
+            (*answered,), waiting = ray.wait(waiting, num_returns=1, timeout=left_s)
+            for answer in answered:
+                try:
+                    pickled: Any = ray.get(answer)
+                except RayError as error:
+                    log.info("a copy of the program of %s cannot be read: %s", job_id, error_text(error))
+                else:
+                    return bytes(pickled)
+        if time.monotonic() > deadline:
+            raise JobFailedError(f"those that hold the program of {job_id} have not answered for {MAKE_TIMEOUT_S:g} s")
+        threading.Event().wait(READ_RETRY_S)

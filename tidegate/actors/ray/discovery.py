@@ -1,0 +1,132 @@
+"""Finds the worker processes that a lost coordinator has left behind, those with subtasks and spare ones.
+
+Rules:
+
+- Processes are found by their names, and report what they hold: a spare process keeps its name when it gets subtasks.
+- A name alone proves nothing: another job of that name may just be ending.
+- If only a connection broke, a process is asked again, as often as by a coordinator that goes on (`lost_nodes.py`).
+- A process that has not answered when all running tasks are found is starting, or of no use: it is evicted, and
+  replaced in time.
+- Of two processes with subtasks of one worker the one with the newer attempt counts. An evicted one does not count.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import ActorUnavailableError, RayError
+
+from tidegate.actors.graph.slot_plan import WorkerId
+from tidegate.actors.ray.actor_calls import find_actor
+from tidegate.actors.ray.exit_probe import memory_death
+from tidegate.actors.ray.lost_nodes import ASK_AGAIN_MS, FAILURES_MAX
+from tidegate.actors.ray.task_deployment import Handle, ProcessStatus
+from tidegate.actors.ray.worker_pool import FoundProcess
+from tidegate.protocol.identity import TaskId
+from tidegate.storage.clock import now_ms
+from tidegate.storage.ids import AttemptNumber, JobId
+
+log = logging.getLogger(__name__)
+
+ANSWER_TIMEOUT_S = 15.0
+"""On a busy machine a process took more than 5 s, and a job that allows no restart failed. Ray takes as long to know
+of a lost node, so a takeover after one is hardly later for it."""
+NEVER = AttemptNumber(-1)
+LATELY_MS = 600_000
+"""A coordinator follows one that has ended within this time."""
+_NUMBERED = re.compile(r"#\d+$")
+
+
+def find_processes(
+    prefix: str, namespace: str, job_id: JobId, running: Collection[TaskId], timeout_s: float = ANSWER_TIMEOUT_S
+) -> tuple[list[FoundProcess], dict[str, Handle]]:
+    """The processes of a job that live, by name, and those that do not answer. Blocks for no longer than `timeout_s`.
+
+    `running`: tasks that run by the log. When all of these are found nobody else is waited for.
+    """
+    handles: dict[str, Handle] = {}
+    for actor in ray.util.list_named_actors(all_namespaces=True):
+        name = actor["name"]
+        ours = actor["namespace"] == namespace and name.startswith(f"{prefix}/") and _NUMBERED.search(name)
+        if ours and (handle := find_actor(name, namespace)) is not None:  # None: it has gone meanwhile
+            handles[name] = handle
+    missing, found = set(running), []
+    asked = {handle.held.remote(): name for name, handle in handles.items()}
+    broken: Counter[str] = Counter()
+    again: list[str] = []
+    deadline = time.monotonic() + timeout_s
+    while (asked or again) and (missing or not running) and (left_s := deadline - time.monotonic()) > 0:
+        answered = _first_of(list(asked), min(left_s, ASK_AGAIN_MS / 1000) if again else left_s)
+        if not answered:
+            asked |= {handles[name].held.remote(): name for name in again}
+            again.clear()
+        for reference in answered:
+            name = asked.pop(reference)
+            try:
+                held: ProcessStatus = ray.get(reference)
+            except RayError as error:
+                broken[name] += 1
+                if isinstance(error, ActorUnavailableError) and broken[name] < FAILURES_MAX:
+                    again.append(name)
+                else:
+                    log.info("%s is not there any more: %s", name, error)
+                continue
+            if held.job_id == job_id:
+                found.append(FoundProcess(name, handles[name], held))
+                missing -= held.tasks.keys()
+    silent = (*asked.values(), *again)
+    return sorted(found, key=lambda one: one.name), {name: handles[name] for name in silent}
+
+
+def memory_death_of_tasks(prefix: str) -> str | None:
+    """What Ray reports of the newest process of a job that its memory monitor has killed lately; None if there is none.
+
+    The monitor mostly kills the coordinator along with the tasks, so only Ray is left to ask.
+    """
+    try:
+        actors: Any = ray._private.state.actors(actor_state_name="DEAD")
+    except (RayError, ConnectionError, RuntimeError) as error:
+        log.info("how the processes of the job have ended is not known: %s", error)
+        return None
+    since_ms = now_ms() - LATELY_MS
+    own = [actor for actor in actors.values() if actor["Name"].startswith(f"{prefix}/") and actor["EndTime"] > since_ms]
+    for actor in sorted(own, key=lambda actor: -actor["EndTime"]):
+        if (memory := memory_death(str(actor["DeathCause"].oom_context.error_message))) is not None:
+            return memory
+    return None
+
+
+def _first_of(references: list[Any], wait_s: float) -> list[Any]:
+    """The first answer that comes, in a list; empty if none comes in time, or nothing was asked."""
+    if references:
+        return list(ray.wait(references, num_returns=1, timeout=wait_s)[0])
+    threading.Event().wait(wait_s)
+    return []
+
+
+def by_worker(
+    found: Sequence[FoundProcess], workers: Mapping[TaskId, WorkerId], given_up: Collection[str] = ()
+) -> tuple[dict[WorkerId, FoundProcess], list[FoundProcess], list[FoundProcess]]:
+    """The process of each worker, spare ones, and those of no use.
+
+    Of no use are those that were given up, those with subtasks that a newer one has, and those that were started for a
+    worker and have not been given its subtasks: they would keep what they have reserved.
+    """
+    kept: dict[WorkerId, FoundProcess] = {}
+    useless = [one for one in found if one.held.info.actor_id in given_up]
+    useful = [one for one in found if one.held.info.actor_id not in given_up]
+    useless += [one for one in useful if not one.held.tasks and not one.held.spare]
+    for one in sorted(useful, key=lambda one: max(one.held.tasks.values(), default=NEVER)):
+        if one.held.tasks:
+            worker = workers[next(iter(one.held.tasks))]
+            if worker in kept:
+                useless.append(kept[worker])
+            kept[worker] = one
+    return kept, [one for one in useful if not one.held.tasks and one.held.spare], useless

@@ -1,1 +1,0 @@
-"""The processes of a job on Ray: what runs tasks in them, who keeps them, finds them anew, and gives them up."""

@@ -1,0 +1,546 @@
+"""Connections between processes of a job on the same node: framed messages over Unix sockets.
+
+`FramedConnection` has the socket, `FrameCodec` turns messages into bytes, `Connections` accepts and makes connections.
+Rules:
+
+- A process listens from its start, on an abstract name that cannot be guessed. The name is not a file, so nothing is
+  left behind, however the process ends.
+- Only processes of the same user are accepted, and only if they prove that they have the secret of the job. Both ends
+  prove it, for this pair of processes and this direction. Nothing that comes before the proof is read.
+- One connection joins two processes, and lasts as long as both. It is not made again when it breaks.
+- One thread reads for all connections, and never waits for anything else. A send writes at once what the system
+  accepts, and that thread writes the rest. No send ever waits.
+- Only that thread closes sockets: so a file number never belongs to another connection by then.
+- Processes that user code forks close the sockets: the end of a process is noticed by its connections.
+- Messages have a length and a kind, and are read whole, in the order in which they were sent. A message may have up to
+  `MESSAGE_BYTES_MAX`. What waits to be written is bounded by the credit of the channels. A large message is read into
+  memory of its own, which Arrow can use for its rows. At most one message carries a descriptor: the memory for rows.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import hmac
+import logging
+import os
+import resource
+import secrets
+import select
+import socket
+import struct
+import threading
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import islice
+from typing import NamedTuple, Protocol, TypeAlias
+
+import pyarrow as pa
+
+from tidegate.protocol.failures import error_text
+from tidegate.storage.errors import ProtocolError
+
+log = logging.getLogger(__name__)
+
+CONNECTIONS_MAX = 512
+"""Connections of a process, at most; and no more than an eighth of the files that it may open."""
+STRANGERS_MAX = 64
+"""Connections that have proved nothing yet; the oldest one is closed for a new one."""
+READ_BYTES = 256 * 1024
+PROOF_BYTES = 16
+ID_BYTES_MAX = 200
+_ID_SIZE = struct.Struct("<B")
+_BACKLOG = 4096
+_CREDENTIALS = struct.Struct("=iII")
+_DESCRIPTOR_SPACE = socket.CMSG_SPACE(struct.calcsize("i"))
+_CLOSED_IN_PROGRAMS = 0x40000000
+"""MSG_CMSG_CLOEXEC: a descriptor that comes is not inherited by programs."""
+_READ, _WRITE = 1, 4
+"""EPOLLIN and EPOLLOUT, which other systems do not have."""
+
+TOO_MANY = "too many connections"
+
+
+class Listener(Protocol):
+    """Takes what happens on a connection. Called on the reading thread, so nothing in it may wait."""
+
+    def connected(self, connection: FramedConnection) -> None:
+        """There is a connection. Called before anything else, by `connect` on the thread of its caller."""
+
+    def opened(self) -> None:
+        """The other end has proved who it is: messages can be sent."""
+
+    def heard(self, message: Message) -> None:
+        """A message came in. What this raises ends the connection."""
+
+    def over(self, reason: str) -> None:
+        """The connection has ended. Nothing follows."""
+
+
+class FramedConnection:
+    """One end of a connection. `send` and `cut` are for any thread."""
+
+    def __init__(self, epoll: select.epoll, connected: socket.socket, link: FrameCodec, ear: Listener) -> None:
+        self._epoll, self._socket, self._link, self._ear = epoll, connected, link, ear
+        self._lock = threading.Lock()
+        self._waits_to_write = self._closed = False
+        self._received: int | None = None
+        """The descriptor that the other end has sent, until it is taken."""
+        self._awaits_descriptor = True
+
+    def send(self, kind: Kind, *payload: Bytes, descriptor: int | None = None) -> bool:
+        """Send a message. Returns whether the connection has not ended. ProtocolError if the message is too large."""
+        with self._lock:
+            if self._closed:
+                return False
+            self._link.send(kind, *payload, descriptor=descriptor)
+            if not self._waits_to_write:
+                self._write()
+        return True
+
+    def cut(self) -> None:
+        """End the connection now, whatever was sent."""
+        with self._lock, suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def abandon(self) -> None:
+        """Close the socket in a process that was forked off, in which the lock may never be released."""
+        self._socket.close()
+
+    def take_descriptor(self) -> int | None:
+        """Return the descriptor that came with a message, None if none came. The caller closes it."""
+        descriptor, self._received = self._received, None
+        self._awaits_descriptor = False
+        return descriptor
+
+    def _write(self) -> None:
+        """Write what the system takes."""
+        while True:
+            pieces, descriptor = self._link.unwritten()
+            if not pieces:
+                break
+            try:
+                self._link.wrote(self._socket.sendmsg(pieces, _rights(descriptor)))
+            except BlockingIOError:
+                self._wait_to_write(True)
+                return
+            except OSError:
+                # The other end is gone. The reading thread notices, behind all that it had still sent.
+                return
+        self._wait_to_write(False)
+
+    def _wait_to_write(self, waits: bool) -> None:
+        if waits is not self._waits_to_write:
+            self._waits_to_write = waits
+            self._epoll.modify(self._socket, _READ | _WRITE if waits else _READ)
+
+    # --- on the reading thread --------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Have the socket watched, and prove who this is."""
+        # Once it is watched the other thread tells what it reads.
+        was_open = self._link.is_open
+        self._epoll.register(self._socket, _READ)
+        with self._lock:
+            self._write()
+        if was_open:
+            self._ear.opened()
+
+    def ready(self, space: memoryview) -> bool:
+        """The socket can be read, or written. Returns False if the connection has ended."""
+        try:
+            with self._lock:
+                self._write()
+            messages = self._read(space)
+        except BlockingIOError:
+            return True
+        except OSError as error:
+            return self._over(error_text(error))
+        except Exception as error:  # noqa: BLE001 (what came is of no use: both ends are told)
+            return self._over(error_text(error))
+        if messages is None:
+            return self._over("the other end is gone")
+        try:
+            for message in messages:
+                self._ear.heard(message)
+        except Exception as error:  # noqa: BLE001 (as above)
+            return self._over(error_text(error))
+        return True
+
+    def _read(self, space: memoryview) -> list[Message] | None:
+        """Read once. Returns the messages that are whole now; None: nothing follows."""
+        large = self._link.space()
+        if large is not None:
+            size_bytes = self._socket.recv_into(large)
+            return self._link.filled(size_bytes) if size_bytes else None
+        if self._awaits_descriptor:
+            size_bytes, ancillary, _, _ = self._socket.recvmsg_into([space], _DESCRIPTOR_SPACE, _CLOSED_IN_PROGRAMS)
+            self._keep_descriptors(ancillary)
+        else:
+            size_bytes = self._socket.recv_into(space)
+        if not size_bytes:
+            return None
+        was_open = self._link.is_open
+        messages = self._link.read(space[:size_bytes])
+        if self._link.is_open and not was_open:
+            self._ear.opened()
+        return messages
+
+    def _keep_descriptors(self, ancillary: list[tuple[int, int, bytes]]) -> None:
+        for level, kind, data in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                found = array("i", data[: len(data) - len(data) % struct.calcsize("i")])
+                for descriptor in found:
+                    if self._received is None:
+                        self._received = descriptor
+                    else:
+                        os.close(descriptor)
+
+    def _over(self, reason: str) -> bool:
+        with self._lock:
+            self._closed = True
+            _let_go(self._epoll, self._socket)
+        if (descriptor := self.take_descriptor()) is not None:
+            os.close(descriptor)
+        self._ear.over(reason)
+        return False
+
+
+class Connections:
+    """The connections of one process. `died` takes the error with which the reading thread has ended."""
+
+    def __init__(
+        self,
+        secret: bytes,
+        process_id: str,
+        came: Callable[[str], Listener | None],
+        died: Callable[[BaseException], object],
+    ) -> None:
+        """`came`: gives who takes a connection from a process of this id, None to refuse it; on the reading thread."""
+        self._secret, self._process_id = secret, process_id
+        self._came, self._died = came, died
+        self._lock = threading.Lock()
+        self._epoll: select.epoll | None = None
+        self._listener: socket.socket | None = None
+        self._strangers: dict[int, tuple[socket.socket, bytearray]] = {}
+        self._open: dict[int, FramedConnection] = {}
+        self._current: FramedConnection | None = None
+        """The one that the reading thread is busy with."""
+        self._given_up = ""
+
+    def listen(self) -> bytes:
+        """Listen from now on. Returns the address at which processes of this node reach this one. OSError."""
+        with self._lock:
+            epoll = self._start()
+        name = b"\0tidegate-" + secrets.token_hex(16).encode()
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.setblocking(False)
+            listener.bind(name)
+            listener.listen(_BACKLOG)
+            self._listener = listener
+            epoll.register(listener, _READ)
+        except BaseException:
+            self._listener = None
+            listener.close()
+            raise
+        return name
+
+    def connect(self, address: bytes, process_id: str, ear: Listener) -> None:
+        """Connect to the process of this id that listens there. OSError if that cannot be."""
+        with self._lock:
+            epoll = self._start()
+        connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        number = connected.fileno()
+        try:
+            connected.setblocking(False)
+            connected.connect(address)
+            if not _is_ours(connected):
+                raise OSError("a process of another user listens there")
+            own = self._process_id.encode()
+            shows = _ID_SIZE.pack(len(own)) + own + self._proof(self._process_id, process_id)
+            connection = FramedConnection(
+                epoll, connected, FrameCodec(shows, self._proof(process_id, self._process_id)), ear
+            )
+            ear.connected(connection)
+            self._open[number] = connection
+            connection.begin()
+        except BaseException:
+            self._open.pop(number, None)
+            connected.close()
+            raise
+
+    def _proof(self, of: str, to: str) -> bytes:
+        """What a process shows another one: whoever sees it cannot show it to a third one."""
+        told = f"{of}\0{to}".encode()
+        return hmac.digest(self._secret, told, hashlib.sha256)[:PROOF_BYTES]
+
+    def _start(self) -> select.epoll:
+        """Have what every connection needs, or OSError."""
+        if self._given_up:
+            raise OSError(self._given_up)
+        if not hasattr(select, "epoll"):
+            raise OSError("this system has no names for sockets that are no files (Linux)")
+        if self._is_full:
+            raise OSError(TOO_MANY)
+        if self._epoll is None:
+            epoll = select.epoll()
+            threading.Thread(target=self._run, args=(epoll,), name="tidegate-link", daemon=True).start()
+            os.register_at_fork(after_in_child=self._forked)
+            self._epoll = epoll
+        return self._epoll
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._open) >= min(CONNECTIONS_MAX, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8)
+
+    def _forked(self) -> None:
+        """Close in a process that was forked off what is its parent's."""
+        for connection in [*self._open.values(), *([] if self._current is None else [self._current])]:
+            connection.abandon()
+        for stranger, _ in list(self._strangers.values()):
+            stranger.close()
+        if self._listener is not None:
+            self._listener.close()
+        if self._epoll is not None:
+            self._epoll.close()
+
+    # --- on the reading thread --------------------------------------------------------------------------------------
+
+    def _run(self, epoll: select.epoll) -> None:
+        space = memoryview(bytearray(READ_BYTES))
+        try:
+            while True:
+                for number, _ in epoll.poll():
+                    if (connection := self._open.get(number)) is not None:
+                        self._go_on(number, connection, space)
+                    elif number in self._strangers:
+                        self._listen_to(epoll, number)
+                    elif self._listener is not None:
+                        self._accept(epoll, self._listener)
+        except BaseException as error:  # noqa: BLE001 (the thread is gone: the process cannot go on)
+            self._given_up = f"the thread that reads has died: {error_text(error)}"
+            self._died(error)
+
+    def _go_on(self, number: int, connection: FramedConnection, space: memoryview) -> None:
+        # Once it is closed its number may be that of a new one.
+        self._current = connection
+        del self._open[number]
+        if connection.ready(space):
+            self._open[number] = connection
+        self._current = None
+
+    def _accept(self, epoll: select.epoll, listener: socket.socket) -> None:
+        try:
+            stranger, _ = listener.accept()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            # No file can be opened any more, say. The listener would be ready for ever. Closed, it refuses whoever
+            # comes, who is answered by no accept else.
+            _let_go(epoll, listener)
+            self._listener = None
+            log.warning("no connection is taken any more, frames go by calls of Ray: %s", error_text(error))
+            self._given_up = error_text(error)
+            return
+        stranger.setblocking(False)
+        if self._is_full or not _is_ours(stranger):
+            stranger.close()
+            return
+        if len(self._strangers) >= STRANGERS_MAX:
+            _let_go(epoll, self._strangers.pop(next(iter(self._strangers)))[0])
+        self._strangers[stranger.fileno()] = stranger, bytearray()
+        epoll.register(stranger, _READ)
+        self._listen_to(epoll, stranger.fileno())
+
+    def _listen_to(self, epoll: select.epoll, number: int) -> None:
+        """A process that has proved nothing yet has sent something, or left."""
+        stranger, shown = self._strangers[number]
+        missing = PROOF_BYTES + (1 if not shown else 1 + shown[0]) - len(shown)
+        try:
+            # Not more than the proof: what follows it is for the connection, with the descriptor that may come with it.
+            more = stranger.recv(1 if not shown else missing)
+        except BlockingIOError:
+            return
+        except OSError:
+            more = b""
+        shown += more
+        if not more or shown[0] > ID_BYTES_MAX:
+            del self._strangers[number]
+            _let_go(epoll, stranger)
+            return
+        if len(shown) < 1 + shown[0] + PROOF_BYTES:
+            return
+        del self._strangers[number]
+        process_id, proof = bytes(shown[1 : 1 + shown[0]]).decode(errors="replace"), bytes(shown[1 + shown[0] :])
+        proved = hmac.compare_digest(proof, self._proof(process_id, self._process_id))
+        ear = self._came(process_id) if proved else None
+        if ear is None:
+            _let_go(epoll, stranger)
+            return
+        epoll.unregister(stranger)
+        connection = FramedConnection(epoll, stranger, FrameCodec(self._proof(self._process_id, process_id), b""), ear)
+        ear.connected(connection)
+        self._open[number] = connection
+        connection.begin()
+
+
+def _rights(descriptor: int | None) -> list[tuple[int, int, array[int]]]:
+    """What sends a descriptor along."""
+    return [] if descriptor is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [descriptor]))]
+
+
+def _let_go(epoll: select.epoll, watched: socket.socket) -> None:
+    """Close a socket. Unwatched first: where a process that was forked off still has it, it would be reported."""
+    with suppress(OSError, ValueError):
+        epoll.unregister(watched)
+    watched.close()
+
+
+def _is_ours(connected: socket.socket) -> bool:
+    """Whether the process at the other end is one of this user's."""
+    found = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    _, user, _ = _CREDENTIALS.unpack(found)
+    return bool(user == os.geteuid())
+
+
+MESSAGE_BYTES_MAX = 1 << 30
+LARGE_BYTES = 256 * 1024
+"""A message of at least this size is read into memory of its own."""
+PIECES_MAX = 64
+"""Pieces that are written at once."""
+COPIED_BYTES_MAX = 4096
+"""Joining pieces up to this size costs less than writing them one by one."""
+_HEAD = struct.Struct("<IB")
+
+Bytes: TypeAlias = bytes | bytearray | memoryview
+
+
+class Kind(enum.IntEnum):
+    """The kinds of messages: six between workers (`peer_connections.py`), three of a `ControlChannel`."""
+
+    MEMORY = 1
+    MAPPED = 2
+    FRAME = 3
+    CREDIT = 4
+    SYNC = 5
+    SYNCED = 6
+    MESSAGE = 7
+    ACKNOWLEDGED = 8
+    UNACKNOWLEDGED = 9
+
+
+class Message(NamedTuple):
+    """A message that was read. `payload` is aligned for Arrow if it is large."""
+
+    kind: Kind
+    payload: bytes | memoryview
+
+
+class FrameCodec:
+    """One end. `shows`: what this end begins with. `expects`: what the other end begins with, empty if it was read."""
+
+    def __init__(self, shows: Bytes, expects: bytes) -> None:
+        self._expects = expects
+        self._unread = bytearray()
+        """The beginning of a message that is not whole yet."""
+        self._large: memoryview | None = None
+        """Where the large message goes that is being read."""
+        self._large_kind, self._large_bytes = Kind.FRAME, 0
+        """Its kind, and how much of it was read."""
+        self._unwritten: deque[memoryview] = deque((memoryview(shows),) if shows else ())
+        self._descriptor: int | None = None
+        self._pieces_before_descriptor = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the other end has proved who it is."""
+        return not self._expects
+
+    # --- writing ----------------------------------------------------------------------------------------------------
+
+    def send(self, kind: Kind, *payload: Bytes, descriptor: int | None = None) -> None:
+        """Send a message, with a descriptor or without. ProtocolError if it is too large."""
+        size_bytes = sum(map(len, payload))
+        if size_bytes > MESSAGE_BYTES_MAX:
+            raise ProtocolError(
+                f"{size_bytes} bytes are too many for one message to another process, which takes {MESSAGE_BYTES_MAX}. "
+                "Make batches smaller, such as with source_rows_max."
+            )
+        head = _HEAD.pack(size_bytes, kind)
+        if descriptor is not None:
+            self._descriptor, self._pieces_before_descriptor = descriptor, len(self._unwritten)
+        pieces: Sequence[Bytes] = (b"".join((head, *payload)),) if size_bytes < COPIED_BYTES_MAX else (head, *payload)
+        self._unwritten.extend(memoryview(piece) for piece in pieces if len(piece))
+
+    def unwritten(self) -> tuple[list[memoryview], int | None]:
+        """Return what is to be written next, empty for nothing, and the descriptor that goes with its first byte."""
+        if self._descriptor is None:
+            return list(islice(self._unwritten, PIECES_MAX)), None
+        before = self._pieces_before_descriptor
+        return list(islice(self._unwritten, min(before, PIECES_MAX) or 1)), None if before else self._descriptor
+
+    def wrote(self, size_bytes: int) -> None:
+        """Take note that this many bytes of it were written."""
+        if size_bytes and not self._pieces_before_descriptor:
+            self._descriptor = None
+        while size_bytes:
+            piece = self._unwritten[0]
+            if len(piece) > size_bytes:
+                self._unwritten[0] = piece[size_bytes:]
+                return
+            size_bytes -= len(piece)
+            self._unwritten.popleft()
+            self._pieces_before_descriptor = max(0, self._pieces_before_descriptor - 1)
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    def space(self) -> memoryview | None:
+        """Return where the next bytes are to be read to (`filled`); None: they go to `read`."""
+        return None if self._large is None else self._large[self._large_bytes :]
+
+    def filled(self, size_bytes: int) -> list[Message]:
+        """Take note that this many bytes were read to `space`. Returns the message if it is whole now."""
+        assert self._large is not None
+        self._large_bytes += size_bytes
+        if self._large_bytes < len(self._large):
+            return []
+        message, self._large = Message(self._large_kind, self._large), None
+        return [message]
+
+    def read(self, data: Bytes) -> list[Message]:
+        """Take bytes in that were read. Returns the messages that are whole now. ProtocolError if they are none."""
+        self._unread += data
+        at = 0
+        if self._expects:
+            if len(self._unread) < len(self._expects):
+                return []
+            if self._unread[: len(self._expects)] != self._expects:
+                raise ProtocolError("the other end of a connection is not the one that was meant")
+            at, self._expects = len(self._expects), b""
+        messages: list[Message] = []
+        with memoryview(self._unread) as unread:
+            while len(unread) - at >= _HEAD.size:
+                size_bytes, number = _HEAD.unpack_from(unread, at)
+                if size_bytes > MESSAGE_BYTES_MAX or number not in _KINDS:
+                    raise ProtocolError(f"a connection carries what is no message: {size_bytes} bytes of kind {number}")
+                begin, end = at + _HEAD.size, at + _HEAD.size + size_bytes
+                if end > len(unread):
+                    if size_bytes >= LARGE_BYTES:
+                        self._begin_large(Kind(number), size_bytes, unread[begin:])
+                        at = len(unread)
+                    break
+                messages.append(Message(Kind(number), bytes(unread[begin:end])))
+                at = end
+        del self._unread[:at]
+        return messages
+
+    def _begin_large(self, kind: Kind, size_bytes: int, begin: memoryview) -> None:
+        self._large = memoryview(pa.allocate_buffer(size_bytes)).cast("B")
+        self._large[: len(begin)] = begin
+        self._large_kind, self._large_bytes = kind, len(begin)
+
+
+_KINDS = frozenset(Kind)

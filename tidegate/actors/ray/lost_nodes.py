@@ -1,0 +1,381 @@
+"""`LostNodes`: nodes that may be lost. Nothing is started or deployed there until Ray reports what became of them.
+
+Rules:
+
+- Ray reports at once how a process has ended on a node that lives, because the raylet of the node sees it. If only the
+  connection broke, the process may live, or the raylet may be gone as well.
+- So the process is asked whether it lives (`Reconnections` decides). If it answers, the call that broke is made again,
+  and nothing has happened. Else its subtasks fail, and Ray checks its node, which takes 15 s by default.
+- Meanwhile Ray would still start processes on such a node, and they would be lost with it: a second restart for one
+  loss. So an attempt waits, unless spare processes on other nodes can take over at once, or processes can start
+  elsewhere because nothing is reserved, or in free slots of the reservation.
+- A node from which no process answers any more is suspect (`SuspectNodes`), and avoided as well: a node whose link is
+  cut closes no connection, and Ray takes a minute to give it up. Ray is asked to start a small actor there. The head of
+  Ray does that over the connection by which it checks the node's health. So a started actor means that Ray keeps the
+  node, and a failure that Ray has given it up. Other processes may reach the node long before Ray's head does, and
+  whatever starts there then is lost if the head is too late.
+- Ray is asked again and again, for a bounded time. A process that answers too late is evicted, because its place is
+  taken.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any, Literal, NamedTuple
+
+import ray
+from ray.exceptions import ActorUnavailableError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from tidegate.actors.ray.mailbox import Mailbox
+from tidegate.actors.ray.worker_pool import WorkerHandle
+from tidegate.protocol.failures import error_text
+from tidegate.storage.clock import monotonic_ms
+
+log = logging.getLogger(__name__)
+
+
+class _Presence:
+    """Something that a node starts when it can."""
+
+    def __repr__(self) -> str:
+        """What Ray shows of this actor."""
+        return "tidegate: does this node start processes?"
+
+    def here(self) -> None:
+        """It has started."""
+
+
+@cache
+def _presence_actor() -> Any:
+    """Made when it is asked for, as `worker_actor` is."""
+    return ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0)(_Presence)
+
+
+def start_there(node: str) -> Future[None]:
+    """Have Ray's head start something on this node, and nowhere else; done when it has, or never will."""
+    there: Any = NodeAffinitySchedulingStrategy(node, soft=False)
+    presence: Any = _presence_actor()
+    actor = presence.options(scheduling_strategy=there).remote()
+    started: Future[None] = actor.here.remote().future()
+    started.add_done_callback(partial(_let_go, actor))
+    return started
+
+
+def _let_go(actor: Any, started: Future[None]) -> None:
+    """It ends when nobody has its handle any more, and not before it has started."""
+
+
+@dataclass(slots=True, eq=False)
+class _Broken:
+    """A process to which calls broke."""
+
+    member: WorkerHandle
+    error: BaseException
+    """What Ray said last."""
+    calls: list[tuple[Callable[[BaseException], object], Callable[[], object]]] = field(default_factory=list)
+    """What follows for each of them, if the process is dead, and if it lives."""
+
+
+class LostNodes:
+    """Those of one job. Everything runs on the coordinator's mailbox.
+
+    `give_up` takes a process that answers too late, and which it is. `settled` is called whenever there is no doubt
+    any more. `is_kept` says whether a process still has its place.
+    """
+
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        give_up: Callable[[WorkerHandle, str], object],
+        settled: Callable[[], object],
+        suspects: SuspectNodes,
+        reconnections: Reconnections,
+        is_kept: Callable[[WorkerHandle], bool],
+        probe: Callable[[str], Future[None]] | None = None,
+    ) -> None:
+        self._mailbox = mailbox
+        self._give_up = give_up
+        self._settled = settled
+        self._suspects = suspects
+        self._reconnections = reconnections
+        self._is_kept = is_kept
+        self._probe = start_there if probe is None else probe
+        self._broken: dict[str, _Broken] = {}
+        """Processes of which Ray does not say whether they have ended, by name."""
+
+    @property
+    def doubtful(self) -> frozenset[str]:
+        """Nodes that may be lost. From any thread."""
+        broken = list(self._broken.values())
+        return self._suspects.nodes | {one.member.info.node_id for one in broken if one.member.info is not None}
+
+    def silent(self, node: str, others_ms: Sequence[int]) -> None:
+        """A process on a node does not answer; and for how long the others there have not."""
+        if not self._suspects.is_silent(node, others_ms, monotonic_ms()):
+            return
+        log.warning("nobody on node %s answers: it is suspect, and nothing is started there", node)
+        self._probe(node).add_done_callback(
+            lambda future: self._mailbox.post(lambda: self._probed(node, future.exception()))
+        )
+        self._mailbox.call_later(SUSPECT_MS_MAX, self._pass_time)
+
+    def _probed(self, node: str, error: BaseException | None) -> None:
+        if self._suspects.is_known(node):
+            what = "answers" if error is None else f"is lost: {error_text(error)}"
+            log.warning("node %s %s: it is suspect no more", node, what)
+            self._settled()
+
+    def _pass_time(self) -> None:
+        for node in self._suspects.pass_time(monotonic_ms()):
+            log.warning("node %s was suspect for %d ms: processes are started there again", node, SUSPECT_MS_MAX)
+            self._settled()
+
+    def broke(
+        self,
+        member: WorkerHandle,
+        error: BaseException | None,
+        dead: Callable[[BaseException], object],
+        again: Callable[[], object],
+    ) -> bool:
+        """Whether a call to a process broke, and Ray does not say that the process has ended. From any thread.
+
+        Then `dead` takes how it has ended, if it counts as dead, or `again` makes the call again, if it lives and has
+        its place: once it is known which of the two. Until then it gets no task.
+        """
+        if not isinstance(error, ActorUnavailableError):
+            return False
+        member.cut_off = True
+        self._mailbox.post(lambda: self._broke(member, error, dead, again))
+        return True
+
+    def _broke(
+        self,
+        member: WorkerHandle,
+        error: ActorUnavailableError,
+        dead: Callable[[BaseException], object],
+        again: Callable[[], object],
+    ) -> None:
+        # Again: an answer to the question about another call may have come in between.
+        member.cut_off = True
+        step = self._reconnections.broke(member.name, monotonic_ms())
+        broken = self._broken.setdefault(member.name, _Broken(member, error))
+        broken.calls.append((dead, again))
+        if step.ask:
+            log.warning("the connection to %s broke: it is asked whether it lives", member.name)
+            self._watch_time(broken)
+            self._ask(broken)
+        if step.verdict is not None:
+            self._take(broken, Step(step.verdict))
+
+    def _ask(self, broken: _Broken) -> None:
+        # `pulse` has a thread to itself, which nothing holds up.
+        answer: Any = broken.member.handle.pulse.remote()
+        answer.future().add_done_callback(lambda future: self._mailbox.post(partial(self._answered, broken, future)))
+
+    def _answered(self, broken: _Broken, future: Future[Any]) -> None:
+        name, error = broken.member.name, future.exception()
+        if self._broken.get(name) is not broken:
+            return
+        if error is None:
+            self._take(broken, self._reconnections.answered(name))
+            return
+        broken.error = error
+        final = not isinstance(error, ActorUnavailableError)
+        self._take(broken, self._reconnections.failed(name, monotonic_ms(), final=final))
+        if final:
+            log.info("%s: %s", name, error_text(error))
+
+    def _watch_time(self, broken: _Broken) -> None:
+        self._mailbox.call_later(self._reconnections.limit_ms, partial(self._time_has_passed, broken))
+
+    def _time_has_passed(self, broken: _Broken) -> None:
+        name = broken.member.name
+        if self._broken.get(name) is broken:
+            self._take(broken, self._reconnections.pass_time(name, monotonic_ms()))
+        if self._broken.get(name) is broken:
+            self._watch_time(broken)
+
+    def _take(self, broken: _Broken, step: Step) -> None:
+        member, over = broken.member, step.over
+        if step.verdict == "dead":
+            over |= self._is_dead(broken)
+        if over:
+            del self._broken[member.name]
+        elif step.ask:
+            self._mailbox.call_later(ASK_AGAIN_MS, lambda: self._ask(broken))
+        if step.verdict == "alive":
+            self._lives(broken)
+        elif step.verdict == "late":
+            self._give_up(member, f"{member.name} answers again, and its task goes on elsewhere")
+        if over and not self._broken:
+            self._settled()
+
+    def _is_dead(self, broken: _Broken) -> bool:
+        """A process counts as dead from now on. Whether that is all: nobody knows on which node it would have been."""
+        member, calls = broken.member, broken.calls
+        if member.info is not None and not member.dead:
+            node = member.info.node_id
+            log.warning("%s does not answer: its node %s may be lost, which Ray makes sure of", member.name, node)
+        member.dead, broken.calls = True, []
+        for dead, _ in calls:
+            dead(broken.error)
+        if member.info is None:
+            self._reconnections.forget(member.name)
+        return member.info is None
+
+    def _lives(self, broken: _Broken) -> None:
+        member = broken.member
+        member.cut_off = False
+        if not member.usable:
+            return
+        if not self._is_kept(member):
+            self._give_up(member, f"{member.name} was out of reach, and its task went elsewhere meanwhile")
+            return
+        log.warning("the connection to %s is there again: it goes on", member.name)
+        for _, again in broken.calls:
+            again()
+
+
+ASK_AGAIN_MS = 500
+FAILURES_MAX = 3
+"""A link that was cut is back as a rule when the first call breaks, and then the first question is answered."""
+ASKS_MAX = 240
+"""Of one that counts as dead: two minutes at least."""
+BREAKS_MAX, BREAKS_MS = 10, 60_000
+ASKED_MS_MAX = 120_000
+"""How long an answer of one that counts as dead is waited for, beyond the time that it has to answer."""
+LIMIT_SHARE, LIMIT_MS_MIN = 5, 2_000
+"""An answer may take this part of `heartbeat.timeout`, as one to a last question may, but so long in any case."""
+
+
+def limit_ms(heartbeat_timeout_ms: int) -> int:
+    """How long a process may take to answer."""
+    return max(LIMIT_MS_MIN, heartbeat_timeout_ms // LIMIT_SHARE)
+
+
+class Step(NamedTuple):
+    """What follows. `verdict`: it is known from now on that the process lives, is dead, or answers too late.
+
+    `ask`: it is to be asked again, after `ASK_AGAIN_MS`. `over`: nothing more is to be found out.
+    """
+
+    verdict: Literal["alive", "dead", "late"] | None
+    ask: bool = False
+    over: bool = False
+
+
+@dataclass(slots=True)
+class _Asked:
+    since_ms: int
+    failures: int = 0
+    dead: bool = False
+
+
+@dataclass(slots=True)
+class Reconnections:
+    """Those to the processes of one job, by name. All times in ms, by a clock that nobody sets."""
+
+    limit_ms: int
+    _asked: dict[str, _Asked] = field(default_factory=dict)
+    _breaks: dict[str, deque[int]] = field(default_factory=dict)
+    """When connections broke lately."""
+
+    def broke(self, name: str, now_ms: int) -> Step:
+        """A call broke. `ask`: this is the first one to hear of, so the process is to be asked at once."""
+        asked = self._asked.get(name)
+        if asked is not None:
+            return Step("dead" if asked.dead else None)
+        breaks = self._breaks.setdefault(name, deque(maxlen=BREAKS_MAX))
+        breaks.append(now_ms)
+        often = len(breaks) == BREAKS_MAX and now_ms - breaks[0] < BREAKS_MS
+        self._asked[name] = _Asked(now_ms, dead=often)
+        return Step("dead" if often else None, ask=True)
+
+    def answered(self, name: str) -> Step:
+        """The process has answered."""
+        asked = self._asked.pop(name, None)
+        if asked is None:
+            return Step(None)
+        return Step("late" if asked.dead else "alive", over=True)
+
+    def failed(self, name: str, now_ms: int, *, final: bool) -> Step:
+        """The question broke as well. `final`: Ray says that the process has ended."""
+        asked = self._asked.get(name)
+        if asked is None:
+            return Step(None)
+        asked.failures += 1
+        if final or asked.failures >= ASKS_MAX:
+            self.forget(name)
+            return Step(None if asked.dead else "dead", over=True)
+        if asked.dead:
+            return Step(None, ask=True)
+        asked.dead = asked.failures >= FAILURES_MAX or self._is_over(asked, now_ms)
+        return Step("dead" if asked.dead else None, ask=True)
+
+    def pass_time(self, name: str, now_ms: int) -> Step:
+        """Time has passed without an answer."""
+        asked = self._asked.get(name)
+        if asked is None or not self._is_over(asked, now_ms):
+            return Step(None)
+        if not asked.dead:
+            asked.dead = True
+            return Step("dead")
+        if now_ms - asked.since_ms < self.limit_ms + ASKED_MS_MAX:
+            return Step(None)
+        self.forget(name)
+        return Step(None, over=True)
+
+    def forget(self, name: str) -> None:
+        """Nothing more is asked of a process, which has ended."""
+        self._asked.pop(name, None)
+        self._breaks.pop(name, None)
+
+    def _is_over(self, asked: _Asked, now_ms: int) -> bool:
+        return now_ms - asked.since_ms >= self.limit_ms
+
+
+SUSPECT_MS_MAX = 120_000
+"""Ray gives up a node that is cut off in about half of that."""
+SHARE = 2
+"""Others must have been silent for this part of the time after which one counts as hung."""
+
+
+class SuspectNodes:
+    """Those of one job. Times in ms, by a clock that nobody sets."""
+
+    def __init__(self, own: str, timeout_ms: int, limit_ms: int = SUSPECT_MS_MAX) -> None:
+        self._own = own
+        self._timeout_ms = timeout_ms
+        self._limit_ms = limit_ms
+        self._since_ms: dict[str, int] = {}
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """Nodes that are suspect now. From any thread."""
+        return frozenset(list(self._since_ms))
+
+    def is_silent(self, node: str, others_ms: Collection[int], now_ms: int) -> bool:
+        """A process of a node does not answer. `others_ms`: for how long the others there have not. Whether that makes
+        the node suspect, which it was not before.
+        """
+        if node == self._own or node in self._since_ms or any(ms * SHARE < self._timeout_ms for ms in others_ms):
+            return False
+        self._since_ms[node] = now_ms
+        return True
+
+    def is_known(self, node: str) -> bool:
+        """The node answers, or is known to be dead. Whether it was suspect."""
+        return self._since_ms.pop(node, None) is not None
+
+    def pass_time(self, now_ms: int) -> list[str]:
+        """Nodes that were suspect for so long that they are no more."""
+        over = [node for node, since_ms in self._since_ms.items() if now_ms - since_ms >= self._limit_ms]
+        for node in over:
+            del self._since_ms[node]
+        return over

@@ -1,0 +1,153 @@
+"""`Mailbox`: one thread that does everything a machine's driver has to do, one thing after the other.
+
+Rules:
+
+- Calls of Ray only `post`, so no receive path ever blocks. Actions run in the order in which they were posted.
+- Messages and timers go before turns, each of them, so that a barrier or a cancellation does not wait behind a full
+  queue.
+- Without anything to do the thread sleeps until the next message, timer or tick. Ticks are rare while nothing happens.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable
+
+from tidegate.actors.drivers.threads import leave_if_forked, leave_unreported
+from tidegate.actors.runtimes.timers import Timers
+from tidegate.protocol.failures import log_failure
+from tidegate.storage.clock import monotonic_ms
+
+log = logging.getLogger(__name__)
+
+TURNS_A_ROUND_MAX = 16
+MESSAGES_A_ROUND_MAX = 256
+
+Action = Callable[[], object]
+
+
+class Mailbox:
+    """`turn` processes one element and tells whether there was one; `tick` is called every `tick_ms`.
+
+    `flush` is called after messages, ticks and timers: they may have left something to send.
+
+    As long as nothing else is done it is called every `idle_tick_ms` only. What comes in ends that: the next tick is
+    due `tick_ms` after the last one again.
+
+    What an action raises, whatever it is, goes to `broke_down`, on the same thread, which then goes on. If that fails
+    as well, nobody would ever hear of it: the process ends, which is noticed.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        turn: Callable[[], bool],
+        tick: Action,
+        tick_ms: int,
+        broke_down: Callable[[BaseException], None],
+        idle_tick_ms: int | None = None,
+        flush: Action = lambda: None,
+    ) -> None:
+        self._inbox: queue.SimpleQueue[Action] = queue.SimpleQueue()
+        self._timers = Timers()
+        self._turn = turn
+        self._tick = tick
+        self._flush = flush
+        self._tick_ms = tick_ms
+        self._idle_tick_ms = tick_ms if idle_tick_ms is None else idle_tick_ms
+        self._ticked_ms = monotonic_ms() - self._idle_tick_ms
+        self._worked = False
+        """Whether anything was done since the last tick."""
+        self._broke_down = broke_down
+        self._pid = os.getpid()
+        self._calls = 0
+        self.call: int | None = None
+        """The number of what the thread is doing, None while it waits. From any thread."""
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    @property
+    def thread(self) -> int:
+        """The thread's identifier; 0 before it has started."""
+        return self._thread.ident or 0
+
+    def post(self, action: Action) -> None:
+        """Have an action run on the thread. From any thread."""
+        self._inbox.put(action)
+
+    def call_later(self, delay_ms: int, action: Action, name: str | None = None) -> None:
+        """Have an action run after a while, in place of the one of this name. From the mailbox's own thread only."""
+        assert threading.current_thread() is self._thread
+        self._timers.after(delay_ms, action, name)
+
+    def cancel_call(self, name: str) -> None:
+        """Drop the action of this name, if one waits. From the mailbox's own thread only."""
+        assert threading.current_thread() is self._thread
+        self._timers.cancel(name)
+
+    def _run(self) -> None:
+        try:
+            while True:
+                self._guarded_round()
+        except BaseException:  # noqa: BLE001 (the failure of a failure)
+            leave_unreported()
+
+    def _guarded_round(self) -> None:
+        try:
+            self._round()
+        except BaseException as error:  # noqa: BLE001 (it is told; code of users runs here)
+            leave_if_forked(self._pid)
+            self._broke_down(error)
+            log_failure(log, f"an action on {self._thread.name} failed", error)
+
+    def _round(self) -> None:
+        busy = False
+        self._begin()
+        for _ in range(TURNS_A_ROUND_MAX):
+            if not self._inbox.empty() or self._timers.due or not self._turn():
+                break
+            busy = self._worked = True
+            self._begin()
+        at_ms = monotonic_ms()
+        if at_ms >= self._next_tick_ms:
+            self._ticked_ms, self._worked = at_ms, False
+            self._tick()
+        while self._timers.due:
+            self._begin()
+            self._timers.pop()()
+            busy = self._worked = True
+        self._flush()
+        self.call = None
+        self._take_messages(0.0 if busy else self._idle_s(at_ms))
+
+    def _begin(self) -> None:
+        """The thread does something else from now on."""
+        self._calls += 1
+        self.call = self._calls
+
+    @property
+    def _next_tick_ms(self) -> int:
+        return self._ticked_ms + (self._tick_ms if self._worked else self._idle_tick_ms)
+
+    def _idle_s(self, at_ms: int) -> float:
+        until_tick_ms = max(0, self._next_tick_ms - at_ms)
+        until_timer_ms = self._timers.wait_ms
+        return min(until_tick_ms, until_tick_ms if until_timer_ms is None else until_timer_ms) / 1000
+
+    def _take_messages(self, wait_s: float) -> None:
+        for _ in range(MESSAGES_A_ROUND_MAX):
+            try:
+                action = self._inbox.get(timeout=wait_s) if wait_s else self._inbox.get_nowait()
+            except queue.Empty:
+                break
+            wait_s, self._worked = 0.0, True
+            self._begin()
+            action()
+            self.call = None
+        self._flush()

@@ -1,0 +1,259 @@
+"""Where the processes of a job run: `PoolOptions` of the driver, the slots of a job, and pure rules for standbys.
+
+Rules:
+
+- A worker in a common slot takes the CPU of the slot, or its share of it. A worker in a slot of its own takes the whole
+  bundle. A spare process is in a bundle of the common slots and takes nothing. Without a reservation Ray chooses nodes.
+- A slot keeps its bundle if that is on a node that is not avoided, because its other processes and local copies may be
+  there. Else it gets a free slot of a bundle on such a node, of the bundle with the most free slots. So a job does not
+  wait for Ray (15 s after the loss of a node) if its reservation has free slots on living nodes.
+- A slot counts as free if no process of this job is in it. Another job may have it. So a process that stands in takes
+  no share of its processor by Ray's count, and never waits for one.
+- The number of standbys is the one that was configured. "auto" is one for each free slot of the reservation, because
+  each replaces a lost process, but not more than there are tasks and not more than `AUTO_MAX`. There is at least one.
+- Standbys of "auto" begin later than configured ones: each takes a processor for seconds, and a job that ends earlier
+  has lost nothing. Only tasks in common slots count. A followed task has a standby of its own, in addition.
+- Standbys are spread over nodes first, then over bundles. On a node without one, or with as many as any other node,
+  they are in bundles with tasks, where the local copies are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from tidegate.actors.drivers.job_context import (
+    AUTO_STANDBY_DELAY_MS,
+    SLOT_REQUEST_TIMEOUT_MS,
+    STANDBY_DELAY_MS,
+    Standbys,
+)
+from tidegate.actors.graph.job_graph import JobGraph, vertex_labels
+from tidegate.actors.graph.resources import Resources
+from tidegate.actors.graph.slot_plan import WorkerId, slot_plan
+from tidegate.protocol.identity import TaskId
+from tidegate.storage.files.store import OpenStore
+from tidegate.storage.ids import VertexId
+from tidegate.storage.process_id import ProcessId
+
+
+@dataclass(frozen=True, slots=True)
+class SlotPlacement:
+    """Where tasks run: `bundles[s]` is the bundle of `placement_group` that holds slot s, one CPU of it."""
+
+    placement_group: PlacementGroup
+    bundles: tuple[int, ...]
+
+    @property
+    def slots(self) -> int:
+        """Number of slots."""
+        return len(self.bundles)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolOptions:
+    """How the processes of a job are made. `first_slot`: subtask i goes into slot `first_slot + i`."""
+
+    prefix: str
+    namespace: str
+    placement: SlotPlacement | None
+    first_slot: int
+    standbys: int
+    open_store: OpenStore
+    driver: ProcessId | None = None
+    """The process that has submitted the job: all processes of the job go with it."""
+    slot_request_timeout_ms: int = SLOT_REQUEST_TIMEOUT_MS
+    """For so long an attempt waits for room for its processes."""
+    followed: frozenset[TaskId] = frozenset()
+    """Tasks whose state a standby holds each."""
+    standby_delay_ms: int = STANDBY_DELAY_MS
+    """How long after a deployment the first standby begins."""
+    own_slots: PlacementGroup | None = None
+    """The bundles of the tasks that are in no common slot, in the order of `SlotPlan.bundles`."""
+
+
+NOTHING = Resources(0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Where a process goes, and what it takes. `own`: nobody else is in it. Without `group` nothing is reserved."""
+
+    takes: Resources
+    group: PlacementGroup | None = None
+    index: int | None = None
+    """The bundle in that group."""
+    own: bool = False
+
+    @property
+    def bundle(self) -> int | None:
+        """That of the common slots; None for a slot of its own: spare processes have no business there."""
+        return None if self.own else self.index
+
+    def actor_options(self, elsewhere: str | None = None) -> dict[str, Any]:
+        """What Ray is told of a process. `elsewhere`: the node for one that belongs in no bundle."""
+        takes = self.takes
+        options: dict[str, Any] = {"num_cpus": takes.cpus}
+        if takes.gpus:
+            options["num_gpus"] = takes.gpus
+        if takes.custom:
+            options["resources"] = dict(takes.custom)
+        if self.group is not None:
+            strategy = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=self.index or 0)
+            options["scheduling_strategy"] = strategy
+        elif elsewhere is not None:
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(elsewhere, soft=True)
+        return options
+
+
+class JobSlots:
+    """Those of one job."""
+
+    def __init__(self, graph: JobGraph, options: PoolOptions) -> None:
+        self.plan = slot_plan(graph, vertex_labels(graph))
+        self._common = options.placement
+        self._first = options.first_slot
+        self._own = options.own_slots
+        assert self._own is not None or not self.plan.own, "slots of steps with resources are reserved at submission"
+
+    def of(self, worker: WorkerId) -> Slot:
+        """The slot of a worker."""
+        own = self.plan.own_bundle(worker)
+        if own is not None:
+            return Slot(self.plan.own[VertexId(worker.group)].resources, self._own, own, own=True)
+        if self._common is None:
+            return Slot(NOTHING)
+        bundles = self._common.bundles
+        bundle = bundles[(self._first + self.plan.slots[worker]) % len(bundles)]
+        return Slot(Resources(self.plan.share), self._common.placement_group, bundle)
+
+    def spare(self, bundle: int | None) -> Slot:
+        """The slot of a spare process, in a bundle of the common slots."""
+        return Slot(NOTHING, None if self._common is None else self._common.placement_group, bundle)
+
+    @property
+    def groups(self) -> list[tuple[PlacementGroup, Mapping[int, str]]]:
+        """All that is reserved for the job, and what bundles are for that are not for all of it."""
+        found: list[tuple[PlacementGroup, Mapping[int, str]]] = []
+        if self._common is not None:
+            found.append((self._common.placement_group, {}))
+        if self._own is not None:
+            found.append((self._own, dict(enumerate(self.plan.labels))))
+        return found
+
+    @property
+    def bundles(self) -> Sequence[int]:
+        """The bundles of the common slots; those of the job come first."""
+        if self._common is None:
+            return ()
+        return (*self._common.bundles[self._first :], *self._common.bundles[: self._first])
+
+
+Nodes: TypeAlias = Mapping[int, str]
+"""The node of each bundle, as far as it is known."""
+NOWHERE: Nodes = {}
+
+
+def bundles_elsewhere(
+    slots: Sequence[tuple[int, int]],
+    bundles: Sequence[int],
+    used: Mapping[int, int],
+    nodes: Nodes,
+    avoided: Container[str],
+) -> dict[int, int]:
+    """The bundle of each of these slots for now; a slot that can start nowhere is left out.
+
+    `slots`: the number of each, and its bundle. `bundles`: that of every slot of the reservation. `used`: how many
+    slots of a bundle have processes of this job.
+    """
+    reached = {bundle for bundle in bundles if nodes.get(bundle) and nodes[bundle] not in avoided}
+    found = {slot: bundle for slot, bundle in slots if bundle in reached}
+    free = Counter(bundle for bundle in bundles if bundle in reached)
+    free.subtract({bundle: number for bundle, number in used.items() if bundle in reached})
+    # A slot that keeps its bundle is not free, although its processes are gone.
+    free.subtract(Counter(found.values()))
+    for slot, _ in slots:
+        best = max(free, key=lambda bundle: (free[bundle], -bundle), default=None)
+        if slot not in found and best is not None and free[best] > 0:
+            found[slot] = best
+            free[best] -= 1
+    return found
+
+
+AUTO_MAX = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a process is: its bundle, and its node once it has started."""
+
+    bundle: int
+    node: str | None
+
+
+def standbys_kept(wanted: Standbys, free_slots: int, tasks: int, followed: int = 0) -> int:
+    """How many spare processes a job keeps; `free_slots`: those of the reservation that no job has. `tasks`: those in
+    common slots.
+
+    `followed`: tasks each of which has one that follows it, beside the others.
+    """
+    if isinstance(wanted, int):
+        return wanted
+    return followed + max(1, min(free_slots, tasks, AUTO_MAX))
+
+
+def standby_delay_ms(wanted: Standbys) -> int:
+    """How long after a deployment the first spare process begins."""
+    return AUTO_STANDBY_DELAY_MS if wanted == "auto" else STANDBY_DELAY_MS
+
+
+def must_wait(common: int, own: int, spare: int, *, reserved: bool) -> bool:
+    """Whether tasks without a process must wait while nodes are avoided, since one would start in a bundle there.
+
+    `common`, `own`: how many have common slots, and slots of their own; these are always reserved. `spare`: processes
+    on other nodes, which can take over at once. `reserved`: whether the common slots are.
+    """
+    return own > 0 or (reserved and common > spare)
+
+
+def best_follower(task: Place | None, standbys: Sequence[Place]) -> int:
+    """Which of these is to follow a task: on another node if there is one, else in another bundle; the first of those.
+
+    The node of the task may be lost, and then the state that is held is what spares the reading.
+    """
+    return max(range(len(standbys)), key=lambda i: (_apart(task, standbys[i]), -i))
+
+
+def _apart(task: Place | None, standby: Place) -> int:
+    if task is None:
+        return 0
+    return 2 * (task.node != standby.node) + (task.bundle != standby.bundle)
+
+
+def node_elsewhere(avoided: Container[str], busy: Sequence[str], own: str) -> str:
+    """The node of a process that belongs in no bundle, while nodes are to be avoided.
+
+    `busy`: the node of each process that answers. The one with the fewest of them; `own`, the coordinator's, where all
+    others are to be avoided.
+    """
+    counts = Counter(node for node in busy if node not in avoided)
+    return min(counts, key=lambda node: (counts[node], node), default=own)
+
+
+def next_bundle(bundles: Sequence[int], tasks: Sequence[Place], standbys: Sequence[Place]) -> int:
+    """The bundle of one more spare process beside processes that live.
+
+    Of equal ones the first of `bundles`, which may hold a bundle several times. A bundle in which nothing has started
+    counts as a node of its own.
+    """
+    nodes: dict[int, str | int] = {bundle: bundle for bundle in bundles}
+    nodes |= {place.bundle: place.node for place in (*tasks, *standbys) if place.node is not None}
+    on_node = Counter(nodes[place.bundle] for place in standbys)
+    in_bundle = Counter(place.bundle for place in standbys)
+    with_tasks = {place.bundle for place in tasks}
+    return min(bundles, key=lambda bundle: (on_node[nodes[bundle]], in_bundle[bundle], bundle not in with_tasks))

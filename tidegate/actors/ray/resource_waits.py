@@ -1,0 +1,356 @@
+"""What a job waits for that its Ray cluster lacks: nodes for its slots, and resources for tasks of its functions.
+
+Rules:
+
+- Slots are bundles of placement groups. Ray moves the bundles of a lost node to other nodes as soon as one has room.
+  Until then nothing starts in them, and Ray does not report it. `RoomWatch` logs how many bundles of which kind wait,
+  why, and what is free on which node. Processes that are only slow to start do not count.
+- A wait that is too long (`slot.request.timeout`, 5 min as in Flink) fails the attempt. So the restart strategy decides
+  whether the job continues to wait.
+- `BundleNodes` asks Ray, on a thread, on which node each bundle is before processes start in bundles. Ray may not
+  answer at all if the coordinator is cut off.
+- Slots reserve CPUs. A function that calls `ray.get(task.remote())` waits for ever if all CPUs are slots, and Ray does
+  not report it. `PendingDemand` asks Ray only while a process has been in one call for `BUSY_MS`, every
+  `LOOK_EVERY_MS`, with a time limit. The oldest call of `map_async` counts as well, and a call that times out names the
+  demand in its error (`DemandForCalls`). Demands for bundles do not count. Ray does not report who waits for a task. So
+  the text names both the process and the demand, and what to do if one waits for the other.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+import ray
+from ray.exceptions import RayError
+from ray.util.placement_group import PlacementGroup
+
+from tidegate.actors.drivers.threads import ThreadPool
+from tidegate.actors.ray.mailbox import Mailbox
+from tidegate.actors.ray.missing_resources import Amounts, Need, NodeRoom, amounts_text, missing_room, why_no_room
+from tidegate.actors.ray.placement import JobSlots, SlotPlacement
+from tidegate.actors.ray.reservation import COMMON, nodes_that_live
+from tidegate.protocol.failures import bounded_text, error_text
+from tidegate.storage.clock import monotonic_ms
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_MS = 5_000
+REMOVED = "REMOVED"
+
+
+def what_is_missing(group: Mapping[str, Any], labels: Mapping[int, str], nodes: Sequence[NodeRoom]) -> str | None:
+    """What a placement group waits for, in words; None where all of its bundles have a node.
+
+    `group`: as Ray's `placement_group_table` describes it. `labels`: what its bundles are for, if that is not common
+    slots. `nodes`: those that live.
+    """
+    if group.get("state") == REMOVED:
+        return "its placement group was removed, with the session or the driver that it belonged to"
+    places: Mapping[int, str] = group["bundles_to_node_id"]
+    homeless = sorted(index for index, node in places.items() if not node)
+    if not homeless:
+        return None
+    needs = [Need.of(group["bundles"][index], labels.get(index, COMMON)) for index in homeless]
+    return missing_room(needs, nodes, one_node=group.get("strategy") == "STRICT_PACK")
+
+
+def look_at(slots: JobSlots) -> str | None:
+    """What a job with these slots waits for now. Asks Ray. Raises RayError."""
+    tables = [(labels, _table(group)) for group, labels in slots.groups]
+    nodes = nodes_that_live()
+    return "; ".join(filter(None, (what_is_missing(table, labels, nodes) for labels, table in tables))) or None
+
+
+def _table(group: PlacementGroup) -> Any:
+    return ray.util.placement_group_table(group)
+
+
+class RoomWatch:
+    """That of one job. Everything runs on the coordinator's mailbox, but `look`, which may take its time.
+
+    `starting` tells which processes have not started; `gave_up` takes the text of a wait of `wait_ms_max`.
+    """
+
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        look: Callable[[], str | None],
+        starting: Callable[[], Sequence[str]],
+        gave_up: Callable[[str], object],
+        wait_ms_max: int,
+    ) -> None:
+        self._mailbox = mailbox
+        self._look = look
+        self._starting = starting
+        self._gave_up = gave_up
+        self._wait_ms_max = wait_ms_max
+        self._pool: ThreadPool | None = None
+        self._since_ms: int | None = None
+        self._watching = False
+        self._closed = False
+        self.waits_for: str | None = None
+        """What is missing now. From any thread."""
+
+    def watch(self) -> None:
+        """Processes were asked for: look until all have started."""
+        self._since_ms = None
+        if not self._watching:
+            self._watching = True
+            self._mailbox.call_later(LOOK_EVERY_MS, self._tick)
+
+    def close(self) -> None:
+        """The job is over."""
+        self._closed = True
+        self.waits_for = None
+        if self._pool is not None:
+            self._pool.close()
+
+    def _tick(self) -> None:
+        if self._closed:
+            return
+        if not self._starting():
+            self._watching, self._since_ms, self.waits_for = False, None, None
+            return
+        if self._pool is None:
+            self._pool = ThreadPool(1, "tidegate-room", lambda error: log.warning("nobody looks for room: %s", error))
+        self._pool.submit(self._look, lambda future: self._mailbox.post(lambda: self._looked(future)))
+
+    def _looked(self, future: Future[str | None]) -> None:
+        if self._closed:
+            return
+        self._mailbox.call_later(LOOK_EVERY_MS, self._tick)
+        if (error := future.exception()) is not None:
+            log.warning("whether the cluster has room is not known: %s", error_text(error))
+            return
+        missing = future.result()
+        if missing is None or not (starting := self._starting()):
+            self._since_ms, self.waits_for = None, None
+            return
+        now_ms = monotonic_ms()
+        if self._since_ms is None:
+            self._since_ms = now_ms
+        waited_s = (now_ms - self._since_ms) // 1_000
+        self.waits_for = waits_for = f"room since {waited_s} s, for {', '.join(starting)}: {missing}"
+        log.warning("the job waits for %s", bounded_text(waits_for))
+        if now_ms - self._since_ms >= self._wait_ms_max:
+            self._since_ms = None
+            self._gave_up(
+                f"the cluster had no room for its process for {waited_s} s: {missing}. Add nodes, end other jobs, or "
+                "restore it with a lower parallelism"
+            )
+
+
+ANSWER_MS_MAX = 2_000
+"""For longer no attempt waits for Ray's answer: its processes then start in the bundles of their slots."""
+
+
+class Question(NamedTuple):
+    """What Ray is asked for."""
+
+    avoided: frozenset[str]
+    attempt: int | None
+
+
+NO_QUESTION = Question(frozenset(), None)
+
+
+def nodes_of(placement: SlotPlacement) -> dict[int, str]:
+    """The node of each bundle that has one. Asks Ray. Raises RayError."""
+    table: Any = ray.util.placement_group_table(placement.placement_group)
+    places: Mapping[int, str] = table["bundles_to_node_id"]
+    return {index: node for index, node in places.items() if node}
+
+
+class BundleNodes:
+    """Those of one job. Everything runs on the coordinator's mailbox, but `look`, which may take its time.
+
+    `known` is called when a question is settled: Ray has answered, has raised an error, or has not answered within
+    `ANSWER_MS_MAX`.
+    """
+
+    def __init__(self, mailbox: Mailbox, look: Callable[[], Mapping[int, str]], known: Callable[[], object]) -> None:
+        self._mailbox = mailbox
+        self._look = look
+        self._known = known
+        self._pool: ThreadPool | None = None
+        self._asking = False
+        self._question: Question = NO_QUESTION
+        self.settled = True
+        """Whether nothing more is to be expected for the present question."""
+        self.nodes: Mapping[int, str] = {}
+        """What Ray has answered to the present question. A bundle that is missing has no node."""
+
+    def ask(self, avoided: frozenset[str], attempt: int | None = None) -> None:
+        """Ask Ray, once for the same question.
+
+        `avoided`: nodes that are in doubt. `attempt`: the attempt that is about to start processes in bundles, None if
+        it starts none. Without either Ray is not asked.
+        """
+        question = Question(avoided, attempt)
+        if question == self._question:
+            return
+        self._question, self.nodes, self.settled = question, {}, question == NO_QUESTION
+        if self.settled:
+            return
+        self._mailbox.call_later(ANSWER_MS_MAX, lambda: self._settle(question))
+        if not self._asking:
+            self._submit()
+
+    def close(self) -> None:
+        """The job is over."""
+        if self._pool is not None:
+            self._pool.close()
+
+    def _submit(self) -> None:
+        question, self._asking = self._question, True
+        if self._pool is None:
+            self._pool = ThreadPool(1, "tidegate-bundles", lambda error: log.warning("no bundle is known: %s", error))
+        self._pool.submit(self._look, lambda future: self._mailbox.post(lambda: self._looked(question, future)))
+
+    def _looked(self, question: Question, future: Future[Mapping[int, str]]) -> None:
+        self._asking = False
+        if question != self._question:
+            if self._question != NO_QUESTION:
+                self._submit()
+            return
+        if (error := future.exception()) is not None:
+            log.warning("where the slots of the job are is not known: %s", error_text(error))
+            self._settle(question)
+            return
+        self.nodes, self.settled = future.result(), True
+        self._known()
+
+    def _settle(self, question: Question) -> None:
+        if question == self._question and not self.settled:
+            self.settled = True
+            self._known()
+
+
+BUSY_MS = 10_000
+LOOK_TIMEOUT_S = 5.0
+SHAPES_MAX = 4
+_WHAT_TO_DO = (
+    "Slots reserve CPUs: if the function waits for Ray, leave CPUs free beside the slots (slots=, or more CPUs)"
+)
+_IN_A_BUNDLE = "_group_"
+"""Part of the names of resources that belong to a placement group."""
+
+
+def pending_demand() -> list[tuple[Amounts, int]]:
+    """Return the resources that pending tasks and actors ask for, and how many ask for each. Asks Ray.
+
+    Raises RayError or RuntimeError where Ray does not answer within `LOOK_TIMEOUT_S`.
+    """
+    # Ray has this for its autoscaler alone.
+    from ray.core.generated import autoscaler_pb2
+
+    worker: Any = ray._private.worker.global_worker
+    messages: Any = autoscaler_pb2
+    reply = messages.GetClusterResourceStateReply()
+    reply.ParseFromString(worker.gcs_client.get_cluster_resource_state(timeout_s=LOOK_TIMEOUT_S))
+    pending = reply.cluster_resource_state.pending_resource_requests
+    return [(dict(each.request.resources_bundle), int(each.count)) for each in pending]
+
+
+def what_is_pending(demand: Sequence[tuple[Amounts, int]], nodes: Sequence[NodeRoom]) -> str | None:
+    """Describe the tasks and actors that no node has room for, or return None if there are none."""
+    asked = [(shape, count) for shape, count in demand if any(shape.values()) and not _is_in_a_bundle(shape)]
+    if not asked:
+        return None
+    shapes = " and ".join(f"{count} that need {amounts_text(shape)} each" for shape, count in asked[:SHAPES_MAX])
+    more = "" if len(asked) <= SHAPES_MAX else f" and {len(asked) - SHAPES_MAX} more kinds"
+    needs = [Need.of(shape, "") for shape, _ in asked]
+    return f"Ray has pending tasks or actors: {shapes}{more}. {why_no_room(needs, nodes)}"
+
+
+def look_at_demand() -> str | None:
+    """Describe what Ray cannot place now, or return None if it places everything. Asks Ray."""
+    demand = pending_demand()
+    return what_is_pending(demand, nodes_that_live()) if demand else None
+
+
+def _is_in_a_bundle(shape: Amounts) -> bool:
+    return any(_IN_A_BUNDLE in kind for kind in shape)
+
+
+class PendingDemand:
+    """Looks at the pending demand of one job's cluster. `look` runs on the coordinator's mailbox.
+
+    `ask` describes what Ray cannot place; it runs on a thread of its own.
+    """
+
+    def __init__(self, mailbox: Mailbox, ask: Callable[[], str | None] = look_at_demand) -> None:
+        self._mailbox = mailbox
+        self._ask = ask
+        self._pool: ThreadPool | None = None
+        self._asking = False
+        self._due_ms = 0
+        self._busy: Mapping[str, int] = {}
+        self._logged = False
+        self.waits_for: str | None = None
+        """What a function may be waiting for now, or None. Read from any thread."""
+
+    def look(self, busy: Mapping[str, int], now_ms: int) -> None:
+        """Ask Ray if it is due. `busy`: how many ms each process has been in one call, by its name."""
+        self._busy = {name: for_ms for name, for_ms in busy.items() if for_ms >= BUSY_MS}
+        if not self._busy:
+            self.waits_for, self._due_ms, self._logged = None, 0, False
+            return
+        if self._asking or now_ms < self._due_ms:
+            return
+        self._due_ms, self._asking = now_ms + LOOK_EVERY_MS, True
+        if self._pool is None:
+            self._pool = ThreadPool(1, "tidegate-demand", lambda error: log.warning("Ray cannot be asked: %s", error))
+        self._pool.submit(self._ask, lambda answer: self._mailbox.post(lambda: self._answered(answer)))
+
+    def close(self) -> None:
+        """End the thread. The job is over."""
+        self.waits_for = None
+        if self._pool is not None:
+            self._pool.close()
+
+    def _answered(self, answer: Future[str | None]) -> None:
+        self._asking = False
+        if (error := answer.exception()) is not None:
+            log.warning("the pending demand of Ray is not known: %s", error_text(error))
+            return
+        pending = answer.result()
+        if pending is None or not self._busy:
+            self.waits_for = None
+            return
+        name, for_ms = max(self._busy.items(), key=lambda each: each[1])
+        others = f" and {len(self._busy) - 1} more" if len(self._busy) > 1 else ""
+        self.waits_for = (
+            f"a function in {name}{others}, in one call since {for_ms // 1_000} s, while {pending}. {_WHAT_TO_DO}"
+        )
+        if not self._logged:
+            self._logged = True
+            log.warning("the job waits for %s", bounded_text(self.waits_for))
+
+
+class DemandForCalls:
+    """Describes what Ray could not place while calls of one process had no result in time. Called from any thread."""
+
+    def __init__(self, ask: Callable[[], str | None] = look_at_demand, clock: Callable[[], int] = monotonic_ms) -> None:
+        self._ask = ask
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._asked_ms: int | None = None
+        self._answer: str | None = None
+
+    def __call__(self) -> str | None:
+        """Describe what Ray cannot place, with what to do; None if it places everything, or does not answer."""
+        with self._lock:
+            if self._asked_ms is None or self._clock() >= self._asked_ms + LOOK_EVERY_MS:
+                try:
+                    pending = self._ask()
+                except (RayError, RuntimeError) as error:
+                    log.warning("the pending demand of Ray is not known: %s", error_text(error))
+                    pending = None
+                self._asked_ms = self._clock()
+                self._answer = None if pending is None else f"{pending}. {_WHAT_TO_DO}"
+            return self._answer

@@ -1,0 +1,136 @@
+"""Logs which tasks a slow checkpoint or a slow deployment is waiting for, and what these tasks are doing.
+
+Whatever waits for one task waits until its timeout, ten minutes by default, and afterwards it is too late to see what
+held the task up. Rules:
+
+- The line is logged after `LATE_MS`, and again after twice that time, four times, and so on.
+- The first few of the tasks are asked. A thread that does nothing else answers, and the wait ends after `LOOK_MS_MAX`.
+- Nothing is decided by it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from functools import partial
+
+from tidegate.actors.coordinator.coordinator_state import CoordinatorState, PendingCheckpoint
+from tidegate.actors.coordinator.deployment import not_ready
+from tidegate.actors.drivers.log_lines import log_fields
+from tidegate.protocol.failures import bounded_text
+from tidegate.protocol.identity import TaskId
+from tidegate.storage.ids import AttemptNumber, CheckpointId
+
+log = logging.getLogger(__name__)
+
+
+class SlowCheckpoints:
+    """Those of one job. `look` runs on the coordinator's mailbox."""
+
+    def __init__(self, tasks: SlowTaskLog) -> None:
+        self._tasks = tasks
+        self._due_ms: dict[CheckpointId, int] = {}
+        """How old a checkpoint is when it is told of again."""
+
+    def look(self, pending: Iterable[PendingCheckpoint], now_ms: int) -> None:
+        """These are under way."""
+        due_ms, self._due_ms = self._due_ms, {}
+        for each in pending:
+            limit_ms, age_ms = due_ms.get(each.checkpoint_id, LATE_MS), now_ms - each.triggered_at_ms
+            if late := age_ms >= limit_ms and bool(each.waiting):
+                what = f"{each.properties.kind.words} {each.checkpoint_id}"
+                fields = log_fields(checkpoint=each.checkpoint_id, attempt=each.attempt)
+                self._tasks.tell(what, age_ms, each.waiting, fields)
+            self._due_ms[each.checkpoint_id] = 2 * limit_ms if late else limit_ms
+
+
+class SlowDeployments:
+    """Those of one job. `look` runs on the coordinator's mailbox."""
+
+    def __init__(self, tasks: SlowTaskLog) -> None:
+        self._tasks = tasks
+        self._attempt: AttemptNumber | None = None
+        self._since_ms = 0
+        self._due_ms = LATE_MS
+        """How old the attempt is when it is told of again."""
+
+    def look(self, state: CoordinatorState, has_room: bool, now_ms: int) -> None:
+        """This is how the job gets on."""
+        waiting = not_ready(state) if has_room else ()
+        if not waiting:
+            self._attempt = None
+            return
+        if self._attempt != state.attempt:
+            self._attempt, self._since_ms, self._due_ms = state.attempt, now_ms, LATE_MS
+        age_ms = now_ms - self._since_ms
+        if age_ms >= self._due_ms:
+            self._due_ms *= 2
+            self._tasks.tell(f"attempt {state.attempt}", age_ms, waiting, log_fields(attempt=state.attempt))
+
+
+LATE_MS = 30_000
+LOOK_MS_MAX = 5_000
+ASKED_MAX = 4
+"""So many tasks are asked what they are doing."""
+SILENT = "it does not say what it is doing"
+
+Ask = Callable[[TaskId], Future[str] | None]
+"""Asks the process of a task what it is doing; None if it has none."""
+
+
+class SlowTaskLog:
+    """Those of one job. It runs on the coordinator's mailbox; `post` and `call_later` are the mailbox's."""
+
+    def __init__(
+        self,
+        ask: Ask,
+        post: Callable[[Callable[[], object]], None],
+        call_later: Callable[[int, Callable[[], None]], None],
+    ) -> None:
+        self._ask = ask
+        self._post = post
+        self._call_later = call_later
+
+    def tell(self, what: str, age_ms: int, tasks: Iterable[TaskId], fields: Mapping[str, object]) -> None:
+        """`what` waits for these tasks, and has done so for a while. `fields`: of the line in the log."""
+        waiting = sorted(tasks)
+        asked = {task: self._ask(task) for task in waiting[:ASKED_MAX]}
+        answers = {task: "it has no process" for task, answer in asked.items() if answer is None}
+        open_tasks = {task for task, answer in asked.items() if answer is not None}
+        more = f", and {len(waiting) - len(asked)} more tasks" if len(waiting) > len(asked) else ""
+        told = False
+
+        def conclude() -> None:
+            nonlocal told
+            if told:
+                return
+            told = True
+            doing = "; ".join(f"{task}: {answers.get(task, SILENT)}" for task in asked)
+            log.warning(
+                "%s has been under way for %d s, and waits for %d tasks: %s%s",
+                what,
+                age_ms // 1_000,
+                len(waiting),
+                bounded_text(doing),
+                more,
+                extra=fields,
+            )
+
+        def take(task: TaskId, answer: Future[str]) -> None:
+            if answer.exception() is None:
+                answers[task] = answer.result()
+            open_tasks.discard(task)
+            if not open_tasks:
+                conclude()
+
+        def answered(task: TaskId, answer: Future[str]) -> None:
+            self._post(lambda: take(task, answer))
+
+        for task, answer in asked.items():
+            if answer is not None:
+                answer.add_done_callback(partial(answered, task))
+        if not open_tasks:
+            conclude()
+        else:
+            self._call_later(LOOK_MS_MAX, conclude)

@@ -1,0 +1,507 @@
+"""`ThreadPool`: the processes of a job's workers on Ray: their places, their names, which live, and the standbys.
+
+Rules:
+
+- A living process gets the next attempt of its subtasks in place. Only a dead one is replaced: by a standby that has
+  started, if possible of the same bundle, else by one that is starting, else by a new process in the bundle of the
+  worker's slot.
+- A standby has loaded its imports and kernels. It takes no share of a slot, keeps its name `job/standby#k` when it
+  replaces a worker (`tasks()` of a job shows what runs where), and is replaced in the background.
+- Names are for people: `job/slot 1 of 2#0`, where `#k` counts the processes that a worker has had under one
+  coordinator. Ray renames no actor, and asks for its `repr` only once.
+- A started standby may follow the subtasks of a worker: it is notified of each checkpoint, holds their state, and
+  replaces that worker (`warm_standby.py`). The coordinator's decisions do not depend on it.
+- Nodes that may be lost are avoided (`lost_nodes.py`). Without a reservation processes start on other nodes, else in
+  free slots of the reservation on other nodes (`placement.py`). The same holds for a process whose bundle has lost its
+  node. If a standby is lost with its node, that does not count as a failure of standbys.
+- An evicted process counts as dead at once. A process in doubt gets no subtasks (`heartbeats.py`), and neither does one
+  whose connection broke, until it answers (`lost_nodes.py`).
+- All actors are detached: they outlive the coordinator's process, and its successor finds them (`discovery.py`). A
+  process ends by itself when the coordinator is gone for good (`coordinator_liveness.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any
+
+import ray
+from ray.exceptions import ActorAlreadyExistsError, RayError
+
+from tidegate.actors.coordinator.job_spec import RestorePoint
+from tidegate.actors.graph.job_graph import JobGraph
+from tidegate.actors.graph.slot_plan import WorkerId
+from tidegate.actors.ray.control_channel import ControlChannel
+from tidegate.actors.ray.exit_probe import ExitProbe, death_of, last_lines, memory_death, went_with_its_node
+from tidegate.actors.ray.health_endpoint import ProcessInfo
+from tidegate.actors.ray.placement import (
+    NOWHERE,
+    JobSlots,
+    Nodes,
+    Place,
+    PoolOptions,
+    Slot,
+    best_follower,
+    bundles_elsewhere,
+    must_wait,
+    next_bundle,
+    node_elsewhere,
+)
+from tidegate.actors.ray.task_deployment import Handle, Peer, ProcessStatus
+from tidegate.actors.ray.worker_actor import WorkerProcess
+from tidegate.protocol.failures import bounded_text, error_text
+from tidegate.protocol.identity import TaskId
+from tidegate.storage.errors import TidegateError
+from tidegate.storage.ids import Generation
+
+log = logging.getLogger(__name__)
+
+PROCESSES_A_WORKER_MAX = 10_000
+STANDBY_FAILURES_MAX = 3
+
+Dead = Callable[[BaseException], object]
+Again = Callable[[], object]
+
+GROUPS = {"data": 1, "control": 1, "live": 1, "pulse": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class FoundProcess:
+    """A process that a lost coordinator has left behind, and what it holds."""
+
+    name: str
+    handle: Handle
+    held: ProcessStatus
+
+
+@cache
+def worker_actor() -> Any:
+    """Ray's class of the processes of workers."""
+    # Ray's types do not know of concurrency groups.
+    remote: Any = ray.remote
+    return remote(max_restarts=0, max_task_retries=0, concurrency_groups=GROUPS)(WorkerProcess)
+
+
+@dataclass(slots=True)
+class WorkerPool:
+    """All processes of one job. Every method runs on the coordinator's mailbox; `post` brings results there."""
+
+    graph: JobGraph
+    context: ray.ObjectRef[Any]
+    coordinator: Handle
+    options: PoolOptions
+    post: Callable[[Callable[[], object]], None]
+    node_id: str = ""
+    """The node of this process, the coordinator's."""
+    broke: Callable[[WorkerHandle, BaseException | None, Dead, Again], bool] = lambda *_: False
+    """Whether only the connection to a process broke; then it is found out whether it lives (`LostNodes.broke`)."""
+    identified: Callable[[WorkerHandle], object] = lambda _: None
+    """Takes each process that has started, and is where its `info` says."""
+    died: Callable[[WorkerHandle, BaseException | None], object] = lambda *_: None
+    """Takes each process that has died, and what Ray says about it."""
+    members: dict[WorkerId, WorkerHandle] = field(default_factory=dict)
+    _standbys: list[WorkerHandle] = field(default_factory=list)
+    _counts: dict[str, int] = field(default_factory=dict)
+    _standby_failures: int = 0
+    _newest: dict[TaskId, RestorePoint] = field(default_factory=dict)
+    """The newest checkpoint of each task that is followed."""
+    _nodes: Nodes = field(default_factory=dict)
+    """The node of each bundle that has one, as it was known at the last deployment; empty if unknown."""
+    _closed: bool = False
+    slots: JobSlots = field(init=False)
+    """Where its processes go."""
+
+    def __post_init__(self) -> None:
+        self.slots = JobSlots(self.graph, self.options)
+
+    @property
+    def closed(self) -> bool:
+        """Whether its processes were told to end, or killed, because they are not needed any more."""
+        return self._closed
+
+    @property
+    def ready_standbys(self) -> int:
+        """Spare processes that have started. From any thread."""
+        return sum(member.info is not None and member.usable for member in list(self._standbys))
+
+    @property
+    def starting_standbys(self) -> int:
+        """Spare processes that have not started yet. From any thread."""
+        return sum(member.info is None and member.usable for member in list(self._standbys))
+
+    def started(self) -> list[WorkerHandle]:
+        """Processes that have started and are not known to have ended or to hang."""
+        return [m for m in (*self.members.values(), *self._standbys) if m.usable and m.info is not None]
+
+    def has(self, name: str, actor_id: str) -> bool:
+        """Whether a process is one of these, neither dead nor given up. From any thread."""
+        spare = list(self._standbys)  # One that is put to work is in neither for a moment, and asks twice.
+        members = [m for m in (*spare, *list(self.members.values())) if m.usable]
+        return any(m.name == name if m.info is None else m.info.actor_id == actor_id for m in members)
+
+    def is_kept(self, member: WorkerHandle) -> bool:
+        """Whether this process has its place: it holds a task, or is spare."""
+        return member in self._standbys or member in self.members.values()
+
+    def neighbour_of(self, member: WorkerHandle) -> WorkerHandle | None:
+        """Another process on the same node; one that answers, if there is one."""
+        assert member.info is not None
+        beside = [m for m in self.started() if m is not member and m.is_on((member.info.node_id,))]
+        return min(beside, key=lambda m: m.doubted, default=None)
+
+    def worker_of(self, task: TaskId) -> WorkerId:
+        """The worker that runs a subtask."""
+        return self.slots.plan.workers[task]
+
+    def shown_as(self, task: TaskId) -> str:
+        """The name of the worker of a subtask, with the steps that it runs."""
+        return self.slots.plan.shown(self.worker_of(task))
+
+    def _workers(self, tasks: Iterable[TaskId]) -> list[WorkerId]:
+        """The workers of these subtasks, each once, in their order."""
+        return list(dict.fromkeys(self.worker_of(task) for task in tasks))
+
+    def lacks(self, tasks: Collection[TaskId], avoided: Collection[str], nodes: Nodes = NOWHERE) -> bool:
+        """Whether processes would have to be started for these tasks in bundles that may be on nodes to be avoided."""
+        lost = [worker for worker in self._workers(tasks) if self._is_lost(worker, avoided)]
+        common = [worker for worker in lost if not self.slots.of(worker).own]
+        own = len(lost) - len(common)
+        if len(self._elsewhere(common, avoided, nodes)) == len({self.slots.plan.slots[worker] for worker in common}):
+            common = []
+        spare = sum(m.fit and m.info is not None and not m.is_on(avoided) for m in self._standbys)
+        reserved = self.options.placement is not None
+        return bool(avoided) and must_wait(len(common), own, spare, reserved=reserved)
+
+    def starts_in_bundles(self, tasks: Collection[TaskId], avoided: Collection[str]) -> bool:
+        """Whether processes for some of these tasks must start, or are starting, in bundles of the common slots."""
+        workers = self._workers(tasks)
+        common = [w for w in workers if not self.slots.of(w).own and not self._has_started(w, avoided)]
+        ready = sum(m.fit and m.info is not None and not m.is_on(avoided) for m in self._standbys)
+        return self.options.placement is not None and len(common) > ready
+
+    def staff(
+        self, tasks: Collection[TaskId], avoided: Collection[str] = (), nodes: Nodes = NOWHERE
+    ) -> dict[TaskId, WorkerHandle]:
+        """A living process for each of these tasks, on none of the nodes to be avoided. Returns it for each.
+
+        `nodes`: where bundles are, empty if unknown. A process that waits in a bundle without a node is replaced where
+        the reservation has a free slot.
+        """
+        self._nodes = nodes
+        self._end_homeless_standbys()
+        workers = self._workers(tasks)
+        lost = [worker for worker in workers if self._is_lost(worker, avoided)]
+        waiting = [worker for worker in workers if worker not in lost and self._is_homeless(self.members[worker])]
+        elsewhere = self._elsewhere([*lost, *waiting], avoided, nodes)
+        for worker in waiting:
+            if self.slots.plan.slots[worker] in elsewhere:
+                self.kill(self.members[worker])
+                lost.append(worker)
+        for worker in lost:
+            slot = self.slots.of(worker)
+            bundle = slot.bundle if slot.own else elsewhere.get(self.slots.plan.slots[worker], slot.bundle)
+            standby = None if slot.own else self._take_standby(worker, bundle, avoided)
+            there = slot if bundle == slot.bundle else self.slots.spare(bundle)
+            name, shown_as = self.slots.plan.names[worker], self.slots.plan.shown(worker)
+            self.members[worker] = standby or self._create(name, there, shown_as, avoided=avoided)
+        return {task: self.members[self.worker_of(task)] for task in tasks}
+
+    def _has_started(self, worker: WorkerId, avoided: Container[str]) -> bool:
+        return not self._is_lost(worker, avoided) and self.members[worker].info is not None
+
+    def _is_homeless(self, member: WorkerHandle) -> bool:
+        """Whether a process waits in a bundle that has no node."""
+        in_bundle = member.info is None and member.bundle is not None
+        return in_bundle and bool(self._nodes) and member.bundle not in self._nodes
+
+    def _end_homeless_standbys(self) -> None:
+        """End those that cannot start. While one starts no other one is begun."""
+        for member in [m for m in self._standbys if self._is_homeless(m)]:
+            self._standbys.remove(member)
+            self.kill(member)
+
+    def _is_lost(self, worker: WorkerId, avoided: Container[str]) -> bool:
+        """Whether a worker needs another process."""
+        member = self.members.get(worker)
+        return member is None or not member.fit or member.is_on(avoided)
+
+    def _elsewhere(self, lost: Iterable[WorkerId], avoided: Collection[str], nodes: Nodes) -> dict[int, int]:
+        """For each common slot of these workers the bundle that it has for now, where there is one."""
+        if not nodes:
+            return {}
+        slot_of = self.slots.plan.slots
+        slots = {slot_of[w]: bundle for w in lost if (bundle := self.slots.of(w).bundle) is not None}
+        living = {w: m for w, m in self.members.items() if w in slot_of and not self._is_lost(w, avoided)}
+        there = {(slot_of[w], m.bundle) for w, m in living.items()}
+        used = Counter(bundle for _, bundle in there if bundle is not None)
+        return bundles_elsewhere(sorted(slots.items()), self.slots.bundles, used, nodes, avoided)
+
+    def inherit(
+        self, workers: Mapping[WorkerId, FoundProcess], standbys: Iterable[FoundProcess]
+    ) -> dict[TaskId, WorkerHandle]:
+        """Processes that a lost coordinator has left; returns that of each subtask that was given to one."""
+        members: dict[TaskId, WorkerHandle] = {}
+        for worker, found in workers.items():
+            self.members[worker] = self._inherited(found)
+            members |= dict.fromkeys(found.held.tasks, self.members[worker])
+        self._standbys += [self._inherited(found) for found in standbys]
+        return members
+
+    def left_behind(self, found: FoundProcess) -> WorkerHandle:
+        """A process that a lost coordinator has left, and that is of no use."""
+        return self._inherited(found)
+
+    def _inherited(self, found: FoundProcess) -> WorkerHandle:
+        member = self._member(found.name, found.handle, found.held.bundle)
+        self._located(member, found.held.info)
+        follows = () if found.held.tasks else found.held.follows
+        member.follows = next((self.worker_of(task) for task in follows), None)
+        return member
+
+    def refill(self) -> None:
+        """Start a standby if one is missing. The next one begins when it has started: each keeps a processor busy for
+        seconds, and together they would take all of them from the tasks.
+        """
+        if self._closed or self._standby_failures >= STANDBY_FAILURES_MAX or self.starting_standbys:
+            return
+        if len(self._standbys) < self.options.standbys:
+            self._standbys.append(self._create("standby", self.slots.spare(self._next_bundle()), "standby", spare=True))
+
+    def completed(self, task: TaskId, restore: RestorePoint) -> None:
+        """A checkpoint of a task is complete: the standby that follows its worker takes in what is new."""
+        if task not in self.options.followed:
+            return
+        self._newest[task], worker = restore, self.worker_of(task)
+        standby = next((m for m in self._standbys if m.usable and m.follows == worker), None)
+        if standby is None:
+            self._have_followed(worker)
+        else:
+            standby.handle.follow.remote(task, restore)
+
+    def _have_followed(self, worker: WorkerId) -> None:
+        """Let a standby that has started, if one is free, follow the subtasks of a worker from their newest state."""
+        free = [m for m in self._standbys if m.usable and m.info is not None and m.follows is None]
+        if not free:
+            return
+        primary = self.members.get(worker)
+        standby = free[best_follower(None if primary is None else place_of(primary), [place_of(m) for m in free])]
+        standby.follows = worker
+        for task, restore in self._newest.items():
+            if self.worker_of(task) == worker:
+                standby.handle.follow.remote(task, restore)
+
+    def kill(self, member: WorkerHandle) -> None:
+        """End a process at once."""
+        member.dead = True
+        ray.kill(member.handle, no_restart=True)
+
+    def dismiss(self, generation: Generation) -> None:
+        """Tell all processes to end, unless they have heard of a newer coordinator."""
+        self._closed = True
+        for member in (*self.members.values(), *self._standbys):
+            if not member.dead:
+                member.handle.leave.remote(generation)
+
+    def close(self) -> list[Future[None]]:
+        """End all processes, of a job that is over. Each future is done when one of them has gone."""
+        self._closed = True
+        members = [m for m in (*self.members.values(), *self._standbys) if not m.dead]
+        for member in members:
+            self.kill(member)
+        self._standbys.clear()
+        return [member.gone for member in members]
+
+    def _create(
+        self, name: str, slot: Slot, shown_as: str, spare: bool = False, avoided: Collection[str] = ()
+    ) -> WorkerHandle:
+        elsewhere = None
+        if avoided:
+            busy = [m.info.node_id for m in self.started() if m.info is not None]
+            elsewhere = node_elsewhere(avoided, busy, self.node_id)
+        options = {"namespace": self.options.namespace, "lifetime": "detached"} | slot.actor_options(elsewhere)
+        arguments = (self.context, self.coordinator, self.options.open_store, spare, slot.bundle, shown_as)
+        full_name, handle = self._create_named(f"{self.options.prefix}/{name}", options, arguments)
+        member = self._member(full_name, handle, slot.bundle)
+        self._identify(member)
+        return member
+
+    def _identify(self, member: WorkerHandle) -> None:
+        member.handle.identify.remote().future().add_done_callback(partial(self._has_answered, member))
+
+    def _has_answered(self, member: WorkerHandle, future: Future[ProcessInfo]) -> None:
+        # That a process has ended is known by `live`.
+        if not self.broke(member, future.exception(), lambda _: None, partial(self._identify, member)):
+            self.post(lambda: self._identified(member, future))
+
+    def _member(self, name: str, handle: Handle, bundle: int | None) -> WorkerHandle:
+        member = WorkerHandle(name, handle, bundle, Future())
+        self._watch_life(member)
+        return member
+
+    def _watch_life(self, member: WorkerHandle) -> None:
+        member.gone = member.handle.live.remote().future()
+        member.gone.add_done_callback(lambda future: self._gone(member, future.exception()))
+
+    def _gone(self, member: WorkerHandle, error: BaseException | None) -> None:
+        if not self.broke(member, error, partial(self._lost, member), partial(self._watch_life, member)):
+            self.post(lambda: self._lost(member, error))
+
+    def _create_named(self, name: str, options: dict[str, Any], arguments: tuple[Any, ...]) -> tuple[str, Handle]:
+        first = self._counts.get(name, 0)
+        for number in range(first, first + PROCESSES_A_WORKER_MAX):
+            self._counts[name] = number + 1
+            full_name = f"{name}#{number}"
+            try:
+                return full_name, worker_actor().options(name=full_name, **options).remote(*arguments)
+            except ActorAlreadyExistsError:
+                # A predecessor of this coordinator has used the number.
+                continue
+        raise TidegateError(f"no free name {name}#k: {PROCESSES_A_WORKER_MAX} actors of this name are alive")
+
+    def _take_standby(self, worker: WorkerId, bundle: int | None, avoided: Container[str]) -> WorkerHandle | None:
+        """The best standby: the one that follows the worker; else one that has started, and follows none if there is
+        such a one, of the same bundle if there is such a one."""
+        alive = [m for m in self._standbys if m.fit and not m.is_on(avoided)]
+        if not alive:
+            return None
+        best = max(
+            alive, key=lambda m: (m.follows == worker, m.info is not None, m.follows is None, m.bundle == bundle)
+        )
+        best.follows = None
+        self._standbys.remove(best)
+        return best
+
+    def _identified(self, member: WorkerHandle, future: Future[ProcessInfo]) -> None:
+        if future.exception() is None:
+            self._located(member, future.result())
+            if member in self._standbys:
+                self._standby_failures = 0
+                for worker in self._workers(self._newest):
+                    if all(m.follows != worker for m in self._standbys):
+                        self._have_followed(worker)
+                self.refill()
+
+    def _located(self, member: WorkerHandle, info: ProcessInfo) -> None:
+        member.info = info
+        if info.node_id == self.node_id and not member.dead:
+            member.witness = ExitProbe(info.pid)
+        self.identified(member)
+
+    def _lost(self, member: WorkerHandle, error: BaseException | None) -> None:
+        member.dead = True
+        # Whoever wants to know how it has ended asks at once.
+        self.died(member, error)
+        self.post(member.forget)
+        if member in self._standbys:
+            self._standbys.remove(member)
+            self._standby_failures += not went_with_its_node(error)
+            log.warning("a standby died: %s", "" if error is None else reason_of(member, error))
+            if self._standby_failures >= STANDBY_FAILURES_MAX:
+                log.warning("standbys do not stay alive: none is started any more")
+            self.refill()
+
+    def _next_bundle(self) -> int | None:
+        """Where the next standby belongs."""
+        bundles = [bundle for bundle in self.slots.bundles if bundle in self._nodes] or self.slots.bundles
+        return next_bundle(bundles, places_of(self.members.values()), places_of(self._standbys)) if bundles else None
+
+
+END_WAIT_MS = 200
+"""How long the end of a process may take to show after its connections have broken."""
+
+
+@dataclass(slots=True, eq=False)
+class WorkerHandle:
+    """One process."""
+
+    name: str
+    handle: Handle
+    bundle: int | None
+    """That of the common slots in which it is; None where nothing is reserved, and in a slot of its own kind."""
+    gone: Future[None]
+    """Done when the process has died, with what Ray says about it."""
+    info: ProcessInfo | None = None
+    """None until the process has started."""
+    heard_at_ms: int | None = None
+    """When it gave its last sign of life, in ms since the epoch; None before the first."""
+    dead: bool = False
+    witness: ExitProbe | None = None
+    """Where the process runs on this node."""
+    given_up: bool = False
+    """No task is given to it any more, and it is ended once the log says so (`Evictions`)."""
+    doubted: bool = False
+    """It has not answered for long, and is being asked a last question: no task is given to it meanwhile."""
+    cut_off: bool = False
+    """A call to it broke, and it is asked whether it lives (`lost_nodes.py`): no task is given to it meanwhile."""
+    follows: WorkerId | None = None
+    """The worker of whose subtasks it holds the state, of a standby."""
+    acting: TaskId | None = None
+    """The subtask that acted when it last answered."""
+    line: ControlChannel = field(init=False)
+    """By which it is told what concerns its task."""
+
+    def __post_init__(self) -> None:
+        self.line = ControlChannel(self.handle, {})
+
+    @property
+    def usable(self) -> bool:
+        """Whether it is one of the job's, and is told what concerns its task."""
+        return not self.dead and not self.given_up
+
+    @property
+    def fit(self) -> bool:
+        """Whether it may be given a task."""
+        return self.usable and not self.doubted and not self.cut_off
+
+    @property
+    def process_id(self) -> str:
+        """What no other process is called; its name where it has not said that yet."""
+        return self.name if self.info is None else self.info.actor_id or self.name
+
+    def as_peer(self) -> Peer:
+        """Return how other processes reach it, once it has started."""
+        assert self.info is not None
+        return Peer(self.handle, self.process_id, self.info.node_id, self.info.address)
+
+    def is_on(self, nodes: Container[str]) -> bool:
+        """Whether it runs on one of these nodes."""
+        return self.info is not None and self.info.node_id in nodes
+
+    def forget(self) -> None:
+        """Let go of a process that has ended."""
+        if self.witness is not None:
+            self.witness.close()
+
+
+def places_of(members: Iterable[WorkerHandle]) -> list[Place]:
+    """Where those processes are that are in bundles of the common slots, and of use."""
+    return [place_of(m) for m in members if m.usable and m.bundle is not None]
+
+
+def place_of(member: WorkerHandle) -> Place:
+    """Where a process is; bundle -1 where it is in none of the common slots."""
+    return Place(-1 if member.bundle is None else member.bundle, None if member.info is None else member.info.node_id)
+
+
+def reason_of(member: WorkerHandle, error: BaseException) -> str:
+    """Why a call to a process failed, in one line: how the process has ended, which it was, and what it said last."""
+    if not isinstance(error, RayError):
+        return error_text(error)
+    info, end = member.info, None if member.witness is None else member.witness.end(END_WAIT_MS)
+    end = memory_death(str(error)) or end
+    known = f"{end}: " if end else ""
+    where = member.name if info is None else f"{member.name}, pid {info.pid},"
+    words = "" if info is None else last_lines(info.stderr_path)
+    if words:
+        told = f"; the last lines of its stderr: {words}"
+    elif end:
+        told = ""
+    else:
+        told = f", and how is not known here: {death_of(error)}"
+    place = "" if info is None or words else f". Its log on node {info.node_id}: {info.stderr_path}"
+    return bounded_text(f"{known}the process {where} has ended{told}{place}")

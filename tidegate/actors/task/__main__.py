@@ -1,0 +1,61 @@
+"""Prints the page of the aligner's states: `python -m tidegate.actors.task > docs/barriers.md`."""
+
+from __future__ import annotations
+
+import sys
+
+from tidegate.actors.task.barrier_aligner import TABLE, BarrierInput, BarrierState
+
+
+def transition_table() -> list[tuple[BarrierState, BarrierInput, tuple[BarrierState, ...]]]:
+    """Every state with every input, and the states that this may lead to. No states: the input is illegal there."""
+    return [(state, given, TABLE[state, given].to) for state in BarrierState for given in BarrierInput]
+
+
+def render() -> str:
+    """The page: what states and inputs mean, then a table with a row for each input and a column for each state."""
+    names = [state.name for state in BarrierState]
+    lines = [
+        "# Barriers of an exactly-once task",
+        "",
+        "Generated from the transition table in `tidegate/actors/task/barrier_aligner.py`:",
+        "`python -m tidegate.actors.task > docs/barriers.md`.",
+        "",
+        "A task in mode exactly-once has one aligner. It is told of every barrier, of each trigger and abort of the",
+        "coordinator, and of channels that end. It says when the task takes its snapshot, and which channels wait.",
+        "One checkpoint at a time is *pending*: a barrier of it was taken or has overtaken what was queued before it,",
+        "or the coordinator has triggered it.",
+        "A barrier has *arrived* when it is in the queue of its channel, behind the elements that came before it. It",
+        "was *taken* when the task has processed those and has come to it.",
+        "",
+        "| state | what it means |",
+        "| --- | --- |",
+        *(f"| {state.name} | {state.value} |" for state in BarrierState),
+        "",
+        "An *overtaking* barrier does not wait for what is queued before it: it is unaligned, or its timeout is over.",
+        "",
+        "| input | what it means |",
+        "| --- | --- |",
+        *(f"| {given.name} | {given.value} |" for given in BarrierInput),
+        "",
+        "Each field has the states that an input may lead to. `=` is the same state; `!` is an illegal input, which",
+        "raises `ProtocolError` and changes nothing. NEWER first ends the pending checkpoint. The aligner is idle",
+        "then, and takes the same input once more, as one of another row.",
+        "",
+        f"| input | {' | '.join(names)} |",
+        f"| --- |{' --- |' * len(names)}",
+    ]
+    for given in BarrierInput:
+        cells = [_cell(state, TABLE[state, given].to) for state in BarrierState]
+        lines.append(f"| {given.name} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(state: BarrierState, to: tuple[BarrierState, ...]) -> str:
+    if not to:
+        return "!"
+    return " or ".join("=" if next_state is state else next_state.name for next_state in to)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render())

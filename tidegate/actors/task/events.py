@@ -1,0 +1,362 @@
+"""The events of a task machine: facts, in the past tense. `at_ms` is when the runtime learned of the fact."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from tidegate.actors.task.incremental_base import IncrementalBase
+from tidegate.connectors.source import SourceSplit
+from tidegate.operators.functions.async_map import Answer
+from tidegate.protocol.identity import ChannelId
+from tidegate.protocol.stream_elements import ALIGNED_BARRIER, BarrierOptions, Element, Watermark
+from tidegate.protocol.task_reports import StateOrigin
+from tidegate.state.common.backend import KeyedBackend
+from tidegate.storage.checkpoints.metadata import DataFile, NativeState, StateHandle
+from tidegate.storage.codec import wire
+from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation, OperatorUid
+from tidegate.storage.state.snapshot import StateTable
+
+UNFENCED = Generation(0)
+"""A generation older than any coordinator's."""
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class DamageFound:
+    """The checkpoint that the task starts from is damaged. The task has nothing to decide: its driver reports it."""
+
+    at_ms: int
+    checkpoint_id: CheckpointId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRestored:
+    """The state of every operator was read (`tables` is empty on a fresh start); the task may open.
+
+    `tables` releases each table once its operator has loaded it (`Handover`). The event never leaves its process.
+
+    `finished`: the operators had finished in the checkpoint, and must not run again. `in_flight`: for input channels,
+    the rows that an unaligned barrier had overtaken, oldest first, and the watermarks between them. They are processed
+    before anything that comes in.
+    """
+
+    at_ms: int
+    tables: tuple[tuple[OperatorUid, Sequence[StateTable]], ...]
+    finished: bool = False
+    in_flight: tuple[tuple[ChannelId, tuple[pa.RecordBatch | Watermark, ...]], ...] = ()
+    lineage: IncrementalBase | None = None
+    """The task's part of the checkpoint, if the next snapshots may be built on that."""
+    kept: Mapping[OperatorUid, KeyedBackend] = field(default_factory=dict)
+    """Backends that the attempt before has left in this process. They go back to that checkpoint."""
+    origin: StateOrigin | None = None
+    """Where state comes from; None on a fresh start."""
+
+    @property
+    def checkpoint_id(self) -> CheckpointId | None:
+        """The checkpoint that the task starts from, if it is one of this job and the task has a part in it."""
+        return None if self.lineage is None else self.lineage.checkpoint_id
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class TasksStarted:
+    """Every task of the attempt is ready: sources may read, and in-flight input may be processed."""
+
+    at_ms: int
+    generation: Generation = UNFENCED
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class CoordinatorTookOver:
+    """A new generation of the coordinator is in charge, and requests the status of the task. Answered by
+    `AnswerTakeover`.
+
+    `generation`, here and in all orders: the generation of the coordinator that gives the order.
+    """
+
+    at_ms: int
+    attempt: AttemptNumber
+    generation: Generation
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class FrameArrived:
+    """Consecutive elements of one channel came in; the first has number `first_sequence`."""
+
+    at_ms: int
+    attempt: AttemptNumber
+    channel: ChannelId
+    first_sequence: int
+    elements: tuple[Element, ...]
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class CreditGranted:
+    """The receiver of an output channel has room for `total_bytes` in total since the attempt began.
+
+    Cumulative, so that a grant that comes twice or out of order does no harm. `window_bytes`: how much may be in flight
+    from now on; as much again may wait in the output queue.
+    """
+
+    at_ms: int
+    attempt: AttemptNumber
+    channel: ChannelId
+    total_bytes: int
+    window_bytes: int
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class TurnGranted:
+    """The task may process one element. `last_turn_ms`: how long its last turn took, `waited_ms`: the time since."""
+
+    at_ms: int
+    last_turn_ms: int = 0
+    waited_ms: int = 0
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class SourceBatchRead:
+    """The answer to a `ReadSource`. `batch` is None when the split had nothing left, or nothing at the moment.
+
+    `induces`: the reader of an externally induced source wants this checkpoint to be taken right after the batch.
+    `held`: the source was not asked, because the job's sources are held back for now. It may have rows.
+    `payload`: that of the split from `next_offset` on; None if it stays as it is. `found`: new splits of this subtask.
+    `bad`: dead letters among the rows up to `next_offset`. `lost`: records that were passed over, because they were
+    deleted.
+    `empty`: so many splits of the read had nothing at all; what is said here is of the one after them.
+    """
+
+    at_ms: int
+    read: int
+    batch: pa.RecordBatch | None
+    next_offset: int
+    at_end: bool
+    induces: CheckpointId | None = None
+    held: bool = False
+    payload: bytes | None = None
+    found: tuple[SourceSplit, ...] = ()
+    empty: int = 0
+    bad: pa.RecordBatch | None = None
+    lost: int = 0
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class CheckpointTriggered:
+    """The coordinator triggers a checkpoint in this task: a source, or a task without running upstream tasks."""
+
+    at_ms: int
+    attempt: AttemptNumber
+    checkpoint_id: CheckpointId
+    triggered_at_ms: int
+    options: BarrierOptions = ALIGNED_BARRIER
+    base: CheckpointId | None = None
+    """The completed checkpoint on which it may be built."""
+    generation: Generation = UNFENCED
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class CheckpointAborted:
+    """The coordinator has given this checkpoint up."""
+
+    at_ms: int
+    attempt: AttemptNumber
+    checkpoint_id: CheckpointId
+    generation: Generation = UNFENCED
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class CheckpointCompleted:
+    """This checkpoint is complete. A task that had finished before it may end now."""
+
+    at_ms: int
+    attempt: AttemptNumber
+    checkpoint_id: CheckpointId
+    generation: Generation = UNFENCED
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class SplitsAssigned:
+    """The coordinator has given this task more splits of its source: the answer to a `RequestSplits`.
+
+    `first`: how many it had been given in this attempt before. Without splits there are no more for it.
+    """
+
+    at_ms: int
+    attempt: AttemptNumber
+    first: int
+    splits: tuple[SourceSplit, ...]
+    generation: Generation = UNFENCED
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class WatermarkAnnounced:
+    """The coordinator announces the lowest watermark among the splits that this source waits for."""
+
+    at_ms: int
+    attempt: AttemptNumber
+    watermark_ms: int
+    generation: Generation = UNFENCED
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class SnapshotPersisted:
+    """The state of a snapshot is durable. `handle` is None for a stateless task; `sync_ms`: its synchronous part.
+
+    `layer`: what was put on the layers that the snapshot is built on; None if nothing had changed. `native`: all files
+    of its backends, also those that it shares with what it is built on.
+    """
+
+    at_ms: int
+    checkpoint_id: CheckpointId
+    handle: StateHandle | None
+    sync_ms: int = 0
+    layer: StateHandle | None = None
+    native: tuple[NativeState, ...] = ()
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class ChannelStatePersisted:
+    """The in-flight elements of a snapshot are durable. `handle` is None where there were none."""
+
+    at_ms: int
+    checkpoint_id: CheckpointId
+    handle: StateHandle | None
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class SnapshotFailed:
+    """The state of a snapshot, or what was in flight (`channels`), could not be written.
+
+    `away`: storage does not answer or has no room, which may pass.
+    """
+
+    at_ms: int
+    checkpoint_id: CheckpointId
+    error: str
+    channels: bool = False
+    away: bool = False
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class SegmentPersisted:
+    """A segment of the changelog, or a base for it (`whole`), is durable. `handle` is None if it was empty."""
+
+    at_ms: int
+    number: int
+    whole: bool
+    handle: StateHandle | None
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class SegmentFailed:
+    """A segment of the changelog, or a base (`whole`), could not be written. `away`: as in `SnapshotFailed`."""
+
+    at_ms: int
+    number: int
+    whole: bool
+    error: str
+    away: bool = False
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class FileStaged:
+    """A sink file is durable, and not visible to readers yet."""
+
+    at_ms: int
+    uid: OperatorUid
+    index: int
+    file: DataFile
+
+
+@dataclass(frozen=True, slots=True)
+class CallsAnswered:
+    """Functions of operators have returned, or failed for good."""
+
+    at_ms: int
+    answers: tuple[tuple[OperatorUid, Answer], ...]
+
+
+@wire
+class TaskTimer(enum.Enum):
+    """What a timer is for: to send output that has lingered, to ask for credit that has not come, to end an alignment
+    that takes too long, to fire timers of operators, to ask a source again that had no rows, or for splits again, or to
+    tell how far the task is in event time."""
+
+    FLUSH = "flush"
+    CREDIT = "credit"
+    ALIGNMENT = "alignment"
+    PROCESSING_TIME = "processing_time"
+    SOURCE = "source"
+    SPLITS = "splits"
+    WATERMARKS = "watermarks"
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class TimerDue:
+    """A timer that the task has set is due. A timer that is due when nothing is waiting for it does no harm.
+
+    `due_at_ms`: the time that it was set for. It may be later than `at_ms`, if the clock was set back since.
+    """
+
+    at_ms: int
+    timer: TaskTimer
+    due_at_ms: int = 0
+
+
+TaskEvent = (
+    DamageFound
+    | TaskRestored
+    | TasksStarted
+    | CoordinatorTookOver
+    | FrameArrived
+    | CreditGranted
+    | TurnGranted
+    | SourceBatchRead
+    | SplitsAssigned
+    | WatermarkAnnounced
+    | CheckpointTriggered
+    | CheckpointAborted
+    | CheckpointCompleted
+    | SnapshotPersisted
+    | ChannelStatePersisted
+    | SnapshotFailed
+    | SegmentPersisted
+    | SegmentFailed
+    | FileStaged
+    | CallsAnswered
+    | TimerDue
+)
+WriteAnswered = SnapshotPersisted | ChannelStatePersisted | SnapshotFailed | SegmentPersisted | SegmentFailed
+"""The result of a write to storage: it is durable, or never will be."""
+CoordinatorOrder = (
+    TasksStarted
+    | CoordinatorTookOver
+    | SplitsAssigned
+    | WatermarkAnnounced
+    | CheckpointTriggered
+    | CheckpointAborted
+    | CheckpointCompleted
+)
+"""Events that only a coordinator causes: the task's fence looks at their generation."""

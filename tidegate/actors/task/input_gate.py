@@ -1,0 +1,328 @@
+"""`InputGate`: the input side of a task: a queue for each channel, contiguous sequences, credit for the senders.
+
+The task machine queues what arrives, and takes an element in each turn. Rules that it keeps:
+
+- Elements are handled exactly the order of their numbers. A repeated one is dropped, a gap raises (invariant 1).
+- Restored in-flight rows (`recover`), and the watermarks between them, come before everything that arrives.
+- Small batches that wait one behind the other are taken as one (`merging.py`); each still counts as an element.
+- A queue never holds more than the credit that was granted plus one element (invariant 10): a sender may overdraw by
+  one element, so that an element larger than the whole credit can pass.
+- Receiving never blocks. A blocked channel keeps receiving; `next_channel` does not offer it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import pyarrow as pa
+
+from tidegate.actors.task import invariants
+from tidegate.actors.task.channels import (
+    MERGED_BYTES_MAX,
+    InFlightElement,
+    ReadyChannels,
+    keep_in_flight,
+    merged,
+    neighbours,
+)
+from tidegate.actors.task.turn_pacer import BATCHES_A_WINDOW, ROWS_UNLIMITED
+from tidegate.protocol.identity import ChannelId
+from tidegate.protocol.stream_elements import (
+    Element,
+    EndOfData,
+    EndOfPartition,
+    Watermark,
+    element_size_bytes,
+    ends_in_flight,
+)
+from tidegate.storage.errors import ProtocolError
+from tidegate.storage.ids import CheckpointId
+
+
+class InputChannel:
+    """The elements that have arrived on one channel and wait to be processed."""
+
+    __slots__ = (
+        "_credit_bytes_max",
+        "_granted_bytes",
+        "_head_bytes",
+        "_left_bytes",
+        "_merged_rows_max",
+        "arrived",
+        "channel",
+        "data_over",
+        "last_bytes",
+        "place",
+        "queue",
+        "reached",
+        "recovered",
+        "rows_taken",
+        "taken",
+        "taken_bytes",
+        "window_bytes",
+    )
+
+    def __init__(
+        self, channel: ChannelId, window_bytes: int, merged_rows_max: int = 1, credit_bytes_max: int | None = None
+    ) -> None:
+        """`credit_bytes_max`: no more is granted, however large the window is; None: the window."""
+        self.channel = channel
+        self.place = 0
+        """Which of the gate's channels it is."""
+        self._credit_bytes_max = credit_bytes_max
+        self._merged_rows_max = merged_rows_max
+        self.recovered: deque[InFlightElement] = deque()
+        """In-flight elements that were restored from a checkpoint."""
+        self.reached: Watermark | None = None
+        """The greatest watermark that was taken; None: none yet."""
+        self.queue: deque[Element] = deque()
+        self.arrived = 0
+        """Number of the element that must arrive next."""
+        self.taken = 0
+        """Number of the element that is taken next."""
+        self.rows_taken = 0
+        """Rows of this attempt that were taken."""
+        self.window_bytes = window_bytes
+        """Bytes that may be in flight, and wait at the sender, from now on; what was granted before stays granted."""
+        self.last_bytes = 0
+        """Size of what was taken last, also of a part of a batch."""
+        self.data_over = False
+        """Whether the end of the data was taken."""
+        self._granted_bytes = self._ahead_bytes
+        self.taken_bytes = 0
+        """Bytes of this attempt that were taken."""
+        self._head_bytes: int | None = None
+        """Size of the whole batch at the head, once a part of it was taken."""
+        self._left_bytes = 0
+        """Size of what is left of it."""
+
+    @property
+    def waiting(self) -> bool:
+        """Returns whether an element waits."""
+        return bool(self.recovered or self.queue)
+
+    def recover(self, elements: Iterable[InFlightElement]) -> None:
+        """Put what was restored as in flight before everything else, also before what has arrived meanwhile."""
+        invariants.check_recover(self.rows_taken)
+        self.recovered.extend(elements)
+
+    def accept(self, first_sequence: int, elements: Sequence[Element]) -> Sequence[Element]:
+        """Queue the elements that are new and return them. Raises ProtocolError on a gap, and then changes nothing."""
+        if not invariants.is_gapless(first_sequence, self.arrived):
+            raise ProtocolError(
+                f"{self.channel}: element {first_sequence} arrived where {self.arrived} was due: "
+                f"{first_sequence - self.arrived} elements were lost on the way"
+            )
+        new = elements[self.arrived - first_sequence :]
+        self.queue.extend(new)
+        self.arrived += len(new)
+        return new
+
+    def take(self, rows_max: int = ROWS_UNLIMITED) -> Element:
+        """Take the next element, or several small batches as one.
+
+        Of a larger batch it takes `rows_max` rows; the rest comes next.
+        """
+        if self.recovered:
+            return self._take_recovered(rows_max)
+        batch = self._take_merged(rows_max)
+        return batch if batch is not None else self._take_one(rows_max)
+
+    def _take_recovered(self, rows_max: int) -> InFlightElement:
+        element = self.recovered.popleft()
+        if isinstance(element, Watermark):
+            self._reach(element)
+        elif element.num_rows > rows_max:
+            self.recovered.appendleft(element.slice(rows_max))
+            element = element.slice(0, rows_max)
+        self.last_bytes = element_size_bytes(element)
+        return element
+
+    def _take_merged(self, rows_max: int) -> pa.RecordBatch | None:
+        """Several batches that wait at the head; half of the window at most, so that the sender can fill the rest."""
+        rows_max = min(rows_max, self._merged_rows_max)
+        lonely = len(self.queue) < 2 or not isinstance(self.queue[1], pa.RecordBatch)
+        if lonely or rows_max < 2 or self._head_bytes is not None:
+            return None
+        found = neighbours(self.queue, rows_max, min(MERGED_BYTES_MAX, self.window_bytes // BATCHES_A_WINDOW))
+        batch = merged([part for part, _ in found]) if found else None
+        if batch is None:
+            return None
+        self.last_bytes = sum(size_bytes for _, size_bytes in found)
+        self.rows_taken += batch.num_rows
+        self.taken_bytes += self.last_bytes
+        self.taken += len(found)
+        for _ in found:
+            self.queue.popleft()
+        invariants.check_contiguous(self.taken, len(self.queue), self.arrived)
+        return batch
+
+    def _take_one(self, rows_max: int) -> Element:
+        element = self.queue.popleft()
+        size_bytes = element_size_bytes(element) if self._head_bytes is None else self._head_bytes
+        self.last_bytes = size_bytes if self._head_bytes is None else self._left_bytes
+        if isinstance(element, pa.RecordBatch):
+            self.rows_taken += min(rows_max, element.num_rows)
+            if element.num_rows > rows_max:
+                self._head_bytes = size_bytes
+                left_bytes = self.last_bytes
+                self.last_bytes = left_bytes * rows_max // element.num_rows
+                self._left_bytes = left_bytes - self.last_bytes
+                self.queue.appendleft(element.slice(rows_max))
+                return element.slice(0, rows_max)
+        elif isinstance(element, Watermark):
+            self._reach(element)
+        self._head_bytes = None
+        self.data_over = self.data_over or isinstance(element, EndOfData | EndOfPartition)
+        self.taken += 1
+        self.taken_bytes += size_bytes
+        invariants.check_contiguous(self.taken, len(self.queue), self.arrived)
+        return element
+
+    def _reach(self, watermark: Watermark) -> None:
+        if self.reached is None or watermark.timestamp_ms > self.reached.timestamp_ms:
+            self.reached = watermark
+
+    def before(self, checkpoint_id: CheckpointId) -> tuple[list[InFlightElement], int, bool]:
+        """Returns what is in flight before a checkpoint's barrier; how many of these elements are no newer than
+        what was restored; and whether that barrier, or the end, has arrived.
+        """
+        held: list[InFlightElement] = []
+        keep_in_flight(held, (self.reached, *self.recovered))
+        recovered = len(held) if self.recovered else 0
+        for element in self.queue:
+            if ends_in_flight(element, checkpoint_id):
+                return held, recovered, True
+            keep_in_flight(held, (element,))
+        return held, recovered, False
+
+    @property
+    def granted_bytes(self) -> int:
+        """The cumulative credit that was granted last."""
+        return self._granted_bytes
+
+    def credit_to_grant(self) -> int | None:
+        """Grant credit if half of it was freed since the last grant. Returns the new total, or None."""
+        total_bytes = self.taken_bytes + self._ahead_bytes
+        if total_bytes - self._granted_bytes < max(1, self._ahead_bytes // 2):
+            return None
+        self._granted_bytes = total_bytes
+        return total_bytes
+
+    @property
+    def _ahead_bytes(self) -> int:
+        most_bytes = self._credit_bytes_max
+        return self.window_bytes if most_bytes is None else min(self.window_bytes, most_bytes)
+
+
+class InputGate:
+    """All input channels of a task, served in turn."""
+
+    def __init__(
+        self,
+        channels: Sequence[ChannelId],
+        window_bytes: int,
+        merged_rows_max: int = 1,
+        credit_bytes_max: int | None = None,
+    ) -> None:
+        self._channels = {
+            channel: InputChannel(channel, window_bytes, merged_rows_max, credit_bytes_max) for channel in channels
+        }
+        self._in_order = list(self._channels.values())
+        for place, channel in enumerate(self._in_order):
+            channel.place = place
+        self._marked = ReadyChannels(self._in_order)
+        """Channels where something may wait."""
+        self._turn = 0
+        """The place that is served next, if something waits there."""
+        self._blocked = 0
+        """Bits of the channels that were found to be blocked."""
+        self._blocked_for: CheckpointId | None = None
+        self._over = 0
+        """Bits of the channels whose data has ended."""
+        self._recovering = False
+        """Whether restored in-flight elements may still wait, on any channel."""
+
+    def __getitem__(self, channel: ChannelId) -> InputChannel:
+        found = self._channels.get(channel)
+        if found is None:
+            raise ProtocolError(f"{channel} is not an input of this task")
+        self._marked.mark(found.place)
+        return found
+
+    def __iter__(self) -> Iterator[InputChannel]:
+        return iter(self._channels.values())
+
+    @property
+    def open_channels(self) -> int:
+        """Channels whose data has not ended; 1 at least."""
+        return max(1, len(self._in_order) - self._over.bit_count())
+
+    @property
+    def taken_bytes(self) -> int:
+        """Bytes of this attempt that were taken, on all channels."""
+        return sum(channel.taken_bytes for channel in self)
+
+    def waits(self, blocked: Callable[[ChannelId], bool], blocked_for: CheckpointId | None = None) -> bool:
+        """Returns whether a channel that is not blocked has an element. `blocked_for` as in `next_channel`."""
+        return self._first(False, blocked, blocked_for) is not None
+
+    def recover(self, channel: ChannelId, elements: Iterable[InFlightElement]) -> None:
+        """Put what was restored as in flight before everything else that the task processes."""
+        self[channel].recover(elements)
+        self._recovering = True
+
+    def next_channel(
+        self, blocked: Callable[[ChannelId], bool], blocked_for: CheckpointId | None = None
+    ) -> InputChannel | None:
+        """The next channel, round-robin, that has an element and is not blocked.
+
+        Restored in-flight elements come first, on all channels. Another subtask may read their split now. Then old rows
+        of the split wait on one channel while its next rows come by another one.
+
+        `blocked_for`: while it is the same checkpoint, a blocked channel stays blocked, and is not checked again.
+        """
+        if self._recovering:
+            self._recovering = any(channel.recovered for channel in self)
+        place = self._first(self._recovering, blocked, blocked_for)
+        if place is None:
+            return None
+        self._turn = place
+        return self._in_order[place]
+
+    def _first(
+        self, recovered: bool, blocked: Callable[[ChannelId], bool], blocked_for: CheckpointId | None
+    ) -> int | None:
+        """The first place from `_turn` on, around the end, where an element may be taken."""
+        if blocked_for is None or blocked_for != self._blocked_for:
+            self._blocked = 0
+            self._blocked_for = blocked_for
+        place = self._turn
+        passed = 0
+        while (found := self._marked.next(place, self._blocked | passed)) is not None:
+            candidate = self._in_order[found]
+            passed |= 1 << found
+            place = found + 1
+            if not candidate.waiting:
+                self._marked.unmark(found)
+            elif not recovered or candidate.recovered:
+                if not blocked(candidate.channel):
+                    return found
+                self._blocked |= 1 << found
+        return None
+
+    def served(self) -> None:
+        """The channel that was offered last was served: next time another one goes first."""
+        served = self._in_order[self._turn]
+        if served.data_over:
+            self._over |= 1 << self._turn
+        self._turn = (self._turn + 1) % len(self._in_order)
+
+    def positions(self) -> tuple[tuple[ChannelId, int], ...]:
+        """For each channel the number of the next element to be taken."""
+        return tuple((channel, state.taken) for channel, state in self._channels.items())
+
+    def row_positions(self) -> tuple[tuple[ChannelId, int], ...]:
+        """For each channel the number of rows of this attempt that were taken."""
+        return tuple((channel, state.rows_taken) for channel, state in self._channels.items())

@@ -1,0 +1,292 @@
+"""The instructions of a task machine: what it orders its runtime to do. `TaskDriver` carries them out."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from tidegate.actors.task.events import TaskTimer
+from tidegate.actors.task.incremental_base import Chain, IncrementalBase
+from tidegate.connectors.source import SourceSplit
+from tidegate.operators.functions.async_map import Call
+from tidegate.protocol.failures import CheckpointFailureReason
+from tidegate.protocol.identity import ChannelId
+from tidegate.protocol.stream_elements import Element, Watermark
+from tidegate.protocol.task_reports import SnapshotMetrics, StateOrigin
+from tidegate.storage.checkpoints.metadata import SnapshotKind, SubtaskState
+from tidegate.storage.codec import wire
+from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation, OperatorUid
+from tidegate.storage.state.snapshot import OperatorSnapshot
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class SendFrame:
+    """Deliver consecutive elements to the downstream task of a channel.
+
+    No answer is needed: the number of the next frame shows that one is missing. Not so with `exhausts_credit`: then no
+    frame of data can follow before the receiver grants credit. A frame without elements asks the receiver to repeat its
+    grant.
+    """
+
+    attempt: AttemptNumber
+    channel: ChannelId
+    first_sequence: int
+    elements: tuple[Element, ...]
+    exhausts_credit: bool = False
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class GrantCredit:
+    """Grant credit to the upstream task of a channel: how many bytes it may have sent in total, and the window from now
+    on."""
+
+    attempt: AttemptNumber
+    channel: ChannelId
+    total_bytes: int
+    window_bytes: int
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class ReadSource:
+    """Read rows of a split; answered by one `SourceBatchRead` with the same `read` number.
+
+    `others`: more splits, and the row to read each from. They are tried one after the other while those before them
+    have nothing. Whoever reads may stop before any of them.
+
+    `patience_ms`: while none of them has anything, whoever reads may pause and try them all again, for this long in
+    all. So the task need not be woken up to hear that there is nothing. `pause_ms`: the first of these pauses. Each is
+    twice as long as the one before, up to `PAUSE_MAX_MS`.
+    """
+
+    read: int
+    split: SourceSplit
+    offset: int
+    rows_max: int
+    others: tuple[tuple[SourceSplit, int], ...] = ()
+    patience_ms: int = 0
+    pause_ms: int = 1
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class RequestSplits:
+    """Request more splits of the source from the coordinator; answered by `SplitsAssigned` with the same `first`.
+
+    Request and answer may get lost. The task repeats the request until it is answered.
+    """
+
+    attempt: AttemptNumber
+    first: int
+
+
+@dataclass(frozen=True, slots=True)
+class PersistSnapshot:
+    """Write frozen state, while processing continues. Answered by `SnapshotPersisted` or `SnapshotFailed`.
+
+    Holds references into the task's memory, so it never leaves the process. The positions show where the cut goes
+    through each channel: how many rows of this attempt were taken from each input, and put on each output, before it.
+    The simulator's oracle checks with them that the cuts of all tasks fit together.
+    """
+
+    checkpoint_id: CheckpointId
+    snapshots: tuple[OperatorSnapshot, ...]
+    input_positions: tuple[tuple[ChannelId, int], ...]
+    output_positions: tuple[tuple[ChannelId, int], ...]
+    base: IncrementalBase | None = None
+    """The base of the snapshot; without one the layers and native files of `snapshots` are whole."""
+    chain: Chain | None = None
+    """The layers of the changelog that belong to it. They are written separately."""
+
+
+@dataclass(frozen=True, slots=True)
+class PersistSegment:
+    """Write a segment of the changelog, or with `whole` a base, while processing continues.
+
+    Answered by `SegmentPersisted` or `SegmentFailed`. Holds references into the task's memory.
+    """
+
+    number: int
+    whole: bool
+    snapshots: tuple[OperatorSnapshot, ...]
+
+
+class Direction(enum.Enum):
+    """The end of a channel that holds an in-flight element."""
+
+    INPUT = "input"
+    OUTPUT = "output"
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """Rows of one channel that belong to a checkpoint, oldest first, and the watermarks between them.
+
+    The first `recovered` elements came from a restore.
+    """
+
+    channel: ChannelId
+    direction: Direction
+    elements: tuple[pa.RecordBatch | Watermark, ...]
+    recovered: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PersistChannelState:
+    """Write the in-flight elements of an unaligned snapshot, while processing continues, in a file of their own.
+
+    Comes at most once for each snapshot, when the barrier of every channel has arrived. Every entry of `channels` has
+    rows. Answered by `ChannelStatePersisted` or `SnapshotFailed`.
+    """
+
+    checkpoint_id: CheckpointId
+    channels: tuple[InFlight, ...]
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class DiscardState:
+    """Delete files of state that no checkpoint will refer to."""
+
+    paths: tuple[str, ...]
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class StageFile:
+    """Write one data file of a sink; answered by `FileStaged` with the same `index`.
+
+    `folder`: the folder of a partition, below the folder of the attempt; empty if the table has none. `prepare`: a
+    user's sink returns what is to be committed of all that it was given.
+    """
+
+    uid: OperatorUid
+    index: int
+    batches: tuple[pa.RecordBatch, ...]
+    folder: str = ""
+    prepare: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MakeCalls:
+    """Call the function of an operator for rows; answered by `CallsAnswered`, in any order."""
+
+    uid: OperatorUid
+    calls: tuple[Call, ...]
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class SetTaskTimer:
+    """Send a `TimerDue` at this time. Several timers of one kind may be set; none replaces another."""
+
+    timer: TaskTimer
+    due_at_ms: int
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class ReportReady:
+    """Report to the coordinator that the operators are open. `origin`: where their state comes from, if they have any.
+
+    `splits`, `rows_read`: as in the coordinator's `TaskReady`.
+    """
+
+    attempt: AttemptNumber
+    origin: StateOrigin | None = None
+    splits: tuple[str, ...] | None = ()
+    rows_read: int = 0
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class AnswerTakeover:
+    """Report the status of the task to a coordinator that took over (see its event `TaskAnswered`)."""
+
+    attempt: AttemptNumber
+    generation: Generation
+    started: bool
+    ended: bool
+    finished: bool
+    covered_by: CheckpointId | None
+    snapshotted: CheckpointId
+    collecting: CheckpointId | None
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class ReportWatermark:
+    """Report the lowest watermark of the source to the coordinator (see its event `WatermarkReported`)."""
+
+    attempt: AttemptNumber
+    watermark_ms: int | None
+    waits: bool
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class ReportEndOfData:
+    """Report to the coordinator that the operators have finished and only a final checkpoint is missing.
+
+    `stop`: the savepoint that has ended the data, and after which the job ends; None if the data ran out.
+    """
+
+    attempt: AttemptNumber
+    stop: CheckpointId | None = None
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class ReportFinished:
+    """Report to the coordinator that the task has finished."""
+
+    attempt: AttemptNumber
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class Acknowledge:
+    """Report to the coordinator that this task's part of a checkpoint is durable."""
+
+    attempt: AttemptNumber
+    checkpoint_id: CheckpointId
+    state: SubtaskState
+    metrics: SnapshotMetrics
+    kind: SnapshotKind
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class Decline:
+    """Report to the coordinator that this task cannot take part in a checkpoint."""
+
+    attempt: AttemptNumber
+    checkpoint_id: CheckpointId
+    reason: CheckpointFailureReason
+    message: str
+
+
+TaskInstruction = (
+    SendFrame
+    | GrantCredit
+    | ReadSource
+    | RequestSplits
+    | ReportWatermark
+    | PersistSnapshot
+    | PersistChannelState
+    | PersistSegment
+    | DiscardState
+    | StageFile
+    | MakeCalls
+    | SetTaskTimer
+    | ReportReady
+    | AnswerTakeover
+    | ReportEndOfData
+    | ReportFinished
+    | Acknowledge
+    | Decline
+)

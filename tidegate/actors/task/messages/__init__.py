@@ -1,1 +1,0 @@
-"""The border of the task machine: the events that it is told, and the instructions that it gives."""

@@ -1,0 +1,554 @@
+"""`OperatorChain`: runs the operators of one task in a row. What one emits is the input of the next, by plain calls.
+
+The task machine calls it with batches, watermarks and processing time. Rules:
+
+- Only the first operator has several inputs.
+- A watermark passes the operators in order. Each first emits what waited for it; the operators behind it process that,
+  and then the watermark continues to them. An operator that generates watermarks lets none from upstream pass, except
+  the last one.
+- Processing time is what the task says it is. For a timer it is never before the time that the timer was set for. Else
+  a timer that sets itself for the next full second would be due at once, again and again.
+- Once finishing has begun no processing-time timer fires any more: as in Flink, those are dropped at the end.
+- Timers fire in steps (Flink's interruptible timers). The first step is done at once, the others when the task asks for
+  them; meanwhile it gives the chain nothing else.
+- If several operators have steps left, the last in the chain goes first, to be up to date when those before it emit
+  again. Watermarks that wait for the same operator merge into the newest. A generator of watermarks emits a batch in
+  pieces because the watermark between two of them makes a difference: all of its steps come before the next piece, and
+  before what the generator emits of another batch of the same call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
+
+import pyarrow as pa
+
+from tidegate.actors.graph.job_graph import OperatorSpec
+from tidegate.actors.task import instructions as do
+from tidegate.actors.task.events import TaskTimer
+from tidegate.actors.task.instructions import MakeCalls
+from tidegate.actors.task.task_descriptor import TaskStatus
+from tidegate.actors.task.turn_pacer import ROWS_UNLIMITED
+from tidegate.operators.functions.async_map import Answer, AsyncMap
+from tidegate.operators.operator import Emit, EmitAside, Operator, OperatorContext, ProcessingTime, StepPace
+from tidegate.operators.sinks.sink import StagedRows, StagingSink
+from tidegate.operators.source_splits import SourceSplits
+from tidegate.operators.user_metrics import UserMetric, UserMetrics
+from tidegate.operators.watermarks.watermark_generator import WatermarkAlignment, WatermarkGenerator
+from tidegate.protocol.edges import SideOutput
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
+from tidegate.state.common.backend import KeyedBackend, StateSize
+from tidegate.state.common.options import StateBackendOptions
+from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex
+from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
+
+
+def _nobody(*told: object) -> None:
+    """Ignores watermarks, idleness and side outputs that have no receiver."""
+
+
+def _aside(output: Callable[[SideOutput, pa.RecordBatch], None], uid: OperatorUid) -> EmitAside:
+    return lambda tag, batch: output(SideOutput(uid, tag), batch)
+
+
+class OperatorChain:
+    """The operators of one task.
+
+    `output` takes what the last one emits, `output_watermark` the watermarks behind that, `output_idle` whether the
+    task is idle in event time, `output_aside` the rows of side outputs.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[OperatorSpec],
+        subtask: SubtaskIndex,
+        parallelism: int,
+        max_parallelism: int,
+        output: Emit,
+        output_watermark: Callable[[int], None] = _nobody,
+        output_idle: Callable[[bool], None] = _nobody,
+        backend: StateBackendOptions | None = None,
+        output_aside: Callable[[SideOutput, pa.RecordBatch], None] = _nobody,
+    ) -> None:
+        self._time = ProcessingTime()
+        self.pace = StepPace()
+        """The limits of steps, and the work of this turn."""
+        self.splits = SourceSplits()
+        """The split of the task's source from which the current rows come."""
+        self._contexts = [
+            OperatorContext(
+                spec.uid,
+                spec.name,
+                subtask,
+                parallelism,
+                max_parallelism,
+                self._time,
+                self.pace,
+                self.splits,
+                backend or StateBackendOptions(),
+                metrics=UserMetrics(spec.name),
+                emit_aside=_aside(output_aside, spec.uid),
+            )
+            for spec in specs
+        ]
+        self._output = output
+        self._output_watermark = output_watermark
+        self._output_idle = output_idle
+        self._idle = False
+        """Whether downstream was told that this task is idle in event time."""
+        self._links = [link_of(spec, partial(self._emitted, position)) for position, spec in enumerate(specs)]
+        self._behind: set[int] = set()
+        """Positions of operators that are not done with their newest watermark."""
+        self._clock: Iterator[None] | None = None
+        """The steps left for the processing time that is firing, if any."""
+        self._clock_ms = MIN_WATERMARK_MS
+        """That processing time, until these steps are done."""
+        self._task_ms = 0
+        self._inputs_ended: set[int] = set()
+        self._finishing = False
+        self._closing = ExitStack()
+        self.callers = AsyncCallers(specs, self._links, self._advance, self._step, self._feed)
+        """The operators whose functions are called asynchronously."""
+        self._sinks = {
+            spec.uid: link.operator
+            for spec, link in zip(specs, self._links, strict=True)
+            if isinstance(link.operator, StagingSink)
+        }
+
+    def open(
+        self,
+        tables: Mapping[OperatorUid, Sequence[StateTable]],
+        checkpoint_id: CheckpointId | None = None,
+        kept: Mapping[OperatorUid, KeyedBackend] = MappingProxyType({}),
+    ) -> None:
+        """Open every operator with its restored state, last one first, so that each may emit at once.
+
+        `checkpoint_id`: the checkpoint of this job that they start from, if any. Backends that were `kept` go back to
+        it. All others keep what they need to go back to it later.
+        """
+        for link, context in zip(reversed(self._links), reversed(self._contexts), strict=True):
+            context = replace(context, kept=kept.get(context.uid))
+            self._closing.callback(link.operator.close)
+            if context.kept is not None:
+                assert checkpoint_id is not None, "state is kept for a checkpoint"
+                context.kept.go_back(checkpoint_id)
+            link.operator.open(context, tables.get(context.uid, ()))
+            if checkpoint_id is not None and context.kept is None and link.operator.keyed_backend is not None:
+                link.operator.keyed_backend.keep(checkpoint_id)
+
+    def checkpoint_completed(self, checkpoint_id: CheckpointId) -> None:
+        """A checkpoint is complete: backends no longer need older ones."""
+        for backend in self.backends.values():
+            backend.completed(checkpoint_id)
+
+    def set_time(self, at_ms: int) -> None:
+        """Sets the processing time (milliseconds since 1970) that operators see from now on."""
+        self._task_ms = at_ms
+        self._time.now_ms = max(at_ms, self._clock_ms)
+
+    def process(self, batch: pa.RecordBatch, input_index: int = 0) -> None:
+        """Process one batch of one of the inputs, through the whole chain."""
+        self.pace.rows += batch.num_rows
+        self._say_idle(False)
+        self._feed(0, batch, input_index)
+        self.step()
+
+    def advance_watermark(self, watermark_ms: int) -> None:
+        """Event time at the inputs has reached `watermark_ms`."""
+        self._advance(0, watermark_ms)
+        self.step()
+
+    @property
+    def idleness_ms(self) -> int | None:
+        """After how long without rows a split of the source is idle; None: never."""
+        found = [link.operator.idleness_ms for link in self._links if link.operator.generates_watermarks]
+        return found[0] if found else None
+
+    @property
+    def aligned_generator(self) -> tuple[WatermarkAlignment, WatermarkGenerator] | None:
+        """Returns how splits of the source are aligned, and the step that makes their watermarks; None if they are not
+        aligned."""
+        generators = (link.operator for link in self._links if isinstance(link.operator, WatermarkGenerator))
+        return next(((each.alignment, each) for each in generators if each.alignment is not None), None)
+
+    def awaited_generator(self, behind: bool) -> WatermarkGenerator | None:
+        """Returns the first step that makes watermarks, if anything waits for them. `behind`: behind the chain."""
+        found: WatermarkGenerator | None = None
+        for link in self._links:
+            if link.operator.generates_watermarks:
+                if found is not None:
+                    return None  # The next one ends the watermarks of the first.
+                found = link.operator if isinstance(link.operator, WatermarkGenerator) else None
+            elif found is not None and link.waits:
+                return found
+        return found if behind else None
+
+    def splits_moved(self) -> None:
+        """Notifies generators of watermarks that other splits of the source hold event time back now."""
+        for position, link in enumerate(self._links):
+            if link.operator.generates_watermarks:
+                link.operator.splits_moved()
+                self._generated(position)
+        self.step()
+
+    @property
+    def advancing(self) -> bool:
+        """Returns whether steps are left. `step` does them, before anything else is processed."""
+        return bool(self._behind) or self._clock is not None
+
+    def step(self) -> None:
+        """Continues with watermarks and timers until one step is done, or nothing is left."""
+        while self.advancing:
+            if self._step():
+                return
+            if self._clock is not None:
+                for _ in self._clock:
+                    return
+                self._set_clock(None, MIN_WATERMARK_MS)
+        if self.splits.all_idle:
+            # After the last watermark: a watermark on an idle channel would not count.
+            self._say_idle(True)
+
+    def end_input(self, input_index: int = 0) -> None:
+        """One of the inputs has ended. A second call for it does nothing."""
+        if self._links and input_index not in self._inputs_ended:
+            self._inputs_ended.add(input_index)
+            self._links[0].operator.end_input(input_index, self._links[0].emit)
+
+    @property
+    def next_processing_time_ms(self) -> int | None:
+        """Returns when `fire_processing_time` is to be called next. None: no operator waits for a processing time."""
+        if self._finishing:
+            return None
+        times = (link.operator.next_processing_time_ms() for link in self._links)
+        return min((time for time in times if time is not None), default=None)
+
+    def fire_processing_time(self, now_ms: int) -> None:
+        """Processing time has reached `now_ms`: every operator emits what waited for it, first one first."""
+        assert not self.advancing, "what time has brought before comes first"
+        if not self._finishing:
+            self._set_clock(self._fire(now_ms), now_ms)
+            self.step()
+
+    def prepare_snapshot(self) -> None:
+        """Let every operator emit what belongs before the barrier, first one first."""
+        for link in self._links:
+            link.operator.prepare_snapshot(link.emit)
+
+    def snapshot(self, cut: Cut) -> list[OperatorSnapshot]:
+        """Freeze every stateful operator."""
+        snapshots = (link.operator.snapshot(cut) for link in self._links)
+        return [snapshot for snapshot in snapshots if snapshot is not None]
+
+    def changes(self, cut: Cut) -> tuple[OperatorSnapshot, ...]:
+        """Freeze the keyed state of every operator, and nothing else: for the changelog."""
+        changes = (link.operator.changes(cut) for link in self._links)
+        return tuple(change for change in changes if change is not None)
+
+    @property
+    def changed_bytes(self) -> int:
+        """About how many bytes of keyed state have changed since it was last frozen."""
+        return sum(link.operator.changed_bytes for link in self._links)
+
+    def changed_rows(self, base: CheckpointId) -> tuple[int, int]:
+        """About how many rows of keyed state a snapshot on that base would hold, and how many a whole one."""
+        changed = [backend.changed_rows(base) for backend in self.backends.values()]
+        return sum(rows for rows, _ in changed), sum(rows for _, rows in changed)
+
+    @property
+    def backends(self) -> Mapping[OperatorUid, KeyedBackend]:
+        """The backend of each operator that has keyed state."""
+        pairs = zip(self._contexts, self._links, strict=True)
+        found = ((context.uid, link.operator.keyed_backend) for context, link in pairs)
+        return {uid: backend for uid, backend in found if backend is not None}
+
+    @property
+    def user_metrics(self) -> tuple[UserMetric, ...]:
+        """Returns what functions of the user have counted of themselves."""
+        return tuple(metric for context in self._contexts for metric in context.metrics.read(context.uid))
+
+    @property
+    def state_sizes(self) -> tuple[tuple[str, StateSize], ...]:
+        """The names of operators with keyed state, and about how much each has."""
+        pairs = zip(self._contexts, self._links, strict=True)
+        found = ((context.name, link.operator.keyed_backend) for context, link in pairs)
+        return tuple((name, backend.size) for name, backend in found if backend is not None)
+
+    def hand_over(self) -> Mapping[OperatorUid, KeyedBackend]:
+        """The backends that can go back to a checkpoint, for the next attempt. Only `close` is called afterwards."""
+        backends = {uid: backend for uid, backend in self.backends.items() if backend.goes_back}
+        for context, link in zip(self._contexts, self._links, strict=True):
+            if context.uid in backends:
+                link.operator.hand_over()
+        return backends
+
+    def take_pending(self, force: bool) -> list[tuple[OperatorUid, StagedRows]]:
+        """Returns the rows that the sinks of the chain have ready to write, each with its sink."""
+        return [(uid, rows) for uid, sink in self._sinks.items() for rows in sink.take_files(force)]
+
+    def finish(self, drain: bool = True) -> Iterator[None]:
+        """End of all inputs. Returns the steps that are left.
+
+        First come steps of watermarks. Then, if the end is for good (`drain`), every operator emits what it has left,
+        first one first.
+        """
+        self._finishing = True
+        self.callers.draining = drain
+        self.splits.idle.clear()
+        self._set_clock(None, MIN_WATERMARK_MS)
+        return self._finish() if drain else self._catch_up()
+
+    def close(self) -> None:
+        """Close every operator that `open` began with, once, first one first, even if one of them raises."""
+        self._closing.close()
+
+    def _feed(self, position: int, batch: pa.RecordBatch, input_index: int = 0) -> None:
+        """Process a batch, beginning with the operator at `position`."""
+        if not batch.num_rows:
+            return
+        if position == len(self._links):
+            self._output(batch)
+            return
+        link = self._links[position]
+        if batch.num_rows > link.rows_max:
+            # Operators before it may make more rows out of one turn than it takes at once.
+            for start in range(0, batch.num_rows, link.rows_max):
+                self._feed(position, batch.slice(start, link.rows_max), input_index)
+            return
+        link.operator.process_input(input_index, batch, link.emit)
+        if link.operator.generates_watermarks:
+            self._generated(position)
+
+    def _emitted(self, position: int, batch: pa.RecordBatch) -> None:
+        """An operator emits. What the rows before have made of the watermark of a generator comes first.
+
+        These may be of a batch that the generator got in the same call, from an operator that emits several.
+        """
+        if self._links[position].operator.generates_watermarks:
+            self._generated(position)
+            while self._step(position):
+                pass
+        self._feed(position + 1, batch)
+
+    def _generated(self, position: int) -> bool:
+        """Pass on a generator's watermark, if it is new."""
+        link = self._links[position]
+        own_ms = link.operator.watermark_ms
+        if own_ms is not None and own_ms > link.generated_ms:
+            link.generated_ms = own_ms
+            self._advance(position + 1, own_ms)
+            return True
+        return False
+
+    def _say_idle(self, idle: bool) -> None:
+        if idle != self._idle and any(link.operator.generates_watermarks for link in self._links):
+            self._idle = idle
+            self._output_idle(idle)
+
+    def _advance(self, start: int, watermark_ms: int) -> None:
+        """Pass a watermark down the chain from `start`, to the first operator that has something to do for it."""
+        for position in range(start, len(self._links)):
+            link = self._links[position]
+            if isinstance(link.operator, AsyncMap) and not link.operator.let_pass(watermark_ms):
+                return
+            if link.operator.generates_watermarks:
+                if watermark_ms < MAX_WATERMARK_MS:
+                    return
+                link.generated_ms = watermark_ms
+            if link.waits:
+                link.next_ms = watermark_ms
+                self._behind.add(position)
+                return
+        self._say_idle(False)
+        self._output_watermark(watermark_ms)
+
+    def _steps_of(self, link: Link) -> Iterator[None]:
+        """The steps left for the watermark that an operator has begun with, or else those for its next one."""
+        if link.steps is None:
+            assert link.next_ms is not None, "an operator is behind a watermark"
+            link.current_ms = link.next_ms
+            link.next_ms = None
+            link.steps = link.operator.advance_watermark(link.current_ms, link.emit)
+        return link.steps
+
+    def _step(self, behind: int = -1) -> bool:
+        """Do one step of the operators behind a position that are not done with a watermark. False: none was left."""
+        while (position := max(self._behind, default=-1)) > behind:
+            for _ in self._steps_of(self._links[position]):
+                return True
+            self._arrived(position)
+        return False
+
+    def _arrived(self, position: int) -> None:
+        """An operator is done with a watermark: pass the watermark on."""
+        link = self._links[position]
+        link.steps = None
+        if link.next_ms is None:
+            self._behind.remove(position)
+        self._advance(position + 1, link.operator.reached_ms(link.current_ms))
+
+    def _set_clock(self, steps: Iterator[None] | None, time_ms: int) -> None:
+        self._clock = steps
+        self._clock_ms = time_ms
+        self.set_time(self._task_ms)
+
+    def _fire(self, now_ms: int) -> Iterator[None]:
+        for link in self._links:
+            yield from link.operator.on_processing_time(now_ms, link.emit)
+
+    def _catch_up(self) -> Iterator[None]:
+        """Yields after each step that is left for watermarks."""
+        while self.advancing:
+            self.step()
+            yield
+
+    def _finish(self) -> Iterator[None]:
+        yield from self._catch_up()
+        for position, link in enumerate(self._links):
+            # The inputs of the first operator may have ended already, one by one. The others have one input, which ends
+            # now.
+            if position or not self._inputs_ended:
+                link.operator.end_input(0, link.emit)
+            for _ in link.operator.finish(link.emit):
+                yield
+                yield from self._catch_up()
+            yield from self._catch_up()
+
+
+@dataclass(slots=True)
+class Link:
+    """An operator, and how far it is in event time."""
+
+    operator: Operator
+    emit: Emit
+    """Takes its output."""
+    rows_max: int
+    """It gets no more rows than this at once."""
+    waits: bool
+    """`Operator.waits_for_event_time`, read once."""
+    generated_ms: int = MIN_WATERMARK_MS
+    """The newest watermark of its own that was passed on."""
+    next_ms: int | None = None
+    """The newest watermark that has come, until it begins with it."""
+    current_ms: int = MIN_WATERMARK_MS
+    """The newest watermark that it has begun with."""
+    steps: Iterator[None] | None = None
+    """The steps left for that one."""
+
+
+def link_of(spec: OperatorSpec, emit: Emit) -> Link:
+    """Make the operator of a spec."""
+    operator = spec.factory()
+    rows_max = ROWS_UNLIMITED if spec.batch_rows is None else spec.batch_rows.most
+    return Link(operator, emit, rows_max, operator.waits_for_event_time)
+
+
+_WORKING = (TaskStatus.RUNNING, TaskStatus.FINISHING)
+
+
+class AsyncCallers:
+    """The operators of a chain whose functions are called asynchronously (`AsyncMap`).
+
+    Rules:
+
+    - A task takes no input while rows wait for a call: `blocked`. At the end of its input it waits for all results.
+    - What functions return continues between two turns, to the operator behind: rows, and watermarks that waited for
+      them. All steps of such a watermark come before the rows behind it: these are judged by it.
+
+    `advance`, `step` and `feed` are those of the chain.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[OperatorSpec],
+        links: Sequence[Link],
+        advance: Callable[[int, int], None],
+        step: Callable[[int], bool],
+        feed: Callable[[int, pa.RecordBatch], None],
+    ) -> None:
+        self._callers = {
+            spec.uid: (position, link.operator)
+            for position, (spec, link) in enumerate(zip(specs, links, strict=True))
+            if isinstance(link.operator, AsyncMap)
+        }
+        self._advance = advance
+        self._step = step
+        self._feed = feed
+        self.draining = False
+        """Whether the input has ended for good."""
+
+    @property
+    def blocked(self) -> bool:
+        """Returns whether nothing can be done before a function has returned."""
+        return any(caller.full or (self.draining and caller.busy) for _, caller in self._callers.values())
+
+    def take_calls(self, status: TaskStatus) -> list[MakeCalls]:
+        """Calls to make now, by a running task: before that there is no receiver for the results."""
+        if status not in _WORKING:
+            return []
+        taken = ((uid, tuple(caller.take_calls())) for uid, (_, caller) in self._callers.items())
+        return [MakeCalls(uid, calls) for uid, calls in taken if calls]
+
+    def answered(self, answers: Iterable[tuple[OperatorUid, Answer]], status: TaskStatus) -> None:
+        """Functions have returned, or failed. Nothing for a task that was stopped: its rows are in the savepoint."""
+        if status not in _WORKING:
+            return
+        by_operator: dict[OperatorUid, list[Answer]] = {}
+        for uid, answer in answers:
+            by_operator.setdefault(uid, []).append(answer)
+        for uid, found in by_operator.items():
+            position, caller = self._callers[uid]
+            for item in caller.answered(found):
+                if isinstance(item, int):
+                    self._advance(position + 1, item)
+                    while self._step(position):
+                        pass
+                else:
+                    self._feed(position + 1, item)
+
+
+class ProcessingTimeTimer:
+    """Fires the processing-time timers of a task's operators.
+
+    The task machine sets one timer of the runtime at a time, for the earliest moment. When it is due, the operators'
+    timers fire in steps, each in a turn of its own. Steps that are left for a watermark go first.
+    """
+
+    def __init__(self, chain: OperatorChain, instruct: Callable[[do.TaskInstruction], None]) -> None:
+        self._chain = chain
+        self._instruct = instruct
+        self._set_for_ms: int | None = None
+        self._due_ms: int | None = None
+        """The time that is due, until operators have handled it."""
+
+    @property
+    def due(self) -> bool:
+        """Returns whether timers are due or steps are left, to be done as soon as there is room for their output."""
+        return self._due_ms is not None or self._chain.advancing
+
+    def fired(self, at_ms: int) -> None:
+        """The runtime's timer has fired: what waited for `at_ms` is due, even if the clock was set back since."""
+        self._set_for_ms = None
+        self._due_ms = at_ms
+
+    def run(self, now_ms: int) -> None:
+        """Do one step of what is due."""
+        if self._chain.advancing:
+            self._chain.step()
+        else:
+            at_ms = now_ms if self._due_ms is None else max(now_ms, self._due_ms)
+            self._due_ms = None
+            self._chain.fire_processing_time(at_ms)
+
+    def set(self) -> None:
+        """Set a timer for the earliest time, unless one is set for it or for an earlier one, or is due already."""
+        if self.due:
+            return
+        due_at_ms = self._chain.next_processing_time_ms
+        if due_at_ms is not None and (self._set_for_ms is None or due_at_ms < self._set_for_ms):
+            self._set_for_ms = due_at_ms
+            self._instruct(do.SetTaskTimer(TaskTimer.PROCESSING_TIME, due_at_ms))

@@ -1,0 +1,384 @@
+"""`OutputGate`: the output side of a task: numbered elements, queues, credit and frames.
+
+`Emitter` queues and sends. `SubtaskCheckpoints` queues barriers and lets them overtake. Rules that it keeps:
+
+- Elements leave in the order in which they were queued, and get their numbers then. Only a barrier may overtake what is
+  queued. What it has overtaken belongs to its checkpoint.
+- Batches leave only while there is credit; the last one may overdraw it. Control elements need no credit, and still
+  never overtake a batch.
+- A frame is sent when enough bytes are queued, when a control element is queued (a barrier must not linger), or when
+  the linger time is over. The size adapts: it grows while the receiver is the bottleneck (large frames cost least per
+  row), and shrinks while frames leave by time (latency matters more then).
+- A watermark that no operator behind a channel waits for travels with what leaves by time, or before the next other
+  control element: only the newest one. So it neither makes frames small nor keeps batches apart.
+- When a queue is full the task takes no more input: back-pressure continues to the source (invariant 10).
+- For a receiver with a *narrow* window, smaller than what a queue may hold, queues, frames and batches stay small as
+  well: elements that wait here delay barriers just as much.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from tidegate.actors.task import invariants
+from tidegate.actors.task.channels import MERGED_ROWS_MAX, InFlightElement, ReadyChannels, keep_in_flight
+from tidegate.actors.task.turn_pacer import BATCHES_A_WINDOW, ROWS_UNLIMITED, SenderPace
+from tidegate.protocol.identity import ChannelId
+from tidegate.protocol.stream_elements import (
+    MAX_WATERMARK_MS,
+    Barrier,
+    Control,
+    Element,
+    Watermark,
+    element_size_bytes,
+)
+from tidegate.storage.argument_checks import check_whole
+from tidegate.storage.errors import ConfigurationError, ProtocolError
+from tidegate.storage.ids import CheckpointId
+
+DEBLOAT_TARGET_MS = 1_000
+"""The time that a receiver should need for what is in flight to it, unless the job sets another one."""
+PROBE_MS_MIN = 10
+WINDOW_BYTES_AT_FIRST = 64 * 1024
+"""A small first window: the receiver may be slow, and what was sent cannot be taken back."""
+
+
+@dataclass(frozen=True, slots=True)
+class BufferLimits:
+    """Limits of the data plane, for each channel unless stated otherwise. Sizes in bytes, times in ms."""
+
+    credit_bytes: int = 8 * 1024 * 1024
+    queue_bytes_max: int = 8 * 1024 * 1024
+    frame_bytes_min: int = 64 * 1024
+    frame_bytes_max: int = 8 * 1024 * 1024
+    frame_elements_max: int = 1_024
+    linger_ms: int = 20
+    probe_ms: int = 2_000
+    """How long output waits for credit before an empty frame requests a grant that may be lost."""
+    in_flight_bytes_max: int = 256 * 1024 * 1024
+    """What a task holds for one unaligned snapshot, all channels together, before it declines the checkpoint."""
+    turn_rows_max: int = ROWS_UNLIMITED
+    """Rows that a task processes at most before it looks at what else has come in."""
+    merged_rows_max: int = MERGED_ROWS_MAX
+    """Rows up to which small batches that wait on a channel are handed to the operators as one; 1: as they came."""
+    debloat_target_ms: int = 0
+    """Time that the receiver should need for what is in flight; 0: only bytes count."""
+    window_bytes_min: int = 4 * 1024
+    """No window is smaller."""
+
+    def __post_init__(self) -> None:
+        check_whole(self, "credit_bytes", "queue_bytes_max", "frame_bytes_min", "frame_bytes_max", least=1)
+        check_whole(self, "frame_elements_max", least=1)
+        check_whole(self, "linger_ms", "debloat_target_ms", least=0)
+        check_whole(self, "probe_ms", least=PROBE_MS_MIN)
+        check_whole(self, "in_flight_bytes_max", "turn_rows_max", "merged_rows_max", "window_bytes_min", least=1)
+        if self.frame_bytes_min > self.frame_bytes_max:
+            raise ConfigurationError(
+                f"BufferLimits(frame_bytes_min={self.frame_bytes_min}, frame_bytes_max={self.frame_bytes_max}): the "
+                "smallest frame is larger than the largest; give frame_bytes_min up to frame_bytes_max"
+            )
+
+    @property
+    def widest_window_bytes(self) -> int:
+        """The window of a receiver that is quick enough for all there may be.
+
+        The sender's queue is as large as the window. So a window may be larger than the credit: if it could not, a
+        sender with little credit and a large queue would not notice a slow receiver.
+        """
+        return max(self.credit_bytes, self.queue_bytes_max) if self.debloat_target_ms else self.credit_bytes
+
+    @property
+    def first_window_bytes(self) -> int:
+        """The window of a channel before anything was measured at its receiver."""
+        if not self.debloat_target_ms:
+            return self.credit_bytes
+        return min(self.widest_window_bytes, max(self.window_bytes_min, WINDOW_BYTES_AT_FIRST))
+
+
+class OutputChannel:
+    """The elements that wait to be sent on one channel."""
+
+    __slots__ = (
+        "_awaited",
+        "_credit_bytes",
+        "_frame_bytes",
+        "_full_bytes",
+        "_held",
+        "_left",
+        "_limits",
+        "_urgent",
+        "barriers",
+        "bytes_put",
+        "channel",
+        "narrow_bytes",
+        "next_sequence",
+        "place",
+        "queue",
+        "queued_bytes",
+        "rows_put",
+        "sent_bytes",
+    )
+
+    def __init__(self, channel: ChannelId, limits: BufferLimits, awaited: bool = True) -> None:
+        self.channel = channel
+        self.place = 0
+        """Which of the gate's channels it is."""
+        self._awaited = awaited
+        self._held: Watermark | None = None
+        """The newest watermark, if no operator waits for it and it has not been queued yet."""
+        self._left: Watermark | None = None
+        """The newest watermark that has left; None: none yet."""
+        self.queue: deque[Element] = deque()
+        self.queued_bytes = 0
+        self.next_sequence = 0
+        """Number of the element that is sent next."""
+        self.rows_put = 0
+        """Rows that were queued since the attempt began."""
+        self.barriers: set[CheckpointId] = set()
+        """Checkpoints whose barriers are queued."""
+        self._limits = limits
+        self.bytes_put = 0
+        """Bytes of batches that were queued since the last turn."""
+        self.narrow_bytes: int | None = None
+        """The receiver's window if it is narrow, that is smaller than the widest; else None."""
+        self._full_bytes = limits.queue_bytes_max
+        """The limit of the queue, in bytes."""
+        self._set_window(limits.first_window_bytes)
+        self._credit_bytes = min(limits.credit_bytes, limits.first_window_bytes)
+        self.sent_bytes = 0
+        """Bytes of batches that have left since the attempt began."""
+        self._frame_bytes = limits.frame_bytes_min
+        self._urgent = 0
+        """Queued control elements."""
+
+    def _set_window(self, window_bytes: int) -> None:
+        limits = self._limits
+        narrow = window_bytes < limits.widest_window_bytes
+        self.narrow_bytes = window_bytes if narrow else None
+        self._full_bytes = min(window_bytes, limits.queue_bytes_max) if narrow else limits.queue_bytes_max
+
+    @property
+    def over_limit(self) -> bool:
+        """Returns whether the queue is full."""
+        return invariants.is_full(self.queued_bytes, self._full_bytes)
+
+    @property
+    def exhausted(self) -> bool:
+        """Returns whether nothing more may be sent before the receiver answers with credit."""
+        return not invariants.may_send(self.sent_bytes, self._credit_bytes)
+
+    @property
+    def sendable(self) -> bool:
+        """Returns whether the first queued element may leave now."""
+        return bool(self.queue) and (not isinstance(self.queue[0], pa.RecordBatch) or not self.exhausted)
+
+    @property
+    def starved_at_bytes(self) -> int | None:
+        """The credit that was granted in total, if the first queued element waits for more."""
+        return self._credit_bytes if self.queue and not self.sendable else None
+
+    @property
+    def idle(self) -> bool:
+        """Returns whether there is nothing to send, now or later."""
+        return not self.queue and self._held is None
+
+    @property
+    def lingering(self) -> bool:
+        """Returns whether something would leave if the linger time were over."""
+        return self.sendable or (self._held is not None and not self.queue)
+
+    def put(self, element: Element) -> None:
+        """Queue an element."""
+        if isinstance(element, Watermark):
+            self._held = None
+            if not self._awaited and element.timestamp_ms < MAX_WATERMARK_MS:
+                self._held = element
+                return
+        elif not isinstance(element, pa.RecordBatch):
+            self._release()
+        self._queue(element)
+
+    def _release(self) -> None:
+        """Queue the watermark that is held."""
+        held = self._held
+        self._held = None
+        if held is not None:
+            self._queue(held)
+
+    def _queue(self, element: Element) -> None:
+        self.queue.append(element)
+        if isinstance(element, pa.RecordBatch):
+            size_bytes = element_size_bytes(element)
+            self.rows_put += element.num_rows
+            self.queued_bytes += size_bytes
+            self.bytes_put += size_bytes
+            return
+        self._urgent += 1
+        if isinstance(element, Barrier):
+            self.barriers.add(element.checkpoint_id)
+
+    def overtake(self, barrier: Barrier) -> list[InFlightElement]:
+        """Queue a barrier before everything that waits, or move it there; returns what of it is in flight now."""
+        overtaken: list[InFlightElement] = []
+        keep_in_flight(overtaken, (self._left,))
+        for index, element in enumerate(self.queue):
+            if isinstance(element, Barrier) and element.checkpoint_id == barrier.checkpoint_id:
+                del self.queue[index]
+                self._urgent -= 1
+                break
+            keep_in_flight(overtaken, (element,))
+        self.queue.appendleft(barrier)
+        self.barriers.add(barrier.checkpoint_id)
+        self._urgent += 1
+        return overtaken
+
+    def grant(self, total_bytes: int, window_bytes: int) -> None:
+        """Credit came in; a stale grant changes nothing."""
+        if total_bytes >= self._credit_bytes:
+            self._credit_bytes = total_bytes
+            self._set_window(window_bytes)
+
+    def take_frame(self, flush: bool) -> tuple[int, tuple[Element, ...]] | None:
+        """The next frame as (number of its first element, elements), or None when it is not time or not allowed."""
+        by_time = flush and self.queued_bytes > 0 and not self._urgent
+        if flush:
+            self._release()
+        if not self.sendable:
+            if self.queue:
+                self._frame_bytes = min(self._frame_bytes * 2, self._limits.frame_bytes_max)
+            return None
+        full = self.queued_bytes >= self._frame_bytes
+        if self.narrow_bytes is not None:
+            full = full or self.queued_bytes >= self.narrow_bytes // BATCHES_A_WINDOW
+        if not (flush or self._urgent or full):
+            return None
+        if by_time and self.queued_bytes * 2 < self._frame_bytes:
+            self._frame_bytes = max(self._frame_bytes // 2, self._limits.frame_bytes_min)
+        first_sequence = self.next_sequence
+        elements: list[Element] = []
+        frame_bytes = 0
+        while self.sendable and len(elements) < self._limits.frame_elements_max:
+            size_bytes = element_size_bytes(self.queue[0])
+            if elements and frame_bytes + size_bytes > self._limits.frame_bytes_max:
+                break
+            element = self.queue.popleft()
+            if not isinstance(element, pa.RecordBatch):
+                self._urgent -= 1
+                if isinstance(element, Barrier):
+                    self.barriers.discard(element.checkpoint_id)
+                elif isinstance(element, Watermark):
+                    self._left = element
+            frame_bytes += size_bytes
+            self.sent_bytes += size_bytes
+            elements.append(element)
+        self.next_sequence += len(elements)
+        self.queued_bytes -= frame_bytes
+        assert self.queued_bytes >= 0
+        return first_sequence, tuple(elements)
+
+
+class OutputGate:
+    """All output channels of a task."""
+
+    def __init__(
+        self, channels: Sequence[ChannelId], limits: BufferLimits, unawaited: Collection[ChannelId] = ()
+    ) -> None:
+        """`unawaited`: channels behind which no operator waits for watermarks."""
+        self._channels = {channel: OutputChannel(channel, limits, channel not in unawaited) for channel in channels}
+        for place, of_channel in enumerate(self._channels.values()):
+            of_channel.place = place
+        self._marked = ReadyChannels(tuple(self._channels.values()))
+        """Channels in which something may wait, or was put since the last turn."""
+        self.lingering = False
+        """Whether `take_frames` has left something that credit would allow to be sent."""
+        self.starving = False
+        """Whether `take_frames` has left something because there was no credit for it."""
+        self.watermark_ms: int | None = None
+        """The newest watermark that was queued; None: none yet."""
+        self._pace = SenderPace()
+
+    def __getitem__(self, channel: ChannelId) -> OutputChannel:
+        found = self._channels.get(channel)
+        if found is None:
+            raise ProtocolError(f"{channel} is not an output of this task")
+        self._marked.mark(found.place)
+        return found
+
+    @property
+    def over_limit(self) -> bool:
+        """Returns whether any queue is full."""
+        for channel in self._marked:  # noqa: SIM110 (read many times a turn: a generator takes longer)
+            if channel.over_limit:
+                return True
+        return False
+
+    @property
+    def turn_rows_max(self) -> int:
+        """Rows of a turn, so that its batches are as large as the slowest receiver wants them."""
+        return self._pace.rows_max
+
+    def turn_over(self, rows: int) -> None:
+        """A turn of `rows` rows is over."""
+        filled = 0.0
+        for channel in self._marked:
+            if channel.narrow_bytes is not None:
+                filled = max(filled, channel.bytes_put / channel.narrow_bytes)
+            channel.bytes_put = 0
+        self._pace.took(rows, filled)
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes that wait on all channels."""
+        return sum(channel.queued_bytes for channel in self._channels.values())
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of this attempt that have left, on all channels."""
+        return sum(channel.sent_bytes for channel in self._channels.values())
+
+    @property
+    def rows_put(self) -> int:
+        """Rows that were queued since the attempt began, on all channels."""
+        return sum(channel.rows_put for channel in self._channels.values())
+
+    @property
+    def empty(self) -> bool:
+        """Returns whether nothing waits."""
+        return not any(channel.queue for channel in self._marked)
+
+    def starved(self) -> dict[ChannelId, int]:
+        """Channels that wait for credit, and what they have been granted in total."""
+        found = ((state.channel, state.starved_at_bytes) for state in self._marked)
+        return {channel: credit_bytes for channel, credit_bytes in found if credit_bytes is not None}
+
+    def broadcast(self, element: Control) -> None:
+        """Queue a control element on every channel."""
+        if isinstance(element, Watermark):
+            invariants.check_watermark(self.watermark_ms, element.timestamp_ms)
+            self.watermark_ms = element.timestamp_ms
+        self._marked.mark_all()
+        for channel in self._marked:
+            channel.put(element)
+
+    def take_frames(self, flush: bool) -> list[tuple[ChannelId, int, tuple[Element, ...]]]:
+        """All frames that may and should leave now."""
+        frames = []
+        self.lingering = self.starving = False
+        for channel in self._marked:
+            if channel.idle:
+                if not channel.bytes_put:
+                    self._marked.unmark(channel.place)
+                continue
+            while (frame := channel.take_frame(flush)) is not None:
+                frames.append((channel.channel, *frame))
+            self.lingering = self.lingering or channel.lingering
+            self.starving = self.starving or channel.starved_at_bytes is not None
+        return frames
+
+    def row_positions(self) -> tuple[tuple[ChannelId, int], ...]:
+        """For each channel the number of rows that were queued since the attempt began."""
+        return tuple((channel, state.rows_put) for channel, state in self._channels.items())

@@ -1,0 +1,368 @@
+"""Tracks snapshots of one task whose asynchronous part is under way, and sink files that wait for a checkpoint.
+
+`SubtaskCheckpoints` calls it. Rules that it keeps:
+
+- A cancelled snapshot is never acknowledged. What its asynchronous part still writes is discarded.
+- A snapshot is acknowledged only when its state file, what was in flight, *and* every sink file staged before its
+  barrier are durable.
+- A sink file stays pending until a checkpoint that covers it is complete. So the next checkpoint commits the files of
+  an aborted one.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as do
+from tidegate.actors.task.incremental_base import Chain, ChangeLog, ChangelogLimits, IncrementalBase
+from tidegate.actors.task.instructions import StageFile
+from tidegate.actors.task.invariants import may_acknowledge
+from tidegate.actors.task.operator_chain import OperatorChain
+from tidegate.operators.sinks.sink import StagedRows
+from tidegate.state.common.options import StateBackendOptions
+from tidegate.storage.checkpoints.metadata import (
+    Committable,
+    DataFile,
+    NativeState,
+    SnapshotKind,
+    StateHandle,
+    StoredSplit,
+)
+from tidegate.storage.errors import ProtocolError
+from tidegate.storage.ids import CheckpointId, OperatorUid, SubtaskIndex
+from tidegate.storage.state.snapshot import Cut, OperatorSnapshot
+
+
+class StagedFiles:
+    """Numbered files of one sink subtask: being written, durable, and committed."""
+
+    def __init__(self) -> None:
+        self.next_index = 0
+        self._committed = 0
+        self._durable: dict[int, DataFile] = {}
+
+    @property
+    def in_flight(self) -> int:
+        """Files being written."""
+        return self.next_index - self._committed - len(self._durable)
+
+    def start(self) -> int:
+        """Number of a new file."""
+        self.next_index += 1
+        return self.next_index - 1
+
+    def durable(self, index: int, file: DataFile) -> None:
+        """Notes that a file was written. A repeated call does no harm."""
+        if index >= self.next_index:
+            raise ProtocolError(f"sink file {index} was staged, but only {self.next_index} were asked for")
+        if index >= self._committed:
+            self._durable[index] = file
+
+    def covered(self, end: int) -> tuple[int, tuple[DataFile, ...]] | None:
+        """Pending files below `end` as (first number, files); None while one of them is still being written."""
+        indices = range(self._committed, end)
+        if any(index not in self._durable for index in indices):
+            return None
+        return self._committed, tuple(self._durable[index] for index in indices)
+
+    def commit(self, end: int) -> None:
+        """Files below `end` belong to a completed checkpoint."""
+        for index in range(self._committed, end):
+            del self._durable[index]
+        self._committed = max(self._committed, end)
+
+
+class SnapshotPart(enum.Enum):
+    """The parts of a snapshot, each written on its own."""
+
+    STATE = "state"
+    CHANNELS = "channels"
+    CHANGELOG = "changelog"
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The place of one part of a snapshot in storage."""
+
+    handle: StateHandle | None = None
+    layer: StateHandle | None = None
+    native: tuple[NativeState, ...] = ()
+
+    def files(self, base: IncrementalBase | None) -> dict[str, int]:
+        """Sizes of the files that were written for it, by path. Native files that `base` has are not among them."""
+        known = frozenset[str]() if base is None else base.paths
+        found = {h.path: h.size_bytes for h in (self.handle, self.layer) if h is not None and h.path is not None}
+        return found | {f.path: f.size_bytes for state in self.native for f in state.files if f.path not in known}
+
+
+@dataclass(slots=True)
+class TaskSnapshot:
+    """One snapshot from its barrier until its checkpoint is complete or aborted."""
+
+    checkpoint_id: CheckpointId
+    kind: SnapshotKind
+    finished: bool
+    unaligned: bool
+    start_delay_ms: int
+    alignment_ms: int
+    started_at_ms: int
+    ends: Mapping[OperatorUid, int]
+    """For each sink the number of files that were started before the barrier."""
+    missing: set[SnapshotPart] = field(default_factory=lambda: {SnapshotPart.STATE})
+    """Parts that are not durable yet, whether or not their writing has begun."""
+    writing: set[SnapshotPart] = field(default_factory=lambda: {SnapshotPart.STATE})
+    """Parts that are being written."""
+    written: dict[SnapshotPart, Written] = field(default_factory=dict)
+    base: IncrementalBase | None = None
+    """The base on which it is built."""
+    chain: Chain | None = None
+    """The layers of the changelog that make it whole."""
+    chain_since: int = 0
+    """Layers up to this number were written for snapshots before it."""
+    sync_ms: int = 0
+    read_splits: tuple[StoredSplit, ...] = ()
+    """The splits of a source that had finished."""
+    acknowledged: bool = False
+    cancelled: bool = False
+
+    @property
+    def lineage(self) -> IncrementalBase:
+        """Returns what later snapshots may be built on."""
+        state = self.written[SnapshotPart.STATE]
+        if self.chain is not None:
+            return IncrementalBase(self.checkpoint_id, self.chain.handles)
+        below = () if self.base is None else self.base.layers
+        return IncrementalBase(
+            self.checkpoint_id, below if state.layer is None else (*below, state.layer), state.native
+        )
+
+    @property
+    def incremental_bytes(self) -> int:
+        """Bytes of state that were written for it, without in-flight rows."""
+        state = self.written[SnapshotPart.STATE]
+        inline = (h.size_bytes for h in (state.handle, state.layer) if h is not None and h.path is None)
+        logged = () if self.chain is None else self.chain.layers
+        segments = (layer.size_bytes for layer in logged if layer.number > self.chain_since)
+        return sum(inline) + sum(state.files(self.base).values()) + sum(segments)
+
+
+@dataclass(slots=True)
+class SnapshotTracker:
+    """All snapshots of a task that are not over."""
+
+    subtask: SubtaskIndex
+    tables: Mapping[OperatorUid, str]
+    files: dict[OperatorUid, StagedFiles] = field(default_factory=dict)
+    _snapshots: dict[CheckpointId, TaskSnapshot] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.files = {uid: StagedFiles() for uid in self.tables}
+
+    @property
+    def files_in_flight(self) -> int:
+        """Sink files being written."""
+        return sum(staged.in_flight for staged in self.files.values())
+
+    def stage(self, taken: Iterable[tuple[OperatorUid, StagedRows]]) -> list[StageFile]:
+        """Give each of these its number."""
+        return [StageFile(u, self.files[u].start(), r.batches, r.folder, r.prepare) for u, r in taken]
+
+    def ends(self) -> dict[OperatorUid, int]:
+        """For each sink the number of files started so far."""
+        return {uid: staged.next_index for uid, staged in self.files.items()}
+
+    def begin(self, snapshot: TaskSnapshot) -> None:
+        """The synchronous part is done."""
+        assert snapshot.checkpoint_id not in self._snapshots, "a task takes each snapshot once"
+        if snapshot.chain is not None:
+            snapshot.missing.add(SnapshotPart.CHANGELOG)
+            snapshot.writing.add(SnapshotPart.CHANGELOG)
+        self._snapshots[snapshot.checkpoint_id] = snapshot
+
+    def await_channels(self, checkpoint_id: CheckpointId) -> None:
+        """In-flight rows have to be durable too. They are not all there yet."""
+        self._snapshots[checkpoint_id].missing.add(SnapshotPart.CHANNELS)
+
+    def overtook(self, checkpoint_id: CheckpointId) -> None:
+        """The barrier has overtaken something after all."""
+        self._snapshots[checkpoint_id].unaligned = True
+
+    def write_channels(self, checkpoint_id: CheckpointId, empty: bool) -> None:
+        """All in-flight rows are there, and being written; or there were none (`empty`)."""
+        snapshot = self._snapshots[checkpoint_id]
+        assert SnapshotPart.CHANNELS in snapshot.missing and not snapshot.cancelled
+        if empty:
+            snapshot.missing.remove(SnapshotPart.CHANNELS)
+        else:
+            snapshot.writing.add(SnapshotPart.CHANNELS)
+
+    def persisted(
+        self, checkpoint_id: CheckpointId, part: SnapshotPart, written: Written, sync_ms: int = 0
+    ) -> list[str]:
+        """A part is durable. Returns the files to discard if the snapshot was cancelled meanwhile."""
+        snapshot = self._snapshots.get(checkpoint_id)
+        if snapshot is None or part not in snapshot.writing:
+            return []
+        snapshot.writing.remove(part)
+        if snapshot.cancelled:
+            self._forget_if_over(snapshot)
+            return list(written.files(snapshot.base))
+        snapshot.missing.remove(part)
+        snapshot.sync_ms = max(snapshot.sync_ms, sync_ms)
+        snapshot.written[part] = written
+        return []
+
+    def changelog_answered(self) -> list[CheckpointId]:
+        """A layer of the changelog is durable, or has failed. Returns the snapshots that can never be durable now."""
+        failed = []
+        for snapshot in self._snapshots.values():
+            chain = snapshot.chain
+            if chain is None or SnapshotPart.CHANGELOG not in snapshot.writing:
+                continue
+            if chain.durable and not snapshot.cancelled:
+                snapshot.writing.remove(SnapshotPart.CHANGELOG)
+                snapshot.missing.remove(SnapshotPart.CHANGELOG)
+            elif chain.failed:
+                failed.append(snapshot.checkpoint_id)
+        return failed
+
+    def failed(self, checkpoint_id: CheckpointId, part: SnapshotPart) -> tuple[bool, list[str]]:
+        """A part could not be written. Returns whether to decline the checkpoint, and the files to discard."""
+        snapshot = self._snapshots.get(checkpoint_id)
+        if snapshot is None or part not in snapshot.writing:
+            return False, []
+        snapshot.writing.remove(part)
+        declines = not snapshot.cancelled
+        return declines, self._cancel(snapshot)
+
+    def abort(self, checkpoint_id: CheckpointId) -> list[str]:
+        """The checkpoint was given up. Returns files that are durable already, and that are discarded nowhere else."""
+        snapshot = self._snapshots.get(checkpoint_id)
+        return [] if snapshot is None else self._cancel(snapshot)
+
+    def complete(self, checkpoint_id: CheckpointId) -> TaskSnapshot | None:
+        """The checkpoint is complete: its files are committed. Returns its snapshot, or None for a repeated
+        notification."""
+        snapshot = self._snapshots.pop(checkpoint_id, None)
+        if snapshot is None:
+            return None
+        if not snapshot.acknowledged:
+            raise ProtocolError(f"checkpoint {checkpoint_id} completed without this task's acknowledgement")
+        for uid, end in snapshot.ends.items():
+            self.files[uid].commit(end)
+        return snapshot
+
+    def abort_before(self, checkpoint_id: CheckpointId) -> list[str]:
+        """Ends older checkpoints, because a newer one is complete. Returns the files to discard."""
+        older = [n for n in self._snapshots if n < checkpoint_id]
+        return [path for number in older for path in self.abort(number)]
+
+    def to_acknowledge(self) -> list[tuple[TaskSnapshot, tuple[Committable, ...]]]:
+        """Snapshots that became fully durable, each with the files to commit. Marks them acknowledged."""
+        ready = []
+        for snapshot in self._snapshots.values():
+            if snapshot.acknowledged or snapshot.cancelled:
+                continue
+            covered = {uid: self.files[uid].covered(end) for uid, end in snapshot.ends.items()}
+            if not may_acknowledge(snapshot.missing, all(found is not None for found in covered.values())):
+                continue
+            snapshot.acknowledged = True
+            committables = tuple(
+                Committable(uid, self.subtask, self.tables[uid], found[0], found[1])
+                for uid, found in covered.items()
+                if found is not None and found[1]
+            )
+            ready.append((snapshot, committables))
+        return ready
+
+    def _cancel(self, snapshot: TaskSnapshot) -> list[str]:
+        parts = () if snapshot.acknowledged or snapshot.cancelled else snapshot.written.values()
+        paths = [path for written in parts for path in written.files(snapshot.base)]
+        snapshot.cancelled = True
+        # The changelog is written anyway. This snapshot does not wait for it any more.
+        snapshot.writing.discard(SnapshotPart.CHANGELOG)
+        self._forget_if_over(snapshot)
+        return paths
+
+    def _forget_if_over(self, snapshot: TaskSnapshot) -> None:
+        if not snapshot.writing:
+            del self._snapshots[snapshot.checkpoint_id]
+
+
+class ChangelogWriter:
+    """Freezes segments and bases of a task's changelog, and gives snapshots their layers.
+
+    `SubtaskCheckpoints` calls it; `ChangeLog` decides what is written when.
+
+    The changelog of one task. `changes` freezes the keyed state of its operators, and no more.
+    """
+
+    def __init__(
+        self,
+        changes: Callable[[Cut], tuple[OperatorSnapshot, ...]],
+        changed_bytes: Callable[[], int],
+        instruct: Callable[[do.TaskInstruction], None],
+        limits: ChangelogLimits,
+    ) -> None:
+        self._changes = changes
+        self._changed_bytes = changed_bytes
+        self._instruct = instruct
+        self._limits = limits
+        self._log = ChangeLog((), self._limits)
+        self._last_snapshot = 0
+
+    @staticmethod
+    def of(
+        options: StateBackendOptions, chain: OperatorChain, instruct: Callable[[do.TaskInstruction], None]
+    ) -> ChangelogWriter | None:
+        """The changelog of a task with these operators; None if the options ask for none."""
+        if not options.changelog:
+            return None
+        limits = ChangelogLimits.of(options.segment_bytes)
+        return ChangelogWriter(chain.changes, lambda: chain.changed_bytes, instruct, limits)
+
+    def restored(self, layers: tuple[StateHandle, ...]) -> None:
+        """The task continues from these layers."""
+        self._log = ChangeLog(layers, self._limits)
+
+    def for_snapshot(self, cut: Cut) -> tuple[Cut, Chain | None, int]:
+        """Write what has changed, for a snapshot that is taken now.
+
+        Returns what is left for the snapshot itself to hold, the layers that complete it, and the number of the newest
+        layer of the snapshot before.
+
+        A canonical savepoint holds everything itself, and the log begins anew: if the savepoint is the only checkpoint
+        that is retained, the log's files go, because only older checkpoints refer to them.
+        """
+        if cut.canonical:
+            self._log.start_anew()
+            return cut, None, self._last_snapshot
+        self._write(self._log.seal())
+        chain = self._log.take()
+        since = self._last_snapshot
+        self._last_snapshot = chain.layers[-1].number
+        return Cut(cut.checkpoint_id, keyed=False), chain, since
+
+    def go_on(self) -> None:
+        """Between two turns: write a base, or changes, if it is time."""
+        if self._log.wants_base():
+            for cut in self._log.seal_with_base():
+                self._write(cut)
+        elif self._log.wants_segment(self._changed_bytes()):
+            self._write(self._log.seal())
+
+    def answered(self, event: ev.SegmentPersisted | ev.SegmentFailed) -> None:
+        """A segment or a base is durable, or will never be."""
+        if isinstance(event, ev.SegmentPersisted):
+            discarded = self._log.written(event.number, event.whole, event.handle)
+        else:
+            discarded = self._log.failed(event.number, event.whole)
+        paths = tuple(handle.path for handle in discarded if handle.path is not None)
+        if paths:
+            self._instruct(do.DiscardState(paths))
+
+    def _write(self, cut: Cut) -> None:
+        self._instruct(do.PersistSegment(int(cut.checkpoint_id), cut.base is None, self._changes(cut)))

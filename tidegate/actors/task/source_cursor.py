@@ -1,0 +1,596 @@
+"""`SourceCursor`: the position of a source subtask in its splits. It only counts; the runtime reads. The task machine
+gets reads from it, and hands it the answers. Rules:
+
+- The position counts what was *processed*. What was only read ahead is read again after a restore. This works because
+  `SourceReader.read` is a function of its arguments.
+- An answer without rows that is not the end means only that there is nothing at the moment.
+- The payload of a split, and the splits that a source has found, belong to the position: they count when the answer
+  that carried them is processed, together with its rows. So they are in a checkpoint if and only if these rows are. A
+  split that was found is read from then on.
+- A split that is too far ahead of its group in event time is not read (`split_alignment.py`). The time for which it was
+  held counts for no idleness.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from tidegate.actors.task import instructions as do
+from tidegate.actors.task.events import SourceBatchRead, SplitsAssigned, TaskRestored, TaskTimer, WatermarkAnnounced
+from tidegate.actors.task.instructions import ReadSource, TaskInstruction
+from tidegate.actors.task.operator_chain import OperatorChain
+from tidegate.actors.task.split_positions import FrozenPositions, SplitPosition, positions_from_tables
+from tidegate.actors.task.task_descriptor import TaskDescriptor
+from tidegate.actors.task.turn_pacer import ROWS_UNLIMITED
+from tidegate.connectors.source import SourceSplit, is_unbounded
+from tidegate.operators.source_splits import SourceSplits
+from tidegate.operators.watermarks.watermark_generator import WatermarkAlignment, WatermarkGenerator
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
+from tidegate.storage.errors import ConfigurationError, ProtocolError
+from tidegate.storage.ids import AttemptNumber, CheckpointId, OperatorUid
+from tidegate.storage.state.snapshot import StateTable
+
+log = logging.getLogger(__name__)
+PAUSE_MAX_MS = 100
+"""The longest pause of a source that has no rows. So a new row waits no longer than this."""
+SHORTER = 4
+"""Rows make the next pause shorter by this factor; it stays above a millisecond, so that reads are patient."""
+PATIENCE_MS = 5_000
+"""How long one read may continue after the first pause."""
+IDLENESS_PARTS = 10
+"""A split becomes idle with an answer. That is late by at most this part of the idleness."""
+QUIET_MS = 30_000
+"""A split without rows for this long that holds event time back is logged, once, if no idleness was given."""
+QUIET_NAMED_MAX = 20
+TRIED_MAX = 64
+"""The most splits that one read tries. A task that is closed waits for at most one of them."""
+SPLITS_MAX = 100_000
+"""The most splits that one subtask may have, including splits at their end."""
+
+
+class Taken(NamedTuple):
+    """The content of an answer: rows, dead letters, and the checkpoint that it induces. Each may be None.
+
+    `lost`: records that the source has passed over because they were deleted.
+    """
+
+    batch: pa.RecordBatch | None
+    bad: pa.RecordBatch | None
+    lost: int
+    induces: CheckpointId | None
+
+
+class SourceCursor:
+    """Returns what to read next, at most `read_ahead` batches ahead of processing.
+
+    Splits are read one after the other. With `in_turn` they are read in turn, a batch of each, and `in_turn` gets the
+    split of the rows. A split without rows for `idleness_ms` is idle then; None: never.
+
+    `event_times`: how far event time is in the splits, which belongs to their positions.
+
+    With `requests` it gets more splits from the coordinator, while there are any. With `alignment` splits wait for
+    others in event time.
+
+    `awaited`: the step that makes watermarks of the splits, if anything waits for them. A split that holds them back
+    for QUIET_MS is logged, unless there is an idleness.
+
+    While no open split has anything it pauses: a millisecond at first, then twice as long each time, but never longer
+    than PAUSE_MAX_MS. Rows make the next pause a quarter as long: a source that has rows now and then is read about as
+    often as it has some. After a split without rows, and after a pause, one read tries many splits, until one has
+    something: most likely none has. After the first pause a read that tries all splits continues for PATIENCE_MS and
+    pauses itself: the task is woken up when there are rows.
+    """
+
+    def __init__(
+        self,
+        positions: Sequence[SplitPosition],
+        rows_max: int,
+        read_ahead: int = 2,
+        in_turn: SourceSplits | None = None,
+        idleness_ms: int | None = None,
+        requests: SplitRequests | None = None,
+        event_times: SourceSplits | None = None,
+        alignment: SplitAlignment | None = None,
+        awaited: WatermarkGenerator | None = None,
+    ) -> None:
+        self._requests = requests
+        self.alignment = alignment
+        self._all_held = False
+        """Whether every split that could be read now is too far ahead."""
+        self._event_times = SourceSplits() if event_times is None else event_times
+        for index, position in enumerate(positions):
+            self._event_times.restore(None if in_turn is None else index, position.event_times)
+        self._taken: int | None = None
+        """The split that was processed last."""
+        self._positions = list(positions)
+        self._offsets = [position.next_offset for position in positions]
+        """The first row of each split that was not read yet."""
+        self._read_in = [position.split for position in positions]
+        """The splits as the next read of each gets them: with the newest payload."""
+        self._known = {position.split.split_id for position in positions}
+        """Ids of all splits, those included that were found in answers that wait to be processed."""
+        self._open = [index for index, position in enumerate(positions) if not position.at_end]
+        """Splits whose end was not read yet."""
+        self._turn = 0
+        """Which of the open splits is read now."""
+        self._ready: deque[tuple[int, SourceBatchRead, bool]] = deque()
+        """Answers that wait to be processed: split, answer, and whether the split is idle from there on."""
+        self._reads = 0
+        self._outstanding: int | None = None
+        self._asked: list[int] = []
+        """The splits that the last read tries."""
+        self._rows_max = rows_max
+        self._read_ahead = read_ahead
+        self._splits = in_turn
+        if in_turn is not None:
+            in_turn.begin(
+                (index for index in self._open if positions[index].split.rows),
+                (index for index in self._open if not positions[index].split.rows),
+            )
+        self._idleness_ms = idleness_ms
+        self._awaited = awaited
+        self._quiet: set[int] = set()
+        """Splits that were logged because they hold event time back."""
+        self._quiet_due_ms = 0
+        """When splits that hold event time back are looked for again."""
+        self._rows_at_ms: dict[int, int] = {}
+        """The time when a split last had rows, was first read, or was not read because the sources are held back."""
+        self._idling: set[int] = set()
+        """Splits that were called idle, and have had no rows since."""
+        self._misses = 0
+        """Empty answers since the last one that was not empty, or since the last pause."""
+        self._next_pause_ms = 1
+        self._pause_ms: int | None = None
+        """The length of the pause, during one."""
+
+    @property
+    def has_batch(self) -> bool:
+        """Returns whether a batch waits to be processed."""
+        return bool(self._ready)
+
+    @property
+    def at_end(self) -> bool:
+        """Returns whether every row of every split has been processed."""
+        over = self._requests is None or self._requests.over
+        return over and not self._open and not self._ready and self._outstanding is None
+
+    @property
+    def split_ids(self) -> tuple[str, ...]:
+        """The splits that it has, those at their end included."""
+        return tuple(position.split.split_id for position in self._positions)
+
+    @property
+    def rows_read(self) -> int:
+        """Rows of its splits that count as processed; an unknown length of a split (-1) counts as none."""
+        return sum(max(0, position.next_offset) for position in self._positions)
+
+    def next_steps(self, rows_max: int | None, at_ms: int) -> Sequence[TaskInstruction]:
+        """Returns the next read, or the request for more splits when all were read, and the report of the watermark.
+        `rows_max`: the most rows to read; None if there is no room for any.
+        """
+        steps = () if rows_max is None else self._reading(rows_max, at_ms)
+        return steps if self.alignment is None else (*steps, *self.alignment.steps(at_ms, self._all_held, self.at_end))
+
+    def _reading(self, rows_max: int, at_ms: int) -> tuple[TaskInstruction, ...]:
+        if self._requests is not None and not self._open and self._outstanding is None:
+            return self._requests.ask(at_ms)
+        read = self.next_read(rows_max)
+        return () if read is None else (read,)
+
+    def told(self, event: SplitsAssigned | WatermarkAnnounced) -> None:
+        """Handles an answer of the coordinator: new splits, or the watermark of the group."""
+        if isinstance(event, WatermarkAnnounced):
+            assert self.alignment is not None, "a task that waits for nobody is told of nobody"
+            self.alignment.announced(event.watermark_ms)
+            return
+        assert self._requests is not None, "a task that does not ask for splits gets none"
+        for split in self._requests.answered(event):
+            self._add(split)
+
+    def timer_due(self, timer: TaskTimer) -> None:
+        """Handles a timer: a pause is over, a request for splits may have to be repeated, or a report is due."""
+        if timer is TaskTimer.SOURCE:
+            self.resume()
+        elif timer is TaskTimer.SPLITS and self._requests is not None:
+            self._requests.ask_again()
+        elif timer is TaskTimer.WATERMARKS and self.alignment is not None:
+            self.alignment.timer_due()
+
+    def next_read(self, rows_max: int = ROWS_UNLIMITED) -> ReadSource | None:
+        """Returns the read to order now, of at most `rows_max` rows, if any."""
+        waits = self._pause_ms is not None or self._outstanding is not None
+        if not self._open:
+            self._all_held = False
+        if not self._open or waits or len(self._ready) >= self._read_ahead or not self._choose():
+            return None
+        self._outstanding = self._reads
+        self._reads += 1
+        self._asked = self._next_asked()
+        (split, offset), *others = [(self._read_in[index], self._offsets[index]) for index in self._asked]
+        rows_max = min(rows_max, self._rows_max)
+        patience_ms = self._patience_ms()
+        pause_ms = self._next_pause_ms
+        return ReadSource(self._outstanding, split, offset, rows_max, tuple(others), patience_ms, pause_ms)
+
+    def _patience_ms(self) -> int:
+        """Returns for how long the read may continue; 0 if it does not try all splits, which may get rows or become
+        free meanwhile."""
+        if self._next_pause_ms == 1 or self.alignment is not None or len(self._asked) < self._asked_in_turn:
+            return 0
+        return PATIENCE_MS if self._idleness_ms is None else min(PATIENCE_MS, self._idleness_ms // IDLENESS_PARTS)
+
+    def _next_asked(self) -> list[int]:
+        """The splits to try now: one, or after a pause or a split without rows others as well."""
+        if (self._next_pause_ms == 1 and not self._misses) or self._splits is None:
+            return [self._open[self._turn]]
+        steps = range(min(len(self._open), TRIED_MAX))
+        tried = (self._open[(self._turn + step) % len(self._open)] for step in steps)
+        return [index for index in tried if not self._held(index)]
+
+    def _choose(self) -> bool:
+        """Moves to the next split that may be read. Returns False if all are too far ahead in event time."""
+        if self.alignment is None:
+            return True
+        for step in range(len(self._open)):
+            turn = (self._turn + step) % len(self._open)
+            if not self._held(self._open[turn]):
+                self._turn = turn
+                self._all_held = False
+                return True
+            self._rows_at_ms.pop(self._open[turn], None)
+        self._all_held = True
+        return False
+
+    @property
+    def _asked_in_turn(self) -> int:
+        """Returns how many splits have to have nothing before the source pauses."""
+        if self._splits is None:
+            return 1
+        return len(self._open) if self.alignment is None else sum(not self._held(index) for index in self._open)
+
+    def _held(self, index: int) -> bool:
+        return self.alignment is not None and self.alignment.holds(None if self._splits is None else index)
+
+    def batch_read(self, event: SourceBatchRead) -> int | None:
+        """Handles the answer of a read. Returns for how many milliseconds to pause, until `resume`; None for no pause.
+
+        An answer that was delivered twice is dropped. An empty answer takes a place among the batches read ahead, if
+        there are any. So an empty split is read again only when what was read before is processed. Raises
+        ConfigurationError for a split that was found a second time, and for too many.
+        """
+        if event.read != self._outstanding:
+            if event.read < self._reads:
+                return None
+            raise ProtocolError(f"an answer to read {event.read} came, which was never asked for")
+        self._outstanding = None
+        for index in self._asked[: event.empty]:
+            self._misses += 1
+            if self._begins_idling(index, event):
+                alone = SourceBatchRead(event.at_ms, event.read, None, self._offsets[index], at_end=False)
+                self._ready.append((index, alone, True))
+        index = self._asked[event.empty]
+        self._turn = self._open.index(index) if event.empty else self._turn
+        self._check_found(index, event)
+        if event.payload is not None:
+            self._read_in[index] = replace(self._read_in[index], payload=event.payload)
+        told = event.at_end or event.found or event.induces is not None
+        rowless = event.next_offset == self._offsets[index] and not told
+        says_nothing = rowless and event.payload is None
+        self._offsets[index] = event.next_offset
+        if event.at_end:
+            del self._open[self._turn]
+        elif self._splits is not None:
+            self._turn += 1
+        self._turn = self._turn % len(self._open) if self._open else 0
+        idle = rowless and self._begins_idling(index, event)
+        if says_nothing and not self._ready and not idle:
+            self._taken = index  # Nothing changes, so it needs no turn.
+            return self._missed()
+        self._ready.append((index, event, idle))
+        if rowless:
+            return self._missed()
+        self._rows_at_ms[index] = event.at_ms
+        self._idling.discard(index)
+        self._misses = 0
+        self._next_pause_ms = max(min(2, self._next_pause_ms), self._next_pause_ms // SHORTER)
+        return None
+
+    def resume(self) -> None:
+        """The pause is over."""
+        self._pause_ms = None
+
+    def take(self) -> Taken:
+        """The next answer, whose rows count as processed from now on."""
+        index, event, idle = self._ready.popleft()
+        self._taken = index
+        position = self._positions[index]
+        assert not position.at_end and event.next_offset >= position.next_offset
+        split = position.split if event.payload is None else replace(position.split, payload=event.payload)
+        self._positions[index] = SplitPosition(split, event.next_offset, event.at_end, position.event_times)
+        for found in event.found:
+            self._add(found)
+        batch = event.batch if event.batch is not None and event.batch.num_rows else None
+        if self._splits is not None:
+            if batch is not None:
+                self._splits.has_rows(index)
+            if idle:
+                self._splits.has_nothing(index)
+            if event.at_end:
+                self._splits.has_ended(index)
+        return Taken(batch, event.bad, event.lost, event.induces)
+
+    def freeze(self) -> FrozenPositions:
+        """Positions of all splits of this subtask."""
+        if self._event_times.newest_ms:
+            self._note_event_times()
+        return FrozenPositions(tuple(self._positions))
+
+    def _note_event_times(self) -> None:
+        """Stores event times in positions. Of splits that are read one after the other, only the last has all rows
+        before it."""
+        read = (
+            range(len(self._positions)) if self._splits is not None else () if self._taken is None else (self._taken,)
+        )
+        for index in read:
+            times = self._event_times.event_times(None if self._splits is None else index)
+            self._positions[index] = replace(self._positions[index], event_times=times)
+
+    def _check_found(self, index: int, event: SourceBatchRead) -> None:
+        finder = self._read_in[index].split_id
+        ids = [split.split_id for split in event.found]
+        if twice := [split_id for split_id in ids if split_id in self._known or ids.count(split_id) > 1]:
+            raise ConfigurationError(
+                f"split {finder!r} has found {twice[0]!r}, which this subtask reads already; a source must remember in "
+                "the payload of a split what it has found there"
+            )
+        if len(self._known) + len(ids) > SPLITS_MAX:
+            raise ConfigurationError(f"split {finder!r} has found too many: a subtask has {SPLITS_MAX:,} at most")
+        self._known.update(ids)
+
+    def _add(self, split: SourceSplit) -> None:
+        """Begin to read a split that was found or assigned, at its first row."""
+        index = len(self._positions)
+        self._positions.append(SplitPosition(split))
+        self._read_in.append(split)
+        self._offsets.append(0)
+        self._open.append(index)
+        if self._splits is not None:
+            self._splits.joins(index, has_rows=split.rows != 0)
+
+    def _begins_idling(self, index: int, event: SourceBatchRead) -> bool:
+        """Returns whether a split without rows becomes idle with this answer."""
+        if self._splits is None or index in self._idling or index in self._quiet:
+            return False
+        if not self._read_in[index].rows:
+            return False  # It has never held event time back.
+        if event.held:
+            self._rows_at_ms[index] = event.at_ms
+            return False
+        quiet_ms = event.at_ms - self._rows_at_ms.setdefault(index, event.at_ms)
+        if self._idleness_ms is None:
+            if self._awaited is not None and quiet_ms >= QUIET_MS and event.at_ms >= self._quiet_due_ms:
+                self._quiet_due_ms = event.at_ms + QUIET_MS // 10
+                self._report_quiet(self._awaited, event.at_ms)
+            return False
+        if quiet_ms < self._idleness_ms:
+            return False
+        self._idling.add(index)
+        return True
+
+    def _report_quiet(self, awaited: WatermarkGenerator, at_ms: int) -> None:
+        """Log the splits that hold event time back because they have had no rows for long, each once."""
+        # Splits that became quiet together are in one line, although they are read one after the other.
+        since_ms = at_ms - QUIET_MS // 2
+        quiet = [
+            index
+            for index in sorted(awaited.holding_splits() - self._quiet)
+            if self._rows_at_ms.get(index, at_ms) <= since_ms
+        ]
+        if not quiet:
+            return
+        self._quiet.update(quiet)
+        names = [self._read_in[index].split_id for index in quiet]
+        more = f" and {len(names) - QUIET_NAMED_MAX:,} more" if len(names) > QUIET_NAMED_MAX else ""
+        log.warning(
+            "no rows for %d s from %s%s, so event time stands still at %s (uid %r), and windows, joins and timers "
+            "behind it wait. If that may last, give idleness='1min' where timestamp= is given",
+            QUIET_MS // 1000,
+            ", ".join(names[:QUIET_NAMED_MAX]),
+            more,
+            awaited.context.name,
+            awaited.context.uid,
+        )
+
+    def _missed(self) -> int | None:
+        self._misses += 1
+        if self._misses < self._asked_in_turn:
+            return None
+        self._misses = 0
+        self._pause_ms = self._next_pause_ms
+        self._next_pause_ms = min(2 * self._next_pause_ms, PAUSE_MAX_MS)
+        return self._pause_ms
+
+
+def begin_source(
+    d: TaskDescriptor, chain: OperatorChain, restored: Mapping[OperatorUid, Sequence[StateTable]], finished: bool
+) -> SourceCursor | None:
+    """Makes the cursor of a source task from what was restored.
+
+    The cursor of the task's source; None for a task without one.
+
+    It begins where the checkpoint was, at the start if the checkpoint does not know the source, and at the end if the
+    task had finished. It requests more splits if the coordinator assigns them. The splits of an unbounded source are
+    read in turn, and the chain gets the split of the rows. Splits wait for others in event time if the program aligns
+    them.
+    """
+    if d.source is None:
+        return None
+    positions = () if finished else d.splits
+    if d.source.uid in restored and not finished:
+        positions = positions_from_tables(restored[d.source.uid])
+    told = chain.splits if is_unbounded(d.source.source) else None
+    requests = SplitRequests(d.attempt) if d.asks_for_splits and not finished else None
+    found = None if finished else chain.aligned_generator
+    alignment = None if found is None else SplitAlignment(d.attempt, *found, chain.splits)
+    return SourceCursor(
+        positions,
+        d.source_rows_max,
+        in_turn=told,
+        idleness_ms=chain.idleness_ms,
+        requests=requests,
+        event_times=chain.splits,
+        alignment=alignment,
+        awaited=chain.awaited_generator(any(edge.event_time for edge in d.outputs)),
+    )
+
+
+def report_ready(d: TaskDescriptor, source: SourceCursor | None, event: TaskRestored) -> do.ReportReady:
+    """Returns the report of a ready task, with its splits if the coordinator assigns them."""
+    splits: tuple[str, ...] | None = ()
+    if source is not None and d.asks_for_splits:
+        splits = None if event.finished else source.split_ids
+    return do.ReportReady(d.attempt, event.origin, splits, 0 if source is None else source.rows_read)
+
+
+ASK_AGAIN_MS = 1_000
+"""A question that was not answered for this long is repeated."""
+
+
+class SplitRequests:
+    """Requests splits from the coordinator, one request at a time. Rules:
+
+    - It sends a request when the last row of its last split was read, so that a fast task gets more splits than a slow
+      one.
+    - A request and its answer have a number: how many splits the task was given before in its attempt. An answer counts
+      once, however often it comes.
+    - Requests and answers may get lost, with their coordinator too. So a request is repeated until it is answered.
+    - An answer without splits means that there are no more. Only then the source ends for this task.
+    """
+
+    def __init__(self, attempt: AttemptNumber) -> None:
+        self._attempt = attempt
+        self._given = 0
+        self._asked = False
+        self.over = False
+        """Whether the coordinator has answered that there are no more."""
+
+    def ask(self, at_ms: int) -> tuple[do.TaskInstruction, ...]:
+        """Returns what to do for a task that has nothing to read any more."""
+        if self.over or self._asked:
+            return ()
+        self._asked = True
+        again = do.SetTaskTimer(TaskTimer.SPLITS, at_ms + ASK_AGAIN_MS)
+        return do.RequestSplits(self._attempt, self._given), again
+
+    def ask_again(self) -> None:
+        """Allows the request to be repeated: it, or its answer, may have got lost."""
+        self._asked = False
+
+    def answered(self, event: SplitsAssigned) -> Sequence[SourceSplit]:
+        """The splits that are new in an answer."""
+        if event.first > self._given:
+            raise ProtocolError(f"splits from number {event.first} on were assigned, and {self._given} were there")
+        if event.first < self._given:
+            return ()
+        self._asked = False
+        self._given += len(event.splits)
+        self.over = not event.splits
+        return event.splits
+
+
+class SplitAlignment:
+    """Holds splits of a source task that are too far ahead of their group in event time. `SourceCursor` calls it before
+    each read. The coordinator announces the watermark of the slowest split of the group
+    (`tidegate/actors/coordinator/source_coordinator.py`). Rules, Flink's for watermark alignment:
+
+    - A split is held while its watermark is more than `max_drift` ahead of the lowest one of the group. The slowest one
+      is never held, so the group moves.
+    - Only reading is held: what was read before is processed, and barriers, savepoints and the end of the job pass as
+      ever.
+    - Splits that are idle, or at their end, do not count. A split that is held is not idle.
+    - At the start the other watermarks are unknown. A split that has a watermark by then waits for the first answer.
+    - The task reports its own lowest watermark regularly, and at once when it has nothing left to read. Rows that were
+      read ahead move it afterwards: that is reported at once as well, or the others would wait for an old watermark.
+    - A task that has come to its end reports so at once: the others need not wait for it until their next turn.
+    - So whatever is lost, an answer comes with the next one: a message, or a coordinator, may delay a split and never
+      stop it.
+    - Nothing of this is in a checkpoint. It says when rows are read, and not which.
+    """
+
+    def __init__(
+        self,
+        attempt: AttemptNumber,
+        alignment: WatermarkAlignment,
+        generator: WatermarkGenerator,
+        splits: SourceSplits,
+    ) -> None:
+        self._attempt = attempt
+        self._alignment = alignment
+        self._generator = generator
+        self._splits = splits
+        self.group_ms: int | None = None
+        """The lowest watermark of the group that the coordinator announced last."""
+        self._due = True
+        """Whether a report to the coordinator is due."""
+        self._waits_at: tuple[int | None] | None = None
+        """The watermark of the last report that the task has nothing to read until others have come nearer; None if it
+        has something to read."""
+        self._ended = False
+        """Whether the task has reported that it no longer holds others back."""
+
+    @property
+    def lowest_ms(self) -> int | None:
+        """The watermark of the slowest split that counts: MIN_WATERMARK_MS before it has one; None if all are idle."""
+        if not self._splits.in_turn:
+            return self._generator.split_watermark_ms(None)
+        if self._splits.active:
+            return min(self._generator.split_watermark_ms(split) for split in self._splits.active)
+        return None if self._splits.idle else MAX_WATERMARK_MS
+
+    @property
+    def drift_ms(self) -> int | None:
+        """How far the task is ahead of the slowest member of the group, in ms; None if one of them is unknown."""
+        known = (MIN_WATERMARK_MS, MAX_WATERMARK_MS, None)
+        lowest_ms = self.lowest_ms
+        if lowest_ms is None or self.group_ms is None or {lowest_ms, self.group_ms} & set(known):
+            return None
+        return max(0, lowest_ms - self.group_ms)
+
+    def holds(self, split: int | None) -> bool:
+        """Returns whether a split may not be read now. None stands for the splits that are read one after the other."""
+        ahead_ms = self._generator.split_watermark_ms(split)
+        if self.group_ms is None:
+            return ahead_ms > MIN_WATERMARK_MS
+        return ahead_ms > self.group_ms + self._alignment.max_drift_ms
+
+    def announced(self, group_ms: int) -> None:
+        """Notes the lowest watermark of the group."""
+        self.group_ms = group_ms
+
+    def timer_due(self) -> None:
+        """An interval is over."""
+        self._due = True
+
+    def steps(self, at_ms: int, waits: bool, at_end: bool) -> tuple[do.TaskInstruction, ...]:
+        """Returns what to report to the coordinator now. `waits`: all splits that can be read are held; `at_end`: all
+        were read."""
+        if at_end:
+            ended = self._ended
+            self._ended = True
+            return () if ended else (do.ReportWatermark(self._attempt, None, False),)
+        told = self._waits_at
+        self._waits_at = (self.lowest_ms,) if waits else None
+        if not self._due:
+            return (self._report(waits),) if waits and self._waits_at != told else ()
+        self._due = False
+        again = do.SetTaskTimer(TaskTimer.WATERMARKS, at_ms + self._alignment.update_interval_ms)
+        return self._report(waits), again
+
+    def _report(self, waits: bool) -> do.ReportWatermark:
+        return do.ReportWatermark(self._attempt, self.lowest_ms, waits)

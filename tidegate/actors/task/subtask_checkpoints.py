@@ -1,0 +1,572 @@
+"""Takes the checkpoints of one subtask: barriers in, snapshot, barriers out (Flink's `SubtaskCheckpointCoordinator`).
+
+The task machine hands `SubtaskCheckpoints` barriers, triggers and aborts, and what has become durable.
+
+Rules that it keeps:
+
+- The order of a snapshot: prepare, barrier out, in-flight elements, synchronous part; the asynchronous part and the
+  report follow.
+- While the operators are finishing no snapshot is taken: an operator that has half finished cannot be restored. What
+  comes meanwhile is held back (`DeferredInputs`), and handled afterwards, in order.
+- An unaligned barrier becomes forced-aligned on an edge where it must not overtake, and unaligned again behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeAlias
+
+import pyarrow as pa
+
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as do
+from tidegate.actors.task.barrier_aligner import timeout_at_ms_of
+from tidegate.actors.task.barrier_handler import TRACKED_MAX, BarrierHandler, Outcome
+from tidegate.actors.task.channels import InFlightElement, has_rows, keep_in_flight
+from tidegate.actors.task.incremental_base import ChangedRows, IncrementalBase, IncrementalBases, canonical
+from tidegate.actors.task.input_gate import InputGate
+from tidegate.actors.task.instructions import Direction, InFlight
+from tidegate.actors.task.invariants import check_hold, may_hold
+from tidegate.actors.task.output_gate import OutputGate
+from tidegate.actors.task.snapshots import ChangelogWriter, SnapshotPart, SnapshotTracker, TaskSnapshot, Written
+from tidegate.actors.task.split_positions import FrozenPositions
+from tidegate.actors.task.task_descriptor import TaskDescriptor
+from tidegate.protocol.failures import CheckpointFailureReason
+from tidegate.protocol.identity import ChannelId
+from tidegate.protocol.stream_elements import Alignment, Barrier, BarrierOptions, CancelBarrier, Element, ends_in_flight
+from tidegate.protocol.task_reports import SnapshotMetrics
+from tidegate.storage.checkpoints.metadata import StoredSplit, SubtaskState
+from tidegate.storage.ids import CheckpointId
+from tidegate.storage.state.snapshot import Cut, OperatorSnapshot
+
+
+class SubtaskCheckpoints:
+    """One subtask's part in the checkpoints of the job."""
+
+    def __init__(
+        self,
+        descriptor: TaskDescriptor,
+        handler: BarrierHandler,
+        inputs: InputGate,
+        outputs: OutputGate,
+        parts: SnapshotParts,
+        instruct: Callable[[do.TaskInstruction], None],
+        changelog: ChangelogWriter | None = None,
+    ) -> None:
+        self._descriptor = descriptor
+        self.handler = handler
+        self._inputs = inputs
+        self._outputs = outputs
+        self._parts = parts
+        self._instruct = instruct
+        self._recorders: dict[CheckpointId, ChannelRecorder] = {}
+        """Recorders of snapshots whose in-flight elements have not all arrived."""
+        self._deadlines_ms: dict[CheckpointId, int] = {}
+        """The time at which a barrier that waits in output queues overtakes."""
+        self._barriers: dict[CheckpointId, Barrier] = {}
+        self._lineages = IncrementalBases()
+        self._changelog = changelog
+        self._held: DeferredInputs | None = None
+        """Inputs that wait while the operators are finishing; None if they are not finishing."""
+        self.taken = CheckpointId(0)
+        """The newest checkpoint that a snapshot was taken for."""
+        self.stopping: CheckpointId | None = None
+        """The savepoint after which the task ends, once its snapshot was taken."""
+        self.tracker = SnapshotTracker(
+            descriptor.task.subtask, {spec.uid: spec.table for spec in descriptor.operators if spec.table is not None}
+        )
+
+    @property
+    def held(self) -> frozenset[CheckpointId]:
+        """Checkpoints of which something is held back."""
+        return frozenset() if self._held is None else self._held.checkpoints
+
+    # --- what comes in --------------------------------------------------------------------------------------------
+
+    def blocks(self, channel: ChannelId) -> bool:
+        """Returns whether elements of this channel must wait."""
+        return self.handler.blocks(channel)
+
+    @property
+    def blocks_for(self) -> CheckpointId | None:
+        """The checkpoint for which they must wait, as long as it is the same; None: no channel is blocked."""
+        return self.handler.blocks_for
+
+    def restored(self, lineage: IncrementalBase | None) -> None:
+        """The task starts from this part of a checkpoint, and its next snapshots may be built on that."""
+        if lineage is not None:
+            self._lineages.remember(lineage)
+            if self._changelog is not None:
+                self._changelog.restored(lineage.layers)
+
+    def arrived(self, channel: ChannelId, elements: Sequence[Element], at_ms: int) -> None:
+        """New elements have been queued on an input channel."""
+        limit_bytes = self._descriptor.limits.in_flight_bytes_max
+        for recorder in list(self._recorders.values()):
+            recorder.arrived(channel, elements)
+            if recorder.size_bytes > limit_bytes:
+                self._give_up(recorder.checkpoint_id)
+                message = f"more than {limit_bytes} bytes came in before the last barrier: too much is in flight"
+                self.decline(recorder.checkpoint_id, CheckpointFailureReason.DECLINED, message)
+        for element in elements:
+            if isinstance(element, Barrier):
+                self._tell((element.checkpoint_id, channel), partial(self._announced, channel, element), at_ms)
+
+    def barrier(self, channel: ChannelId, barrier: Barrier, at_ms: int) -> None:
+        """A barrier is the next element of a channel."""
+        self._follow(self.handler.barrier(channel, barrier, at_ms), at_ms)
+
+    def cancel_barrier(self, channel: ChannelId, checkpoint_id: CheckpointId, at_ms: int) -> None:
+        """A cancel barrier is the next element of a channel."""
+        self._follow(self.handler.cancel_barrier(channel, checkpoint_id, at_ms), at_ms)
+
+    def channel_ended(self, channel: ChannelId, at_ms: int) -> None:
+        """A channel has delivered its last element."""
+        self._follow(self.handler.channel_ended(channel, at_ms), at_ms)
+
+    def trigger(self, barrier: Barrier, at_ms: int) -> None:
+        """Starts a checkpoint that the coordinator has triggered here."""
+        news = barrier.checkpoint_id, None
+        self._tell(news, lambda at_ms: self._follow(self.handler.trigger(barrier, at_ms), at_ms), at_ms)
+
+    def timer(self, at_ms: int) -> None:
+        """An alignment may have taken too long, here or in an output queue."""
+        self._tell(None, lambda at_ms: self._follow(self.handler.timer(at_ms), at_ms), at_ms)
+        for checkpoint_id, recorder in self._recorders.items():
+            if at_ms >= self._deadlines_ms.get(checkpoint_id, at_ms + 1):
+                self._overtake_late(self._barriers[checkpoint_id], recorder)
+
+    def abort(self, checkpoint_id: CheckpointId, at_ms: int) -> None:
+        """The coordinator has given a checkpoint up."""
+        if self._held is not None and self._held.forget(checkpoint_id):
+            self._outputs.broadcast(CancelBarrier(checkpoint_id))
+        self._follow(self.handler.abort(checkpoint_id), at_ms)
+        self._give_up(checkpoint_id)
+
+    def completed(self, checkpoint_id: CheckpointId) -> TaskSnapshot | None:
+        """A checkpoint is complete. Returns this task's snapshot, or None if that was known."""
+        snapshot = self.tracker.complete(checkpoint_id)
+        self._discard(self.tracker.abort_before(checkpoint_id))
+        for older in [n for n in self._recorders if n <= checkpoint_id]:
+            self._forget(older)
+        return snapshot
+
+    def written(self, event: ev.WriteAnswered) -> None:
+        """Something that was to be written is durable, or never will be."""
+        if isinstance(event, ev.SnapshotFailed):
+            self._failed(event)
+        elif isinstance(event, ev.SegmentPersisted | ev.SegmentFailed):
+            self._logged(event)
+        else:
+            self._persisted(event)
+
+    def _logged(self, event: ev.SegmentPersisted | ev.SegmentFailed) -> None:
+        assert self._changelog is not None
+        self._changelog.answered(event)
+        for checkpoint_id in self.tracker.changelog_answered():
+            error = "a part of the changelog was not written"
+            away = True
+            if isinstance(event, ev.SegmentFailed):
+                error = event.error
+                away = event.away
+            self._part_failed(checkpoint_id, SnapshotPart.CHANGELOG, error, away)
+
+    def _persisted(self, event: ev.SnapshotPersisted | ev.ChannelStatePersisted) -> None:
+        if isinstance(event, ev.ChannelStatePersisted):
+            part = SnapshotPart.CHANNELS
+            written = Written(event.handle)
+            sync_ms = 0
+        else:
+            part = SnapshotPart.STATE
+            written = Written(event.handle, event.layer, event.native)
+            sync_ms = event.sync_ms
+        self._discard(self.tracker.persisted(event.checkpoint_id, part, written, sync_ms))
+
+    def _failed(self, event: ev.SnapshotFailed) -> None:
+        part = SnapshotPart.CHANNELS if event.channels else SnapshotPart.STATE
+        self._part_failed(event.checkpoint_id, part, event.error, event.away)
+
+    def _part_failed(self, checkpoint_id: CheckpointId, part: SnapshotPart, error: str, away: bool) -> None:
+        declines, paths = self.tracker.failed(checkpoint_id, part)
+        self._discard(paths)
+        self._forget(checkpoint_id)
+        if declines:
+            reason = CheckpointFailureReason.STORAGE_AWAY if away else CheckpointFailureReason.ASYNC_PART_FAILED
+            self.decline(checkpoint_id, reason, error)
+
+    def decline(self, checkpoint_id: CheckpointId, reason: CheckpointFailureReason, message: str) -> None:
+        """Reports to the coordinator that this task cannot take part."""
+        self._instruct(do.Decline(self._descriptor.attempt, checkpoint_id, reason, message))
+
+    def hold(self) -> None:
+        """Take no snapshot from now on: the operators are finishing.
+
+        In at-least-once mode barriers block nothing, so the task may have processed a channel beyond its barrier, up to
+        the end. A snapshot of the finished task would then promise that its upstream tasks have finished too. So
+        pending checkpoints are given up.
+        """
+        assert self._held is None
+        for pending in self.handler.invalidated_by_end_of_input():
+            self._refuse(pending, CheckpointFailureReason.TASK_CLOSING)
+        self._held = DeferredInputs()
+
+    def release(self, at_ms: int) -> None:
+        """Handles the deferred inputs."""
+        held = self._held
+        self._held = None
+        for told in () if held is None else held.take_all():
+            told(at_ms)
+
+    def settle(self, at_ms: int) -> None:
+        """Called at the end of each event: have in-flight elements written, and acknowledge what is durable."""
+        for checkpoint_id, recorder in list(self._recorders.items()):
+            for channel in recorder.open_outputs:
+                if checkpoint_id not in self._outputs[channel].barriers:
+                    recorder.output_left(channel)
+            if recorder.complete:
+                self._forget(checkpoint_id)
+                channels = recorder.channels()
+                self.tracker.write_channels(checkpoint_id, empty=not channels)
+                if channels:
+                    self._instruct(do.PersistChannelState(checkpoint_id, channels))
+        if self._changelog is not None and not self._parts.finished() and self._held is None:
+            self._changelog.go_on()
+        self._acknowledge_durable(at_ms)
+
+    # --- steps ----------------------------------------------------------------------------------------------------
+
+    def _tell(self, news: News, told: Told, at_ms: int) -> None:
+        """Handles an input now, or when the operators have finished."""
+        if self._held is None:
+            told(at_ms)
+        elif (oldest := self._held.add(news, told)) is not None:
+            self._refuse(oldest, CheckpointFailureReason.SUBSUMED)
+
+    def _refuse(self, checkpoint_id: CheckpointId, reason: CheckpointFailureReason) -> None:
+        """Gives up a checkpoint that has no snapshot here, and notifies the coordinator and the outputs."""
+        self.handler.abort(checkpoint_id)
+        self._outputs.broadcast(CancelBarrier(checkpoint_id))
+        self.decline(checkpoint_id, reason, reason.value)
+
+    def _announced(self, channel: ChannelId, barrier: Barrier, at_ms: int) -> None:
+        self._follow(self.handler.announced(channel, barrier, at_ms), at_ms)
+
+    def _follow(self, outcome: Outcome, at_ms: int) -> None:
+        for checkpoint_id, reason in outcome.cancelled:
+            recorded = checkpoint_id <= self.taken and checkpoint_id not in self._recorders
+            if recorded and reason is CheckpointFailureReason.SUBSUMED:
+                # No barrier is missing, only the end of a channel was not processed yet: this task's part stays.
+                continue
+            self._outputs.broadcast(CancelBarrier(checkpoint_id))
+            self._give_up(checkpoint_id)
+            if reason is not None:
+                self.decline(checkpoint_id, reason, reason.value)
+        if outcome.timer_at_ms is not None:
+            self._instruct(do.SetTaskTimer(ev.TaskTimer.ALIGNMENT, outcome.timer_at_ms))
+        if outcome.snapshot is not None:
+            self._take(outcome.snapshot, at_ms)
+
+    def _take(self, barrier: Barrier, at_ms: int) -> None:
+        checkpoint_id = barrier.checkpoint_id
+        options = barrier.options
+        self.taken = checkpoint_id
+        if not self._parts.finished():
+            self._parts.prepare()
+        recorder = ChannelRecorder(checkpoint_id)
+        overtakes = options.alignment is Alignment.UNALIGNED
+        if overtakes:
+            self._record_inputs(recorder)
+        output_positions = self._outputs.row_positions()
+        may_overtake = self._send_barrier(barrier, recorder, at_ms)
+        self._parts.send()
+        self._parts.stage()
+        alignment_ms = self.handler.alignment_ms(at_ms)
+        finished = self._parts.finished()
+        cut, base = self._lineages.begin(barrier, finished, self._parts.changed_rows)
+        chain = None
+        since = 0
+        if self._changelog is not None and not finished:
+            cut, chain, since = self._changelog.for_snapshot(cut)
+            base = None
+        snapshot = TaskSnapshot(
+            checkpoint_id=checkpoint_id,
+            kind=options.kind,
+            finished=finished,
+            unaligned=overtakes,
+            start_delay_ms=max(0, at_ms - barrier.triggered_at_ms - alignment_ms),
+            alignment_ms=alignment_ms,
+            started_at_ms=at_ms,
+            ends=self.tracker.ends(),
+            base=base,
+            chain=chain,
+            chain_since=since,
+        )
+        self.tracker.begin(snapshot)
+        if options.kind.stops:
+            self.stopping = checkpoint_id
+        frozen = self._parts.freeze(cut)
+        if finished:
+            snapshot.read_splits = tuple(split for each in frozen for split in _splits_of(each))
+        if cut.canonical:
+            frozen = tuple(map(canonical, frozen))
+        input_positions = self._inputs.row_positions()
+        self._instruct(do.PersistSnapshot(checkpoint_id, frozen, input_positions, output_positions, base, chain))
+        if overtakes or may_overtake:
+            self.tracker.await_channels(checkpoint_id)
+            self._recorders[checkpoint_id] = recorder
+            self._barriers[checkpoint_id] = barrier
+
+    def _record_inputs(self, recorder: ChannelRecorder) -> None:
+        for channel in self._inputs:
+            if not self.handler.passed(channel.channel, recorder.checkpoint_id):
+                recorder.input_waits(channel.channel, *channel.before(recorder.checkpoint_id))
+
+    def _send_barrier(self, barrier: Barrier, recorder: ChannelRecorder, at_ms: int) -> bool:
+        """Queue the barrier on every output. Returns whether it has overtaken, or may do so later."""
+        may_overtake = False
+        for edge in self._descriptor.outputs:
+            out = replace(barrier, options=outgoing_options(barrier.options, edge.unaligned))
+            for channel in edge.channels:
+                if out.options.alignment is Alignment.UNALIGNED:
+                    recorder.output_overtaken(channel, self._outputs[channel].overtake(out))
+                    may_overtake = True
+                    continue
+                self._outputs[channel].put(out)
+                timeout_at_ms = timeout_at_ms_of(out, at_ms)
+                if timeout_at_ms is not None:
+                    recorder.output_waits(channel)
+                    may_overtake = True
+                    self._deadlines_ms[barrier.checkpoint_id] = timeout_at_ms
+        if barrier.checkpoint_id in self._deadlines_ms:
+            due_at_ms = self._deadlines_ms[barrier.checkpoint_id]
+            self._instruct(do.SetTaskTimer(ev.TaskTimer.ALIGNMENT, due_at_ms))
+        return may_overtake
+
+    def _overtake_late(self, barrier: Barrier, recorder: ChannelRecorder) -> None:
+        """The barrier has waited in output queues for too long: now it overtakes what is before it there."""
+        late = replace(barrier, options=replace(barrier.options, alignment=Alignment.UNALIGNED))
+        for channel in recorder.open_outputs:
+            if barrier.checkpoint_id in self._outputs[channel].barriers:
+                recorder.output_overtaken(channel, self._outputs[channel].overtake(late))
+                self.tracker.overtook(barrier.checkpoint_id)
+
+    def _acknowledge_durable(self, at_ms: int) -> None:
+        task = self._descriptor.task
+        for snapshot, committables in self.tracker.to_acknowledge():
+            lineage = snapshot.lineage
+            self._lineages.remember(lineage)
+            in_flight = snapshot.written.get(SnapshotPart.CHANNELS, Written()).handle
+            state = SubtaskState(
+                task.vertex,
+                task.subtask,
+                snapshot.written[SnapshotPart.STATE].handle,
+                committables,
+                snapshot.finished,
+                in_flight,
+                lineage.layers,
+                lineage.native,
+                snapshot.read_splits,
+            )
+            in_flight_bytes = 0 if in_flight is None else in_flight.size_bytes
+            self._instruct(
+                do.Acknowledge(
+                    self._descriptor.attempt,
+                    snapshot.checkpoint_id,
+                    state,
+                    SnapshotMetrics(
+                        start_delay_ms=snapshot.start_delay_ms,
+                        alignment_ms=snapshot.alignment_ms,
+                        sync_ms=snapshot.sync_ms,
+                        async_ms=max(0, at_ms - snapshot.started_at_ms),
+                        state_bytes=state.size_bytes - in_flight_bytes,
+                        incremental_bytes=snapshot.incremental_bytes,
+                        in_flight_bytes=in_flight_bytes,
+                        unaligned=snapshot.unaligned,
+                    ),
+                    snapshot.kind,
+                )
+            )
+
+    def _give_up(self, checkpoint_id: CheckpointId) -> None:
+        self._forget(checkpoint_id)
+        self._lineages.forget(checkpoint_id)
+        self._discard(self.tracker.abort(checkpoint_id))
+
+    def _forget(self, checkpoint_id: CheckpointId) -> None:
+        self._recorders.pop(checkpoint_id, None)
+        self._barriers.pop(checkpoint_id, None)
+        self._deadlines_ms.pop(checkpoint_id, None)
+
+    def _discard(self, paths: Sequence[str]) -> None:
+        if paths:
+            self._instruct(do.DiscardState(tuple(paths)))
+
+
+def outgoing_options(options: BarrierOptions, unaligned: bool) -> BarrierOptions:
+    """The options of a barrier that goes out on an edge. `unaligned`: whether barriers may overtake there."""
+    if not unaligned:
+        if options.alignment is Alignment.UNALIGNED or options.timeoutable:
+            return replace(options, alignment=Alignment.FORCED_ALIGNED)
+    elif options.alignment is Alignment.FORCED_ALIGNED:
+        alignment = Alignment.ALIGNED if options.aligned_timeout_ms else Alignment.UNALIGNED
+        return replace(options, alignment=alignment)
+    return options
+
+
+def _splits_of(operator: OperatorSnapshot) -> tuple[StoredSplit, ...]:
+    return tuple(split for state in operator.states if isinstance(state, FrozenPositions) for split in state.splits)
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotParts:
+    """The callbacks of a snapshot: the first four act, in this order; the other two return facts."""
+
+    prepare: Callable[[], None]
+    """Let the operators emit what belongs before the barrier. Not called once they have finished."""
+    send: Callable[[], None]
+    """Let the barrier leave."""
+    stage: Callable[[], None]
+    """Have what the sinks hold written to files."""
+    freeze: Callable[[Cut], tuple[OperatorSnapshot, ...]]
+    """The synchronous part."""
+    finished: Callable[[], bool]
+    """Whether the operators have finished."""
+    changed_rows: ChangedRows
+    """How many rows of keyed state a snapshot on top of a checkpoint would hold, and how many a whole one."""
+
+
+HELD_MAX = TRACKED_MAX
+"""The same limit as for pending checkpoints in a task that counts barriers."""
+Told: TypeAlias = Callable[[int], None]
+"""Handles an input at a time in ms."""
+News: TypeAlias = tuple[CheckpointId, ChannelId | None] | None
+"""A checkpoint, and the channel on which its barrier has arrived; without a channel its trigger. None: the timer."""
+
+
+class DeferredInputs:
+    """Defers inputs about checkpoints while the operators are finishing.
+
+    `SubtaskCheckpoints` holds back triggers, barriers that have arrived, and the timer of the alignment. Operators may
+    take any time to finish, and the coordinator keeps triggering checkpoints and giving them up. Rules:
+
+    - What belongs to a checkpoint that was given up is forgotten at once.
+    - At most `HELD_MAX` checkpoints are held back (invariant 10). One more gives up the oldest.
+    - A checkpoint has at most a trigger and one barrier of each channel. A repeated input is stored once.
+    """
+
+    def __init__(self) -> None:
+        self._told: dict[News, Told] = {}
+
+    @property
+    def checkpoints(self) -> frozenset[CheckpointId]:
+        """Checkpoints of which something is held back."""
+        return frozenset(news[0] for news in self._told if news is not None)
+
+    def add(self, news: News, told: Told) -> CheckpointId | None:
+        """Hold back one more. Returns the checkpoint that has to be given up for it, if there is one."""
+        self._told.setdefault(news, told)
+        oldest = None
+        if not may_hold(len(self.checkpoints), HELD_MAX):
+            oldest = min(self.checkpoints)
+            self.forget(oldest)
+        check_hold(len(self.checkpoints), HELD_MAX)
+        return oldest
+
+    def forget(self, checkpoint_id: CheckpointId) -> bool:
+        """A checkpoint was given up. Returns whether it was triggered here: then no barrier of it comes in."""
+        triggered = (checkpoint_id, None) in self._told
+        self._told = {news: told for news, told in self._told.items() if news is None or news[0] != checkpoint_id}
+        return triggered
+
+    def take_all(self) -> list[Told]:
+        """Everything, in order. Nothing is held afterwards."""
+        all_told = list(self._told.values())
+        self._told = {}
+        return all_told
+
+
+class ChannelRecorder:
+    """Records what an unaligned barrier overtakes, from the snapshot until the barrier of every channel has arrived.
+
+    `SubtaskCheckpoints` has one recorder for each snapshot that may overtake. Rules that it keeps (Flink's
+    ChannelStateWriter; Chandy and Lamport, "Distributed Snapshots"):
+
+    - Input channel: what waits when the snapshot is taken belongs to the checkpoint. So does what arrives afterwards,
+      up to the channel's barrier or its end.
+    - Output channel: what the barrier has overtaken in the queue belongs to the checkpoint. A barrier that may overtake
+      later (an aligned one with a timeout) keeps its channel open until it has left, or has overtaken.
+    - Watermarks keep their places among the rows (`in_flight_elements.py`). Where there are no rows, nothing is kept.
+    - A batch is referred to, never copied. The queues bound what waits. They do not bound what arrives while a barrier
+      is late: the owner of the recorder checks `size_bytes`.
+    """
+
+    def __init__(self, checkpoint_id: CheckpointId) -> None:
+        self.checkpoint_id = checkpoint_id
+        self._held: dict[tuple[Direction, ChannelId], list[InFlightElement]] = {}
+        self._recovered: dict[ChannelId, int] = {}
+        self._open_inputs: set[ChannelId] = set()
+        self._open_outputs: set[ChannelId] = set()
+        self.size_bytes = 0
+        """Bytes of all batches that are held."""
+
+    @property
+    def complete(self) -> bool:
+        """Returns whether nothing can be added any more."""
+        return not self._open_inputs and not self._open_outputs
+
+    @property
+    def open_outputs(self) -> Iterable[ChannelId]:
+        """Output channels whose barrier may still overtake something."""
+        return tuple(self._open_outputs)
+
+    def input_waits(
+        self, channel: ChannelId, elements: Sequence[InFlightElement], recovered: int, barrier_arrived: bool
+    ) -> None:
+        """These wait on an input as the snapshot is taken. The first `recovered` of them were restored."""
+        self._hold(Direction.INPUT, channel, elements)
+        self._recovered[channel] = recovered
+        if not barrier_arrived:
+            self._open_inputs.add(channel)
+
+    def arrived(self, channel: ChannelId, elements: Iterable[Element]) -> None:
+        """New elements have been queued on an input."""
+        if channel not in self._open_inputs:
+            return
+        for element in elements:
+            if ends_in_flight(element, self.checkpoint_id):
+                self._open_inputs.discard(channel)
+                return
+            self._hold(Direction.INPUT, channel, (element,))
+
+    def output_overtaken(self, channel: ChannelId, elements: Sequence[InFlightElement]) -> None:
+        """The barrier has overtaken these in an output queue."""
+        self._hold(Direction.OUTPUT, channel, elements)
+        self._open_outputs.discard(channel)
+
+    def output_waits(self, channel: ChannelId) -> None:
+        """The barrier waits in an output queue, and may overtake what is before it later."""
+        self._open_outputs.add(channel)
+
+    def output_left(self, channel: ChannelId) -> None:
+        """The barrier has left in its turn: nothing of this channel is in flight."""
+        self._open_outputs.discard(channel)
+
+    def channels(self) -> tuple[InFlight, ...]:
+        """Returns what was recorded, without channels that have no rows."""
+        assert self.complete
+        return tuple(
+            InFlight(
+                channel,
+                direction,
+                tuple(held),
+                self._recovered.get(channel, 0) if direction is Direction.INPUT else 0,
+            )
+            for (direction, channel), held in self._held.items()
+            if has_rows(held)
+        )
+
+    def _hold(self, direction: Direction, channel: ChannelId, elements: Sequence[Element]) -> None:
+        keep_in_flight(self._held.setdefault((direction, channel), []), elements)
+        self.size_bytes += sum(element.nbytes for element in elements if isinstance(element, pa.RecordBatch))

@@ -1,0 +1,332 @@
+"""Sets how much a task processes in one turn, and how much may be in flight to it.
+
+- `TurnPacer` sets how many rows a turn processes, and `TaskPacers` has one for rows and one for timers.
+- `Debloater` sets the window of the senders, as Flink's buffer debloating does. `SenderPace` sets how many rows a
+  sender's turn takes for a receiver with a narrow window.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tidegate.operators.batch_rows import BatchRows
+from tidegate.operators.operator import StepPace
+
+TURN_MS_MAX = 100
+"""A turn should take no longer."""
+THROUGHPUT_SHARE = 0.85
+"""No cut may push the rows a second below this share of what the largest batches give."""
+ROWS_AT_FIRST = 1_024
+"""Rows of the first turn: its function may need a millisecond for each."""
+ROWS_UNLIMITED = 1 << 24
+REACH = 4
+"""How far the next size may be from the sizes that were seen, and how much smaller a trial is."""
+TURNS_REMEMBERED = 64
+TRIALS_REMEMBERED_MIN = 4
+"""The least number of small turns among the remembered ones."""
+LEARNT_MS_MIN = 2
+"""The fixed cost is not learnt from turns that are shorter."""
+SURPRISE = 2.0
+"""A turn is out of line if it took this many times longer, or shorter, than expected."""
+SURPRISE_MS_MIN = 10
+_ROWS_A_FIXED_COST = THROUGHPUT_SHARE / (1 - THROUGHPUT_SHARE)
+
+
+@dataclass(frozen=True, slots=True)
+class TurnCost:
+    """The cost of a turn: `fixed_ms + rows * slope_ms`."""
+
+    fixed_ms: float
+    slope_ms: float
+
+    def of(self, rows: int) -> float:
+        """Milliseconds of a turn of `rows` rows."""
+        return self.fixed_ms + rows * self.slope_ms
+
+    @property
+    def best_rows(self) -> float:
+        """The largest turn within the limit, or the smallest one whose throughput is good enough."""
+        if self.slope_ms <= 0:
+            return ROWS_UNLIMITED
+        within_limit = (TURN_MS_MAX - self.fixed_ms) / self.slope_ms
+        return min(ROWS_UNLIMITED, max(within_limit, _ROWS_A_FIXED_COST * self.fixed_ms / self.slope_ms))
+
+
+Turn = tuple[int, float]
+"""Rows of a turn, and its milliseconds."""
+
+
+def fit(turns: Iterable[Turn]) -> TurnCost:
+    """Fit the cost to turns: least squares of relative errors, no part negative. Times must be positive."""
+    ones = rows_sum = rows_squares = times = rows_times = 0.0
+    for rows, ms in turns:
+        weight = 1 / (ms * ms)
+        ones += weight
+        rows_sum += weight * rows
+        rows_squares += weight * rows * rows
+        times += weight * ms
+        rows_times += weight * rows * ms
+    determinant = ones * rows_squares - rows_sum * rows_sum
+    if determinant > 1e-9 * ones * rows_squares:
+        fixed_ms = (rows_squares * times - rows_sum * rows_times) / determinant
+        slope_ms = (ones * rows_times - rows_sum * times) / determinant
+        if fixed_ms >= 0 and slope_ms >= 0:
+            return TurnCost(fixed_ms, slope_ms)
+        if slope_ms < 0:
+            return TurnCost(times / ones, 0.0)
+    return TurnCost(0.0, rows_times / rows_squares)
+
+
+class TurnPacer:
+    """Sets how many rows a task processes in one turn.
+
+    A task handles overtaking barriers, triggers and aborts between two turns, so a turn must be short. Where an
+    operator is slow, batches are cut. Where it is fast they are not, because whole batches cost least.
+
+    A call of a function may have a fixed cost that no cut saves (a model, a remote service). So the model of a turn is
+    `fixed + rows * slope`. Both are learned from turns of different size. The task machine calls `TaskPacers` in each
+    turn. Rules:
+
+    - A turn is longer than `TURN_MS_MAX` only where a shorter one would push the rows a second below `THROUGHPUT_SHARE`
+      of what the largest batches give. Cutting a fixed cost only adds to it.
+    - No size is tried that is more than a factor of `REACH` away from those that were seen. Each cut has to show that
+      it shortens the turn before the next one comes, so sizes cannot spiral down.
+    - While sizes matter, some turns are made small on purpose: turns of one size cannot tell the two costs apart.
+    - One turn that is out of line proves nothing: the process may have paused. After a second one, what was learned
+      before is forgotten. So the sizes follow a change, up as well as down.
+
+    Adapts the rows of a turn to how long turns take: from `rows_min` to `rows_max`.
+
+    `learns`: whether to learn the fixed cost of a turn (`fixed_ms`) also while turns are short.
+    """
+
+    def __init__(self, rows_max: int = ROWS_UNLIMITED, rows_min: int = 1, learns: bool = False) -> None:
+        assert 1 <= rows_min <= rows_max
+        self._rows_min = rows_min
+        self._limit = rows_max
+        self._learns = learns
+        self._sizes: deque[int] = deque(maxlen=TURNS_REMEMBERED)
+        self._times: deque[float] = deque(maxlen=TURNS_REMEMBERED)
+        """Milliseconds of the turns of these sizes. Stored apart, because their extremes are needed in every turn."""
+        self._suspect: Turn | None = None
+        """The last turn, if it was out of line."""
+        self._size = self._clamped(ROWS_AT_FIRST)
+        """Rows of a turn that is not a trial."""
+        self._next = self._size
+        self.cost: TurnCost | None = None
+        """The cost of turns. None while turns are so short that it does not matter, or all of one size."""
+        self.fixed_ms = 0.0
+        """The fixed cost of a turn; while it is unknown, the shortest turn that is remembered."""
+
+    @property
+    def rows_max(self) -> int:
+        """Rows that the next turn may process."""
+        return self._next
+
+    def took(self, rows: int, turn_ms: int) -> None:
+        """A turn of `rows` rows has taken `turn_ms` ms."""
+        if not rows:
+            return
+        turn = rows, max(0.5, turn_ms)
+        if self._out_of_line(turn):
+            if self._suspect is None:
+                self._suspect = turn
+                if turn[1] > TURN_MS_MAX:
+                    self._next = self._clamped(rows // REACH)
+                return
+            self._sizes.clear()
+            self._times.clear()
+            self._remember(self._suspect)
+            self._suspect = self.cost = None
+        elif self._suspect is not None and 2 * rows >= self._suspect[0]:
+            # A small turn proves nothing: if only the slope has changed, it takes about as long as before.
+            self._suspect = None
+        self._remember(turn)
+        self._choose(rows, turn[1])
+
+    def _remember(self, turn: Turn) -> None:
+        self._sizes.append(turn[0])
+        self._times.append(turn[1])
+
+    def _choose(self, rows: int, ms: float) -> None:
+        slow = 2 * max(self._times) > TURN_MS_MAX
+        if not slow:
+            self.cost = None
+            if rows >= self._size:
+                self._size = self._clamped(int(rows * min(REACH, TURN_MS_MAX / ms)))
+            self._next = self._size
+            if not self._learns:
+                return
+        self.fixed_ms = min(self._times)
+        if not slow and ms < LEARNT_MS_MIN:
+            return
+        smallest = min(self._sizes)
+        largest = max(self._sizes)
+        known = largest >= 2 * smallest
+        small = (largest + REACH) // REACH
+        tries = rows > small and sum(size <= small for size in self._sizes) < TRIALS_REMEMBERED_MIN
+        if not slow:
+            if known:
+                self.fixed_ms = min(self.fixed_ms, self._fitted().fixed_ms)
+            if tries:
+                self._next = self._clamped(largest // REACH)
+            return
+        if known:
+            self.cost = self._fitted()
+            self.fixed_ms = self.cost.fixed_ms
+            best = int(self.cost.best_rows)
+            self._size = self._clamped(max(smallest // REACH, min(best, largest * REACH)))
+        trial = self._clamped(min(self._size, largest) // REACH)
+        if not known and 2 * trial > largest:
+            # Turns cannot get smaller, so they get larger: sizes must differ.
+            self._size = trial = self._clamped(max(2 * largest, self._size))
+        self._next = trial if tries else self._size
+
+    def _fitted(self) -> TurnCost:
+        return fit(zip(self._sizes, self._times, strict=True))
+
+    def _out_of_line(self, turn: Turn) -> bool:
+        if self.cost is None:
+            return False
+        rows, ms = turn
+        expected_ms = max(0.5, self.cost.of(rows))
+        return abs(ms - expected_ms) > SURPRISE_MS_MIN and not (expected_ms / SURPRISE <= ms <= expected_ms * SURPRISE)
+
+    def _clamped(self, rows: int) -> int:
+        return max(self._rows_min, min(rows, self._limit))
+
+
+class TaskPacers:
+    """The pacers of a task: one for turns of rows, one for turns of timers, which do not cost the same."""
+
+    def __init__(self, rows: BatchRows, timers_max: int, learns: bool = False) -> None:
+        self._rows = TurnPacer(rows.most, rows.least, learns)
+        self.rows_min = rows.least
+        """No turn is cut below this many rows."""
+        self._timers = TurnPacer(timers_max)
+
+    def rows_within(self, rows_max: int) -> int:
+        """Rows that the next turn may process: no more than `rows_max`, unless `batch_rows` requires more."""
+        return max(self.rows_min, min(rows_max, self._rows.rows_max))
+
+    @property
+    def fixed_ms(self) -> float:
+        """The fixed cost of a turn of rows, in ms, as far as known."""
+        return self._rows.fixed_ms
+
+    def next_turn(self, pace: StepPace, last_turn_ms: int) -> None:
+        """A turn begins. The last one did what `pace` has counted; a timer that fired together with rows counts as a
+        row."""
+        if pace.rows:
+            self._rows.took(pace.rows + pace.timers, last_turn_ms)
+        else:
+            self._timers.took(pace.timers, last_turn_ms)
+        pace.begin_turn(self._timers.rows_max)
+
+
+MEMORY_MS = 500
+"""After this time a measurement counts half as much."""
+MEASURED_MS_MIN = 100
+"""A window shrinks only after this much time was measured since its last change."""
+CHANGE_MIN = 0.25
+"""A window does not change by a smaller share than this, as in Flink."""
+BATCHES_A_WINDOW = 2
+"""One batch is processed while the next one comes."""
+WINDOWS = 2
+"""The number of windows in flight: the receiver's window, and the sender's queue, which is as large."""
+
+
+class Debloater:
+    """Buffer debloating, as in Flink: bounds what is in flight to a task by the time that the task needs for it.
+
+    An aligned barrier waits for all that is in flight before it. A bound in bytes alone means milliseconds for a fast
+    receiver, and many seconds for a slow one. So a receiver measures how many bytes a second it processes, and gives
+    each sender a window. As much again may wait in the sender's queue.
+
+    `InputWindows` uses `Debloater` for the receiver, `OutputGate` uses `SenderPace` for the sender. Rules:
+
+    - The fixed cost of a batch (a call of a model) must stay a small part of its time. So a batch is half a window, and
+      no window is so small that the rate falls below `THROUGHPUT_SHARE` of what the largest batches give. Otherwise
+      small batches would lower the rate, and a lower rate would make the next batches smaller still.
+    - The rate counts all the time in which input was there, even if the task waited for its turn or for room in its own
+      output. That is how fast its queues empty.
+    - A window starts small. It doubles at most, and only after half of it was processed. It halves at most, and only
+      after it was measured for a while. So neither a burst nor a pause moves it far, and the fixed cost is known before
+      batches get small.
+
+    The window of each input channel of a task. Told bytes and durations; it has no clock.
+    """
+
+    def __init__(self, target_ms: int, bytes_first: int, bytes_min: int, bytes_max: int) -> None:
+        assert target_ms > 0 and 1 <= bytes_min <= bytes_first <= bytes_max
+        self._target_ms = target_ms
+        self._bytes_min = bytes_min
+        self._bytes_max = bytes_max
+        self.window_bytes = bytes_first
+        self._bytes = self._rows = self._ms = 0.0
+        """The bytes and rows that were processed, and the time. Older parts count less."""
+        self._bytes_since = self._ms_since = 0
+        """Since the window was changed."""
+
+    def took(self, size_bytes: int, rows: int, ms: int) -> None:
+        """Notes what was processed in `ms`, a time in which input was waiting."""
+        keep = 0.5 ** (ms / MEMORY_MS)
+        self._bytes = self._bytes * keep + size_bytes
+        self._rows = self._rows * keep + rows
+        self._ms = self._ms * keep + ms
+        if self._ms > MEMORY_MS:
+            # A turn is forgotten as soon as others, however long it took.
+            part = MEMORY_MS / self._ms
+            self._bytes = self._bytes * part
+            self._rows = self._rows * part
+            self._ms = float(MEMORY_MS)
+        self._bytes_since += size_bytes
+        self._ms_since += ms
+
+    def resize(self, channels: int, fixed_ms: float, rows_min: int = 1) -> bool:
+        """Adapt the window. Returns whether it has changed.
+
+        `channels`: how many share the time. `fixed_ms`: the fixed cost of a batch. `rows_min`: rows that must fit into
+        a batch.
+        """
+        wanted_bytes = self._wanted_bytes(channels, fixed_ms, rows_min)
+        if wanted_bytes > self.window_bytes:
+            size_bytes = min(wanted_bytes, 2 * self.window_bytes)
+            changes = 2 * self._bytes_since >= self.window_bytes
+            changes &= size_bytes == self._bytes_max or size_bytes >= (1 + CHANGE_MIN) * self.window_bytes
+        else:
+            size_bytes = max(wanted_bytes, self.window_bytes // 2)
+            changes = self._ms_since >= MEASURED_MS_MIN and size_bytes <= (1 - CHANGE_MIN) * self.window_bytes
+        if changes and size_bytes != self.window_bytes:
+            self.window_bytes = size_bytes
+            self._bytes_since = self._ms_since = 0
+            return True
+        return False
+
+    def _wanted_bytes(self, channels: int, fixed_ms: float, rows_min: int) -> int:
+        if not self._bytes:
+            return self.window_bytes
+        batch_ms = max(self._target_ms / (WINDOWS * BATCHES_A_WINDOW * channels), fixed_ms / (1 - THROUGHPUT_SHARE))
+        # A time below one millisecond is measured as 0.
+        batch_bytes = self._bytes / max(0.5, self._ms) * batch_ms
+        if self._rows:
+            batch_bytes = max(batch_bytes, rows_min * self._bytes / self._rows)
+        return int(max(self._bytes_min, min(BATCHES_A_WINDOW * batch_bytes, self._bytes_max)))
+
+
+class SenderPace:
+    """Sets how many rows a sender's turn takes, so that it emits one batch for the receiver: half of its window."""
+
+    def __init__(self) -> None:
+        self.rows_max = ROWS_UNLIMITED
+
+    def took(self, rows: int, filled: float) -> None:
+        """A turn of `rows` rows is over. It has `filled` this part of the fullest narrow window; 0: none is narrow."""
+        if not rows:
+            return
+        rows_max = min(ROWS_UNLIMITED, 2 * self.rows_max)
+        if filled > 0:
+            rows_max = min(rows_max, int(rows / (filled * BATCHES_A_WINDOW)))
+        self.rows_max = max(1, rows_max)

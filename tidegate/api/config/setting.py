@@ -1,0 +1,167 @@
+"""`setting` declares a setting: its keys, how it is read, its default and its meaning. A `Section` has several.
+
+The declaration is the only place to touch when a setting is added. The Python class, YAML files, variables of the
+environment, `tidegate config check` and `docs/settings.md` all follow from it. Rules:
+
+- A setting may be given by its Python name or by any of its keys, at most once.
+- A wrong value raises a SettingError, which names the settings that it is about, so that a caller who has read them
+  from a file can add the place.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self, cast
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
+
+from tidegate.api.config.setting_kinds import Kind, in_units
+from tidegate.storage.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a section declares of one setting."""
+
+    keys: tuple[str, ...]
+    """Its keys in files. If there are two, the second is the one that Flink 2 documents, and both hold."""
+    kind: Kind
+    doc: str
+    """What it does, in Markdown."""
+    more: str | None
+    """The page that says more, under `docs/`."""
+    is_open: bool
+    """Whether its value is a mapping of another library, so that every key below its key belongs to it."""
+
+
+def setting(*keys: str, kind: Kind, default: Any, doc: str, more: str | None = None, is_open: bool = False) -> Any:
+    """Declares a setting of a section: `retries: int = setting("task.retries", kind=number(), default=3, doc="…")`."""
+    declared = Setting(keys, kind, doc, more, is_open)
+    return Field(default=default, description=doc, json_schema_extra=cast("dict[str, Any]", {"setting": declared}))
+
+
+class SettingError(ConfigurationError):
+    """Something is wrong with these settings, which have their Python names here."""
+
+    def __init__(self, message: str, settings: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.settings = settings
+
+    def __reduce__(self) -> tuple[type[SettingError], tuple[str, tuple[str, ...]]]:
+        return SettingError, (str(self), self.settings)
+
+
+class Section(BaseModel):
+    """A group of settings. A subclass declares its settings, and checks them together in `check`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @classmethod
+    def settings(cls) -> dict[str, Setting]:
+        """The settings of the section by their Python names."""
+        return {name: cast("Any", field.json_schema_extra)["setting"] for name, field in cls.model_fields.items()}
+
+    @classmethod
+    def title(cls, name: str) -> str:
+        """The name of a setting as people look for it: the Python name and the keys."""
+        return f"{name} ({' or '.join(cls.settings()[name].keys)})"
+
+    @classmethod
+    def text_of(cls, name: str, value: object) -> str:
+        """Returns a value that is kept, as it is written in YAML."""
+        kind = cls.settings()[name].kind
+        if value is None:
+            return "null"
+        if isinstance(value, bool):
+            return str(value).lower()
+        if isinstance(value, int) and kind.units:
+            return in_units(value, kind.units)
+        return yaml_text(value)
+
+    def check(self) -> None:
+        """Raises SettingError for settings that contradict each other."""
+
+    def given(self) -> dict[str, object]:
+        """Returns the settings that were given, under their Python names; without those that have their defaults."""
+        return cast("dict[str, object]", self.model_dump(exclude_unset=True))
+
+    def contradiction(self, one: str, other: str, why: str) -> SettingError:
+        """Returns the error for two settings that contradict each other."""
+        pair = (f"{self.title(name)} is {getattr(self, name)!r}" for name in (one, other))
+        return SettingError(f"{' but '.join(pair)}: {why}", (one, other))
+
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _read_one(cls, value: object, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> object:
+        name = info.field_name or ""
+        try:
+            return handler(cls.settings()[name].kind.read(value, cls.title(name)))
+        except SettingError:
+            raise
+        except ConfigurationError as error:
+            raise SettingError(str(error), (name,)) from error
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _read_all(cls, data: object, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        if isinstance(data, Mapping):
+            data = cls._by_name(data)
+        try:
+            settings = handler(data)
+        except ValidationError as error:
+            names = tuple(str(found["loc"][0]) for found in error.errors() if found["loc"])
+            raise SettingError(f"wrong settings: {error}", names) from error
+        settings.check()
+        return settings
+
+    @classmethod
+    def _by_name(cls, data: Mapping[object, object]) -> dict[str, object]:
+        """Returns the settings under their Python names. Raises ConfigurationError for unknown and doubled ones."""
+        declared = cls.settings()
+        names = {name: name for name in declared} | {key: name for name, each in declared.items() for key in each.keys}
+        given: dict[str, str] = {}
+        settings: dict[str, object] = {}
+        for spelling, value in data.items():
+            name = names.get(str(spelling))
+            if name is None:
+                raise unknown_setting(str(spelling), names)
+            if name in given:
+                raise SettingError(f"{given[name]} and {spelling} are one setting; give it once", (name,))
+            given[name] = str(spelling)
+            settings[name] = value
+        return settings
+
+
+def yaml_text(value: object) -> str:
+    """Returns a value as it is written in YAML; words and plain paths without quotes."""
+    import json
+
+    is_plain = (
+        isinstance(value, str)
+        and value.replace("_", "a").replace("-", "a").isalnum()
+        and value not in ("off", "on")  # booleans in YAML
+    )
+    return json.dumps(value, default=str) if isinstance(value, Mapping | str) and not is_plain else str(value)
+
+
+def unknown_setting(name: str, known: Iterable[str]) -> ConfigurationError:
+    """Returns the error for a setting that is none of `known`. It names the nearest one."""
+
+    def likeness(other: str) -> float:
+        # People remember the last part of a key best, so it alone counts as much as the whole.
+        parts = name.rpartition(".")[2].replace("_", "-"), other.rpartition(".")[2].replace("_", "-")
+        return max(difflib.SequenceMatcher(None, name, other).ratio(), difflib.SequenceMatcher(None, *parts).ratio())
+
+    return ConfigurationError(f"unknown setting {name!r}; the nearest known one is {max(known, key=likeness)!r}")

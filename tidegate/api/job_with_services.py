@@ -1,0 +1,176 @@
+"""`JobWithServices`: a job with its services, which its driver sees as one job.
+
+A service lives with the job in the driver: the feed of a streaming DataFrame, the calls of `for_each_checkpoint`.
+`StreamEnvironment.execute` makes an `JobWithServices` if a job has any. Rules:
+
+- Services start once the job was submitted. If one cannot start, the job is cancelled.
+- `wait` returns when the job and its services are over.
+- Services are told when the job has ended, however it ended, even if nobody waits for it.
+- If a service fails, the job is cancelled. Its checkpoints stay, and it counts as failed, for the service's reason.
+- Whoever cancels the job or closes its environment stops the services. They leave within a bounded time. If they
+  leave work undone, a job whose tasks have finished counts as cancelled.
+- The next job of the environment may go on with what this one had. So a job that was cancelled here is over before the
+  next one is submitted, and services that are leaving have left before those of the next one start.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from tidegate.actors.coordinator.checkpoint_statistics import CheckpointStatistics
+from tidegate.actors.runtimes.driver_services import DriverService
+from tidegate.actors.runtimes.running_job import Answer, JobProgress, RunningJob, SnapshotRequest, TaskProcessInfo
+from tidegate.actors.runtimes.task_metrics import VertexMetrics
+from tidegate.protocol.failures import error_text
+from tidegate.storage.errors import JobFailedError, TidegateError
+
+log = logging.getLogger(__name__)
+
+CANCELLED_WAIT_S = 60.0
+"""How long the next job of an environment waits for one that was cancelled."""
+WATCHER_WAIT_S = 10.0
+"""How long `close` waits for the thread that waits for the end of the job."""
+_OVER = ("finished", "failed", "cancelled", "suspended")
+
+
+class JobWithServices:
+    """A running job with its services. It has the methods of a `RunningJob`."""
+
+    def __init__(self, alone: RunningJob, services: Sequence[DriverService]) -> None:
+        self._alone = alone
+        self._companions = tuple(services)
+        self._lock = threading.Lock()
+        self._failure: str | None = None
+        self._cancelled = False
+        self._ended = threading.Event()
+        self._watcher = threading.Thread(target=self._await_end, name="tidegate-driver-services", daemon=True)
+
+    def start(self, before: Iterable[JobWithServices] = ()) -> None:
+        """Start the services, once those of the jobs `before` have left. If one cannot start, cancel and raise."""
+        try:
+            self._watcher.start()
+            for job in before:
+                job.make_way()
+            for service in self._companions:
+                service.start(self.fail)
+        except BaseException:
+            self.cancel()
+            raise
+
+    def await_cancelled(self) -> None:
+        """If this job was cancelled, wait until it is over, for a bounded time. Called before the next job starts."""
+        if not self._cancelled:
+            return
+        if not self.over:
+            log.info("a job that was cancelled is waited for, for %g s at most", CANCELLED_WAIT_S)
+        try:
+            if self.wait(CANCELLED_WAIT_S) is None:
+                log.warning("a job that was cancelled is not over after %g s", CANCELLED_WAIT_S)
+        except JobFailedError as error:
+            log.warning("nobody knows whether a job that was cancelled is over: %s", error)
+
+    def make_way(self) -> None:
+        """Tell the services if the job is over, and wait for those that leave. Called before the next job's start."""
+        end = self._alone.wait(0.0)
+        if end is not None:
+            self._tell(end.status)
+        for service in self._companions:
+            if service.stopping:
+                service.wait(None)
+
+    @property
+    def over(self) -> bool:
+        """Whether job and services are over, as far as is known without asking."""
+        return self._ended.is_set() and all(service.wait(0.0) for service in self._companions)
+
+    def fail(self, reason: str) -> None:
+        """Cancel the job, because a service cannot go on. The first failure is the one that is reported."""
+        with self._lock:
+            if self._failure is not None:
+                return
+            self._failure = reason
+        try:
+            self.cancel()
+        except TidegateError as error:
+            log.warning("the job goes on without what has failed beside it (%s): %s", reason, error)
+
+    def progress(self) -> JobProgress:
+        """The progress of the job now. It counts as running until its services are over."""
+        progress = self._alone.progress()
+        if progress.status not in _OVER:
+            return progress
+        if not all(service.wait(0.0) for service in self._companions):
+            return replace(progress, status="running", reason=None)
+        return self._as_a_whole(progress)
+
+    def wait(self, timeout_s: float | None) -> JobProgress | None:
+        """Wait for the end of the job and of its services; None when the time is over first."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        progress = self._alone.wait(timeout_s)
+        if progress is None:
+            return None
+        for service in self._companions:
+            if not service.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
+                return None
+        return self._as_a_whole(progress)
+
+    def cancel(self) -> None:
+        """Cancel the job, and stop the services."""
+        self._cancelled = True
+        try:
+            self._alone.cancel()
+        finally:
+            for service in self._companions:
+                service.stop()
+
+    def close(self) -> None:
+        """Stop the services and wait for them. The environment calls it when it closes, after it ended the job."""
+        for service in self._companions:
+            service.stop()
+        for service in self._companions:
+            service.wait(None)
+        if self._watcher.ident is not None:
+            self._watcher.join(WATCHER_WAIT_S)
+
+    def tasks(self) -> tuple[TaskProcessInfo, ...]:
+        """Those of the job."""
+        return self._alone.tasks()
+
+    def vertices(self) -> tuple[VertexMetrics, ...]:
+        """Those of the job."""
+        return self._alone.vertices()
+
+    def statistics(self) -> CheckpointStatistics:
+        """Those of the job."""
+        return self._alone.statistics()
+
+    def request(self, wanted: SnapshotRequest, timeout_s: float) -> Answer:
+        """Ask the job."""
+        return self._alone.request(wanted, timeout_s)
+
+    def _await_end(self) -> None:
+        try:
+            end = self._alone.wait(None)
+        except BaseException as error:  # noqa: BLE001 (without news of the job its services may not go on)
+            if not all(service.stopping for service in self._companions):
+                self.fail(f"nothing is known of the job: {error_text(error)}")
+        else:
+            assert end is not None, "the wait has no end of its own"
+            self._tell(end.status)
+
+    def _tell(self, status: str) -> None:
+        self._ended.set()
+        for service in self._companions:
+            service.job_ended(status)
+
+    def _as_a_whole(self, progress: JobProgress) -> JobProgress:
+        if self._failure is None:
+            complete = progress.status == "failed" or all(service.complete for service in self._companions)
+            return progress if complete else replace(progress, status="cancelled")
+        reason = self._failure if progress.status != "failed" else f"{progress.reason}; and {self._failure}"
+        whole = progress.reason_with_values and f"{progress.reason_with_values}; and {self._failure}"
+        return replace(progress, status="failed", reason=reason, reason_with_values=whole)

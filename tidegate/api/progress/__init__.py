@@ -1,1 +1,0 @@
-"""How far a bounded job is, shown in its driver."""

@@ -1,0 +1,158 @@
+"""Builds `Stream.assign_timestamps`, and checks that later steps see the same times as the watermarks.
+
+Event time is a column. A step between `assign_timestamps` and, for example, a window may compute that column anew. Then
+rows that were in time would be late, and would be dropped. Rules:
+
+- Polars expressions that give the column other values are refused when a step behind them uses event time. An
+  expression of the column alone is tried on a few times: another type or unit of the same time is no change.
+- The functions of `map` and `flat_map` are checked as they run (`KeptTime`).
+- `process`, `map_batches` and `map_async` make rows of their own. Their times are not checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from tidegate.actors.graph.stream_graph import StreamNode
+from tidegate.api.streams.changelog_mode import nulls_tag
+from tidegate.api.streams.expression_columns import idleness_of
+from tidegate.api.streams.state_meanings import column_of, meaning
+from tidegate.api.streams.step import Step, StepOptions
+from tidegate.operators.aggregates.column_expressions import column_like
+from tidegate.operators.watermarks.watermark_generator import (
+    WatermarkAlignment,
+    WatermarkGenerator,
+    check_event_time,
+    event_times_ms,
+)
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.units import parse_duration_ms
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from tidegate.api.streams.stream import Stream
+
+EVENT_TIME = "event time"
+"""The kind of the meaning of `assign_timestamps`."""
+
+_TRIED_MS = (0, 1, 999, 1_000, 59_999, 86_399_999, 1_700_000_000_123)
+
+
+def assigned_timestamps(
+    stream: Stream,
+    column: str | pl.Expr,
+    max_out_of_orderness: str | timedelta | int,
+    idleness: str | timedelta | int | None,
+    nulls_to: str | None,
+    punctuated_by: str | pl.Expr | None,
+    alignment: WatermarkAlignment | None,
+    options: StepOptions,
+) -> Stream:
+    """Builds `Stream.assign_timestamps`. Raises ConfigurationError."""
+    if alignment is not None and not isinstance(alignment, WatermarkAlignment):
+        raise ConfigurationError(f"assign_timestamps: alignment= is a tg.WatermarkAlignment, not {alignment!r}")
+    changelog = stream._changelog
+    delay_ms = parse_duration_ms(max_out_of_orderness, setting="max_out_of_orderness")
+    # As parallel as the stream before it, so chained to it: there the rows still have the source's order.
+    parallelism = options.parallelism if options.parallelism is not None else stream._input_parallelism
+    idleness_ms = idleness_of(idleness, str(column), [node for node, _ in stream._inputs], parallelism)
+    time = column_like(column, "assign_timestamps")
+    rows, names = _with_computed(stream, column, punctuated_by, options.uid)
+    punctuation = names[1] if len(names) > 1 else None
+    if rows.schema is not None:
+        check_event_time(rows.schema, names[0], punctuation)
+    punctuated = None if punctuated_by is None else column_of(column_like(punctuated_by, options.name))
+    timed = rows._then(
+        Step(
+            operator=partial(WatermarkGenerator, names[0], delay_ms, idleness_ms, nulls_to, punctuation, alignment),
+            schema=rows.schema,
+            options=StepOptions(options.name, options.uid, parallelism),
+            changelog=changelog,
+            side_outputs=nulls_tag(nulls_to, rows, changelog),
+            meaning=meaning(EVENT_TIME, {"column": column_of(time), "punctuated by": punctuated}),
+        )
+    )
+    return timed._derived(timestamp=names[0], changelog=changelog)
+
+
+def _with_computed(
+    stream: Stream, time: str | pl.Expr, flag: str | pl.Expr | None, uid: str | None
+) -> tuple[Stream, tuple[str, ...]]:
+    """Returns the stream with the columns that expressions make, and the names of both columns."""
+    given = {"assign_timestamps": time} | ({} if flag is None else {"assign_timestamps: punctuated_by=": flag})
+    if all(isinstance(each, str) for each in given.values()):
+        return stream, tuple(map(str, given.values()))
+    from tidegate.api.streams.aggregate_inputs import column_and_expression
+
+    found = [column_and_expression(each, where, stream.schema) for where, each in given.items()]
+    expressions = [expression for _, expression in found if expression is not None]
+    names = tuple(name for name, _ in found)
+    if not expressions:
+        return stream, names
+    options = StepOptions(
+        "assign_timestamps inputs", None if uid is None else f"{uid}-inputs", stream._input_parallelism
+    )
+    return stream._with_columns(expressions, options), names
+
+
+def uses_event_time(step: str, *inputs: Sequence[tuple[StreamNode, object]]) -> None:
+    """Records that a step uses the event time of streams, each given by its inputs.
+
+    Raises ConfigurationError if a step of expressions has computed that column anew.
+    """
+    left = [node.maker for stream in inputs for node, _ in stream]
+    seen: set[int] = set()
+    while left:
+        node = left.pop()
+        if id(node) in seen or (node.meaning is not None and node.meaning.kind == EVENT_TIME):
+            continue
+        seen.add(id(node))
+        if node.retimes is not None:
+            raise _refusal(step, node)
+        if node.kept_time is not None:
+            node.kept_time.used = True
+        left += [upstream.maker for upstream, _ in node.inputs]
+
+
+def _refusal(step: str, node: StreamNode) -> ConfigurationError:
+    return ConfigurationError(
+        f"{step}: {node.name!r} (uid {node.uid!r}) computes the column of event time, {node.retimes!r}, anew; "
+        f"watermarks are of the former times, so {step} would take rows for late and drop them. Give the new times "
+        f"another name, or call assign_timestamps({node.retimes!r}) behind {node.name!r}"
+    )
+
+
+def gives_other_times(expressions: Sequence[pl.Expr | str], column: str, schema: pa.Schema | None) -> bool:
+    """Returns whether expressions that compute a column of event time provably change its times."""
+    import polars as pl
+
+    for expression in expressions:
+        if isinstance(expression, str) or expression.meta.output_name(raise_if_undetermined=False) != column:
+            continue
+        if expression.meta.undo_aliases().meta.eq(pl.col(column)):
+            return False
+        if set(expression.meta.root_names()) != {column}:
+            return True
+        return _changes(expression, column, pa.int64() if schema is None else schema.field(column).type)
+    return False
+
+
+def _changes(expression: pl.Expr, column: str, data_type: pa.DataType) -> bool:
+    """Returns whether an expression of one column of times changes one of a few times; False if it cannot be tried."""
+    import polars as pl
+
+    try:
+        tried = pa.array(_TRIED_MS, pa.timestamp("ms")).cast(data_type, safe=False)
+        before = pa.record_batch({column: tried})
+        frame = pl.from_arrow(pa.table(before))
+        assert isinstance(frame, pl.DataFrame)
+        after = frame.select(expression).to_arrow().combine_chunks().to_batches()[0]
+        return not event_times_ms(before, column).equals(event_times_ms(after, column))
+    except (pl.exceptions.PolarsError, pa.ArrowException, ConfigurationError, NotImplementedError):
+        return False

@@ -1,0 +1,313 @@
+"""Works out the columns of a stream before the job runs: which a step computes, and which it copies.
+
+`stream_steps.py` asks, when it adds an operator. Expressions are evaluated on no rows, so polars itself answers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa
+
+from tidegate.actors.graph.stream_graph import StreamNode
+from tidegate.connectors.files.source import FilesSource
+from tidegate.connectors.memory_source import MemorySource
+from tidegate.operators.aggregates.aggregate import Aggregate
+from tidegate.operators.aggregates.column_expressions import column_like
+from tidegate.operators.operator import Operator, OperatorContext
+from tidegate.operators.output_schema import empty_frame
+from tidegate.operators.watermarks.watermark_generator import WindowEnd
+from tidegate.protocol.edges import Partitioning
+from tidegate.protocol.failures import OperatorError
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.ids import OperatorUid, SubtaskIndex
+from tidegate.storage.schemas.column_names import check_not_reserved, columns_text
+from tidegate.storage.schemas.polars_frames import exact_column, is_polars_expression
+from tidegate.storage.schemas.row_schemas import python_schema
+from tidegate.storage.units import parse_duration_ms
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+def passed_columns(expressions: Sequence[pl.Expr | str], schema: pa.Schema | None) -> Mapping[str, str]:
+    """Columns that expressions copy, maybe under another name: name in the output to name in the input.
+
+    Without a schema only columns that are named one by one are found, not those of selectors.
+    """
+    import polars as pl
+
+    passed: dict[str, str] = {}
+    frame = None if schema is None else empty_frame(schema)
+    for item in expressions:
+        expression = pl.col(item) if isinstance(item, str) else item
+        bare = expression.meta.undo_aliases()
+        if not bare.meta.is_column_selection():
+            continue
+        if frame is not None:
+            passed.update(zip(frame.select(expression).columns, frame.select(bare).columns, strict=True))
+        elif bare.meta.is_column():
+            passed[expression.meta.output_name()] = bare.meta.output_name()
+    return passed
+
+
+def computed_columns(expressions: Sequence[pl.Expr], schema: pa.Schema | None) -> frozenset[str]:
+    """Names of the columns that expressions make. Without a schema only those that polars can tell."""
+    if schema is None:
+        names = (expression.meta.output_name(raise_if_undetermined=False) for expression in expressions)
+        return frozenset(name for name in names if name is not None)
+    frame = empty_frame(schema)
+    return frozenset(frame.select(*expressions).columns)
+
+
+def name_after(column: str, passed: Mapping[str, str]) -> str | None:
+    """What a column is called after a step that copies `passed`: its own name if it keeps that; None if it is gone."""
+    if passed.get(column) == column:
+        return column
+    return next((name for name, source in passed.items() if source == column), None)
+
+
+def check_keys(names: Sequence[str], schema: pa.Schema | None) -> None:
+    """ConfigurationError for a key that is named twice, that is no column, or is called as one of tidegate's own."""
+    if len(set(names)) < len(names):
+        raise ConfigurationError(f"key_by({', '.join(names)}): a column is named twice")
+    check_not_reserved(names, "key_by")
+    for key in names:
+        if schema is not None and key not in schema.names:
+            raise ConfigurationError(f"key_by: there is no column {key!r}; there are {columns_text(schema)}")
+
+
+def time_after(time: str | None, passed: Mapping[str, str]) -> str | None:
+    """The event time after a step that copies `passed`; None if it is gone."""
+    name = None if time is None else name_after(time, passed)
+    return name if name is None or not isinstance(time, WindowEnd) else WindowEnd(name)
+
+
+def idleness_of(
+    idleness: str | timedelta | int | None, column: str, before: Sequence[StreamNode], parallelism: int
+) -> int | None:
+    """The idleness of splits in milliseconds. ConfigurationError where it is not known which splits have rows."""
+    if idleness is None:
+        return None
+    if not all(node.tells_splits(parallelism) for node in before):
+        raise ConfigurationError(
+            f"assign_timestamps({column!r}, idleness={idleness!r}): only right behind an unbounded source, and in as "
+            "many subtasks, is it known which splits have no rows; call it on the stream of the source"
+        )
+    return parse_duration_ms(idleness, setting="idleness")
+
+
+def reads_only(expression: pl.Expr, columns: Sequence[str]) -> bool:
+    """Whether an expression reads only these columns."""
+    by_selector = '"Selector"' in expression.meta.serialize(format="json")
+    return not by_selector and set(expression.meta.root_names()) <= set(columns)
+
+
+def schema_after(operator: Operator, schema: pa.Schema | None, where: str) -> pa.Schema | None:
+    """The columns after an operator, found by running it on no rows. None without a schema.
+
+    ConfigurationError, which begins with `where`, for what cannot be computed.
+    """
+    if schema is None:
+        return None
+    operator.open(OperatorContext(OperatorUid("plan"), "plan", SubtaskIndex(0), 1, 1), ())
+    emitted: list[pa.RecordBatch] = []
+    try:
+        operator.process(pa.RecordBatch.from_pylist([], schema), emitted.append)
+    except OperatorError as error:
+        raise ConfigurationError(f"{where}: {_reason(error.__cause__ or error, schema)}") from error
+    return emitted[0].schema if emitted else schema
+
+
+def _reason(error: BaseException, schema: pa.Schema) -> str:
+    import polars as pl
+
+    if isinstance(error, pl.exceptions.ColumnNotFoundError):
+        # What polars lists are the columns that it was given, and not those of the stream.
+        return f"{str(error).partition('; valid columns')[0]}; there are {columns_text(schema)}"
+    return str(error)
+
+
+_OF_STRINGS = ("name", "uid")
+"""Options whose values are strings. Under any other option a string is the name of a column."""
+
+
+def expressions_and_options(
+    method: str,
+    given: Sequence[pl.Expr | str | Mapping[str, pl.Expr | str] | Sequence[pl.Expr | str]],
+    named: Mapping[str, pl.Expr | str],
+    options: Mapping[str, tuple[Any, Any]],
+    schema: pa.Schema | None,
+) -> tuple[tuple[pl.Expr | str, ...], dict[str, Any]]:
+    """Returns the expressions of a step, and its options.
+
+    `options` has, by parameter of the step, the value that was given and the default. `schema` has the columns of the
+    stream, if they are known. Raises ConfigurationError for a string that may be either, and for a value that is
+    neither a name nor an expression.
+    """
+    columns = dict(named)
+    found: dict[str, Any] = {}
+    for word, (value, default) in options.items():
+        found[word] = value
+        is_column = isinstance(value, str) and schema is not None and value in schema.names
+        if isinstance(value, str) and word in _OF_STRINGS and is_column:
+            raise ConfigurationError(
+                f"{method}: {word}={value!r} may be the {word} of the step, or a column called {word!r} that copies "
+                f"the column {value!r}. For the column write {method}({{{word!r}: {value!r}}}); for the step choose "
+                f"another {word}"
+            )
+        if is_polars_expression(value) or (isinstance(value, str) and word not in _OF_STRINGS):
+            columns[word] = value
+            found[word] = default
+    expressions: list[pl.Expr | str] = []
+    for item in _flat(given):
+        if isinstance(item, Mapping):
+            expressions += _named(item, method)
+        elif isinstance(item, str) and _is_for_several(item) and schema is not None and item in schema.names:
+            several = "pl.all()" if item == "*" else f"pl.col({item!r})"
+            raise ConfigurationError(
+                f"{method}({item!r}) may be several columns, or the one that is called {item!r}. Write {several} for "
+                f"several columns, and {method}({{{item!r}: {item!r}}}) for the one"
+            )
+        else:
+            expressions.append(item)
+    return (*expressions, *_named(columns, method)), found
+
+
+def aggregates_and_options(
+    method: str,
+    mapping: Mapping[str, Aggregate] | None,
+    named: Mapping[str, Aggregate],
+    options: Mapping[str, tuple[Any, Any]],
+) -> tuple[dict[str, Aggregate], dict[str, Any]]:
+    """Returns the aggregates of a step by their names, and its options, as `expressions_and_options` does.
+
+    Raises ConfigurationError for a name that is given twice, in the mapping and by keyword.
+    """
+    if mapping is not None and not isinstance(mapping, Mapping):
+        raise ConfigurationError(
+            f"{method} takes aggregates by keyword, n=tg.count(), or in one mapping, {{'n': tg.count()}}, not "
+            f"{type(mapping).__name__}"
+        )
+    found: dict[str, Any] = {}
+    columns = dict(named)
+    for word, (value, default) in options.items():
+        found[word] = value
+        if isinstance(value, Aggregate):
+            columns[word] = value
+            found[word] = default
+    of_mapping = dict(mapping or {})
+    for name in of_mapping:
+        if not isinstance(name, str):
+            raise ConfigurationError(f"{method}: the key {name!r} of the mapping is no name of a column")
+    if twice := sorted(of_mapping.keys() & columns.keys()):
+        raise ConfigurationError(f"{method}: {twice} are in the mapping and by keyword; give each aggregate once")
+    return of_mapping | columns, found
+
+
+def _is_for_several(name: str) -> bool:
+    """Whether a name stands for several columns in polars: `*`, or a regular expression."""
+    return name == "*" or (name.startswith("^") and name.endswith("$"))
+
+
+def _flat(given: Sequence[Any]) -> Iterator[Any]:
+    """What was given by position, where a list stands for its items: `select(["a", "b"])`."""
+    for item in given:
+        yield from item if isinstance(item, list | tuple) else (item,)
+
+
+def _named(named: Mapping[str, pl.Expr | str], method: str) -> Iterator[pl.Expr]:
+    """Expressions that were given with a name, as in polars: `x=pl.col("y") * 2`, or `x="y"`."""
+    for name, value in named.items():
+        if not isinstance(name, str):
+            raise ConfigurationError(f"{method}: the key {name!r} of the mapping is no name of a column")
+        column = column_like(value, f"{method}: {name}=")
+        yield (exact_column(column) if isinstance(column, str) else column.expression).alias(name)
+
+
+log = logging.getLogger(__name__)
+
+_ROWS_MAX = 20
+"""A filter may drop the first rows: up to this many are tried."""
+
+
+class Columns(Protocol):
+    """What is asked of a stream here: its schema, and the steps that make it."""
+
+    @property
+    def schema(self) -> pa.Schema | None: ...
+
+    @property
+    def _inputs(self) -> tuple[tuple[StreamNode, Partitioning | None], ...]: ...
+
+
+def known_schema(stream: Columns, where: str, called: str = "the stream") -> pa.Schema:
+    """Returns the schema of a stream. ConfigurationError, which begins with `where`, if it is not known.
+
+    `called` names the stream in the error. It shows the `schema=` that fits the first row, if the source is in memory
+    or consists of files, and no step in between has two inputs.
+    """
+    if stream.schema is not None:
+        return stream.schema
+    node = stream._inputs[0][0]
+    chain = _chain(node)
+    unknown = next((each for each in chain if each.schema is None), node)
+    fitting = _of_first_row(chain[: chain.index(unknown) + 1]) if unknown in chain else None
+    advice = "schema={...}" if fitting is None else f"schema={python_schema(fitting)}, which fits the first row"
+    raise ConfigurationError(
+        f"{where}: the columns of {called} are not known before the job runs. Give schema= to {unknown.name!r}: "
+        f"{advice}"
+    )
+
+
+def _chain(node: StreamNode) -> list[StreamNode]:
+    """Returns the steps from a source to a step; those after the last one with two inputs if there is one."""
+    chain = [node]
+    while len(chain[0].inputs) == 1:
+        chain.insert(0, chain[0].inputs[0][0])
+    return chain
+
+
+def _of_first_row(chain: Sequence[StreamNode]) -> pa.Schema | None:
+    """Returns the columns that the last step makes of the first row that gets there, or None if that cannot be found.
+
+    The function of the user is called for that. What it raises is not the error that is reported here.
+    """
+    source = chain[0].source
+    if not isinstance(source, MemorySource | FilesSource):
+        return None
+    try:
+        operators = [_opened(node) for node in chain[1:]]
+        rows = _first_rows(source)
+        if rows is None:
+            return None
+        for row in range(rows.num_rows):
+            batches = [rows.slice(row, 1)]
+            for operator in operators:
+                batches, before = [], batches
+                for batch in before:
+                    operator.process(batch, batches.append)
+            if batches:
+                schema = batches[0].schema
+                return None if any(pa.types.is_null(field.type) for field in schema) else schema
+    except Exception as error:  # noqa: BLE001 - the user sees the missing schema, with this advice or without
+        log.debug("the columns of %r are not found from the first row: %r", chain[-1].name, error)
+    return None
+
+
+def _first_rows(source: MemorySource | FilesSource) -> pa.RecordBatch | None:
+    splits, reader = source.splits(), source.reader()
+    try:
+        return reader.read(splits[0], 0, _ROWS_MAX).batch if splits else None
+    finally:
+        reader.close()
+
+
+def _opened(node: StreamNode) -> Operator:
+    assert node.factory is not None, "a step without an operator"
+    operator = node.factory()
+    operator.open(OperatorContext(OperatorUid(node.uid), node.name, SubtaskIndex(0), 1, 128), ())
+    return operator

@@ -1,0 +1,204 @@
+"""Builds the steps that write the rows of a stream: tables, Delta tables, sinks, `collect` and `for_each_checkpoint`.
+
+Each builder raises ConfigurationError for a stream whose rows would not be written as they are meant: one without known
+columns, or with updates or changes that the target cannot apply.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, get_args
+
+from tidegate.api.checkpoint_calls import CheckpointFunction, check_function
+from tidegate.api.name_checks import location
+from tidegate.api.streams.expression_columns import known_schema
+from tidegate.api.streams.step import Step, StepOptions
+from tidegate.api.tables.output_tables import CollectedRows, OutputTable, TableOptions
+from tidegate.operators.aggregates.column_expressions import column_names
+from tidegate.operators.changes import CHANGE
+from tidegate.operators.operator_errors import own_copy
+from tidegate.operators.sinks.sink import OwnSink, Sink
+from tidegate.operators.sinks.table_sink import table_sink
+from tidegate.operators.state.keys import key_schema
+from tidegate.storage.checkpoints.metadata import own_sink_place
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.tables.delta_mirror import check_delta_schema
+from tidegate.storage.tables.table_info import TableInfo, TableMode
+from tidegate.storage.units import parse_duration_ms, parse_size_bytes
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tidegate.api.streams.stream import Stream
+
+
+def to_table(
+    stream: Stream,
+    url: str | os.PathLike[str],
+    mode: TableMode,
+    keys: str | Sequence[str],
+    order_by: str | None,
+    partition_by: str | Sequence[str],
+    table_options: TableOptions,
+    options: StepOptions,
+) -> OutputTable:
+    """Builds `Stream.to_table`."""
+    where = f"to_table {options.name!r}"
+    if order_by is not None and stream._changelog is not None:
+        raise stream._changelog.refuse(where, "the newest row of a key counts: remove order_by=")
+    by = None if order_by is None else column_names(order_by, f"{where}: order_by=")[0]
+    names = column_names(keys, f"{where}: keys=")
+    parts = column_names(partition_by, f"{where}: partition_by=")
+    info = _table_info(stream, options.name, mode, names, parts, order_by=by)
+    return _written(stream, location(url, where), info, table_options, options)
+
+
+def to_delta(
+    stream: Stream,
+    url: str | os.PathLike[str],
+    partition_by: str | Sequence[str],
+    table_options: TableOptions,
+    options: StepOptions,
+) -> OutputTable:
+    """Builds `Stream.to_delta`."""
+    where = f"to_delta {options.name!r}"
+    if stream._changelog is not None:
+        raise stream._changelog.refuse(where)
+    parts = column_names(partition_by, f"{where}: partition_by=")
+    info = _table_info(stream, options.name, "append", (), parts, f"tidegate-{uuid.uuid4()}")
+    assert stream.schema is not None
+    check_delta_schema(stream.schema)
+    return _written(stream, location(url, where), info, table_options, options)
+
+
+def _written(
+    stream: Stream, url: str, info: TableInfo, table_options: TableOptions, options: StepOptions
+) -> OutputTable:
+    changelog = stream._changelog
+    if changelog is not None:
+        changelog.check_upsert(repr(options.name), info.keys)
+    table = OutputTable(url, info, table_options, stream._program.open_store)
+    stream._program.add_table(table)
+    rows = stream if info.mode == "append" else _together(stream, info.keys, options.parallelism)
+    rows._then(
+        Step(
+            operator=partial(table_sink, info),
+            schema=stream.schema,
+            options=options,
+            table=table.url,
+            changelog=changelog,
+            deletes=info.deletes and changelog is not None and not changelog.recorded,
+        )
+    )
+    return table
+
+
+def to_sink(
+    stream: Stream, sink: Sink, keys: str | Sequence[str], flush_bytes: str | int, options: StepOptions
+) -> None:
+    """Builds `Stream.to_sink`."""
+    name = options.name
+    if not isinstance(sink, Sink):
+        what = f"{sink.__name__} is a class; give an object" if isinstance(sink, type) else "give a tg.Sink"
+        raise ConfigurationError(f"to_sink {name!r}: {what}, derived from tg.Sink, not {sink!r}")
+    own_copy(sink)
+    columns = column_names(keys, f"to_sink {name!r}: keys=")
+    flushed = parse_size_bytes(flush_bytes, setting="flush_bytes")
+    if flushed <= 0:
+        raise ConfigurationError(f"to_sink {name!r}: flush_bytes must be greater than 0, not {flush_bytes!r}")
+    if stream.schema is not None and (unknown := [column for column in columns if column not in stream.schema.names]):
+        raise ConfigurationError(f"to_sink {name!r}: there is no column {unknown[0]!r} for keys")
+    if stream._changelog is not None:
+        if stream._changelog.changes:
+            raise stream._changelog.refuse(repr(name), "a sink of your own would not know what is retracted")
+        stream._changelog.check_upsert(repr(name), columns)
+    rows = _together(stream, columns, options.parallelism) if columns else stream
+    node_uid = stream._program.new_uid(name, options.uid)
+    rows._then(
+        Step(
+            operator=partial(OwnSink, flushed),
+            schema=stream.schema,
+            options=StepOptions(name, node_uid, options.parallelism, slot=options.slot),
+            table=own_sink_place(node_uid),
+            changelog=stream._changelog,
+            sink=sink,
+        )
+    )
+
+
+def collected_rows(stream: Stream, name: str, uid: str | None, *, handed_on: bool) -> CollectedRows:
+    """Builds `Stream.collect`; with `handed_on` the rows are passed to a function of `for_each_checkpoint`."""
+    info = _table_info(stream, name)
+    program = stream._program
+    rows = CollectedRows(program.new_uid(name, uid), info, program.open_store, handed_on=handed_on)
+    stream._then(
+        Step(
+            operator=partial(table_sink, info),
+            schema=stream.schema,
+            options=StepOptions(name, rows.uid),
+            table=rows.placeholder,
+            changelog=stream._changelog,
+        )
+    )
+    program.collected.append(rows)
+    return rows
+
+
+def rows_to_function(
+    stream: Stream, fn: Callable[[Any, int], object], retries: int, max_behind: int, name: str, uid: str | None
+) -> None:
+    """Builds `Stream.for_each_checkpoint`."""
+    check_function(fn, retries, max_behind, name)
+    rows = collected_rows(stream, name, uid, handed_on=True)
+    stream._program.functions.append(CheckpointFunction(fn, rows, retries, max_behind))
+
+
+def first_rows(stream: Stream, n: int, timeout: str | timedelta | int) -> tuple[pa.Table, str]:
+    """Runs the program up to a stream; returns up to `n` rows, and a note on what is not among them."""
+    return stream._program.preview(stream, n, parse_duration_ms(timeout, setting="show(timeout)"))
+
+
+def _table_info(
+    stream: Stream,
+    name: str,
+    mode: TableMode = "append",
+    keys: tuple[str, ...] = (),
+    partition_by: tuple[str, ...] = (),
+    delta_id: str | None = None,
+    order_by: str | None = None,
+) -> TableInfo:
+    columns = known_schema(stream, name)
+    changelog = stream._changelog
+    if mode not in get_args(TableMode):
+        raise ConfigurationError(f'{name}: mode must be "append" or "upsert", not {mode!r}')
+    if mode == "upsert" and not keys:
+        raise ConfigurationError(
+            f'{name}: mode="upsert" needs keys=[...], the columns that identify a row; of each key the newest row is '
+            "kept"
+        )
+    if changelog is not None:
+        changelog.check_kind_is_no_key(repr(name), keys)
+    if mode == "append" and keys:
+        raise ConfigurationError(f'{name}: keys={list(keys)} are for mode="upsert"; mode="append" keeps every row')
+    if keys and set(keys) <= set(columns.names):
+        try:
+            key_schema(columns, keys)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{name}: keys={list(keys)}: {error}") from error
+    deletes = mode == "upsert" and changelog is not None and changelog.changes
+    schema = columns.remove(columns.get_field_index(CHANGE)) if deletes else columns
+    return TableInfo.of(schema, mode, keys, partition_by, delta_id, deletes, order_by)
+
+
+def _together(stream: Stream, keys: tuple[str, ...], parallelism: int | None) -> Stream:
+    """Returns the stream, partitioned so that rows with the same `keys` meet in one subtask of the next operator."""
+    upstream, partitioning = stream._inputs[0]
+    wanted = parallelism if parallelism is not None else stream._program.parallelism
+    stays = len(stream._inputs) == 1 and partitioning is None and upstream.parallelism == wanted
+    if stays and stream._keyed_by and set(stream._keyed_by) <= set(keys):
+        return stream
+    return stream._by_keys(keys)

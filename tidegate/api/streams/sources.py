@@ -1,0 +1,731 @@
+"""`StreamSources`: begins streams: from memory, files, Kafka, Spark DataFrames, a rate, and sources of your own.
+
+`StreamEnvironment` inherits these methods, and adds those that run the streams.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+
+from tidegate.actors.graph.stream_graph import StreamNode
+from tidegate.api.program import Program
+from tidegate.api.streams.other_names import ENVIRONMENTS, OtherNames
+from tidegate.api.streams.step import checked_group
+from tidegate.api.streams.stream import Stream
+from tidegate.connectors.bad_rows import BAD_ROWS, BadRows, check_bad_rows
+from tidegate.connectors.delta_source import DeltaSource
+from tidegate.connectors.files.open_file import FileFormat
+from tidegate.connectors.files.patterns import FilePattern
+from tidegate.connectors.files.source import FileForm, FolderSource, source_of_files
+from tidegate.connectors.kafka.client import Start, check_start, client_settings, kafka
+from tidegate.connectors.kafka.records import TIMESTAMP, RecordFormat
+from tidegate.connectors.kafka.source import KafkaSource, OnMissing
+from tidegate.connectors.memory_source import InMemory, MemorySource
+from tidegate.connectors.rate_source import RateSource
+from tidegate.connectors.socket_source import SocketSource
+from tidegate.connectors.source import DeadLetterSource, Source
+from tidegate.operators.output_schema import PinnedSchema, SchemaMismatchError
+from tidegate.operators.row_values import InexactValueError, check_exact, is_record, owned_row
+from tidegate.operators.watermarks.watermark_generator import WatermarkAlignment
+from tidegate.protocol.edges import OutputTag
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.row_schemas import SchemaLike, as_schema
+from tidegate.storage.units import parse_duration_ms, parse_size_bytes
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import polars as pl
+    import ray.data
+    from pyspark.sql import DataFrame
+
+FOLDER_SPLITS = 16
+"""Splits of a growing folder."""
+MAX_FILE_AGE = "7d"
+"""How long a growing folder remembers files, and accepts late ones."""
+LANES_A_SUBTASK = 2
+"""Lanes (splits) in the log of a streaming DataFrame, for each subtask that its source has when the log is made."""
+IDLENESS = "1min"
+"""A lane of a streaming DataFrame without rows for this long does not hold event time back any more."""
+LOG_LIMIT = "1gb"
+"""Bytes of rows of a streaming DataFrame that may wait for a checkpoint to cover them."""
+
+
+class StreamSources(OtherNames):
+    """Begins streams of one program."""
+
+    _other_names = ENVIRONMENTS
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+
+    def from_batches(
+        self,
+        data: InMemory,
+        *,
+        splits: int | None = None,
+        timestamp: str | pl.Expr | None = None,
+        max_out_of_orderness: str | timedelta | int = 0,
+        alignment: WatermarkAlignment | None = None,
+        name: str = "from_batches",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        slot_sharing_group: str | None = None,
+    ) -> Stream:
+        """Begin a stream over data in memory: Arrow, polars or pandas. The data is sent with the job, so keep it small.
+
+        Rows are read in their order, by one subtask. A restored job needs the same data and splits.
+
+        - `data`: a table, a batch, a list of batches, or a DataFrame.
+        - `splits`: cuts the data into this many parts, which are distributed over the subtasks and read side by side.
+          Rows of different parts arrive in any order, also rows of one key.
+        - `timestamp`, `max_out_of_orderness`, `alignment`: event time, as in `Stream.assign_timestamps`.
+        - `name`, `uid`, `parallelism`, `slot_sharing_group`: see `Stream`.
+
+        Raises ConfigurationError for data of another kind.
+
+        Example:
+
+            >>> env.from_batches(pa.table({"n": [1, 2]})).show()
+            +---+
+            | n |
+            +---+
+            | 1 |
+            | 2 |
+            +---+
+        """
+        source = MemorySource.of(without_pandas(data), 1 if splits is None else splits)
+        stream = self.from_source(
+            source, name=name, uid=uid, parallelism=parallelism, slot_sharing_group=slot_sharing_group
+        )
+        return timed(stream, timestamp, max_out_of_orderness, uid, alignment=alignment)
+
+    def from_rows(
+        self,
+        rows: Iterable[Any],
+        *,
+        schema: SchemaLike | None = None,
+        columns: Sequence[str] | None = None,
+        splits: int | None = None,
+        timestamp: str | pl.Expr | None = None,
+        max_out_of_orderness: str | timedelta | int = 0,
+        alignment: WatermarkAlignment | None = None,
+        name: str = "from_rows",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        slot_sharing_group: str | None = None,
+    ) -> Stream:
+        """Begin a stream over rows that are Python objects.
+
+        - `rows`: dicts, dataclass objects, named tuples, tuples (with `columns`), or strings and numbers, which become
+          the column `value`.
+        - `schema`: the columns and types: `{"k": str, "n": int}`, a dataclass, or a `pa.Schema`; by default those of
+          the values.
+        - `columns`: names for the values of tuples.
+        - All other parameters: as in `from_batches`.
+
+        Raises ConfigurationError for rows that have no common columns and types.
+
+        Example:
+
+            >>> env.from_rows([{"k": "a", "n": 1}, {"k": "b", "n": 2}]).columns
+            ['k', 'n']
+        """
+        table = table_of_rows(rows, schema, columns)
+        return self.from_batches(
+            table,
+            splits=splits,
+            timestamp=timestamp,
+            max_out_of_orderness=max_out_of_orderness,
+            alignment=alignment,
+            name=name,
+            uid=uid,
+            parallelism=parallelism,
+            slot_sharing_group=slot_sharing_group,
+        )
+
+    def from_dataframe(
+        self,
+        df: DataFrame,
+        *,
+        timestamp: str | pl.Expr | None = None,
+        max_out_of_orderness: str | timedelta | int = 0,
+        idleness: str | timedelta | int | None = None,
+        alignment: WatermarkAlignment | None = None,
+        name: str = "from_dataframe",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        slot_sharing_group: str | None = None,
+        spark_checkpoint: str | None = None,
+        trigger: str | timedelta | int | None = None,
+        log_limit: str | int | None = None,
+        stage: bool | None = None,
+    ) -> Stream:
+        """Begin a stream over a Spark DataFrame, bounded or streaming.
+
+        Bounded: when the job is executed, Spark's executors write the rows to files, once. The job reads these files,
+        so what it replays after a failure is exactly what it read before. A DataFrame that only reads Parquet files,
+        with columns chosen and rows filtered, is read from these files, which must not change (`docs/sources.md`).
+
+        Streaming (`spark.readStream...`): a Spark query runs in this driver, as long as the job. Each micro-batch is
+        written exactly once to a log, which the job reads. The log has lanes, and the slowest lane determines event
+        time (`docs/streaming-dataframes.md`).
+
+        - `df`: the DataFrame.
+        - `stage`: for bounded DataFrames; True writes the rows to files in any case, False is an error if Spark is
+          needed.
+        - `idleness`: for streaming DataFrames; a lane without rows for this long, a minute by default, no longer holds
+          event time back.
+        - `trigger`: for streaming DataFrames; the interval of micro-batches (Spark's `processingTime`), by default
+          none.
+        - `log_limit`: for streaming DataFrames; the query waits while more bytes of rows, "1gb" by default, are not
+          covered by a checkpoint.
+        - `spark_checkpoint`: for streaming DataFrames; a folder for Spark's own checkpoint, needed if the job's
+          checkpoints are in a bucket.
+        - All other parameters: as in `from_batches`.
+
+        Raises ConfigurationError for a setting of the other kind of DataFrame.
+
+        Example:
+
+            >>> flights = env.from_dataframe(env.spark.read.parquet("flights.parquet"))  # doctest: +SKIP
+        """
+        from tidegate.spark_bridge import DataFrameSource, StreamingDataFrameSource, StreamSettings
+
+        source: Source
+        if df.isStreaming:
+            if stage is not None:
+                raise ConfigurationError(
+                    "from_dataframe(stage=): it is for bounded DataFrames, and this one has no end"
+                )
+            lanes = LANES_A_SUBTASK * (parallelism if parallelism is not None else self._program.parallelism)
+            trigger_ms = None if trigger is None else parse_duration_ms(trigger, setting="from_dataframe(trigger)")
+            limit = LOG_LIMIT if log_limit is None else log_limit
+            limit_bytes = parse_size_bytes(limit, setting="from_dataframe(log_limit)")
+            source = StreamingDataFrameSource(df, lanes, StreamSettings(spark_checkpoint, trigger_ms, limit_bytes))
+            idleness = IDLENESS if idleness is None else idleness
+        else:
+            _refuse_for_bounded(
+                "from_dataframe",
+                idleness=idleness,
+                trigger=trigger,
+                log_limit=log_limit,
+                spark_checkpoint=spark_checkpoint,
+            )
+            source = DataFrameSource(df, stage)
+        stream = self.from_source(
+            source, name=name, uid=uid, parallelism=parallelism, slot_sharing_group=slot_sharing_group
+        )
+        return timed(stream, timestamp, max_out_of_orderness, uid, idleness, alignment)
+
+    def from_ray_dataset(
+        self,
+        ds: ray.data.Dataset,
+        *,
+        schema: SchemaLike | None = None,
+        timestamp: str | pl.Expr | None = None,
+        max_out_of_orderness: str | timedelta | int = 0,
+        alignment: WatermarkAlignment | None = None,
+        name: str = "from_ray_dataset",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        slot_sharing_group: str | None = None,
+    ) -> Stream:
+        """Begin a stream over a `ray.data.Dataset`.
+
+        When the job is executed, tasks of Ray Data compute the dataset and write its rows to files, once. The job reads
+        these files, so what it replays after a failure, or in a restored job, is exactly what it read before. Ray Data
+        needs free CPUs for that, in addition to the slots of the job. Each block is at least one file, which is one
+        split, and rows keep their order within a block (`docs/sources.md`).
+
+        - `ds`: the dataset. Columns of tensors and of pickled objects are refused by name, as are blocks that differ.
+        - `schema`: its columns. Without it Ray Data may have to compute the first block.
+        - All other parameters: as in `from_batches`.
+
+        Raises ConfigurationError for columns that are not supported.
+
+        Example:
+
+            >>> numbers = env.from_ray_dataset(ray.data.range(1_000))  # doctest: +SKIP
+        """
+        from tidegate.connectors.ray_data import RayDatasetSource
+
+        source = RayDatasetSource(ds, None if schema is None else as_schema(schema, "from_ray_dataset"))
+        stream = self.from_source(
+            source, name=name, uid=uid, parallelism=parallelism, slot_sharing_group=slot_sharing_group
+        )
+        return timed(stream, timestamp, max_out_of_orderness, uid, None, alignment)
+
+    def from_files(
+        self,
+        files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        format: FileFormat | None = None,
+        schema: SchemaLike | None = None,
+        columns: Sequence[str] | None = None,
+        options: Mapping[str, object] | None = None,
+        max_row_size: str | int = "4mb",
+        partitions: SchemaLike | None = None,
+        discover: str | timedelta | int | None = None,
+        max_file_age: str | timedelta | int | None = None,
+        splits: int | None = None,
+        bad_rows: BadRows = "fail",
+        timestamp: str | pl.Expr | None = None,
+        max_out_of_orderness: str | timedelta | int = 0,
+        idleness: str | timedelta | int | None = None,
+        alignment: WatermarkAlignment | None = None,
+        name: str = "from_files",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        slot_sharing_group: str | None = None,
+    ) -> Stream:
+        """Begin a stream over Parquet, CSV, JSON or text files.
+
+        Without `discover` it is bounded: the files that exist when the job is submitted. With it the stream continues,
+        and reads each new file once, whatever is restarted (`docs/sources.md`).
+
+        - `files`: a path, a folder, or a pattern such as "s3://bucket/in/**/*.csv.gz"; or a list of these.
+        - `format`: "parquet", "csv", "json" or "text"; by default that of the names.
+        - `schema`: columns and types; by default those of the first file. `columns`: of Parquet and CSV, the columns to
+          read.
+        - `options`: options of Spark for CSV, JSON and text, by their names: `{"sep": ";"}`.
+        - `max_row_size`: the most bytes of a row of text. Of Parquet, a row whose bytes are mostly not in the file, and
+          a page, may have 256 MB, or `max_row_size` if that is more.
+        - `partitions`: columns and types in the names of folders, as Spark writes them (`day=2013-01-01/`); they are
+          the last columns.
+        - `bad_rows`: a row that cannot be read, or the rest of a damaged file, fails the job ("fail"), is skipped,
+          counted and logged ("skip"), or goes to the stream `bad_rows()` of the result, with its place and the reason
+          ("side").
+        - `discover`: how often to look for new files, a duration. Files are then distributed over `splits` (16) by
+          their names, and read in the order of their last change.
+        - `max_file_age`: with `discover`, how long files are remembered, seen from the newest one; 7 days by default.
+          Older files that appear later are skipped.
+        - `idleness`: with `discover`, a split without files for this long, a minute by default, no longer holds event
+          time back.
+        - All other parameters: as in `from_batches`.
+
+        Raises ConfigurationError for files that do not exist or have other columns.
+
+        Example:
+
+            >>> _ = open("numbers.csv", "w").write("n\\n1\\n2\\n")
+            >>> env.from_files("numbers.csv", schema={"n": int}).columns
+            ['n']
+        """
+        policy = check_bad_rows(bad_rows, "from_files")
+        urls = _paths(files)
+        size_max = parse_size_bytes(max_row_size, setting="from_files(max_row_size)")
+        if not size_max:
+            raise ConfigurationError("from_files(max_row_size=0): no row fits into that; give at least a few bytes")
+        make: Callable[[FilePattern, FileForm, pa.Schema], Source] | None = None
+        if discover is None:
+            _refuse_for_bounded("from_files", idleness=idleness, max_file_age=max_file_age, splits=splits)
+        else:
+            every_ms = parse_duration_ms(discover, setting="from_files(discover)")
+            age_ms = parse_duration_ms(max_file_age or MAX_FILE_AGE, setting="from_files(max_file_age)")
+            lanes = FOLDER_SPLITS if splits is None else splits
+            if every_ms < 1 or lanes < 1:
+                raise ConfigurationError(f"from_files(discover={discover!r}, splits={lanes}): both must be positive")
+            make = partial(FolderSource, discover_ms=every_ms, age_ms=age_ms, lanes=lanes)
+            idleness = idleness if idleness is not None or timestamp is None else IDLENESS
+        columns_given = as_schema(schema, "from_files(schema=)")
+        folders = as_schema(partitions, "from_files(partitions=)")
+        source = source_of_files(urls, format, columns_given, columns, make, policy, folders, options, size_max)
+        stream = self.from_source(
+            source, name=name, uid=uid, parallelism=parallelism, slot_sharing_group=slot_sharing_group
+        )
+        return timed(stream, timestamp, max_out_of_orderness, uid, idleness, alignment)
+
+    def from_delta(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        version: int | None = None,
+        timestamp: str | pl.Expr | None = None,
+        max_out_of_orderness: str | timedelta | int = 0,
+        alignment: WatermarkAlignment | None = None,
+        name: str = "from_delta",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        slot_sharing_group: str | None = None,
+    ) -> Stream:
+        """Begin a stream over a Delta Lake table, read from its files without Spark. Needs `pip install
+        'tidegate[delta]'`.
+
+        It is bounded. A restored job continues in the version that the first job has read.
+
+        - `url`: the table.
+        - `version`: the version to read; by default the newest one when the job is submitted.
+        - All other parameters: as in `from_batches`.
+
+        Raises ConfigurationError for tables with deletion vectors or column mapping (`docs/delta.md`).
+
+        Example:
+
+            >>> flights = env.from_delta("s3://bucket/flights", version=3)  # doctest: +SKIP
+        """
+        source = DeltaSource.open(os.fspath(url), version)
+        stream = self.from_source(
+            source, name=name, uid=uid, parallelism=parallelism, slot_sharing_group=slot_sharing_group
+        )
+        return timed(stream, timestamp, max_out_of_orderness, uid, alignment=alignment)
+
+    def from_kafka(
+        self,
+        servers: str,
+        *,
+        topics: Sequence[str],
+        value: SchemaLike | Literal["bytes", "string"] = "bytes",
+        key: Literal["bytes", "string"] | None = None,
+        metadata: Sequence[str] = (),
+        start: Start = "earliest",
+        end: Literal["latest"] | None = None,
+        discover: str | timedelta | int | None = None,
+        properties: Mapping[str, object] | None = None,
+        bad_rows: BadRows = "fail",
+        on_missing: OnMissing = "fail",
+        timestamp: str | pl.Expr | None = None,
+        max_out_of_orderness: str | timedelta | int = 0,
+        idleness: str | timedelta | int | None = None,
+        alignment: WatermarkAlignment | None = None,
+        name: str = "from_kafka",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        slot_sharing_group: str | None = None,
+    ) -> Stream:
+        """Begin a stream over the records of Kafka topics. Needs `pip install 'tidegate[kafka]'`.
+
+        - `servers`: the brokers, "host:port,host:port". `properties`: settings of librdkafka.
+        - `topics`: a list of names.
+        - `value`: "bytes" or "string": the columns are Spark's, key, value, topic, partition, offset and timestamp. Or
+          a schema: records are JSON objects, with a column for each field.
+        - `key`: with a schema, "bytes" or "string" adds the column `kafka_key`.
+        - `metadata`: adds columns: "topic", "partition", "offset", "timestamp", "headers" and "tombstone" (whether a
+          record has no value). With a schema they are called `kafka_topic` and so on.
+        - `start`: "earliest", "latest", a time (a datetime, or milliseconds since 1970), or offsets
+          (`{"bids": {0: 17, 1: 4}}`).
+        - `end`: "latest" ends the stream behind the records that exist at submission.
+        - `discover`: how often to look for new partitions, a duration; by default never.
+        - `bad_rows`: a record that cannot be read fails the job ("fail"), is skipped with a warning ("skip"), or goes
+          to `bad_rows()` of the result ("side").
+        - `on_missing`: if the next record of a checkpoint no longer exists, the job fails ("fail"), or continues at the
+          beginning ("earliest") or the end ("latest") of the partition, with a warning.
+        - `timestamp`: a column, or "kafka" for the timestamps of the records.
+        - `idleness`: a partition without records for this long no longer holds event time back; by default it always
+          does.
+        - All other parameters: as in `from_batches`.
+
+        Raises ConfigurationError for wrong settings.
+
+        Example:
+
+            >>> bids = env.from_kafka("broker:9092", topics=["bids"], value={"price": int})  # doctest: +SKIP
+        """
+        policy = check_bad_rows(bad_rows, "from_kafka")
+        if end not in (None, "latest"):
+            raise ConfigurationError(f"from_kafka(end={end!r}): it is 'latest' or None")
+        if on_missing not in ("fail", "earliest", "latest"):
+            raise ConfigurationError(f"from_kafka(on_missing={on_missing!r}): it is 'fail', 'earliest' or 'latest'")
+        if isinstance(topics, str) or not topics:
+            raise ConfigurationError(f"from_kafka(topics={topics!r}): give a list of names")
+        if end is not None and discover is not None:
+            raise ConfigurationError("from_kafka: a bounded source finds no new partitions: remove end= or discover=")
+        check_start(start)
+        kafka()
+        kind: Any = value if isinstance(value, str) else as_schema(value, "from_kafka(value=)")
+        by_record = isinstance(timestamp, str) and timestamp == "kafka"
+        timed_by = ("timestamp",) if by_record and isinstance(kind, pa.Schema) else ()
+        form = RecordFormat(kind, key, tuple(dict.fromkeys((*timed_by, *metadata))))
+        every_ms = None if discover is None else parse_duration_ms(discover, setting="from_kafka(discover)")
+        given = tuple((properties or {}).items())
+        client_settings(servers, dict(given))
+        source = KafkaSource(servers, tuple(topics), form, start, end is not None, every_ms, given, policy, on_missing)
+        stream = self.from_source(
+            source, name=name, uid=uid, parallelism=parallelism, slot_sharing_group=slot_sharing_group
+        )
+        column = timestamp if not by_record else TIMESTAMP if isinstance(kind, pa.Schema) else "timestamp"
+        return timed(stream, column, max_out_of_orderness, uid, idleness, alignment)
+
+    def from_rate(
+        self,
+        rows_per_second: float | None,
+        *,
+        rows: int | None = None,
+        splits: int | None = None,
+        timestamp: str | pl.Expr | None = None,
+        max_out_of_orderness: str | timedelta | int = 0,
+        alignment: WatermarkAlignment | None = None,
+        name: str = "from_rate",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        slot_sharing_group: str | None = None,
+    ) -> Stream:
+        """Begin a stream of numbered rows at a steady rate, for demos and benchmarks (Spark's `rate`, Flink's
+        `datagen`).
+
+        The columns are `timestamp`, when the row was due, and `value`, its number. No row is early, and none is
+        skipped: rows that are overdue after a restore arrive at once. A restored job needs the same rate, rows and
+        splits.
+
+        - `rows_per_second`: the rate; None for as fast as possible, with timestamps 1 ms apart.
+        - `rows`: the number of rows; by default the stream does not end.
+        - `splits`: by default one subtask reads rows in the order of their numbers. With n splits every n-th row is in
+          the same split, and splits are read side by side.
+        - All other parameters: as in `from_batches`.
+
+        Raises ConfigurationError for values out of range.
+
+        Example:
+
+            >>> env.from_rate(None, rows=3).select("value").show()
+            +-------+
+            | value |
+            +-------+
+            |     0 |
+            |     1 |
+            |     2 |
+            +-------+
+        """
+        source = RateSource(rows_per_second, rows, 1 if splits is None else splits)
+        stream = self.from_source(
+            source, name=name, uid=uid, parallelism=parallelism, slot_sharing_group=slot_sharing_group
+        )
+        return timed(stream, timestamp, max_out_of_orderness, uid, alignment=alignment)
+
+    def from_socket(
+        self,
+        host: str,
+        port: int,
+        *,
+        lossy: bool = False,
+        bad_rows: BadRows = "fail",
+        name: str = "from_socket",
+        uid: str | None = None,
+        slot_sharing_group: str | None = None,
+    ) -> Stream:
+        """Begin a stream of the lines, in the column `value`, that a server sends, such as `nc -lk 9999`. For demos.
+
+        It connects again after a failure; lines that had been read and are in no checkpoint are lost. It ends when the
+        other side closes the connection.
+
+        - `host`, `port`: where the server listens.
+        - `lossy`: must be True, which accepts that lines may be lost.
+        - `bad_rows`: for lines that are not UTF-8, or longer than a mebibyte: "fail", "skip" or "side", as in
+          `from_files`.
+        - `name`, `uid`, `slot_sharing_group`: see `Stream`.
+
+        Raises ConfigurationError unless `lossy` is True.
+
+        Example:
+
+            >>> lines = env.from_socket("localhost", 9999, lossy=True)
+            >>> lines.columns
+            ['value']
+        """
+        policy = check_bad_rows(bad_rows, "from_socket")
+        if not lossy:
+            raise ConfigurationError(
+                "from_socket: a socket cannot be read twice, so lines are lost whenever the job restarts, whatever its "
+                "checkpoints are; accept that with lossy=True, or let Kafka or files stand in between"
+            )
+        return self.from_source(
+            SocketSource(host, port, policy), name=name, uid=uid, parallelism=1, slot_sharing_group=slot_sharing_group
+        )
+
+    def from_source(
+        self,
+        source: Source,
+        *,
+        name: str = "source",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        slot_sharing_group: str | None = None,
+    ) -> Stream:
+        """Begin a stream over a source of your own (`docs/sources.md`).
+
+        - `source`: an object like `tg.Source`, with `schema`, `splits` and `reader`.
+        - `name`, `uid`, `parallelism`, `slot_sharing_group`: see `Stream`.
+
+        Raises ConfigurationError for an object that lacks one of these.
+
+        Example:
+
+            >>> events = env.from_source(MySource())  # doctest: +SKIP
+        """
+        lacks = [name for name in ("schema", "splits", "reader") if not hasattr(source, name)]
+        if lacks or isinstance(source, type):
+            what = f"has no {', '.join(lacks)}" if lacks else "is a class; give an object"
+            raise ConfigurationError(f"from_source takes an object like tg.Source; {source!r} {what}")
+        if self._program.given_up:
+            self._program.clear()
+        node = StreamNode(
+            uid=self._program.new_uid(name, uid),
+            name=name,
+            parallelism=parallelism if parallelism is not None else self._program.parallelism,
+            schema=source.schema,
+            source=source,
+            slot_group=checked_group(name, slot_sharing_group),
+            side_outputs=_bad_rows(source),
+        )
+        self._program.add_node(node)
+        return Stream(self._program, ((node, None),))
+
+
+def _paths(files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> str | list[str]:
+    """Returns the paths that `from_files` was given. Raises ConfigurationError for anything else."""
+    if isinstance(files, str | os.PathLike):
+        return os.fspath(files)
+    if isinstance(files, Sequence) and files and all(isinstance(each, str | os.PathLike) for each in files):
+        return [os.fspath(each) for each in files]
+    raise ConfigurationError(
+        f"from_files({files!r}): give a path or a pattern, such as '/in/*.parquet', or a list of some"
+    )
+
+
+def _bad_rows(source: Source) -> tuple[OutputTag, ...]:
+    """Returns the side output for the bad rows of a source, if a program may read them."""
+    schema = source.bad_rows_schema if isinstance(source, DeadLetterSource) else None
+    return () if schema is None else (OutputTag(BAD_ROWS, schema),)
+
+
+_UNBOUNDED = {
+    "from_dataframe": "streaming DataFrames, and this one is bounded",
+    "from_files": "a folder that is looked at again, and without discover= it is bounded",
+}
+
+
+def _refuse_for_bounded(method: str, **settings: object) -> None:
+    """Raises ConfigurationError if a bounded input was given settings of unbounded ones."""
+    given = [name for name, value in settings.items() if value is not None]
+    if given:
+        raise ConfigurationError(
+            f"{method}: {', '.join(settings)} are for {_UNBOUNDED[method]}: remove {' and '.join(given)}"
+        )
+
+
+VALUE = "value"
+"""The column of rows that are single values, as in Spark's text source."""
+_SINGLE = (str, bytes, int, float, bool)
+
+
+def table_of_rows(rows: Iterable[Any], schema: SchemaLike | None, columns: Sequence[str] | None) -> pa.Table:
+    """Returns rows as a table.
+
+    `rows` are dicts, dataclass objects or named tuples; or tuples, whose names are `columns` or those of `schema`; or
+    single strings and numbers, which become the column "value". Without `schema` types are those of the values, and a
+    column that a row lacks is null there. ConfigurationError for rows that do not fit, and for an empty list without
+    `schema`.
+    """
+    given = as_schema(schema, "from_rows(schema=)")
+    if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
+        raise ConfigurationError(f"from_rows takes a list of rows, not {type(rows).__name__}; put it into a list")
+    if columns is not None and isinstance(columns, str):
+        raise ConfigurationError(f"from_rows(columns={columns!r}): give a list of names")
+    names = list(columns) if columns is not None else None if given is None else given.names
+    if given is not None and columns is not None and list(columns) != given.names:
+        raise ConfigurationError(f"from_rows: columns={list(columns)} differ from those of schema=, {given.names}")
+    made = [_row(number, row, names) for number, row in enumerate(rows)]
+    if not made:
+        if given is None:
+            raise ConfigurationError(
+                "from_rows([]): without rows give the columns, such as schema={'k': str, 'n': int}"
+            )
+        return given.empty_table()
+    try:
+        batch = PinnedSchema(given).from_rows(made)
+    except SchemaMismatchError as error:
+        raise ConfigurationError(f"from_rows: {error}") from error
+    if nulls := [field.name for field in batch.schema if pa.types.is_null(field.type)]:
+        raise ConfigurationError(f"from_rows: column {nulls[0]!r} is null in every row; give its type in schema=")
+    return pa.Table.from_batches([batch])
+
+
+def _row(number: int, row: Any, names: Sequence[str] | None) -> dict[str, Any]:
+    if isinstance(row, Mapping) or is_record(row):
+        try:
+            return owned_row(row)
+        except TypeError as error:
+            raise ConfigurationError(f"from_rows: row {number} has a value of no type of a column: {error}") from error
+    if isinstance(row, tuple | list):
+        if names is None:
+            raise ConfigurationError(
+                f"from_rows: row {number} is a {type(row).__name__}; name its values with columns=['k', 'n'] or schema="
+            )
+        if len(row) != len(names):
+            raise ConfigurationError(f"from_rows: row {number} has {len(row)} values, and the columns are {names}")
+        return dict(zip(names, row, strict=True))
+    if isinstance(row, _SINGLE):
+        if names is not None and len(names) != 1:
+            raise ConfigurationError(f"from_rows: row {number} is a single {type(row).__name__}, for columns {names}")
+        return {VALUE if names is None else names[0]: row}
+    raise ConfigurationError(
+        f"from_rows: row {number} is a {type(row).__name__}; a row is a dict, a dataclass object, a tuple, a string or "
+        "a number"
+    )
+
+
+def without_pandas(data: Any) -> Any:
+    """Returns what `from_batches` was given, with Arrow tables for pandas frames, also in a list."""
+    pandas = sys.modules.get("pandas")
+    if pandas is None:
+        return data
+    if isinstance(data, list | tuple):
+        return [_of_pandas(part) if isinstance(part, pandas.DataFrame) else part for part in data]
+    return _of_pandas(data) if isinstance(data, pandas.DataFrame) else data
+
+
+def _of_pandas(frame: pd.DataFrame) -> pa.Table:
+    """Returns a pandas frame as a table, with nulls where pandas has NaN or NaT. A plain index of numbers is dropped.
+
+    ConfigurationError for an index with a name, and for columns that Arrow cannot take.
+    """
+    index = frame.index
+    if index.nlevels > 1 or index.name is not None:
+        raise ConfigurationError(
+            f"from_batches: the index {list(index.names)} of the pandas DataFrame would be lost; make it columns with "
+            "reset_index(), or drop it with reset_index(drop=True)"
+        )
+    if bad := [name for name in frame.columns if not isinstance(name, str)]:
+        raise ConfigurationError(f"from_batches: the pandas column {bad[0]!r} has no string as its name; rename it")
+    try:
+        table = pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        raise ConfigurationError(f"from_batches: the pandas DataFrame does not fit into Arrow: {error}") from error
+    for name in table.column_names:
+        if frame[name].dtype == object:
+            _check_objects(name, frame[name], table[name].combine_chunks())
+    return table
+
+
+def _check_objects(name: str, values: pd.Series, array: pa.Array) -> None:
+    """Raise ConfigurationError for a Python object that Arrow has changed, as it makes dates of dates and times."""
+    given = [value if valid else None for value, valid in zip(values, array.is_valid().to_pylist(), strict=True)]
+    try:
+        check_exact(given, array)
+    except InexactValueError as error:
+        raise ConfigurationError(f"from_batches: pandas column {name!r}: {error}; give it one type") from error
+
+
+def timed(
+    stream: Stream,
+    timestamp: str | pl.Expr | None,
+    max_out_of_orderness: str | timedelta | int,
+    uid: str | None,
+    idleness: str | timedelta | int | None = None,
+    alignment: WatermarkAlignment | None = None,
+) -> Stream:
+    """Returns the stream, with event time from the column `timestamp` if that is named."""
+    if timestamp is None:
+        if alignment is not None:
+            raise ConfigurationError(
+                "alignment= is for event time, and the source has none: name its column, timestamp="
+            )
+        return stream
+    uid = None if uid is None else f"{uid}-timestamps"
+    return stream.assign_timestamps(timestamp, max_out_of_orderness, idleness=idleness, alignment=alignment, uid=uid)

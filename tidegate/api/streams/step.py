@@ -1,0 +1,116 @@
+"""`Step`: what a method of a stream adds to the program: an operator, its result, and how a program names and places
+it.
+
+A step has resources, which give each of its subtasks a slot to itself, or a slot sharing group, or neither
+(`docs/placement.md`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypedDict
+
+import pyarrow as pa
+
+from tidegate.actors.graph.resources import Resources
+from tidegate.api.name_checks import check_name
+from tidegate.api.streams.changelog_mode import ChangelogMode
+from tidegate.operators.functions.async_map import AsyncFunction
+from tidegate.operators.local_aggregation import LocalAggregation
+from tidegate.operators.operator import OperatorFactory
+from tidegate.operators.sinks.sink import Sink
+from tidegate.operators.watermarks.kept_time import KeptTime
+from tidegate.protocol.edges import OutputTag
+from tidegate.storage.checkpoints.metadata import StateMeaning
+from tidegate.storage.errors import ConfigurationError
+
+
+class SlotOptions(TypedDict, total=False):
+    """The slots of a step: what each subtask reserves, in the words of `ray.remote`, or with which steps it shares."""
+
+    num_cpus: float
+    """CPUs; 1 if only other resources are named."""
+    num_gpus: float
+    """GPUs, also parts of one. The process of a subtask sees these GPUs, and no others."""
+    resources: Mapping[str, float]
+    """Resources of nodes by the names that they were started with (`ray start --resources`)."""
+    slot_sharing_group: str
+    """The steps with which it shares slots. Without it a step is in the group of its inputs, or in "default"."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepOptions:
+    """How a program names and places a step: the parameters that all methods of streams have in common."""
+
+    name: str
+    uid: str | None = None
+    parallelism: int | None = None
+    batch_rows: tuple[int, int] | None = None
+    """The least and the most rows of a call."""
+    slot: SlotOptions | None = None
+
+    def part(self, what: str, parallelism: int | None) -> StepOptions:
+        """Returns the options of a further step that the same method adds, such as the one before an exchange."""
+        return StepOptions(f"{self.name} {what}", None if self.uid is None else f"{self.uid}-{what}", parallelism)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """An operator to add behind a stream, for `Stream._then`."""
+
+    operator: OperatorFactory
+    schema: pa.Schema | None
+    """The columns of the result; None if they are known only when the job runs."""
+    options: StepOptions
+    changelog: ChangelogMode | None = None
+    """How rows of the result replace each other. An operator without it is refused behind updates."""
+    takes_changes: bool = False
+    """Whether the operator understands changes; its inputs are partitioned by key."""
+    deletes: bool = False
+    """Whether the operator deletes what a change takes back, so that each change must arrive exactly once."""
+    side_outputs: Sequence[OutputTag] = ()
+    meaning: StateMeaning | None = None
+    combines: LocalAggregation | None = None
+    """How rows are combined before the exchange in front of the operator."""
+    table: str | None = None
+    """The URL, or the place, that the operator writes to."""
+    sink: Sink | None = None
+    calls: AsyncFunction | None = None
+    own: Collection[str] = ()
+    """Columns of the result that tidegate itself adds."""
+    computes: str = ""
+    """The canonical text of the expressions that the operator evaluates."""
+    key_texts: Mapping[str, str] = field(default_factory=dict)
+    """Canonical texts of the expressions that compute keys, by column."""
+    retimes: str | None = None
+    """The column of event time, if the operator computes it anew."""
+    kept_time: KeptTime | None = None
+
+
+def slot_of(step: str, slot: SlotOptions | None) -> tuple[Resources | None, str | None]:
+    """Returns the resources and the slot sharing group that a step names; None for each that it does not name.
+
+    Raises ConfigurationError for wrong amounts, for a wrong name, and for both at once. Raises TypeError for keywords
+    that a step does not have.
+    """
+    if slot is None:
+        return None, None
+    if unknown := sorted(set(slot) - SlotOptions.__optional_keys__):
+        raise TypeError(f"{step}: unexpected keyword argument {unknown[0]!r}")
+    resources = Resources.of(step, slot.get("num_cpus"), slot.get("num_gpus"), slot.get("resources"))
+    group = checked_group(step, slot.get("slot_sharing_group"))
+    if resources is not None and group is not None:
+        named = [name for name in ("num_cpus", "num_gpus", "resources") if slot.get(name) is not None]
+        raise ConfigurationError(
+            f"{step}: slot_sharing_group={group!r} and {', '.join(f'{name}=' for name in named)} exclude each other: a "
+            "step with resources shares its slots with no other step. Remove one of them"
+        )
+    return resources, group
+
+
+def checked_group(step: str, group: str | None) -> str | None:
+    """Returns the slot sharing group that a step names. Raises ConfigurationError if it cannot be a name."""
+    if group is not None:
+        check_name(f"{step}(slot_sharing_group=)", "a name", group)
+    return group

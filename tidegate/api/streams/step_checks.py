@@ -1,0 +1,152 @@
+"""Checks the methods of a process function when a program is written: names, parameters, and what they ask the context.
+
+Users of Flink and Bytewax write `process_element`, `process(key, context, elements)`, `ctx.timestamp()` and
+`ctx.get_state(...)`. Python would fail at the first row. The names of the methods, their signatures and the attributes
+that their code reads of the context show it earlier.
+"""
+
+from __future__ import annotations
+
+import dis
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from types import FunctionType
+from typing import TypeVar
+
+from tidegate.operators.functions.process_functions import BaseProcessFunction, ProcessFunction
+from tidegate.operators.windows.process_windows import ProcessWindowFunction
+from tidegate.storage.errors import ConfigurationError
+
+_OTHER_METHODS: Mapping[str, str] = {
+    "process_element": "process",
+    "process_element1": "process1",
+    "process_element2": "process2",
+    "process_broadcast_element": "process_broadcast",
+    "processElement": "process",
+    "onTimer": "on_timer",
+    "on_item": "process",
+    "on_batch": "process_batch",
+    "on_notify": "on_timer",
+    "on_eof": "finish",
+}
+"""Methods of other engines, and what they are called here."""
+_OTHER_ATTRIBUTES: Mapping[str, str] = {
+    "get_state": 'bind the state in open: self.count = context.state(tg.ValueState("count", int))',
+    "get_list_state": 'bind the state in open: self.items = context.state(tg.ListState("items", int))',
+    "get_map_state": 'bind the state in open: self.seen = context.state(tg.MapState("seen", str, int))',
+    "get_broadcast_state": "bind the state in open: self.rules = context.broadcast_state(...)",
+    "get_current_key": "context.current_key is a dict of the key columns",
+    "output": "context.emit(tag, row) emits a row to a side output",
+    "register_event_time_timer": "context.timer_service.register_event_time_timer(ms) does that",
+    "register_processing_time_timer": "context.timer_service.register_processing_time_timer(ms) does that",
+    "get_runtime_context": "the context itself has state and metrics",
+}
+"""What contexts of other engines have, and how it is done here."""
+_VALUES = frozenset(
+    {
+        "timestamp",
+        "current_watermark",
+        "current_processing_time",
+        "current_key",
+        "timer_service",
+        "time_domain",
+        "window",
+    }
+)
+"""Attributes of contexts here that are methods in other engines."""
+_CALLS: Mapping[str, Sequence[str]] = {
+    "open": ("context",),
+    "process_batch": ("batch", "context"),
+    "on_timer": ("timestamp", "context"),
+    "on_timer_batch": ("keys", "context"),
+    "finish": ("context",),
+}
+"""The methods that process functions of every kind may have, and the parameters with which they are called."""
+
+
+def check_methods(function: object) -> None:
+    """Raise ConfigurationError where a process function lacks the method for its rows, or takes other arguments.
+
+    So for a method that asks the context for what it does not have. What is no process function is refused elsewhere.
+    """
+    kind = type(function)
+    if isinstance(function, ProcessWindowFunction):
+        base: type = ProcessWindowFunction
+        inputs: Mapping[str, Sequence[str]] = {"process": ("rows", "context")}
+    elif isinstance(function, BaseProcessFunction):
+        base = next(each for each in kind.__mro__ if "INPUT_METHODS" in vars(each))
+        inputs = dict.fromkeys(function.INPUT_METHODS, ("row", "context"))
+    else:
+        return
+    wanted = {**inputs, **_CALLS}
+    for other, ours in _OTHER_METHODS.items():
+        if ours in wanted and hasattr(kind, other) and not _defines(kind, ours, base):
+            raise ConfigurationError(
+                f"{kind.__name__} defines {other}; tidegate's process functions implement "
+                f"{ours}({', '.join(wanted[ours])})"
+            )
+    for name, parameters in inputs.items():
+        if not _defines(kind, name, base) and not (base is ProcessFunction and _defines(kind, "process_batch", base)):
+            raise ConfigurationError(f"{kind.__name__} needs a method {name}(self, {', '.join(parameters)})")
+    for name, parameters in wanted.items():
+        method = inspect.getattr_static(kind, name, None)
+        if isinstance(method, FunctionType) and _defines(kind, name, base):
+            _check_parameters(kind.__name__, method, parameters)
+            _check_context(kind.__name__, method)
+
+
+def _defines(kind: type, name: str, base: type) -> bool:
+    """Returns whether a class has a method of its own, and not that of the base class."""
+    return getattr(kind, name, None) is not getattr(base, name, None)
+
+
+def _check_parameters(of: str, method: FunctionType, parameters: Sequence[str]) -> None:
+    signature = inspect.signature(method)
+    try:
+        signature.bind(None, *parameters)
+    except TypeError:
+        has = ", ".join(list(signature.parameters)[1:])
+        raise ConfigurationError(
+            f"{of}.{method.__name__}({has}): tidegate calls {method.__name__}({', '.join(parameters)})"
+        ) from None
+
+
+def _check_context(of: str, method: FunctionType) -> None:
+    context = list(inspect.signature(method).parameters)[-1]
+    for attribute, called in _attributes_read(method, context):
+        where = f"{of}.{method.__name__}: {context}.{attribute}"
+        if called and attribute in _VALUES:
+            raise ConfigurationError(f"{where} is a value, not a method; remove ()")
+        if attribute in _OTHER_ATTRIBUTES:
+            raise ConfigurationError(f"{where}: there is no such method; {_OTHER_ATTRIBUTES[attribute]}")
+
+
+def _attributes_read(method: FunctionType, variable: str) -> Iterator[tuple[str, bool]]:
+    """Yields the attributes that code reads of a local variable, and whether it calls them at once."""
+    instructions = list(dis.get_instructions(method))
+    for before, after in pairwise(instructions):
+        # Python 3.13 loads two variables in one instruction: the second of them is on top.
+        loaded = before.argval[-1] if isinstance(before.argval, tuple) and before.argval else before.argval
+        if "LOAD_FAST" in before.opname and loaded == variable:
+            if after.opname == "LOAD_METHOD":  # Python 3.11
+                yield str(after.argval), True
+            elif after.opname == "LOAD_ATTR":  # from 3.12 on also for methods, which then push NULL
+                yield str(after.argval), "NULL" in after.argrepr
+
+
+S = TypeVar("S")
+
+
+def check_function(fn: object, step: str, of: str) -> None:
+    """Raise ConfigurationError for what cannot be called. `of`: what a function is called with."""
+    if not callable(fn):
+        raise ConfigurationError(f"{step} takes a function of {of}, not {fn!r}")
+
+
+def check_stream(given: object, kind: type[S], step: str) -> S:
+    """The other stream of a step. ConfigurationError for what is none, such as a keyed or a windowed one."""
+    if isinstance(given, kind):
+        return given
+    hint = "" if given is None else "; a stream is what a source or a step makes, before key_by and window"
+    raise ConfigurationError(f"{step} takes another stream, not {type(given).__name__}{hint}")

@@ -1,0 +1,433 @@
+"""`FilesSource`: the files that a pattern names at submission. `FolderSource`: a folder to which files are added.
+
+A split of the first is a file, and one of the second a lane (`lanes.py`). Rules:
+
+- All that a reader knows of a position is in the split, so any reader goes on from any checkpoint.
+- A reader of a folder lists it when a lane has no file left, and at most once in an interval. Intervals begin at the
+  same times for all readers, so that files that come together are found at about the same time. What was found and
+  not read yet is one listing, however many lanes there are.
+- Row groups of which the program's filter drops all rows are not read. Where bad rows are no errors they are: what
+  cannot be read in them decides what else is. For the same reason all columns of text are read then.
+- A file that cannot be read, or only in part, has one dead letter for what is left of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
+
+import pyarrow as pa
+
+from tidegate.connectors.bad_rows import BadRows, BadRowsLog, RowsRead
+from tidegate.connectors.files.lanes import FileAt, Lane, LaneState, digest_of, lane_of
+from tidegate.connectors.files.open_file import (
+    FORMATS,
+    OF_FILES,
+    OpenFile,
+    OpenText,
+    UnreadableFileError,
+    format_of,
+    reading,
+    schema_of,
+)
+from tidegate.connectors.files.patterns import FilePattern, folder_values
+from tidegate.connectors.files.store_file import StoreFile
+from tidegate.connectors.files.text_rows import BLOCK_BYTES, LETTERS, TextFormat
+from tidegate.connectors.formats.parquet import LIMIT_BYTES
+from tidegate.connectors.formats.text import TextOptions
+from tidegate.connectors.pushed_filters import Rows
+from tidegate.connectors.source import ReadResult, Source, SourceReader, SourceSplit
+from tidegate.storage.clock import now_ms
+from tidegate.storage.codec import decode, encode
+from tidegate.storage.errors import ConfigurationError, NotFoundError
+from tidegate.storage.files.file_system import FileInfo
+from tidegate.storage.files.file_system_store import FileSystemStore, join_url
+from tidegate.storage.schemas.arrow_types import plain_schema
+
+log = logging.getLogger(__name__)
+_FILES_A_READ = 100
+"""How many files without rows one read may skip."""
+_PLACE = "line {line} of {file} (byte {offset})"
+_Open: TypeAlias = OpenFile | OpenText
+
+
+@dataclass(frozen=True, slots=True)
+class FileForm:
+    """The format of all files of a source. `text`: None for Parquet. `schema`: all columns, of folders as well."""
+
+    schema: pa.Schema
+    text: TextFormat | None = None
+    bad_rows: BadRows = "fail"
+    partitions: pa.Schema | None = None
+    """Columns that stand in the names of folders."""
+    limit_bytes: int = LIMIT_BYTES
+    """For Parquet: the limit of a row, and of large pages in total, if few stored bytes stand for them."""
+
+    @property
+    def fails(self) -> bool:
+        """Whether a bad row is an error."""
+        return self.bad_rows == "fail"
+
+    @property
+    def bad_rows_schema(self) -> pa.Schema | None:
+        """The columns of dead letters, or None if they are not a stream."""
+        return LETTERS if self.bad_rows == "side" else None
+
+    def opened(self, store: FileSystemStore, file: FileAt, schema: pa.Schema, rows: Rows = None) -> _Open:
+        """Opens a file to read these columns. Raises UnreadableFileError, StorageError."""
+        if self.text is None:
+            constants = self.constants(file.path, schema)
+            return OpenFile(store, file, OF_FILES, schema, rows, constants, limit_bytes=self.limit_bytes)
+        # Whether a row is bad must not depend on the columns that the program uses.
+        read = schema if self.fails else self.schema
+        return OpenText(store, file, OF_FILES, self.text, read, self.constants(file.path, read), fails=self.fails)
+
+    def constants(self, path: str, schema: pa.Schema) -> pa.RecordBatch | None:
+        """The values of those columns that the folders of a file have. ConfigurationError if they have none."""
+        if self.partitions is None:
+            return None
+        return folder_values(path, pa.schema([field for field in self.partitions if field.name in schema.names]))
+
+    def read(self, opened: _Open, row: int, rows_max: int, schema: pa.Schema) -> RowsRead | None:
+        """Reads rows with the columns of `schema`."""
+        found = opened.read_rows(row, rows_max)
+        if found is None or found.batch is None or found.batch.schema.equals(schema):
+            return found
+        return replace(found, batch=found.batch.select(schema.names))
+
+
+def rest_of_file(path: str, store: FileSystemStore, error: UnreadableFileError) -> pa.RecordBatch:
+    """The dead letter for a file of which nothing more can be read."""
+    letter = {
+        "raw": b"",
+        "file": join_url(store.url, path),
+        "line": None,
+        "offset": None,
+        "error": str(error.__cause__ or error),
+    }
+    return pa.RecordBatch.from_pylist([letter], LETTERS)
+
+
+@dataclass(frozen=True, slots=True)
+class FilesSource:
+    """A bounded source over files, in the order of their names. Every batch has `schema`."""
+
+    pattern: FilePattern
+    form: FileForm
+    schema: pa.Schema
+    rows: Rows = None
+    """Rows that count."""
+
+    @property
+    def bad_rows_schema(self) -> pa.Schema | None:
+        """The columns of dead letters."""
+        return self.form.bad_rows_schema
+
+    def splits(self) -> Sequence[SourceSplit]:
+        """One for each file that is there now. ConfigurationError for one outside of the folders of `partitions`."""
+        files = self.pattern.files()
+        for file in files:
+            self.form.constants(file.path, self.schema)
+        return tuple(SourceSplit(file.path, encode(FileAt.of(file))) for file in files)
+
+    def check_restored(self, splits: Sequence[SourceSplit]) -> None:
+        """A restored job reads the files that the first one had found."""
+        strange = [
+            split.split_id for split in splits if split.payload and not isinstance(decode(split.payload), FileAt)
+        ]
+        if strange:
+            raise ConfigurationError(
+                f"its split {strange[0]!r} is not a file; give the source of the checkpoint (discover=?), or "
+                "start without restore"
+            )
+
+    def projected(self, columns: Sequence[str]) -> FilesSource:
+        """Returns the source restricted to these columns."""
+        return replace(self, schema=pa.schema([self.schema.field(name) for name in columns]))
+
+    def filtered(self, rows: Rows) -> FilesSource:
+        """Returns the source restricted to these rows, which it may use to skip others."""
+        return replace(self, rows=rows) if self.form.fails else self
+
+    def reader(self) -> SourceReader:
+        """Returns a reader for one subtask."""
+        return _FilesReader(self)
+
+
+class _FilesReader:
+    def __init__(self, source: FilesSource) -> None:
+        self._source = source
+        self._store = source.pattern.store()
+        self._open: _Open | None = None
+        self._log = BadRowsLog(log)
+
+    def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
+        """Rows of a file. Raises UnreadableFileError, StorageError."""
+        source = self._source
+        form = self._source.form
+        try:
+            if self._open is None or self._open.path != split.split_id:
+                self._open = form.opened(self._store, decode(split.payload), source.schema, source.rows)
+            if (counts := self._open.next_row(offset)) > offset:
+                return ReadResult(None, counts, at_end=False, skipped=counts - offset)
+            found = form.read(self._open, offset, rows_max, source.schema)
+        except UnreadableFileError as error:
+            if form.fails:
+                raise
+            letter = rest_of_file(split.split_id, self._store, error)
+            letters = self._log.add(letter, "the rest of {file}")
+            return ReadResult(None, offset + 1, at_end=True, bad=letters)
+        if found is None:
+            return ReadResult(None, offset, at_end=True)
+        letters = None if found.bad is None else self._log.add(found.bad, _PLACE)
+        return ReadResult(found.batch, offset + found.rows, at_end=False, bad=letters)
+
+    def close(self) -> None:
+        """Releases the file."""
+        self._open = None
+
+
+@dataclass(frozen=True, slots=True)
+class FolderSource:
+    """An unbounded source over the files of a folder, looked for every `discover_ms`."""
+
+    pattern: FilePattern
+    form: FileForm
+    schema: pa.Schema
+    discover_ms: int
+    age_ms: int
+    lanes: int
+    clock: Callable[[], int] = field(default=now_ms, compare=False)
+    unbounded: Literal[True] = True
+
+    @property
+    def bad_rows_schema(self) -> pa.Schema | None:
+        """The columns of dead letters."""
+        return self.form.bad_rows_schema
+
+    def splits(self) -> Sequence[SourceSplit]:
+        """The lanes."""
+        payload = encode(LaneState(self.lanes))
+        return tuple(SourceSplit(f"lane {number} of {self.lanes}", payload) for number in range(self.lanes))
+
+    def check_restored(self, splits: Sequence[SourceSplit]) -> None:
+        """Raises ConfigurationError if the lanes are not the same as before: they decide which subtask reads a file."""
+        now = {split.split_id for split in self.splits()}
+        before = {split.split_id for split in splits}
+        if now != before:
+            had = f"{len(before)} splits ({min(before, default='none')!r})"
+            raise ConfigurationError(
+                f"its files were divided into {had}, and now there are {self.lanes}; give splits={len(before)}, "
+                "or start without restore"
+            )
+
+    def projected(self, columns: Sequence[str]) -> FolderSource:
+        """Returns the source restricted to these columns."""
+        return replace(self, schema=pa.schema([self.schema.field(name) for name in columns]))
+
+    def reader(self) -> SourceReader:
+        """Returns a reader for one subtask."""
+        return _FolderReader(self)
+
+
+class _FolderReader:
+    def __init__(self, source: FolderSource) -> None:
+        self._source = source
+        self._store = source.pattern.store()
+        self._lanes: dict[str, Lane] = {}
+        self._open: dict[str, _Open] = {}
+        self._log = BadRowsLog(log)
+        self._listing: dict[int, list[tuple[bytes, FileInfo]]] = {}
+        """The files of each lane when the folder was last listed."""
+        self._new: set[bytes] | None = None
+        """Digests of the files that were not there in the listing before; None if this is the first one."""
+        self._interval = -1
+        """The interval in which that was."""
+        self._waiting: dict[str, tuple[int, list[FileInfo]]] = {}
+        """The files that a lane has still to read, the first one last, and the interval of the listing."""
+
+    def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
+        """Reads rows of the current file of a lane; none without a file. Raises UnreadableFileError, StorageError."""
+        lane = self._lanes.get(split.split_id)
+        if lane is None or lane.payload != split.payload:
+            lane = self._lanes[split.split_id] = Lane.of(split.payload)
+            self._open.pop(split.split_id, None)
+            self._waiting.pop(split.split_id, None)
+        for _ in range(_FILES_A_READ):
+            if lane.state.file is None and not self._take(split.split_id, lane):
+                break
+            try:
+                found = self._rows(split.split_id, lane, rows_max)
+            except UnreadableFileError as error:
+                if self._source.form.fails:
+                    raise
+                assert lane.state.file is not None
+                letter = rest_of_file(lane.state.file.path, self._store, error)
+                letters = self._log.add(letter, "the rest of {file}")
+                self._leave(split.split_id, lane)
+                return ReadResult(None, offset + 1, at_end=False, payload=lane.payload, bad=letters)
+            if found is not None:
+                lane.advance(found.rows)
+                letters = None if found.bad is None else self._log.add(found.bad, _PLACE)
+                next_offset = offset + found.rows
+                return ReadResult(found.batch, next_offset, at_end=False, payload=lane.payload, bad=letters)
+            self._leave(split.split_id, lane)
+        moved = lane.payload if lane.payload != split.payload else None
+        return ReadResult(None, offset, at_end=False, payload=moved)
+
+    def close(self) -> None:
+        """Releases all files."""
+        self._open.clear()
+        self._lanes.clear()
+
+    def _leave(self, split_id: str, lane: Lane) -> None:
+        """The file of a lane is done with."""
+        lane.leave(self._source.age_ms, self._source.clock())
+        self._open.pop(split_id, None)
+
+    def _rows(self, split_id: str, lane: Lane, rows_max: int) -> RowsRead | None:
+        """The next rows of the file of a lane; None behind the last one. Raises UnreadableFileError, StorageError."""
+        file = lane.state.file
+        source = self._source
+        assert file is not None
+        opened = self._open.get(split_id)
+        if opened is None or opened.path != file.path:
+            opened = self._open[split_id] = source.form.opened(self._store, file, source.schema)
+        return source.form.read(opened, file.row, rows_max, source.schema)
+
+    def _take(self, split_id: str, lane: Lane) -> bool:
+        """Starts the next file of a lane. Returns False without one."""
+        interval, waiting = self._waiting.get(split_id, (-1, []))
+        if not waiting:
+            self._look()
+            if interval != self._interval:
+                files = self._listing.get(int(split_id.split()[1]), ())
+                waiting = lane.choose(files, self._source.age_ms)
+                self._log_left_out(lane, files)
+                self._waiting[split_id] = self._interval, waiting
+        while waiting:
+            path = waiting.pop().path
+            try:
+                lane.take(self._store.info(path))
+            except NotFoundError:
+                log.warning("%s was deleted before it was read", path)
+                continue
+            return True
+        return False
+
+    def _look(self) -> None:
+        """List the folder, unless that was done in this interval."""
+        interval = self._source.clock() // self._source.discover_ms
+        if interval == self._interval:
+            return
+        listing: dict[int, list[tuple[bytes, FileInfo]]] = {}
+        for file in self._source.pattern.files():
+            digest = digest_of(file.path)
+            listing.setdefault(lane_of(digest, self._source.lanes), []).append((digest, file))
+        before = {digest for files in self._listing.values() for digest, _ in files}
+        now = {digest for files in listing.values() for digest, _ in files}
+        self._new = now - before if self._interval >= 0 else None
+        self._listing = listing
+        self._interval = interval
+
+    def _log_left_out(self, lane: Lane, files: Sequence[tuple[bytes, FileInfo]]) -> None:
+        """Log the files that are new in this listing and too old to be read."""
+        if not self._new:
+            return
+        age_ms = self._source.age_ms
+        old = [
+            file
+            for digest, file in files
+            if digest in self._new and digest not in lane.known and lane.is_too_old(file, age_ms)
+        ]
+        if old:
+            log.warning(
+                "%d new files in %s are not read: they were last changed more than max_file_age (%d s) before the "
+                "newest file of their split. The first is %s. Give a longer max_file_age, or set their time of change",
+                len(old),
+                self._source.pattern.folder,
+                age_ms // 1_000,
+                old[0].path,
+            )
+
+
+def source_of_files(
+    url: str | Sequence[str],
+    kind: str | None = None,
+    schema: pa.Schema | None = None,
+    columns: Sequence[str] | None = None,
+    folder: Callable[[FilePattern, FileForm, pa.Schema], Source] | None = None,
+    bad_rows: BadRows = "fail",
+    partitions: pa.Schema | None = None,
+    options: Mapping[str, object] | None = None,
+    size_max: int = BLOCK_BYTES,
+) -> Source:
+    """Returns the source for a pattern, or several. `folder` makes it if the job looks for new files while it runs.
+
+    `partitions`: columns in the names of folders, after those of `schema`. `options`: options of a format of
+    text, with Spark's names. `size_max`: maximum bytes of a row of text; for Parquet it raises `FileForm.limit_bytes`.
+
+    Without `schema`, the first file in the order of names decides it. Raises ConfigurationError, StorageError.
+    """
+    named = f"from_files({url!r})"
+    pattern = FilePattern.of(url)
+    kinds = [format_of(each) for each in ([url] if isinstance(url, str) else url)]
+    found = kinds[0] if len(set(kinds)) == 1 else None
+    if kind is not None and kind not in FORMATS:
+        raise ConfigurationError(f"{named}: format={kind!r} is not supported; give one of {', '.join(FORMATS)}")
+    files: Sequence[FileInfo] = ()
+    if schema is None or kind is None or folder is None:
+        files = pattern.files()
+        if not files and (schema is None or folder is None):
+            wanted = "no file matches" if folder is None else "no file matches yet; give schema="
+            raise ConfigurationError(f"{named}: {wanted}; names that begin with '_' or '.' are ignored")
+        found = found or next((format_of(file.path) for file in files), None)
+    kind = kind or found
+    if kind is None:
+        raise ConfigurationError(
+            f"{named}: the format is not clear from the name; give format=, one of {', '.join(FORMATS)}"
+        )
+    text = None if kind == "parquet" else TextFormat(kind, TextOptions.of(kind, options, "from_files"), (), size_max)
+    if text is None and options:
+        raise ConfigurationError(f"{named}: options= is for csv, json and text, and these files are {kind}")
+    if schema is None:
+        schema = plain_schema(_schema_of(pattern, files[0], text))
+    if text is not None:
+        text = replace(text, columns=tuple(schema.names))
+    if partitions is not None:
+        schema = pa.schema([*(field for field in schema if field.name not in partitions.names), *partitions])
+    if text is not None:
+        own = [field for field in schema if partitions is None or field.name not in partitions.names]
+        with named_error(named):
+            text.decoder(pa.schema(own), "")
+    form = FileForm(schema, text, bad_rows, partitions, max(LIMIT_BYTES, size_max))
+    if columns is not None:
+        missing = [name for name in columns if name not in schema.names]
+        if missing or not columns:
+            raise ConfigurationError(f"{named}: columns={list(columns)!r}; choose among {schema.names}")
+        schema = pa.schema([schema.field(name) for name in columns])
+        form = replace(form, schema=schema)
+    if folder is not None:
+        return folder(pattern, form, schema)
+    return FilesSource(pattern, form, schema)
+
+
+@contextmanager
+def named_error(named: str) -> Iterator[None]:
+    """ConfigurationErrors from inside begin with this."""
+    try:
+        yield
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{named}: {error}") from error
+
+
+def _schema_of(pattern: FilePattern, file: FileInfo, text: TextFormat | None) -> pa.Schema:
+    opened = StoreFile.of(pattern.store(), file.path, file.size_bytes)
+    with reading(opened, OF_FILES):
+        found = schema_of(opened) if text is None else text.schema_of(opened, file.path)
+        if not len(found):
+            raise ConfigurationError("it has no columns; give schema=")
+        return found

@@ -1,0 +1,490 @@
+"""`JsonDecoder`: records of JSON, an object each, become rows. Files and Kafka use it.
+
+Rules:
+
+- A kernel checks the frame of each record first: one object, whose strings are closed and have no control characters.
+  So no object begins in one record and ends in another, and Arrow, which then parses all records in one go, gives
+  a row for each. Where all records of a block begin and end with a brace and are good, this needs no kernel (`_good`).
+- What Arrow refuses is found by halving: most blocks are parsed once. A number that is too great for its column is
+  refused as well. Arrow would make it infinite, or a decimal of more digits than its type has, or of other digits.
+- A member that the schema does not name is left out. One that is missing is null, and an error if its column is not
+  nullable. NaN, Infinity and -Infinity are numbers, as for Spark.
+- Dates, times and dictionaries are made of strings as in CSV, also within structs and lists. Bytes are Base64, as Spark
+  writes them.
+"""
+
+from __future__ import annotations
+
+import decimal
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pa_json
+from numpy.typing import NDArray
+
+from tidegate.connectors.formats.text import (
+    DECIMAL_DIGITS,
+    DEFAULTS,
+    WIDE_INTEGERS,
+    Converter,
+    Decoded,
+    TextOptions,
+    converted,
+    converter_of,
+    inferred_type,
+    is_utf8,
+    too_long,
+    utf8_faults,
+)
+from tidegate.state.kernels.text_scan import (
+    BLANK,
+    CONTROL_CHARACTER,
+    NO_OBJECT,
+    TEXT_BEHIND,
+    UNFINISHED,
+    braced_lines,
+    frame_json,
+)
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.exact_casts import leaves
+from tidegate.storage.user_values import mark_values
+
+BOM = b"\xef\xbb\xbf"
+_REASONS = {
+    NO_OBJECT: "the row is not a JSON object",
+    UNFINISHED: "the JSON object does not end",
+    TEXT_BEHIND: "text follows the JSON object",
+    CONTROL_CHARACTER: "a string has a line break or another control character; JSON writes it as an escape",
+    BLANK: "the row is empty",
+}
+_NEWLINE = 10
+_RETURN = 13
+_BREAK = re.compile(rb"[\r\n]")
+_GREAT_DECIMAL = rb'[0-9]{%d}|[:,\[\s]-?[0-9.]+[eE][+-]?[0-9]|"[+-]?[0-9.]+[eE][+-]?[0-9]+"'
+"""Numbers with as many digits before the point, or with an exponent, also those that are strings."""
+_TOO_LONG = re.compile(rb"[0-9]{309}")
+"""Digits of a number that no float64 holds. Arrow refuses one that has an exponent by itself."""
+_VALUES = re.compile(rb'"[^"]*"\s*:?|[^\s",:{}\[\]]+')
+"""Matches what may be a value in a record that cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedRecords:
+    """The rows of the records that are good, in order, and the others by number, each with the reason."""
+
+    batch: pa.RecordBatch
+    bad: dict[int, str]
+
+
+class JsonDecoder:
+    """JSON objects with the columns of a schema. Raises ConfigurationError for types that JSON cannot hold."""
+
+    begun = True
+
+    def __init__(self, schema: pa.Schema, encoding: str = "utf-8") -> None:
+        self._schema = schema
+        self._encoding = encoding
+        self._texts: dict[pa.DataType, Converter | None] = {}
+        parsed = []
+        for field in schema:
+            for leaf in _text_leaves(field):
+                self._texts[leaf.type] = _base64_converter(leaf.type) or converter_of(leaf, DEFAULTS)
+            parsed.append(pa.field(field.name, _with_texts(field.type)))
+        self._parsed = pa.schema(parsed)
+        self._wide = pa.schema([field.with_type(_widened(field.type)) for field in parsed])
+        """The same columns with every float as float64, to find numbers that are too large for a smaller type."""
+        self._floats = [
+            number
+            for number, field in enumerate(self._parsed)
+            if any(map(pa.types.is_floating, _leaf_types(pa.schema([field]))))
+        ]
+        """The columns that have floats."""
+        decimals = [leaf for leaf in _leaf_types(self._parsed) if pa.types.is_decimal(leaf)]
+        whole = min((DECIMAL_DIGITS[leaf.bit_width] - max(leaf.scale, 0) for leaf in decimals), default=0)
+        self._great_decimal = re.compile(_GREAT_DECIMAL % (whole + 1)) if decimals else None
+        """Finds numbers that Arrow may wrap around because they, with zeros up to the scale, have too many digits."""
+        for field in self._parsed:
+            try:
+                _parse(b"{}", pa.schema([field]))
+            except pa.ArrowNotImplementedError as error:
+                raise ConfigurationError(
+                    f"column {field.name!r} is {field.type}, which is not read from JSON; read it as a string, or as "
+                    "the structs and lists that the file has, and make it in a step"
+                ) from error
+            except pa.ArrowInvalid as error:
+                # Arrow fills the fields of a struct that is missing with nulls.
+                raise ConfigurationError(
+                    f"column {field.name!r} is {field.type}, with a field that may not be null, which is not read from "
+                    "JSON; let it be null in the schema, and check it in a step"
+                ) from error
+
+    def begin(self, block: bytes, final: bool) -> int | None:
+        """JSON has no head."""
+        return 0
+
+    def decode(self, block: bytes, final: bool, size_max: int) -> Decoded:
+        """The rows of the lines of a block. Blank lines do not count."""
+        data = np.frombuffer(block, dtype=np.uint8)
+        starts, ends, consumed = lines_of(data, final)
+        if len(starts) and int((ends - starts).max()) <= size_max:
+            batch = self._good(block[: int(ends[-1])], len(starts))
+            if batch is not None:
+                return Decoded(batch, starts, ends, {}, consumed)
+        status = frame_json(data, starts, ends)
+        if (blank := status == BLANK).any():
+            starts = starts[~blank]
+            ends = ends[~blank]
+            status = status[~blank]
+        found = self._decoded(block, starts, ends, status, size_max, self._encoding)
+        return Decoded(found.batch, starts, ends, found.bad, consumed)
+
+    def skip(self, block: bytes, state: NDArray[np.int64]) -> int:
+        """Skips the rest of a line that is too long."""
+        found = _BREAK.search(block)
+        return -1 if found is None else found.end()
+
+    def records(self, records: Sequence[bytes]) -> DecodedRecords:
+        """The rows of records that are objects, wherever their line breaks are. A BOM may stand before each."""
+        batch = self._good(b"\n".join(records), len(records))
+        if batch is not None:
+            return DecodedRecords(batch, {})
+        lines = [record.removeprefix(BOM) for record in records]
+        block = b"\n".join(lines)
+        sizes = np.fromiter((len(line) for line in lines), dtype=np.int64, count=len(lines))
+        ends = np.cumsum(sizes + 1) - 1
+        starts = ends - sizes
+        status = frame_json(np.frombuffer(block, dtype=np.uint8), starts, ends)
+        return self._decoded(block, starts, ends, status, None, None)
+
+    def _good(self, block: bytes, count: int) -> pa.RecordBatch | None:
+        """Returns the rows of a block if each of its lines, `count` of them, is a good object. None if one may not be.
+
+        Arrow itself takes two objects in a line, or one in two lines. It cannot do so where each line begins and ends
+        with a brace: in a string it takes no line break, and behind a brace that closes an inner object no other one
+        may open. So each line ends where an object ends. With as many rows as lines, each line is one object.
+        """
+        if braced_lines(np.frombuffer(block, dtype=np.uint8)) != count or not is_utf8(block):
+            return None
+        try:
+            found = _parse(block, self._parsed)
+            if found.num_rows != count:
+                return None
+            self._check_numbers(found, block)
+        except pa.ArrowInvalid:
+            return None
+        batch, reasons = self._converted(found)
+        return None if reasons else batch
+
+    def _decoded(
+        self,
+        block: bytes,
+        starts: NDArray[np.int64],
+        ends: NDArray[np.int64],
+        status: NDArray[np.uint8],
+        size_max: int | None,
+        encoding: str | None,
+    ) -> DecodedRecords:
+        bad = {number: _REASONS[int(status[number])] for number in np.flatnonzero(status).tolist()}
+        bad |= utf8_faults(block, starts, ends, encoding)
+        if size_max is not None:
+            bad |= {int(number): too_long(size_max) for number in np.flatnonzero(ends - starts > size_max)}
+        numbers = [number for number in range(len(starts)) if number not in bad] if bad else range(len(starts))
+        batches: list[pa.RecordBatch] = []
+        self._parse(block, starts, ends, numbers, batches, bad)
+        made, reasons = self._converted(pa.Table.from_batches(batches, self._parsed))
+        kept = [number for number in numbers if number not in bad] if bad else numbers
+        if reasons:
+            fits = np.ones(made.num_rows, dtype=np.bool_)
+            for row, reason in reasons.items():
+                fits[row] = False
+                bad[kept[row]] = reason
+            made = made.filter(pa.array(fits))
+        return DecodedRecords(made, bad)
+
+    def _converted(self, parsed: pa.Table) -> tuple[pa.RecordBatch, dict[int, str]]:
+        """Returns rows with the types of the schema, and the numbers of rows that do not fit them with the reasons."""
+        table = parsed.combine_chunks()
+        batch = table.to_batches()[0] if table.num_rows else pa.RecordBatch.from_pylist([], self._parsed)
+        rows = np.arange(batch.num_rows)
+        reasons = dict[int, str]()
+        arrays = [
+            self._made(column, field, rows, reasons) for column, field in zip(batch.columns, self._schema, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema) if arrays else batch, reasons
+
+    def _made(self, column: pa.Array, field: pa.Field, rows: NDArray[np.int64], reasons: dict[int, str]) -> pa.Array:
+        """The values of a column, with what was parsed as strings made values. `rows`: the row of each entry."""
+        wanted = field.type
+        if column.type != wanted and pa.types.is_struct(wanted):
+            children = [
+                self._made(column.field(number), _below(field, wanted.field(number)), rows, reasons)
+                for number in range(wanted.num_fields)
+            ]
+        elif column.type != wanted and pa.types.is_list(wanted):
+            lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
+            children = [self._made(column.values, _below(field, wanted.value_field), np.repeat(rows, lengths), reasons)]
+        else:
+            found: dict[int, str] = {}
+            values = converted(column, field, self._texts.get(wanted), found, blank_is_null=False)
+            for entry, reason in found.items():
+                reasons.setdefault(int(rows[entry]), reason)
+            return values
+        assert column.offset == 0, "a column that was just parsed begins at its first entry"
+        own = column.buffers()[: 1 if pa.types.is_struct(wanted) else 2]
+        values = pa.Array.from_buffers(wanted, len(column), own, children=children)
+        return converted(values, field, None, reasons)
+
+    def _parse(
+        self,
+        block: bytes,
+        starts: NDArray[np.int64],
+        ends: NDArray[np.int64],
+        numbers: Sequence[int],
+        batches: list[pa.RecordBatch],
+        bad: dict[int, str],
+    ) -> None:
+        """Parse records in one go, or in halves until it is known which of them Arrow refuses."""
+        waiting = [numbers] if len(numbers) else []
+        while waiting:
+            part = waiting.pop()
+            if part[-1] - part[0] + 1 == len(part):
+                data = block[int(starts[part[0]]) : int(ends[part[-1]])]
+            else:
+                data = b"\n".join(block[int(starts[number]) : int(ends[number])] for number in part)
+            try:
+                found = _parse(data, self._parsed)
+                if found.num_rows != len(part):
+                    raise pa.ArrowInvalid(f"{found.num_rows} rows were found, and {len(part)} were expected")
+                self._check_numbers(found, data)
+                batches += found.to_batches()
+            except pa.ArrowInvalid as error:
+                if len(part) > 1:
+                    half = len(part) // 2
+                    waiting += [part[half:], part[:half]]
+                else:
+                    bad[part[0]] = _reason(error, data)
+
+    def _check_numbers(self, found: pa.Table, data: bytes) -> None:
+        """Raise ArrowInvalid for a number that its type cannot hold, where Arrow has made something else of it."""
+        if self._great_decimal is not None:
+            for leaf in _leaf_arrays(found):
+                if pa.types.is_decimal(leaf.type):
+                    leaf.validate(full=True)
+            if self._great_decimal.search(data):
+                rows = [_loads(line, decimal.Decimal) for line in _BREAK.split(data) if line.strip()]
+                given = [[row.get(field.name) for row in rows] for field in self._parsed]
+                if any(
+                    map(_has_other_decimals, self._parsed.types, given, (each.to_pylist() for each in found.columns))
+                ):
+                    raise pa.ArrowInvalid("a number is too great for its column")
+        if not self._floats or (infinite := self._infinities(found)) == 0:
+            return
+        if _TOO_LONG.search(data) or (
+            self._wide != self._parsed and infinite != self._infinities(_parse(data, self._wide))
+        ):
+            raise pa.ArrowInvalid("a number is too great for its column")
+
+    def _infinities(self, table: pa.Table) -> int:
+        """The number of infinite floats, at any depth."""
+        floats = (leaf for leaf in _leaf_arrays(table.select(self._floats)) if pa.types.is_floating(leaf.type))
+        return sum(int(np.isinf(each.to_numpy(zero_copy_only=False)).sum()) for each in floats)
+
+
+def _is_text(wanted: pa.DataType) -> bool:
+    """Whether values of a type are strings in JSON that Arrow does not read, or reads by other rules than Spark."""
+    tests = (
+        pa.types.is_date,
+        pa.types.is_time,
+        pa.types.is_timestamp,
+        pa.types.is_dictionary,
+        pa.types.is_binary,
+        pa.types.is_large_binary,
+        pa.types.is_fixed_size_binary,
+    )
+    return any(test(wanted) for test in tests)
+
+
+def _text_leaves(field: pa.Field) -> Iterator[pa.Field]:
+    """The fields that are parsed as strings, at any depth."""
+    if _is_text(field.type):
+        yield field
+    elif pa.types.is_struct(field.type) or pa.types.is_list(field.type):
+        for number in range(field.type.num_fields):
+            yield from _text_leaves(_below(field, field.type.field(number)))
+
+
+def _below(field: pa.Field, inner: pa.Field) -> pa.Field:
+    """A field of a struct or a list with its full name. Whether it may be null does not count."""
+    return pa.field(f"{field.name}.{inner.name}", inner.type)
+
+
+def _with_texts(wanted: pa.DataType) -> pa.DataType:
+    """The type as which Arrow parses it, which differs only where values are strings."""
+    if _is_text(wanted):
+        return pa.string()
+    if pa.types.is_struct(wanted):
+        return pa.struct([field.with_type(_with_texts(field.type)) for field in wanted])
+    if pa.types.is_list(wanted):
+        return pa.list_(wanted.value_field.with_type(_with_texts(wanted.value_type)))
+    return wanted
+
+
+def _base64_converter(wanted: pa.DataType) -> Converter | None:
+    """Returns the converter from Base64 to bytes, or None for other types."""
+    binary = pa.types.is_binary(wanted) or pa.types.is_large_binary(wanted)
+    return _base64(wanted) if binary or pa.types.is_fixed_size_binary(wanted) else None
+
+
+def _base64(wanted: pa.DataType) -> Converter:
+    def convert(texts: pa.Array) -> pa.Array:
+        import polars as pl
+
+        try:
+            found = pl.Series(texts).str.decode("base64", strict=True)
+        except pl.exceptions.ComputeError as error:
+            raise pa.ArrowInvalid("no Base64") from error
+        return found.to_arrow().cast(pa.binary()).cast(wanted)
+
+    return convert
+
+
+def _leaf_types(schema: pa.Schema) -> Iterator[pa.DataType]:
+    waiting = list(schema.types)
+    while waiting:
+        found = waiting.pop()
+        waiting += [found.field(position).type for position in range(found.num_fields)]
+        yield found
+
+
+def _widened(found: pa.DataType) -> pa.DataType:
+    """The type with floats as float64, at any depth of structs and lists."""
+    if pa.types.is_floating(found):
+        return pa.float64()
+    if pa.types.is_struct(found):
+        return pa.struct([field.with_type(_widened(field.type)) for field in found])
+    if pa.types.is_list(found):
+        return pa.list_(found.value_field.with_type(_widened(found.value_type)))
+    return found
+
+
+def _leaf_arrays(table: pa.Table) -> Iterator[pa.Array]:
+    return (leaf for column in table.columns for chunk in column.chunks for leaf in leaves(chunk))
+
+
+def json_schema(block: bytes, final: bool, options: TextOptions) -> pa.Schema:
+    """The columns of a file, as Arrow takes those lines of its first block that are objects.
+
+    Two of Arrow's types would not hold the values. Whole numbers beyond int64 become decimals, not floats, and times
+    with a zone get one.
+    """
+    data = np.frombuffer(block, dtype=np.uint8)
+    starts, ends, _ = lines_of(data, final)
+    status = frame_json(data, starts, ends)
+    faults = utf8_faults(block, starts, ends, options.encoding)
+    good = [number for number in np.flatnonzero(status == 0).tolist() if number not in faults]
+    if not good:
+        return pa.schema([])
+    lines = [block[int(starts[n]) : int(ends[n])] for n in good]
+    found = _parse(b"\n".join(lines), None).schema
+    if not any(_is_doubtful(leaf) for leaf in _leaf_types(found)):
+        return found
+    rows = [_loads(line, _whole_number) for line in lines]
+    return pa.schema(
+        [field.with_type(_exact_type(field.type, [row.get(field.name) for row in rows])) for field in found]
+    )
+
+
+def _loads(line: bytes, parse_int: Callable[[str], object]) -> dict[str, Any]:
+    """The JSON object of a line, for what Arrow does not return. ArrowInvalid where Python cannot parse it."""
+    try:
+        return dict(json.loads(line, parse_int=parse_int, parse_float=decimal.Decimal))
+    except (ValueError, RecursionError, decimal.InvalidOperation) as error:
+        raise pa.ArrowInvalid(f"JSON parse error: {error}") from error
+
+
+def _has_other_decimals(wanted: pa.DataType, given: Sequence[Any], found: Sequence[Any]) -> bool:
+    """Whether a decimal differs from the number that the JSON values have in its place."""
+    pairs = [(value, taken) for value, taken in zip(given, found, strict=True) if value is not None]
+    if pa.types.is_struct(wanted):
+        return any(
+            _has_other_decimals(
+                field.type,
+                [value.get(field.name) for value, _ in pairs],
+                [taken[field.name] for _, taken in pairs],
+            )
+            for field in wanted
+        )
+    if pa.types.is_list(wanted):
+        return any(_has_other_decimals(wanted.value_type, value, taken) for value, taken in pairs)
+    return pa.types.is_decimal(wanted) and any(decimal.Decimal(value) != taken for value, taken in pairs)
+
+
+def _is_doubtful(found: pa.DataType) -> bool:
+    return bool(pa.types.is_floating(found) or pa.types.is_timestamp(found))
+
+
+def _whole_number(text: str) -> float:
+    """The value of a JSON number without a fraction: an int where `WIDE_INTEGERS` holds it, else a float."""
+    return int(text) if len(text.lstrip("-")) <= WIDE_INTEGERS.precision else float(text)
+
+
+def _exact_type(found: pa.DataType, values: Sequence[Any]) -> pa.DataType:
+    """The type that holds these values, where Arrow has found another one."""
+    values = [value for value in values if value is not None]
+    if pa.types.is_struct(found):
+        return pa.struct(
+            [field.with_type(_exact_type(field.type, [value.get(field.name) for value in values])) for field in found]
+        )
+    if pa.types.is_list(found):
+        return pa.list_(found.value_field.with_type(_exact_type(found.value_type, list(chain.from_iterable(values)))))
+    if pa.types.is_floating(found):
+        wide = any(type(value) is int and not _INT64_MIN <= value <= _INT64_MAX for value in values)
+        return WIDE_INTEGERS if wide and all(type(value) is int for value in values) else found
+    if pa.types.is_timestamp(found):
+        return inferred_type(pa.array(values, pa.string()), DEFAULTS) if any(map(_ZONED.search, values)) else found
+    return found
+
+
+_INT64_MIN = -(2**63)
+_INT64_MAX = 2**63 - 1
+_ZONED = re.compile(r"\d[ T].*(?:Z|[+-]\d\d(?::?\d\d)?)$")
+
+
+def lines_of(data: NDArray[np.uint8], final: bool) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+    """Returns begins and ends of lines, and the begin of the first line that the block may not contain completely.
+
+    A line feed ends a line, and so does a carriage return. Where both follow each other, an empty line is between them.
+    """
+    breaks = data == _NEWLINE
+    breaks |= data == _RETURN
+    ends = np.flatnonzero(breaks).astype(np.int64)
+    starts = np.concatenate([np.zeros(1, dtype=np.int64), ends + 1])
+    if final and starts[-1] < len(data):
+        return starts, np.append(ends, len(data)), len(data)
+    return starts[:-1], ends, int(starts[-1])
+
+
+def _parse(data: bytes, schema: pa.Schema | None) -> pa.Table:
+    table = pa_json.read_json(
+        pa.BufferReader(data),
+        pa_json.ReadOptions(use_threads=False, block_size=len(data) + 1),
+        pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="infer" if schema is None else "ignore"),
+    )
+    if schema is None:
+        return table
+    table = table.select(schema.names)
+    return table if table.schema == schema else table.cast(schema)
+
+
+def _reason(error: Exception, record: bytes) -> str:
+    values = [
+        found.strip(b'"').decode("utf-8", "replace") for found in _VALUES.findall(record) if not found.endswith(b":")
+    ]
+    return mark_values(str(error).removesuffix(" in row 0").rstrip(". "), values)

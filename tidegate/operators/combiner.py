@@ -1,0 +1,133 @@
+"""`Combiner`: aggregates the rows of each batch by key and slice at the sender, before they are split by key.
+
+Rules:
+
+- A batch gives one batch, at the same position between batches and watermarks. The combiner keeps nothing from one
+  batch to the next, so it has no state to snapshot.
+- Groups come in the order of their first rows. Merging them gives bit for bit what adding the rows gives. Where that
+  does not hold, rows are sent as they are: sums of floats depend on the order of additions, variances and sketches do
+  too, lists do not get shorter, and choices depend on the order of rows (`LocalAggregation.is_exact`).
+- Rows of windows are grouped by slice as well. The time of the first row of a group stands for all of its rows, both
+  for their windows and for lateness. Watermarks stay between the same batches, so each row is judged by the same one.
+- The aggregate reports errors, not the sender: a batch with a wrong key or time is sent as it is, and so is a batch
+  whose own sum overflows its type. A sum that overflows across several batches, and returns within one of them, raises
+  no error if rows are combined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+
+from tidegate.operators.aggregates.accumulators import Accumulator, make_accumulator, value_specs
+from tidegate.operators.aggregates.aggregate import Aggregate
+from tidegate.operators.aggregates.aggregate_state import AggregateKind, Fields, combined_rows
+from tidegate.operators.local_aggregation import CombiningRule, LocalAggregation
+from tidegate.operators.windows.slices import slices_of
+from tidegate.operators.windows.window_columns import row_times
+from tidegate.state.common.table_columns import BatchColumns
+from tidegate.state.kernels.accumulate import tally
+from tidegate.state.kernels.columns import NO_MASK, Words, key_forms
+from tidegate.state.key_index.dense_int_groups import DenseIntGroups, Groups
+from tidegate.state.key_index.key_index import KeyIndex
+from tidegate.storage.errors import ConfigurationError
+
+_SUMS = frozenset({AggregateKind.SUM, AggregateKind.MEAN})
+
+
+class Combiner:
+    """The combiner of one sender."""
+
+    def __init__(self, spec: LocalAggregation) -> None:
+        self._spec = spec
+        self._rule = CombiningRule(spec.mode)
+        self._slices = None if spec.window is None else slices_of(spec.window)
+        heads = spec.keys if spec.time is None or spec.time in spec.keys else (*spec.keys, spec.time)
+        self._heads = list(heads)
+        self._near = DenseIntGroups()
+        self._seen_schema: pa.Schema | None = None
+        self._columns: BatchColumns | None = None
+        """None if batches of the schema that was seen last cannot be combined."""
+        self._accumulators: list[Accumulator] = []
+        self._state: dict[str, bool] = {}
+        """The columns of the state, and whether each is just the number of rows in a group. That is counted once."""
+
+    def combine(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Returns the batch with its rows combined, or the batch itself where combining does not pay or fit."""
+        if not self._rule.looks_at(batch.num_rows):
+            return batch
+        if self._seen_schema is None or not batch.schema.equals(self._seen_schema):
+            self._begin(batch.schema)
+        if self._columns is None:
+            return batch
+        try:
+            first = self._rule.rows_first(batch.num_rows)
+            if first and self._rule.gives_up(batch.num_rows, len(self._groups(batch.slice(0, first)).first_rows)):
+                return batch
+            found = self._groups(batch)
+        except ConfigurationError:  # a key, or a time, that the aggregate refuses
+            return batch
+        if not self._rule.combines(batch.num_rows, len(found.first_rows)):
+            return batch
+        self._columns.begin(found.slots_end)
+        try:
+            for accumulator in self._accumulators:
+                accumulator.update(batch, found.slots)
+        except OverflowError:
+            return batch
+        heads = batch.select(self._heads).take(pa.array(found.first_rows))
+        values, of_rows = self._columns.values(found.group_slots), pa.array(found.counts)
+        state = {name: of_rows if is_count else values[name] for name, is_count in self._state.items()}
+        return combined_rows(heads, state, of_rows)
+
+    def _begin(self, schema: pa.Schema) -> None:
+        """Prepares for batches with these columns."""
+        self._seen_schema, self._columns = schema, None
+        try:
+            fields = {name: a.state_fields(name, schema) for name, a in self._spec.aggregates.items()}
+        except ConfigurationError:
+            return
+        if set(self._heads) <= set(schema.names) and _are_exact(self._spec.aggregates, fields):
+            specs = {name: value_specs(a, fields[name]) for name, a in self._spec.aggregates.items()}
+            counts = {name for name, a in self._spec.aggregates.items() if _counts_rows(a)}
+            self._state = {spec.name: name in counts for name, of in specs.items() for spec in of}
+            columns = BatchColumns([spec for name, of in specs.items() if name not in counts for spec in of])
+            self._accumulators = [
+                make_accumulator(a, fields[name], columns)
+                for name, a in self._spec.aggregates.items()
+                if name not in counts
+            ]
+            self._columns = columns
+
+    def _groups(self, batch: pa.RecordBatch) -> Groups:
+        """Groups the rows by key and slice. Raises ConfigurationError for keys or times that the aggregate refuses."""
+        forms = key_forms(batch, self._spec.keys)
+        if self._slices is not None and self._spec.time is not None:
+            times = row_times(batch, self._spec.time, self._spec.window)
+            first, last = self._slices.numbers(np.array([times.min(), times.max()])).tolist()
+            if first != last:
+                forms.append(Words(self._slices.numbers(times), NO_MASK))
+        rows = batch.num_rows
+        if not forms:
+            forms.append(Words(np.zeros(rows, dtype=np.int64), NO_MASK))
+        words = [form for form in forms if isinstance(form, Words)]
+        if len(words) == len(forms) and (near := self._near.of(words)) is not None:
+            return near
+        # The names are for error messages. Without keys it is the column of time, of which the slices are the groups.
+        found = KeyIndex(tuple(self._heads)).upsert_forms(forms, rows)
+        groups = len(found.first_rows)
+        counts = np.zeros(groups, dtype=np.int64)
+        tally(counts, found.slots)
+        return Groups(found.slots, groups, np.arange(groups, dtype=np.int32), found.first_rows, counts)
+
+
+def _counts_rows(aggregate: Aggregate) -> bool:
+    """Whether it counts all rows of a group, whatever they hold."""
+    return aggregate.kind is AggregateKind.COUNT and aggregate.column is None and aggregate.condition is None
+
+
+def _are_exact(aggregates: Mapping[str, Aggregate], fields: Fields) -> bool:
+    """Whether no sum is one of floats."""
+    return not any(a.kind in _SUMS and pa.types.is_floating(fields[name][0].type) for name, a in aggregates.items())

@@ -1,0 +1,141 @@
+"""Local aggregation: senders combine the rows of each batch by key before they send them, as Flink does.
+
+`LocalAggregation` describes what may be combined on an edge of the job graph. `CombiningRule` decides for each batch
+whether combining pays. `combiner.py` does the combining. The graph and the settings import this module in every
+process, so it imports neither kernels nor accumulators.
+
+Rules of `CombiningRule` in mode `auto`:
+
+- Combining pays where many rows make few groups, so the rule measures groups per row. Batches with fewer than
+  `ROWS_MIN` rows are sent as they are and are not measured: there the call costs more than it saves.
+- The rule turns combining on when `LOOKED_AT` measured batches together have made at most `ON_AT` groups per row, and
+  off at `OFF_AT`. Between the two it changes nothing. After a change it measures as many batches anew, so it cannot
+  switch more often.
+- While combining is off, the rule measures only now and then: first after `PAUSE_MIN` batches, then after twice as
+  many each time, and at most after `PAUSE_MAX`. It looks at the first rows of a batch (one in `LOOKED_INTO`). If these
+  alone make more groups than `OFF_AT` allows for the whole batch, the measurement ends there.
+- What the rule measures does not depend on what it decides: a row has its key whether or not it was combined. So the
+  rule cannot oscillate.
+- The rule is pure and is in memory alone. A restored task starts with a new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from tidegate.operators.aggregates.aggregate_state import CHOICES, EXTREMES, AggregateKind
+
+if TYPE_CHECKING:
+    from tidegate.operators.aggregates.aggregate import Aggregate
+    from tidegate.operators.windows.window_specs import Cumulating, Sliding, Tumbling
+
+CombiningMode = Literal["auto", "on", "off"]
+
+ROWS_MIN = 16_384
+"""Batches with fewer rows are not combined in mode `auto`."""
+ON_AT = 0.1
+"""Groups per row at which combining pays without counting the cost of messages (`benchmarks/local_aggregation.py`)."""
+OFF_AT = 0.2
+LOOKED_AT = 4
+LOOKED_INTO = 4
+PAUSE_MIN = 8
+PAUSE_MAX = 256
+
+_KINDS = frozenset({AggregateKind.COUNT, AggregateKind.SUM, AggregateKind.MEAN}) | EXTREMES | CHOICES
+
+
+@dataclass(frozen=True, slots=True)
+class LocalAggregation:
+    """What senders may combine on one edge. `window` and `time` describe windows of event time, if there are any."""
+
+    keys: tuple[str, ...]
+    aggregates: Mapping[str, Aggregate]
+    window: Tumbling | Sliding | Cumulating | None = None
+    time: str | None = None
+    unless_read: str | None = None
+    """The side output for which the aggregate needs rows as they came. If it is read, nothing is combined."""
+    mode: CombiningMode = "auto"
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether combining aggregates of these kinds changes no result. Types of columns may still forbid it.
+
+        A choice (first, last) depends on the order of rows, also across slices that share a node: late rows of sliding
+        and cumulating windows go directly to nodes of several slices. Combined rows no longer have that order.
+        """
+        from tidegate.operators.windows.window_specs import Tumbling
+
+        one_slice = self.window is None or isinstance(self.window, Tumbling)
+        kinds = _KINDS if one_slice else _KINDS - CHOICES
+        return all(a.kind in kinds and not a.taken_back for a in self.aggregates.values())
+
+
+def may_pay(mode: CombiningMode, rows: int) -> bool:
+    """Whether a batch with this number of rows is worth a `CombiningRule` at all."""
+    return rows >= ROWS_MIN if mode == "auto" else mode == "on" and rows > 1
+
+
+class CombiningRule:
+    """The rule of one sender on one edge."""
+
+    def __init__(self, mode: CombiningMode) -> None:
+        self._mode = mode
+        self.combining = mode == "on"
+        """Whether batches are combined now."""
+        self._rows = self._groups = self._measured = 0
+        self._pause = PAUSE_MIN
+        self._left = 0
+        """Batches that pass before the next measurement."""
+
+    def looks_at(self, rows: int) -> bool:
+        """Whether to group a batch: to combine it, or to measure whether that would pay."""
+        if not may_pay(self._mode, rows):
+            return False
+        if self._mode == "auto" and not self.combining and self._left:
+            self._left -= 1
+            return False
+        return True
+
+    def rows_first(self, rows: int) -> int:
+        """How many rows of a batch to group first, before deciding about the rest. 0 means to group all at once."""
+        return rows // LOOKED_INTO if self._mode == "auto" and not self.combining else 0
+
+    def gives_up(self, rows: int, groups: int) -> bool:
+        """Whether the first rows of a batch already make more groups than the whole batch may. Ends a measurement."""
+        if groups <= OFF_AT * rows:
+            return False
+        self._forget()
+        self._rest()
+        return True
+
+    def combines(self, rows: int, groups: int) -> bool:
+        """Whether to combine a batch that was grouped."""
+        if self._mode == "auto":
+            self._measure(rows, groups)
+        return self.combining and groups < rows
+
+    def _measure(self, rows: int, groups: int) -> None:
+        self._rows += rows
+        self._groups += groups
+        self._measured += 1
+        if self._measured < LOOKED_AT:
+            return
+        share = self._groups / self._rows
+        self._forget()
+        if self.combining:
+            self.combining = share < OFF_AT
+            self._pause = PAUSE_MIN
+        else:
+            self.combining = share <= ON_AT
+        if not self.combining:
+            self._rest()
+
+    def _forget(self) -> None:
+        self._rows = self._groups = self._measured = 0
+
+    def _rest(self) -> None:
+        """Start a pause, during which batches are not measured."""
+        self._left = self._pause
+        self._pause = min(2 * self._pause, PAUSE_MAX)

@@ -1,0 +1,326 @@
+"""Readers of windows that are made of several nodes (`slices.py`).
+
+`NodeReader` reads one window: it merges the nodes of each key in memory. At most the keys of one window in some key
+groups are in memory at a time, whatever the backend. `BundleReader` reads several windows that end one after another,
+and reads what they share only once. It is the faster way for windows of few rows.
+
+Rules of `BundleReader`:
+
+- `Slices.bundle` describes how the windows are made of nodes. Nodes that end meanwhile are made in memory, level by
+  level, each level in one call, and so are the windows. A call costs the same for one row as for thousands.
+- `read` changes no state. `store` writes the new nodes that must be kept, and the caller removes what they replace.
+  Both belong to one step, or a part would be merged twice after a restore.
+- At most `_ROWS_MAX` rows are read, and reading stops once they take `_BYTES_MAX` bytes. At most `_PAIRS_MAX` rows are
+  merged. Above these limits `read` returns None, and the caller takes fewer windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.operators.aggregates.accumulators import Accumulator
+from tidegate.operators.aggregates.aggregate_state import Fields
+from tidegate.operators.batch_rows import OUTPUT_ROWS_MAX
+from tidegate.operators.windows.slices import Bundle
+from tidegate.operators.windows.window_specs import Numbers
+from tidegate.operators.windows.window_state import MergedGroups, Parts, WindowState, codes_of
+from tidegate.state.columnar.columnar_backend import ColumnarBackend
+from tidegate.state.common.backend import VectorTable
+from tidegate.state.common.table_columns import BatchColumns
+from tidegate.state.kernels.columns import fixed_values
+from tidegate.storage.schemas.batches import together
+from tidegate.storage.schemas.column_names import own_name
+
+_ALL = own_name("all_rows")
+"""The key of windows of all rows."""
+
+Results = tuple[pa.RecordBatch, list[pa.Array]]
+"""Key columns, and the result of each aggregate."""
+_ROWS_MAX = 65_536
+_PAIRS_MAX = 131_072
+_BYTES_MAX = 32 * 2**20
+"""About how many bytes of memory the values of all rows of a bundle may take."""
+
+_NO_NUMBERS: Numbers = np.zeros(0, dtype=np.int64)
+
+
+class NodeReader:
+    """Reads nodes of a state together. A node is a namespace of the state."""
+
+    def __init__(self, state: WindowState) -> None:
+        self._state = state
+
+    def of_groups(self, parts: Sequence[int], groups: range | None) -> Iterator[Results]:
+        """Returns the results of all keys of some key groups, or of all groups for None."""
+        table = self._state.table
+        if len(parts) == 1:
+            for keys, slots in table.scan_namespace(parts[0], OUTPUT_ROWS_MAX, groups):
+                yield self._state.user_keys(keys), self._state.results(slots)
+            return
+        merged, accumulators = self._empty()
+        for part in parts:
+            for keys, slots in table.scan_namespace(part, OUTPUT_ROWS_MAX, groups):
+                columns = self._state.parts(slots)
+                into = merged.upsert(self._merged_keys(self._state.user_keys(keys), len(slots))).slots
+                for accumulator, values in zip(accumulators, columns, strict=True):
+                    accumulator.merge(into, values)
+                merged.done()
+        for keys, slots in merged.scan(OUTPUT_ROWS_MAX):
+            yield self._plain_keys(keys), self._state.results_of(accumulators, slots)
+
+    def of_keys(self, parts: Sequence[int], keys: pa.RecordBatch, rows: int) -> Results:
+        """Returns the results of the keys of some rows. `rows` is their number, as there may be no key column."""
+        table = self._state.table
+        if len(parts) == 1:
+            found = table.upsert(self._state.stored_keys(np.full(rows, parts[0], dtype=np.int64), keys))
+            assert not len(found.new_rows), "a window of one part has the rows that were just added"
+            slots = found.slots[found.first_rows]
+            results = self._state.results(slots)
+            table.done()
+            return (keys.take(pa.array(found.first_rows)) if keys.num_columns else keys), results
+        _, distinct, count = codes_of(keys, rows)
+        merged = MergedGroups(self._state, count)
+        for part in parts:
+            found = table.upsert(self._state.stored_keys(np.full(count, part, dtype=np.int64), distinct))
+            known = np.setdiff1d(np.arange(count, dtype=np.int32), found.new_rows).astype(np.int32)
+            columns = self._state.parts(found.slots[known])
+            # Looking up a key makes a row for it. Rows that were not there before are removed again.
+            table.remove(found.slots[found.new_rows])
+            table.done()
+            if len(known):
+                merged.merge(known, columns)
+        merged.done()
+        return distinct, merged.results(np.arange(count))
+
+    def merge_into(self, node: int, part: int, taken: bool, groups: range | None) -> int:
+        """Merges the rows of one node into another, and empties it with `taken`. Returns how many rows."""
+        table = self._state.table
+        rows = 0
+        read = table.drain_namespace if taken else table.scan_namespace
+        for keys, slots in read(part, OUTPUT_ROWS_MAX, groups):
+            columns = self._state.parts(slots)
+            nodes = np.full(len(slots), node, dtype=np.int64)
+            into = table.upsert(self._state.stored_keys(nodes, self._state.user_keys(keys))).slots
+            self._state.merge(into, columns)
+            table.done()
+            rows += len(slots)
+        if rows:
+            self._state.appeared([node])
+        return rows
+
+    def _empty(self) -> tuple[VectorTable, list[Accumulator]]:
+        """A table in memory, and its accumulators."""
+        names = tuple(self._state.key_schema.names) or (_ALL,)
+        backend = ColumnarBackend(1, names, incremental=False)
+        table = backend.table("merged", self._state.specs())
+        backend.fix_keys(self._state.key_schema if len(self._state.key_schema) else pa.schema({_ALL: pa.int8()}))
+        return table, self._state.accumulators_of(table)
+
+    def _merged_keys(self, keys: pa.RecordBatch, rows: int) -> pa.RecordBatch:
+        if keys.num_columns:
+            return keys
+        return pa.RecordBatch.from_arrays([pa.array(np.zeros(rows, dtype=np.int8))], names=[_ALL])
+
+    def _plain_keys(self, keys: pa.RecordBatch) -> pa.RecordBatch:
+        return keys.select(self._state.key_schema.names)
+
+
+@dataclass(frozen=True, slots=True)
+class BundleRows:
+    """The results of several windows, in the order of the windows."""
+
+    windows: Numbers
+    """The position of the window of each row."""
+    keys: pa.RecordBatch
+    results: list[pa.Array]
+    nodes: Numbers
+    """Nodes to merge into, and below their keys and what to merge."""
+    node_keys: pa.RecordBatch
+    node_parts: Parts
+
+
+class _Layout:
+    """The rows of a bundle, numbered from 0. The rows of a node follow one another.
+
+    `nodes` and `codes` are the node and the key of each row that was read, and `keys` is the number of keys.
+    """
+
+    def __init__(self, nodes: Numbers, codes: Numbers, keys: int) -> None:
+        bounds = np.flatnonzero(np.diff(nodes, prepend=nodes[:1] - 1, append=nodes[-1:] - 1))
+        self._keys = keys
+        self.codes = codes
+        self.merges: list[tuple[Numbers, Numbers]] = []
+        """Which rows to merge into which later ones, one pair of arrays for each level."""
+        self.pairs = 0
+        self._nodes, self._places = nodes[:0], np.zeros((0, 2), dtype=np.int64)
+        self.know(nodes[bounds[:-1]], np.stack([bounds[:-1], bounds[1:]], axis=1))
+
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return len(self.codes)
+
+    def know(self, nodes: Numbers, places: Numbers) -> None:
+        """Remember where the rows of nodes are: of each the first row, and the row behind the last one."""
+        nodes, places = np.concatenate([self._nodes, nodes]), np.concatenate([self._places, places])
+        order = np.argsort(nodes)
+        self._nodes, self._places = nodes[order], places[order]
+
+    def places_of(self, nodes: Sequence[int]) -> Numbers:
+        """Returns the ranges of the rows of nodes. A node without rows has an empty range."""
+        asked = np.asarray(nodes, dtype=np.int64)
+        at = np.minimum(np.searchsorted(self._nodes, asked), len(self._nodes) - 1)
+        return np.where((self._nodes[at] == asked)[:, None], self._places[at], 0)
+
+    def add(self, made: Sequence[tuple[int, ...]]) -> Numbers:
+        """Number the rows of some new nodes, which are made of these others. Returns where they are."""
+        places = self.places_of([*chain.from_iterable(made)])
+        rows = _ranges_of(places)
+        owners = _repeated(np.repeat(np.arange(len(made)), [len(parts) for parts in made]), places)
+        into, inverse = np.unique(owners * self._keys + self.codes[rows], return_inverse=True)
+        bounds = self.rows + np.searchsorted(into, np.arange(len(made) + 1) * self._keys)
+        if len(rows):
+            self.merges.append((rows, self.rows + inverse))
+        self.pairs += len(rows)
+        self.codes = np.concatenate([self.codes, into % self._keys])
+        return np.stack([bounds[:-1], bounds[1:]], axis=1)
+
+
+class BundleReader:
+    """Reads bundles from the state of one operator."""
+
+    def __init__(self, state: WindowState) -> None:
+        self._state = state
+        self._fields: Fields | None = None
+        self._columns: BatchColumns
+        self._accumulators: list[Accumulator] = []
+
+    def read(self, bundle: Bundle, groups: range | None) -> BundleRows | None:
+        """Returns the results of all keys of some key groups (None: all groups), or None if there are too many rows."""
+        made = {merge.node for level in bundle.levels for merge in level}
+        parts = {part for level in bundle.levels for merge in level for part in merge.parts}
+        wanted = sorted(parts.union(*bundle.parts) - made)
+        stored: list[pa.RecordBatch] = []
+        values: list[Parts] = []
+        rows = read_bytes = 0
+        for keys, slots in self._state.table.scan_namespaces(wanted, OUTPUT_ROWS_MAX, groups):
+            rows += len(slots)
+            if rows > _ROWS_MAX or read_bytes > _BYTES_MAX:
+                return None
+            stored.append(keys)
+            values.append(self._state.parts(slots))
+            read_bytes += sum(column.nbytes for group in values[-1] for column in group)
+        if not rows:
+            return self._nothing()
+        nodes, keys = fixed_values(stored[0].column(0)), self._state.user_keys(stored[0])
+        if len(stored) > 1:
+            nodes = np.concatenate([fixed_values(each.column(0)) for each in stored])
+            keys = together([self._state.user_keys(each) for each in stored], "keys of windows")
+        codes, distinct, count = codes_of(keys, rows)
+        layout = _Layout(nodes, codes, count)
+        for level in bundle.levels:
+            places = layout.add([merge.parts for merge in level])
+            layout.know(np.array([merge.node for merge in level], dtype=np.int64), places)
+        window_places = self._window_places(bundle, layout)
+        out_rows = _ranges_of(window_places)
+        if max(layout.pairs, len(out_rows)) > _PAIRS_MAX or read_bytes // rows * layout.rows > _BYTES_MAX:
+            return None
+        self._fill(layout, values)
+        node_places = layout.places_of([made for made, _ in bundle.stored])
+        node_rows = _ranges_of(node_places)
+        return BundleRows(
+            _repeated(np.arange(len(window_places)), window_places),
+            _taken(distinct, layout.codes[out_rows]),
+            self._results(out_rows),
+            _repeated(np.array([node for _, node in bundle.stored], dtype=np.int64), node_places),
+            _taken(distinct, layout.codes[node_rows]),
+            self._parts(node_rows),
+        )
+
+    def store(self, found: BundleRows) -> int:
+        """Merge what the new nodes have into the state. Returns how many rows have changed."""
+        rows = len(found.nodes)
+        if rows:
+            table = self._state.table
+            into = table.upsert(self._state.stored_keys(found.nodes, found.node_keys)).slots
+            self._state.merge(into, found.node_parts)
+            table.done()
+            self._state.appeared(np.unique(found.nodes))
+        return rows
+
+    def _window_places(self, bundle: Bundle, layout: _Layout) -> Numbers:
+        """Returns the ranges of rows of windows. Windows of the same nodes share them; a single node is the window."""
+        numbers = {parts: number for number, parts in enumerate(dict.fromkeys(bundle.parts))}
+        single = [parts for parts in numbers if len(parts) == 1]
+        made = [parts for parts in numbers if len(parts) > 1]
+        places = np.zeros((len(numbers), 2), dtype=np.int64)
+        places[[numbers[parts] for parts in single]] = layout.places_of([parts[0] for parts in single])
+        if made:
+            places[[numbers[parts] for parts in made]] = layout.add(made)
+        return places[[numbers[parts] for parts in bundle.parts]]
+
+    def _fill(self, layout: _Layout, values: Sequence[Parts]) -> None:
+        """Fills columns with the rows that were read, and merges the others from them."""
+        state = self._state
+        if self._fields is not state.fields:
+            self._fields, self._columns = state.fields, BatchColumns(state.specs())
+            self._accumulators = state.accumulators_of(self._columns)
+        columns = self._columns
+        columns.begin(layout.rows)
+        start = 0
+        for each in values:
+            stop = start + len(each[0][0])
+            slots = np.arange(start, stop, dtype=np.int32)
+            for fields, group in zip(state.fields.values(), each, strict=True):
+                for of, column in zip(fields, group, strict=True):
+                    columns.column(of.name).put(slots, column)
+            columns.filled(stop)
+            start = stop
+        for rows, into in layout.merges:
+            slots = into.astype(np.int32)
+            for accumulator, part in zip(self._accumulators, self._parts(rows), strict=True):
+                accumulator.merge(slots, part)
+            columns.filled(int(into.max()) + 1)
+
+    def _parts(self, rows: Numbers) -> Parts:
+        slots = rows.astype(np.int32)
+        return [[self._columns.column(of.name).take(slots) for of in fields] for fields in self._state.fields.values()]
+
+    def _results(self, rows: Numbers) -> list[pa.Array]:
+        """Results of rows, computed once for each row that is given several times."""
+        distinct, inverse = np.unique(rows, return_inverse=True)
+        if len(distinct) == len(rows):
+            return self._state.results_of(self._accumulators, rows.astype(np.int32))
+        results = self._state.results_of(self._accumulators, distinct.astype(np.int32))
+        return [each.take(pa.array(inverse)) for each in results]
+
+    def _nothing(self) -> BundleRows:
+        keys = self._state.key_schema.empty_table().to_batches()
+        none = pa.RecordBatch.from_pylist([], self._state.key_schema) if not keys else keys[0]
+        return BundleRows(_NO_NUMBERS, none, [], _NO_NUMBERS, none, [])
+
+
+def _ranges_of(places: Numbers) -> Numbers:
+    """Returns the numbers of ranges, one range after the other. `places` has their bounds, of shape (n, 2)."""
+    lengths = places[:, 1] - places[:, 0]
+    ends = np.cumsum(lengths)
+    firsts: Numbers = np.repeat(places[:, 0] - ends + lengths, lengths)
+    return firsts + np.arange(len(firsts), dtype=np.int64)
+
+
+def _repeated(values: Numbers, places: Numbers) -> Numbers:
+    """Each value as often as its range has numbers."""
+    found: Numbers = np.repeat(values, places[:, 1] - places[:, 0])
+    return found
+
+
+def _taken(keys: pa.RecordBatch, rows: NDArray[Any]) -> pa.RecordBatch:
+    """Keys of rows. Without key columns there is nothing to take."""
+    return keys.take(pa.array(rows)) if keys.num_columns else keys

@@ -1,0 +1,380 @@
+"""Rows of windows, stored until a function gets them: `WindowBuffer` stores them, `TimedWindows` decides when.
+
+Rules of `WindowBuffer`:
+
+- Whole rows are stored in a row table, with the columns of the input. A call gets them in the order of arrival.
+- A column of the operator, `PLACE`, stands before them: the end of the window, or the time of a row.
+- Rows that a function has got and may get again are in a second table, `KEPT_STATE`. Results that may be taken back are
+  in a third table, `TOLD_STATE`.
+- Rows are grouped by key and window, and cut, all at once. Only the calls are made one by one.
+
+Rules of `TimedWindows`:
+
+- `FiredGroups` is advanced first, and rows are removed in the step in which the function gets them. So stored rows of
+  windows that have ended are waiting to fire: a row that comes between two steps is late for such a window, and a
+  checkpoint there neither repeats nor loses a window.
+- The function gets windows with about `STEP_ROWS` rows at once, but at least one window of one key. A step goes on in
+  this way for a part of the rows that it has scanned, so the scanning grows linearly with what is due.
+- A row is late when its last window is over. It is dropped, counted, and sent to the side output of late rows.
+- If a function has timers, windows and timers come in the order of their moments, whatever the watermarks are. At the
+  same moment windows come first. Then what is over is removed.
+- Windows of processing time follow the rules of `window_operator.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.operators.joins.join_operator import plain_values
+from tidegate.operators.operator import Emit, OperatorContext
+from tidegate.operators.operator_errors import blame
+from tidegate.operators.state.keys import key_columns, key_schema
+from tidegate.operators.state.operator_backend import RowsOperator
+from tidegate.operators.windows.process_windows import FunctionCalls, WindowLife, check_life, last_moments
+from tidegate.operators.windows.window_calls import Grouped, WindowCalls
+from tidegate.operators.windows.window_operator import SCANNED_ROWS, TIME_MS_END, WindowOperator
+from tidegate.operators.windows.window_specs import Clock, EventTimeWindow, Numbers, Times
+from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
+from tidegate.state.common.backend import KeyedBackend
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.arrow_types import decoded_type
+from tidegate.storage.schemas.batches import one_batch
+from tidegate.storage.schemas.column_names import own_name
+from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
+
+ROWS_STATE = own_name("window_rows")
+KEPT_STATE = own_name("window_rows_kept")
+TOLD_STATE = own_name("window_results")
+WAITING, KEPT, TOLD = range(3)
+"""The numbers of the tables."""
+PLACE = own_name("window_place_ms")
+_ALL = own_name("all_rows")
+"""The key of windows of all rows."""
+STEP_ROWS = 65_536
+DROPPED_ROWS = 131_072
+_LOOKS = 8
+"""At most this many rows are scanned for each row that is removed, however many wait."""
+
+
+def plain_rows(schema: pa.Schema) -> pa.Schema:
+    """The columns of the rows that functions get, for rows with these columns: dictionaries are decoded."""
+    return pa.schema([pa.field(field.name, decoded_type(field.type)) for field in schema])
+
+
+class WindowBuffer(RowsOperator):
+    """Stores rows by key, or all rows together without `keys`. `schema` has the columns of the input.
+
+    `life` describes windows that have state and timers; for other windows timers raise ConfigurationError. `own` are
+    columns of the operator that are stored with each row, behind its place. `told` are the columns of results that are
+    stored. With `life` or `told`, rows may be kept after a call.
+    """
+
+    def __init__(
+        self,
+        keys: tuple[str, ...],
+        schema: pa.Schema,
+        calls: WindowCalls,
+        life: WindowLife | None = None,
+        told: Sequence[pa.Field] = (),
+        own: Sequence[pa.Field] = (),
+    ) -> None:
+        if isinstance(calls, FunctionCalls) and calls.has_timers:
+            check_life(life, f"{calls.name}: on_timer")
+        self._key_names, self._calls, self._life = keys, calls, life
+        of_keys = key_schema(schema, keys) if keys else pa.schema([(_ALL, pa.int8())])
+        self._columns = pa.schema([of_keys.field(f.name) if f.name in keys else f for f in plain_rows(schema)])
+        """Columns of the rows that functions get."""
+        values = [pa.field(PLACE, pa.int64()), *own, *(field for field in self._columns if field.name not in keys)]
+        stored = dict.fromkeys(
+            (ROWS_STATE, KEPT_STATE) if life is not None or told else (ROWS_STATE,), pa.schema(values)
+        )
+        if told:
+            stored[TOLD_STATE] = pa.schema([pa.field(PLACE, pa.int64()), *told])
+        super().__init__(of_keys, stored)
+
+    def rows_of(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+        """A batch in the columns that are kept, and its stored key columns. TypeError for other types."""
+        keys = key_columns(batch, self._key_names)
+        columns = []
+        for field in self._columns:
+            of = keys if field.name in self._key_names else batch
+            (column,) = plain_values(of, [field.name])
+            if column.type != field.type:
+                raise TypeError(f"column {field.name!r} is {column.type}; the stream was declared with {field.type}")
+            columns.append(column)
+        rows = pa.RecordBatch.from_arrays(columns, schema=self._columns)
+        if not self._key_names:
+            keys = pa.RecordBatch.from_arrays([pa.array(np.zeros(batch.num_rows, dtype=np.int8))], schema=self.keys)
+        return rows, keys
+
+    def keep(
+        self,
+        rows: pa.RecordBatch,
+        keys: pa.RecordBatch,
+        places: Times,
+        table: int = WAITING,
+        own: Sequence[pa.Array] = (),
+    ) -> None:
+        """Append rows to the state. `own`: the values of the operator's own columns."""
+        if rows.num_rows:
+            values = [rows.column(name) for name in rows.schema.names if name not in self._key_names]
+            self.append(table, keys, [pa.array(places), *own, *values])
+
+    def taken(self, refs: NDArray[np.int64], table: int = WAITING) -> pa.RecordBatch:
+        """Stored rows, in the columns that functions get."""
+        return self.tables[table].take(refs, self._columns.names)
+
+    def keys_of(self, refs: NDArray[np.int64], table: int = WAITING) -> pa.RecordBatch:
+        """The stored key columns of stored rows."""
+        return self.tables[table].take(refs, self.keys.names)
+
+    def places_of(self, refs: NDArray[np.int64], table: int = WAITING) -> Times:
+        """Returns the places of stored rows: ends of windows, or times."""
+        places: Times = self.tables[table].take(refs, [PLACE]).column(0).to_numpy()
+        return places
+
+    def scanned(self, table: int, columns: list[str]) -> tuple[Times, NDArray[np.int64], pa.RecordBatch]:
+        """Returns the places, refs, and some columns of all rows of a table."""
+        places, refs = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
+        batches = []
+        for rows, found in self.tables[table].scan([*columns, PLACE], SCANNED_ROWS):
+            places.append(rows.column(PLACE).to_numpy())
+            refs.append(found)
+            batches.append(rows.select(columns))
+        none = pa.RecordBatch.from_arrays([], names=[])
+        return np.concatenate(places), np.concatenate(refs), together(batches) if batches and columns else none
+
+    def done(self) -> None:
+        """Ends the batch of all tables. Refs are invalid afterwards."""
+        for table in self.tables:
+            table.done()
+
+    def call(
+        self, rows: pa.RecordBatch, groups: Numbers, bounds: tuple[Times, Times] | None, emit: Emit, of: OperatorContext
+    ) -> None:
+        """Call the function for each group of rows, and emit what it returns. Groups are numbered without gaps."""
+        for batch in self._calls.results(of, self.grouped(rows, groups, bounds)):
+            emit(batch)
+
+    def grouped(self, rows: pa.RecordBatch, groups: Numbers, bounds: tuple[Times, Times] | None) -> Grouped:
+        """The rows of each group together, in their order."""
+        order = np.argsort(groups, kind="stable")
+        if not bool(np.all(order[1:] > order[:-1])):
+            rows = rows.take(pa.array(order))
+        sizes = np.bincount(groups)
+        cuts = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+        keys = rows.select(list(self._key_names))
+        keys = keys.take(pa.array(cuts[:-1])) if self._key_names else keys
+        starts, ends = (None, None) if bounds is None else bounds
+        return Grouped(rows, cuts, keys, starts, ends)
+
+    def make_backend(self) -> KeyedBackend:
+        """Makes one backend for the rows and the state of the function."""
+        if isinstance(self._calls, FunctionCalls):
+            return self._calls.open(self.context, self.keys, (ROWS_STATE, KEPT_STATE, TOLD_STATE), self._life).backend
+        return super().make_backend()
+
+    def fix_keys(self, backend: KeyedBackend) -> None:
+        """Fixes the key columns: all state is bound."""
+        if isinstance(self._calls, FunctionCalls):
+            self._calls.fix_keys()
+        else:
+            super().fix_keys(backend)
+
+    def load_table(self, table: StateTable) -> None:
+        """Raises ConfigurationError for a state that the function does not bind, or binds with another type."""
+        if isinstance(self._calls, FunctionCalls) and table.state not in self.stored:
+            self._calls.states.load(table)
+        else:
+            super().load_table(table)
+
+    def changes(self, cut: Cut) -> OperatorSnapshot:
+        """Freeze rows and states."""
+        if not isinstance(self._calls, FunctionCalls):
+            return super().snapshot(cut)
+        if cut.keyed:
+            self._changed_rows = 0
+        return self._calls.states.freeze(cut)
+
+    def snapshot(self, cut: Cut) -> OperatorSnapshot:
+        """Freezes rows and states: all state is keyed."""
+        return self.changes(cut)
+
+    def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
+        """Notes the watermark for the function. Nothing here waits for it."""
+        self.tell_watermark(watermark_ms)
+        return iter(())
+
+    def tell_watermark(self, watermark_ms: int) -> None:
+        """Notes the watermark, which the function may read."""
+        if isinstance(self._calls, FunctionCalls):
+            self._calls.tell_watermark(watermark_ms)
+
+    def hand_over(self) -> None:
+        """Releases the backend to the next attempt."""
+        if isinstance(self._calls, FunctionCalls):
+            self._calls.states.hand_over()
+        super().hand_over()
+
+    def close(self) -> None:
+        """Close the function, and release what the backend holds."""
+        try:
+            if isinstance(self._calls, FunctionCalls):
+                self._calls.close()
+        finally:
+            super().close()
+
+    def finish(self, emit: Emit) -> Iterator[None]:
+        """Does nothing: windows that the end of the input leaves open stay in the state."""
+        return iter(())
+
+
+def together(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Joins batches. Raises ConfigurationError for more rows than one batch can have."""
+    return one_batch(pa.Table.from_batches(batches), "rows of windows")
+
+
+def budget(rows: int) -> int:
+    """Returns about how many rows the function gets in a step that has scanned `rows` rows."""
+    return max(STEP_ROWS, rows // _LOOKS)
+
+
+def budget_over(rows: int) -> int:
+    """Returns how many rows are removed in a step that has scanned `rows` rows."""
+    return max(DROPPED_ROWS, rows // _LOOKS)
+
+
+def parts_of(rows: int) -> int:
+    """Returns in how many parts the function gets `rows` rows."""
+    return -(-rows // STEP_ROWS)
+
+
+def pieces(sizes: NDArray[Any]) -> Iterator[tuple[int, int]]:
+    """Returns where to cut windows of these sizes, so that the function gets about `STEP_ROWS` rows at once."""
+    ends = np.cumsum(sizes)
+    start = 0
+    while start < len(sizes):
+        before = int(ends[start - 1]) if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, before + STEP_ROWS, side="right")))
+        yield start, stop
+        start = stop
+
+
+class TimedWindows(WindowOperator, WindowBuffer):
+    """Rows that wait for their windows to end. `time` is the column of event time, or the clock.
+
+    Raises ConfigurationError for an allowed lateness with processing time.
+    """
+
+    def __init__(
+        self,
+        keys: tuple[str, ...],
+        spec: EventTimeWindow,
+        time: str | Clock,
+        schema: pa.Schema,
+        calls: WindowCalls,
+        lateness_ms: int,
+        life: WindowLife | None = None,
+        told: Sequence[pa.Field] = (),
+        own: Sequence[pa.Field] = (),
+    ) -> None:
+        WindowOperator.__init__(self, spec, time, lateness_ms)
+        if lateness_ms and self._clock is not None:
+            raise ConfigurationError(
+                f"{calls.name} with {spec!r}: allowed_lateness does not apply to processing time; remove it"
+            )
+        WindowBuffer.__init__(self, keys, schema, calls, life, told, own)
+        self._spec = spec
+        self._next_end_ms = MIN_WATERMARK_MS
+        """No window in the state ends before this moment."""
+
+    def load(self, tables: Sequence[StateTable]) -> None:
+        """Raises CorruptionError as `open` does."""
+        super().load(tables)
+        # The first look says when the next window ends. How many rows there are is an estimate on disk, which may be 0.
+        self._next_end_ms = MIN_WATERMARK_MS
+
+    def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Stores the rows of a batch. Raises OperatorError for a row without a time, or for other columns."""
+        with blame(self.context, batch):
+            times = self._times(batch)
+            if isinstance(self._time, str):
+                self._fired.time_type = batch.schema.field(self._time).type
+            ends = self.last_ends(batch, times)
+            rows, keys = self.rows_of(batch)
+        self.check_owner(keys)
+        moments = self._fired.of_keys(keys, self.context.max_parallelism)
+        late = self.last_ms(ends) <= moments
+        in_time = self._drop_late(batch, late)
+        if len(in_time) < batch.num_rows:
+            picked = pa.array(in_time)
+            rows, keys, times, ends = rows.take(picked), keys.take(picked), times[in_time], ends[in_time]
+            moments = moments if isinstance(moments, int) else moments[in_time]
+        if len(times):
+            self.take_in(rows, keys, times, ends, moments, emit)
+            self.done()
+
+    def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
+        """Gives the function what has ended by the watermark, in steps."""
+        self.tell_watermark(watermark_ms)
+        return super().advance_watermark(watermark_ms, emit)
+
+    def next_processing_time_ms(self) -> int | None:
+        """When the first window ends, if that is a matter of processing time."""
+        return None if self._clock is None or self._next_end_ms == MAX_WATERMARK_MS else self._next_end_ms
+
+    def last_ms(self, ends: Times) -> Times:
+        """The last moment of windows with these ends: they are over when the watermark has come to it."""
+        return last_moments(ends, self._lateness_ms)
+
+    def last_ends(self, batch: pa.RecordBatch, times: Times) -> Times:
+        """The end of the last window of each row. Raises ConfigurationError and OperatorError."""
+        del batch  # sessions may read the gap of a row
+        return self._spec.last_end_ms(times)
+
+    def take_in(
+        self,
+        rows: pa.RecordBatch,
+        keys: pa.RecordBatch,
+        times: Times,
+        ends: Times,
+        moments: Times | int,
+        emit: Emit,
+    ) -> None:
+        """Stores rows that are not late. `ends` are of their last windows, `moments` how far event time is for each."""
+        raise NotImplementedError
+
+    def fire(self, until_ms: int, emit: Emit) -> bool:
+        """Give the function windows that have ended, as many as a step may. Returns whether there were any.
+
+        Sets `_next_end_ms`.
+        """
+        raise NotImplementedError
+
+    def let_go(self, until_ms: int) -> Iterator[None]:
+        """Removes what is over, in steps."""
+        raise NotImplementedError
+
+    def _advance_to(self, moment_ms: int, emit: Emit) -> Iterator[None]:
+        self._fired.reach(moment_ms)
+        timed = self._calls if isinstance(self._calls, FunctionCalls) and self._calls.has_timers else None
+        chains = None if timed is None else timed.chains(at_end=moment_ms == TIME_MS_END)
+        while True:
+            first_ms = None if timed is None else timed.first_timer_ms()
+            if first_ms is not None and first_ms <= moment_ms and first_ms < self._next_end_ms - 1:
+                assert timed is not None and chains is not None, "timers without a function"
+                for batch in timed.fire(min(moment_ms, self._next_end_ms - 2), chains, self._columns):
+                    emit(batch)
+            elif self._next_end_ms - 1 > moment_ms:
+                break
+            else:
+                self._next_end_ms = MAX_WATERMARK_MS
+                if not self.fire(moment_ms, emit):
+                    continue
+            yield
+        yield from self.let_go(moment_ms)

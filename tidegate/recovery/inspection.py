@@ -1,0 +1,289 @@
+"""`inspect`: reports the content of a checkpoint: its operators, their sizes and states, and which have finished.
+
+It reads metadata, and for a savepoint the names of a few folders. It is therefore quick however large the checkpoint
+is.
+
+`find_state` finds one state by name. The error for a wrong name suggests the nearest one and lists all. A state without
+rows leaves nothing in a checkpoint, so it looks like a state that never existed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+
+from tidegate.recovery.restore_chain import COLLECT, SOURCE, lineage
+from tidegate.storage.checkpoints.layout import CheckpointLayout, CheckpointPointer, parse_pointer
+from tidegate.storage.checkpoints.metadata import (
+    CheckpointMetadata,
+    NativeState,
+    OperatorInfo,
+    SectionRef,
+    StateKind,
+    StoredSplit,
+    SubtaskState,
+    read_pointed,
+)
+from tidegate.storage.errors import CodecError, ConfigurationError, StorageError
+from tidegate.storage.files.file_system_store import join_url, open_store
+from tidegate.storage.files.store import OpenStore
+from tidegate.storage.ids import OperatorUid, VertexId
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorReport:
+    """An operator in a checkpoint. `size_bytes` is its state in all subtasks, layers and shared files included.
+
+    `finished_subtasks` is how many of its subtasks had finished; they do not run again after a restore.
+    """
+
+    uid: OperatorUid
+    name: str
+    vertex: VertexId
+    parallelism: int
+    max_parallelism: int
+    keys: tuple[str, ...]
+    size_bytes: int
+    finished_subtasks: int
+    states: tuple[StateInfo, ...]
+
+    @property
+    def finished(self) -> bool:
+        """Whether all of its subtasks had finished."""
+        return self.finished_subtasks == self.parallelism
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointReport:
+    """What `inspect` found. `metadata` is all that the checkpoint says of itself."""
+
+    path: str
+    operators: tuple[OperatorReport, ...]
+    metadata: CheckpointMetadata
+    needs: tuple[str, ...] = ()
+    """Of a savepoint: URLs of folders outside of it that must stay, and of tables with files that it covers."""
+
+    @property
+    def size_bytes(self) -> int:
+        """State of all subtasks, in-flight data included."""
+        return self.metadata.size_bytes
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """In-flight data, which unaligned barriers have overtaken."""
+        return sum(s.in_flight.size_bytes for s in self.metadata.subtasks if s.in_flight is not None)
+
+    def operator(self, uid: str) -> OperatorReport | None:
+        """The operator of this uid; None if there is none."""
+        return next((operator for operator in self.operators if operator.uid == uid), None)
+
+
+def inspect(path: str, *, open_store: OpenStore = open_store) -> CheckpointReport:
+    """What the checkpoint at `<root>/<job>/chk-N` or the savepoint at `<folder>/savepoint-<job>-N` holds.
+
+    Raises ConfigurationError for a path that names no checkpoint, NotFoundError if it was never completed,
+    CorruptionError or CodecError if its metadata cannot be read, StorageError.
+    """
+    at = parse_pointer(path)
+    metadata = read_pointed(open_store(at.root), at)
+    needs = needed_urls(at, metadata, open_store) if at.savepoint else ()
+    return replace(report_of(str(at), metadata), needs=needs)
+
+
+def report_of(path: str, metadata: CheckpointMetadata) -> CheckpointReport:
+    """As `inspect`, of metadata that was read already; without `needs`."""
+    states = states_of(metadata)
+    sizes: Counter[OperatorUid] = Counter()
+    for subtask in metadata.subtasks:
+        for handle in subtask.state_handles:
+            for section in handle.sections:
+                sizes[section.uid] += section.length_bytes
+        for native in subtask.native:
+            sizes[native.uid] += native.size_bytes
+
+    def of_operator(info: OperatorInfo) -> OperatorReport:
+        return OperatorReport(
+            info.uid,
+            info.name,
+            info.vertex,
+            info.parallelism,
+            info.max_parallelism,
+            info.keys,
+            sizes[info.uid],
+            sum(subtask.finished for subtask in metadata.subtasks if subtask.vertex == info.vertex),
+            tuple(state for state in states if state.uid == info.uid),
+        )
+
+    return CheckpointReport(path, tuple(map(of_operator, metadata.operators)), metadata)
+
+
+def read_splits(metadata: CheckpointMetadata) -> Mapping[OperatorUid, Sequence[StoredSplit]]:
+    """The splits that finished subtasks have read to the end, by the uid of the source."""
+    # A source is the first operator of its vertex.
+    sources = {info.vertex: info.uid for info in reversed(metadata.operators)}
+    found: dict[OperatorUid, list[StoredSplit]] = {}
+    for subtask in metadata.subtasks:
+        if subtask.finished and subtask.read_splits:
+            found.setdefault(sources[subtask.vertex], []).extend(subtask.read_splits)
+    return found
+
+
+_LISTED_MAX = 50
+
+
+@dataclass(frozen=True, slots=True)
+class StateInfo:
+    """One state of one operator, over all subtasks.
+
+    `rows` is None if only reading the state could tell: it lies in layers, or in files of a backend. `size_bytes` is
+    None if it shares files with other states. `state` is empty if files of a backend cannot be read by this version.
+    """
+
+    uid: OperatorUid
+    state: str
+    kind: StateKind
+    rows: int | None
+    size_bytes: int | None
+    subtasks: int
+    layers: int = 0
+    """The most layers that it has in one subtask; 0 if it was written whole."""
+    backend: str | None = None
+    """The backend whose own files hold it; None if it is in state files."""
+
+
+def states_of(metadata: CheckpointMetadata) -> tuple[StateInfo, ...]:
+    """All states of a checkpoint, by uid, then in the order in which they were written."""
+    found: dict[tuple[OperatorUid, str], StateInfo] = {}
+    for subtask in metadata.subtasks:
+        for info in _states_in(subtask):
+            before = found.get((info.uid, info.state))
+            found[info.uid, info.state] = info if before is None else _added(before, info)
+    return tuple(sorted(found.values(), key=lambda info: info.uid))
+
+
+def find_state(metadata: CheckpointMetadata, uid: str, state: str | None) -> tuple[OperatorInfo, StateInfo]:
+    """The operator of a uid, and its state of that name. With `state` None, the only state that it has.
+
+    ConfigurationError, which lists what the checkpoint holds, if there is no such operator or state.
+    """
+    states = states_of(metadata)
+    where = f"checkpoint {metadata.checkpoint_id} of job {metadata.job_id}"
+    operator = next((info for info in metadata.operators if info.uid == uid), None)
+    if operator is None:
+        by_name = [info.uid for info in metadata.operators if info.name == uid]
+        near = by_name or get_close_matches(uid, [info.uid for info in metadata.operators], 1, 0.5)
+        raise ConfigurationError(
+            f"{where} has no operator of uid {uid!r}{_meant(near)} {_holdings(metadata.operators, states)}"
+        )
+    own = [info for info in states if info.uid == uid]
+    if state is None and len(own) == 1:
+        return operator, own[0]
+    if state is None and own:
+        raise ConfigurationError(
+            f"operator {uid!r} of {where} has several states: say which by state=, one of {_names(own)}"
+        )
+    chosen = next((info for info in own if info.state == state), None)
+    if chosen is None:
+        near = get_close_matches(state or "", [info.state for info in own], 1, 0.5)
+        what = "no state" if state is None else f"no state {state!r}"
+        subtasks = [subtask for subtask in metadata.subtasks if subtask.vertex == operator.vertex]
+        finished = sum(subtask.finished for subtask in subtasks)
+        over = (
+            f" ({finished} of its {len(subtasks)} subtasks had finished, and what has finished keeps no state: read an "
+            "earlier checkpoint)"
+            if finished
+            else ""
+        )
+        raise ConfigurationError(
+            f"operator {uid!r} has {what} with rows in {where}{over}{_meant(near)} "
+            f"{_holdings(metadata.operators, states)}"
+        )
+    return operator, chosen
+
+
+def _states_in(subtask: SubtaskState) -> Iterator[StateInfo]:
+    layered: dict[tuple[OperatorUid, str], list[SectionRef]] = {}
+    for handle in subtask.layers:
+        for section in handle.sections:
+            layered.setdefault((section.uid, section.state), []).append(section)
+    for (uid, state), sections in layered.items():
+        written_bytes = sum(section.length_bytes for section in sections)
+        rows = sections[0].rows if len(sections) == 1 and not sections[0].removed else None
+        yield StateInfo(uid, state, sections[0].kind, rows, written_bytes, 1, layers=len(sections))
+    for section in () if subtask.handle is None else subtask.handle.sections:
+        yield StateInfo(section.uid, section.state, section.kind, section.rows, section.length_bytes, 1)
+    for native in subtask.native:
+        names = native_states(native)
+        for name in names:
+            size_bytes = native.size_bytes if len(names) == 1 else None
+            yield StateInfo(native.uid, name, StateKind.KEYED, None, size_bytes, 1, backend=native.backend)
+
+
+def native_states(native: NativeState) -> tuple[str, ...]:
+    """Returns the names of the states in the files of a backend, or one empty name if this version cannot read them."""
+    # Imported late: only RocksDB has such files, and its library is large.
+    from tidegate.storage.rocksdb.value_layout import describe
+
+    try:
+        return tuple(state.name for state in describe(native).states)
+    except CodecError:
+        return ("",)
+
+
+def _added(one: StateInfo, other: StateInfo) -> StateInfo:
+    def total(first: int | None, second: int | None) -> int | None:
+        return None if first is None or second is None else first + second
+
+    return StateInfo(
+        one.uid,
+        one.state,
+        one.kind,
+        total(one.rows, other.rows),
+        total(one.size_bytes, other.size_bytes),
+        one.subtasks + other.subtasks,
+        max(one.layers, other.layers),
+        one.backend or other.backend,
+    )
+
+
+def _meant(near: Iterable[str]) -> str:
+    return "".join(f"; did you mean {name!r}?" for name in near) or "."
+
+
+def _names(states: Iterable[StateInfo]) -> str:
+    return ", ".join(f"{info.state!r} ({info.kind.value})" for info in states)
+
+
+def _holdings(operators: Iterable[OperatorInfo], states: Iterable[StateInfo]) -> str:
+    of: dict[str, list[StateInfo]] = {info.uid: [] for info in operators}
+    for info in states:
+        of.setdefault(info.uid, []).append(info)
+    lines = [f"{uid!r} with {_names(own) if own else 'no state'}" for uid, own in sorted(of.items())]
+    more = f"; and {len(lines) - _LISTED_MAX} more operators" if len(lines) > _LISTED_MAX else ""
+    return "It holds: " + "; ".join(lines[:_LISTED_MAX]) + more
+
+
+def needed_urls(at: CheckpointPointer, metadata: CheckpointMetadata, open_store: OpenStore) -> tuple[str, ...]:
+    """URLs of the folders that must stay for a savepoint to be restored, and of the tables with files that it covers.
+
+    A folder that cannot be listed is named as a whole: what is in it may be needed.
+    """
+    folders: dict[str, str] = {}
+    if metadata.carried is None:
+        for root, job_id in lineage(at, metadata, at.root, open_store):
+            folder = join_url(root, CheckpointLayout(job_id).taskowned_dir())
+            try:
+                names = [name for name in open_store(folder).list("") if name.startswith((SOURCE, COLLECT))]
+            except StorageError:
+                folders.setdefault(folder, folder)
+                continue
+            for name in names:
+                folders.setdefault(name, join_url(folder, name))
+    return (*folders.values(), *(url for url in _tables_of(metadata) if url not in folders.values()))
+
+
+def _tables_of(metadata: CheckpointMetadata) -> Iterator[str]:
+    committables = (c for subtask in metadata.subtasks for c in subtask.committables)
+    return iter(sorted({c.table for c in committables if "://" in c.table or c.table.startswith("/")}))

@@ -1,0 +1,207 @@
+"""Reads the state of a checkpoint or savepoint as Arrow rows, which are the same whatever backend wrote them.
+
+`read_state` and `diff` are built on it. Rules:
+
+- A row of keyed state is one key with its newest value. A row of timers is one timer. A row of operator state is one
+  element of a list or one entry of a map.
+- Key columns come first, in their own types.
+- In-flight data is not state, and is not read.
+- Values are returned as they are stored. With a time to live that is `struct<value, updated_ms>`, also when the time is
+  over. Pickled values are the bytes of their pickle, which are never unpickled here.
+- A union list returns what each subtask has put into it. A broadcast map is the same in all subtasks, and is read from
+  one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.recovery.inspection import StateInfo, find_state, states_of
+from tidegate.storage.checkpoints.layout import parse_pointer
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata, OperatorInfo, StateKind, read_pointed
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.files.file_system_store import open_store
+from tidegate.storage.files.store import OpenStore, Store
+from tidegate.storage.ids import OperatorUid
+from tidegate.storage.schemas.column_names import part_name
+from tidegate.storage.schemas.evolution import adapted, common_schema
+from tidegate.storage.state.stored_rows import TIMER_MOMENT, TIMERS_STATE
+from tidegate.storage.state.subtask_state import StoredSchemas, SubtaskStream
+
+BATCH_ROWS_MAX = 65_536
+"""So many rows of a state are in memory at a time, whoever reads or writes it outside of a job."""
+
+AGGREGATE_STATE = "aggregate"
+"""Name of the state of `aggregate(...)`: a row has the columns of all its aggregates."""
+
+
+def read_state_batches(
+    path: str,
+    *,
+    uid: str,
+    state: str | None = None,
+    keys: Sequence[str] | None = None,
+    key_groups: range | None = None,
+    open_store: OpenStore = open_store,
+) -> pa.RecordBatchReader:
+    """`read_state` for what is larger than memory: a reader of batches of up to 65,536 rows.
+
+    Memory is bounded: about 16 MB of a state file; of layers a run of key groups with up to a million rows and 128 MB.
+    Files of RocksDB are fetched into the folder for temporary files, those of one subtask at a time. Arguments and
+    errors are those of `read_state`; damage of a file shows when it is read.
+    """
+    at = parse_pointer(path)
+    store = open_store(at.root)
+    metadata = read_pointed(store, at)
+    return StateSelection.find(store, metadata, uid, state, keys).reader(key_groups)
+
+
+@dataclass(frozen=True, slots=True)
+class StateSelection:
+    """One state of one operator in one checkpoint, and which of its columns are shown. `stored` has all of them."""
+
+    operator: OperatorInfo
+    info: StateInfo
+    streams: tuple[SubtaskStream, ...]
+    stored: pa.Schema
+    keys: tuple[str, ...] | None
+    """The columns that tell stored rows apart. None for operator state, and if nobody knows."""
+    column: str | None = None
+    """Of the state of `aggregate(...)`: the one aggregate to show. None shows all columns."""
+
+    @staticmethod
+    def find(
+        store: Store, metadata: CheckpointMetadata, uid: str, state: str | None, keys: Sequence[str] | None = None
+    ) -> StateSelection:
+        """Find the state that is meant; arguments and ConfigurationError as those of `read_state`."""
+        if metadata.void:
+            raise ConfigurationError(
+                f"checkpoint {metadata.checkpoint_id} of job {metadata.job_id} was given up and never completed; "
+                "tidegate checkpoints list shows those that were"
+            )
+        column = None
+        try:
+            operator, info = find_state(metadata, uid, state)
+        except ConfigurationError:
+            found = _aggregate_of(metadata, uid, state)
+            if found is None:
+                raise
+            operator, info = found
+            column = state
+        streams = tuple(_streams(store, metadata, operator, info))
+        schemas = [stream.schemas() for stream in streams]
+        stored = common_schema([schema for each in schemas for schema in each.rows], info.state, info.uid)
+        selection = StateSelection(operator, info, streams, stored, _row_keys(operator, info, stored, schemas, keys))
+        if column is None:
+            return selection
+        of_mean = {part_name(column, ".sum"), part_name(column, ".count")} <= set(stored.names)
+        if (column not in stored.names and not of_mean) or column in operator.keys:
+            find_state(metadata, uid, state)  # raises the error that lists all states
+        chosen = StateSelection(operator, info, streams, stored, selection.keys, column)
+        if chosen.keys is None:
+            raise ConfigurationError(
+                f"operator {uid!r}: the checkpoint does not say which of its columns {stored.names} are the key: an "
+                f"older version wrote it. Name them with keys=[...], or read all columns with state={info.state!r}"
+            )
+        return chosen
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns that are shown."""
+        if self.column is None:
+            return self.stored
+        shown = self._shown(pa.RecordBatch.from_arrays([pa.array([], f.type) for f in self.stored], schema=self.stored))
+        schema: pa.Schema = shown.schema
+        return schema
+
+    @property
+    def key_groups(self) -> range:
+        """All key groups of the operator."""
+        return range(self.operator.max_parallelism)
+
+    def reader(self, key_groups: range | None = None) -> pa.RecordBatchReader:
+        """The rows of some key groups, or of all. Errors of the storage are raised while it is read."""
+        return pa.RecordBatchReader.from_batches(self.schema, self.batches(key_groups))
+
+    def batches(self, key_groups: range | None = None) -> Iterator[pa.RecordBatch]:
+        """The same rows, as an iterator of batches of up to `BATCH_ROWS_MAX` rows."""
+        adapt: Callable[[pa.RecordBatch], pa.RecordBatch] = partial(
+            adapted, schema=self.stored, state=self.info.state, uid=self.info.uid
+        )
+        for stream in self.streams:
+            for batch in stream.batches(self.stored, adapt, self.keys, key_groups):
+                for start in range(0, batch.num_rows, BATCH_ROWS_MAX):
+                    yield self._shown(batch.slice(start, BATCH_ROWS_MAX))
+
+    def _shown(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        if self.column is None:
+            return rows
+        assert self.keys is not None
+        keys = [rows.column(name) for name in self.keys]
+        fields = [self.stored.field(name) for name in self.keys]
+        if self.column in self.stored.names:
+            value, field = rows.column(self.column), self.stored.field(self.column)
+            seen = part_name(self.column, ".seen")
+            if seen in self.stored.names:  # of a chosen row: there may be none yet
+                value = pc.if_else(pc.equal(rows.column(seen), 1), value, pa.scalar(None, value.type))
+        else:
+            counts = rows.column(part_name(self.column, ".count"))
+            sums = rows.column(part_name(self.column, ".sum")).cast(pa.float64())
+            some = pc.if_else(pc.greater(counts, 0), counts, pa.scalar(None, counts.type))
+            value = pc.divide(sums, some.cast(pa.float64()))
+            field = pa.field(self.column, pa.float64())
+        return pa.RecordBatch.from_arrays([*keys, value], schema=pa.schema([*fields, field]))
+
+
+def _aggregate_of(metadata: CheckpointMetadata, uid: str, state: str | None) -> tuple[OperatorInfo, StateInfo] | None:
+    """The state of an operator's aggregates, if it has one: `state` may be the name of one of them."""
+    if state is None or not any(info.uid == uid and info.state == AGGREGATE_STATE for info in states_of(metadata)):
+        return None
+    return find_state(metadata, uid, AGGREGATE_STATE)
+
+
+def _streams(
+    store: Store, metadata: CheckpointMetadata, operator: OperatorInfo, info: StateInfo
+) -> Iterator[SubtaskStream]:
+    for subtask in sorted(metadata.subtasks, key=lambda subtask: subtask.subtask):
+        if subtask.vertex != operator.vertex:
+            continue
+        stream = SubtaskStream(store, subtask, OperatorUid(info.uid), info.state)
+        if stream.has_any:
+            yield stream
+            if info.kind is StateKind.BROADCAST:
+                return
+
+
+def _row_keys(
+    operator: OperatorInfo,
+    info: StateInfo,
+    stored: pa.Schema,
+    schemas: Sequence[StoredSchemas],
+    given: Sequence[str] | None,
+) -> tuple[str, ...] | None:
+    """The columns that tell rows of a keyed state apart, from the surest source; None if there is none."""
+    names: list[str] = stored.names
+    if info.kind is not StateKind.KEYED:
+        return None
+    for each in schemas:
+        if each.removed is not None:
+            return tuple(each.removed.names)
+    if info.state == TIMERS_STATE and TIMER_MOMENT in names:
+        return tuple(names)
+    if operator.keys and tuple(names[: len(operator.keys)]) == operator.keys:
+        return operator.keys
+    if given is not None:
+        if names[: len(given)] != list(given):
+            raise ConfigurationError(
+                f"keys={list(given)} are not the first columns of state {info.state!r} of operator {info.uid!r}, "
+                f"which has {names}"
+            )
+        return tuple(given)
+    # A function's state has one value column: the last one, named as the state.
+    return tuple(names[:-1]) if names[-1] == info.state else None

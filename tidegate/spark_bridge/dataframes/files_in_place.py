@@ -1,0 +1,747 @@
+"""`FilesInPlace`: the Parquet files of a DataFrame as a source, read where they are, without Spark.
+
+`files_of` asks Spark for the plan of a DataFrame, and `place_files` writes down at submission what the job reads. Rules
+of the plan:
+
+- A DataFrame that is not surely understood is a `NeedsSparkError` with the reason. Then Spark has to do the work.
+- Spark's optimized plan counts: it includes cached data, and filters as they are evaluated. Understood are a relation
+  over Parquet files, a choice of its columns under any names, and conditions that compare columns with constants.
+- Files, and the values of columns in names of folders, are those that Spark found.
+- Settings that change what Spark reads from a file must have their usual value.
+
+Rules of the files:
+
+- What the job reads is written down before it starts: files with size and time of change, columns, the filter. A
+  restored job continues with that, even if the DataFrame has changed.
+- A split is a run of row groups of a file. Its rows are the rows of the file before the filter: offsets count them all.
+- A file that differs from the one written down fails the job.
+- The footer of every file is checked. If one file is for Spark to read, all are: a column that Spark finds by another
+  spelling, or that is stored in a type which Spark and Arrow may read differently. A missing column is null.
+- Dates and timestamps of old writers may be in the Julian calendar, which Spark converts or refuses. Accepted are files
+  that Spark 3.1 or later wrote without it, and other files whose statistics show no such old value. Nested columns are
+  accepted if Spark 3.1 or later wrote them and Arrow gives them the same type.
+
+Rules of the filter (`RowCondition`), which Arrow evaluates with Spark's results:
+
+- It has SQL's three values. A row is kept if the condition is true, and dropped if it is false or null.
+- A comparison has a column on its left and constants of the column's type on its right, none of them null or NaN.
+- In Spark NaN is greater than any number; in Arrow it is neither greater nor less.
+- In Spark 0.0 equals -0.0 in every comparison; Arrow's `is_in` distinguishes them.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructType
+
+from tidegate.connectors.files.lanes import FileAt
+from tidegate.connectors.files.open_file import Advice, OpenFile, TakenFile, UnreadableFileError
+from tidegate.connectors.pushed_filters import ColumnTest, Rows, rows_renamed
+from tidegate.connectors.source import ReadResult, SourceReader, SourceSplit
+from tidegate.spark_bridge.dataframes.spark_types import arrow_schema_of
+from tidegate.storage.codec import decode, encode, wire
+from tidegate.storage.errors import ConfigurationError, CorruptionError, StorageError
+from tidegate.storage.files.envelope import seal, unseal
+from tidegate.storage.files.file_system_store import FileSystemStore, join_url, open_store
+from tidegate.storage.files.store import Store
+
+MANIFEST_PATH = "_files"
+MANIFEST_VERSION = 1
+SPLIT_ROWS = 1_000_000
+"""A split ends with the row group that reaches this number of rows."""
+_MAGIC = b"TGFILES"
+_LOOKS_AT_ONCE = 16
+_STAGE = (
+    "The files of a DataFrame that only reads files must stay as they are while the job runs, and for whoever restores "
+    "it. Put it back as it was, its time of change included, and restore. Or start without restore, with "
+    "from_dataframe(stage=True), which writes the rows down when the job is submitted"
+)
+_ADVICE = Advice(_STAGE, _STAGE, "Shorten the values, or drop the column, before from_dataframe")
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class PlacedRows:
+    """Rows of a file from `first` on, and the columns that stand in the names of its folders: one row."""
+
+    file: FileAt
+    first: int
+    rows: int
+    constants: pa.RecordBatch
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class FilesManifest:
+    """The input of a job: files below `url` with columns `relation`. `stored` names the columns of `schema` there."""
+
+    url: str
+    schema: pa.Schema
+    stored: tuple[str, ...]
+    relation: pa.Schema
+    condition: RowCondition | None
+    splits: tuple[PlacedRows, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FilesInPlace:
+    """A bounded source over the files of a manifest. Every batch has `schema`."""
+
+    manifest: FilesManifest
+    schema: pa.Schema
+    needed: Rows = None
+    """Rows that count for the program, besides the condition."""
+
+    @staticmethod
+    def of(manifest: FilesManifest) -> FilesInPlace:
+        """The source that reads all columns of a manifest."""
+        return FilesInPlace(manifest, manifest.schema)
+
+    def splits(self) -> Sequence[SourceSplit]:
+        """In the order of files."""
+        return tuple(
+            SourceSplit(f"{each.file.path}:{each.first}" if each.first else each.file.path, encode(each), each.rows)
+            for each in self.manifest.splits
+        )
+
+    def check_unread(self, splits: Sequence[SourceSplit]) -> None:
+        """Look at the files that a restored job has still to read. Raises UnreadableFileError, StorageError."""
+        store = open_store(self.manifest.url)
+        files = {placed.file for placed in map(_placed_rows, splits)}
+        with ThreadPoolExecutor(_LOOKS_AT_ONCE, "files") as threads:
+            for _ in threads.map(lambda file: TakenFile(store, file, _ADVICE).compare(), files):
+                pass
+
+    def projected(self, columns: Sequence[str]) -> FilesInPlace:
+        """Returns the source restricted to these columns."""
+        return replace(self, schema=pa.schema([self.schema.field(name) for name in columns]))
+
+    def filtered(self, rows: Rows) -> FilesInPlace:
+        """Returns the source restricted to these rows, which it may use to skip others."""
+        return replace(self, needed=rows)
+
+    def reader(self) -> SourceReader:
+        """A reader for one subtask."""
+        return _Reader(self)
+
+
+class _Reader:
+    """Reads one file at a time."""
+
+    def __init__(self, source: FilesInPlace) -> None:
+        manifest = source.manifest
+        stored = dict(zip(manifest.schema.names, manifest.stored, strict=True))
+        self._schema = source.schema
+        self._columns = [stored[name] for name in source.schema.names]
+        self._condition = manifest.condition
+        used = {*self._columns, *(set() if self._condition is None else self._condition.columns)}
+        self._read = pa.schema([field for field in manifest.relation if field.name in used])
+        self._rows = _both(rows_renamed(stored, source.needed), column_tests(self._condition))
+        self._store = open_store(manifest.url)
+        self._open: OpenFile | None = None
+
+    def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
+        """Rows of a file for which the condition is true. Raises UnreadableFileError, StorageError."""
+        placed = _placed_rows(split)
+        if not 0 <= offset <= placed.rows:
+            raise ConfigurationError(
+                f"from_dataframe: {split.split_id!r} has no row {offset:,}. Restore with the source of the checkpoint"
+            )
+        return self._rows_from(placed, offset, rows_max)
+
+    def close(self) -> None:
+        """Releases the file."""
+        self._open = None
+
+    def _rows_from(self, placed: PlacedRows, offset: int, rows_max: int) -> ReadResult:
+        if self._open is None or self._open.path != placed.file.path:
+            self._open = OpenFile(
+                self._store, placed.file, _ADVICE, self._read, self._rows, placed.constants, may_lack=True
+            )
+        at = placed.first + offset
+        end = placed.first + placed.rows
+        counts = min(self._open.next_row(at), end)
+        batch = self._open.read(at, min(rows_max, end - at)) if counts == at < end else None
+        if batch is None and counts == at < end:
+            raise UnreadableFileError(f"{placed.file.path} has no row {at:,}. {_ADVICE.unreadable}")
+        taken = counts - at if batch is None else batch.num_rows
+        kept = None if batch is None else self._kept(batch)
+        rows = 0 if kept is None else kept.num_rows
+        return ReadResult(kept, offset + taken, at_end=at + taken == end, skipped=taken - rows)
+
+    def _kept(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+        if self._condition is not None:
+            batch = batch.filter(mask_of(self._condition, batch))
+        if not batch.num_rows:
+            return None
+        return pa.record_batch([batch.column(name) for name in self._columns], schema=self._schema)
+
+
+def place_files(plan: FilesOfPlan, url: str) -> FilesInPlace:
+    """Look at every file of a plan, and write down under `url` what a job reads of them.
+
+    Raises NeedsSparkError if Spark reads one of the files otherwise, and StorageError.
+    """
+    root, files = _below_one_folder([(file, _url_of(file.path)) for file in plan.files])
+    store = open_store(root)
+    used = {*plan.stored, *(set() if plan.condition is None else plan.condition.columns)}
+    stored = pa.schema([f for f in plan.relation if f.name in used and f.name not in plan.partitions.names])
+    chosen = [(file, path) for file, path in files if _may_have_rows(plan.condition, plan.folders[file.folder])]
+
+    def look(file: FoundFile, path: str) -> list[PlacedRows]:
+        return list(_placed(store, file, path, stored, plan.folders[file.folder]))
+
+    with ThreadPoolExecutor(_LOOKS_AT_ONCE, "footers") as threads:
+        found = list(threads.map(lambda each: look(*each), chosen))
+    splits = tuple(placed for each in found for placed in each)
+    manifest = FilesManifest(root, plan.schema, plan.stored, plan.relation, plan.condition, splits)
+    open_store(url).create(MANIFEST_PATH, seal(_MAGIC, MANIFEST_VERSION, encode(manifest)))
+    return FilesInPlace.of(manifest)
+
+
+def placed_files(store: Store) -> FilesInPlace | None:
+    """Returns the source that `place_files` wrote down in this store, or None."""
+    if not store.exists(MANIFEST_PATH):
+        return None
+    where = join_url(store.url, MANIFEST_PATH)
+    manifest = decode(unseal(_MAGIC, MANIFEST_VERSION, store.read(MANIFEST_PATH), where))
+    if not isinstance(manifest, FilesManifest):
+        raise CorruptionError(f"{where} holds a {type(manifest).__name__}, not what a job reads")
+    return FilesInPlace.of(manifest)
+
+
+def _placed_rows(split: SourceSplit) -> PlacedRows:
+    placed = decode(split.payload)
+    if not isinstance(placed, PlacedRows):
+        raise ConfigurationError(
+            f"split {split.split_id!r} is not of the files of this DataFrame; give the source of the checkpoint, or "
+            "start without restore"
+        )
+    return placed
+
+
+def _placed(
+    store: FileSystemStore, file: FoundFile, path: str, stored: pa.Schema, constants: pa.RecordBatch
+) -> Iterator[PlacedRows]:
+    """The parts of a file. Raises NeedsSparkError."""
+    try:
+        at = FileAt.of(store.info(path))
+        if at.size_bytes != file.size_bytes:
+            raise NeedsSparkError(f"{file.path} has changed since Spark has listed it")
+        parquet = pq.ParquetFile(pa.PythonFile(TakenFile(store, at, _ADVICE).open(), mode="r"))
+    except (StorageError, ConfigurationError, pa.ArrowException, OSError, ValueError) as error:
+        raise NeedsSparkError(f"{file.path} cannot be read without Spark: {error}") from error
+    if (reason := why_only_spark(parquet, stored)) is not None:
+        raise NeedsSparkError(f"{file.path} {reason}")
+    first = rows = 0
+    for group in range(parquet.metadata.num_row_groups):
+        rows += parquet.metadata.row_group(group).num_rows
+        if rows >= SPLIT_ROWS:
+            yield PlacedRows(at, first, rows, constants)
+            first = first + rows
+            rows = 0
+    if rows:
+        yield PlacedRows(at, first, rows, constants)
+
+
+def _url_of(path: str) -> tuple[str, str]:
+    """Scheme and path of a file as tidegate's storage has them."""
+    scheme, _, rest = path.partition(":")
+    if scheme == "file" and rest.startswith("/"):
+        return "", "/" + rest.lstrip("/")
+    if scheme in ("s3", "s3a", "s3n") and rest.startswith("//"):
+        return "s3://", rest.lstrip("/")
+    raise NeedsSparkError(f"{path} is in a storage that tidegate may not reach")
+
+
+def _below_one_folder(
+    files: Sequence[tuple[FoundFile, tuple[str, str]]],
+) -> tuple[str, list[tuple[FoundFile, str]]]:
+    """The folder below which all files are, and what they are called there."""
+    if not files:
+        raise NeedsSparkError("it reads no files")
+    schemes = {scheme for _, (scheme, _) in files}
+    folder = os.path.commonpath([os.path.dirname(path) for _, (_, path) in files])
+    if len(schemes) > 1 or not folder:
+        raise NeedsSparkError("its files are in several storages")
+    return schemes.pop() + folder, [(file, os.path.relpath(path, folder)) for file, (_, path) in files]
+
+
+def _may_have_rows(condition: RowCondition | None, constants: pa.RecordBatch) -> bool:
+    """Whether a folder with these values may have rows that pass the condition."""
+    known = set(constants.schema.names)
+    judged = (each for each in conjuncts(condition) if each.columns and each.columns <= known)
+    return all(mask_of(each, constants)[0].as_py() for each in judged)
+
+
+def _both(rows: Rows, tests: tuple[ColumnTest, ...]) -> Rows:
+    """Rows that count for the program and pass the tests of the DataFrame's own filter."""
+    if rows is None:
+        return (tests,) if tests else None
+    return tuple((*each, *tests) for each in rows)
+
+
+FILES_MAX = 10_000
+"""More files are too many to check each one while the driver waits."""
+CONSTANTS_MAX = 1_000
+_PLANS = "org.apache.spark.sql.catalyst.plans.logical."
+_EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions."
+_SOURCES = "org.apache.spark.sql.execution.datasources."
+_OPTIONS = frozenset(
+    [
+        "path",
+        "paths",
+        "basepath",
+        "recursivefilelookup",
+        "pathglobfilter",
+        "modifiedbefore",
+        "modifiedafter",
+        "mergeschema",
+    ]
+)
+"""Options of a relation that select files and columns. Spark has applied them when the plan exists."""
+_SETTINGS = {
+    "spark.sql.files.ignoreCorruptFiles": "false",
+    "spark.sql.files.ignoreMissingFiles": "false",
+    "spark.sql.parquet.fieldId.read.enabled": "false",
+    "spark.sql.parquet.int96TimestampConversion": "false",
+    "spark.sql.extensions": "",
+}
+_DEFAULT = "EXISTS_DEFAULT"
+_COLLATED = " COLLATE "
+"""Marks of a default value for columns that old files lack, and of strings that are not compared by their bytes."""
+_COMPARISONS = {
+    "EqualTo": "=",
+    "LessThan": "<",
+    "LessThanOrEqual": "<=",
+    "GreaterThan": ">",
+    "GreaterThanOrEqual": ">=",
+    "EqualNullSafe": "<=>",
+}
+_MIRRORED = {"=": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<=", "<=>": "<=>"}
+
+
+class NeedsSparkError(Exception):
+    """Spark is needed to read this DataFrame. The text is the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundFile:
+    """A file as Spark has listed it, and the number of its folder."""
+
+    path: str
+    size_bytes: int
+    folder: int
+
+
+@dataclass(frozen=True, slots=True)
+class FilesOfPlan:
+    """A DataFrame that only reads files."""
+
+    schema: pa.Schema
+    """Columns of the DataFrame."""
+    stored: tuple[str, ...]
+    """Their names in the files, or in the names of folders."""
+    relation: pa.Schema
+    """The columns of the files and of their folders."""
+    partitions: pa.Schema
+    """The columns in names of folders."""
+    condition: RowCondition | None
+    """Over columns of `relation`."""
+    files: tuple[FoundFile, ...]
+    folders: tuple[pa.RecordBatch, ...]
+    """One row each: the values of `partitions`."""
+
+
+def files_of(df: DataFrame) -> FilesOfPlan:
+    """The files that a DataFrame reads. Raises NeedsSparkError, and what Spark raises."""
+    session = df.sparkSession
+    for name, usual in _SETTINGS.items():
+        if (value := str(session.conf.get(name, usual) or "").lower()) != usual.lower():
+            raise NeedsSparkError(f"{name} is {value}")
+    return _Reading(df).found()
+
+
+class _Reading:
+    """Walks the plan from the columns of the DataFrame down to the files."""
+
+    def __init__(self, df: DataFrame) -> None:
+        self._df = df
+        self._given: dict[int, int] = {}
+        """Ids of renamed columns, with the ids of the original columns."""
+        self._names: dict[int, str] = {}
+        self._types: dict[str, pa.DataType] = {}
+
+    def found(self) -> FilesOfPlan:
+        # A plan that was made before something was cached does not know of it.
+        plan = self._df.select("*")._jdf.queryExecution().optimizedPlan()
+        output = [_id_of(each) for each in _all(plan.output())]
+        conditions = []
+        while not _is(plan, _SOURCES, "LogicalRelation"):
+            if _is(plan, _PLANS, "Project"):
+                for each in _all(plan.projectList()):
+                    self._project(each)
+            elif _is(plan, _PLANS, "Filter"):
+                conditions.append(plan.condition())
+            else:
+                raise NeedsSparkError(f"its plan has {plan.nodeName()}")
+            plan = plan.child()
+        relation = plan.relation()
+        _check_relation(plan, relation)
+        partitions = _columns_of(relation.partitionSchema())
+        data = _columns_of(relation.dataSchema())
+        whole = pa.schema([*(field for field in data if field.name not in partitions.names), *partitions])
+        for each in _all(plan.output()):
+            if each.name() not in whole.names:
+                raise NeedsSparkError(f"it uses {each.name()}, which is not a column of the files")
+            if _DEFAULT in each.metadata().json() or _COLLATED in each.dataType().sql():
+                raise NeedsSparkError(f"{each.name()} has a default value or a collation")
+            self._names[_id_of(each)] = each.name()
+        self._types = {field.name: field.type for field in whole}
+        condition: RowCondition | None = None
+        for each in conditions:
+            part = self._condition(each)
+            condition = part if condition is None else RowCondition("and", (part, condition))
+        files, folders = self._listed(relation, partitions)
+        schema = arrow_schema_of(self._df.schema)
+        stored = tuple(self._stored(number) for number in output)
+        if [field.type for field in schema] != [self._types[name] for name in stored]:
+            raise NeedsSparkError("its columns have other types than those of its files")
+        return FilesOfPlan(schema, stored, whole, partitions, condition, files, folders)
+
+    def _project(self, expression: Any) -> None:
+        if _is(expression, _EXPRESSIONS, "Alias") and _is(expression.child(), _EXPRESSIONS, "AttributeReference"):
+            self._given[_id_of(expression)] = _id_of(expression.child())
+        elif not _is(expression, _EXPRESSIONS, "AttributeReference"):
+            raise NeedsSparkError(f"it computes {expression.sql()}")
+
+    def _stored(self, number: int) -> str:
+        while number in self._given:
+            number = self._given[number]
+        return self._names[number]
+
+    def _condition(self, expression: Any) -> RowCondition:
+        name = _name_of(expression)
+        children = _all(expression.children())
+        if name in ("And", "Or", "Not"):
+            return RowCondition(name.lower(), tuple(self._condition(child) for child in children))
+        if name in ("IsNull", "IsNotNull") and _is(children[0], _EXPRESSIONS, "AttributeReference"):
+            is_null = RowCondition("is_null", (), self._stored(_id_of(children[0])))
+            return is_null if name == "IsNull" else RowCondition("not", (is_null,))
+        if name in _COMPARISONS:
+            first, second, test = *children, _COMPARISONS[name]
+            if _is(first, _EXPRESSIONS, "Literal"):
+                first, second, test = second, first, _MIRRORED[test]
+            return self._compared(expression, test, first, [second])
+        if name == "In":
+            return self._compared(expression, "in", children[0], children[1:])
+        if name == "InSet" and _is(children[0], _EXPRESSIONS, "AttributeReference"):
+            column = self._stored(_id_of(children[0]))
+            values = _all(expression.hset().toSeq())
+            return compared("in", column, _array_of(values, self._types[column], expression.sql()))
+        if name == "AttributeReference":
+            return compared("=", self._stored(_id_of(expression)), pa.array([True]))
+        raise NeedsSparkError(f"it filters by {expression.sql()}")
+
+    def _compared(self, expression: Any, test: str, left: Any, constants: list[Any]) -> RowCondition:
+        plain = _is(left, _EXPRESSIONS, "AttributeReference") and len(constants) <= CONSTANTS_MAX
+        if not plain or not all(_is(constant, _EXPRESSIONS, "Literal") for constant in constants):
+            raise NeedsSparkError(f"it filters by {expression.sql()}")
+        column = self._stored(_id_of(left))
+        values = [constant.value() for constant in constants]
+        return compared(test, column, _array_of(values, self._types[column], expression.sql()))
+
+    def _listed(self, relation: Any, partitions: pa.Schema) -> tuple[tuple[FoundFile, ...], tuple[pa.RecordBatch, ...]]:
+        types = relation.partitionSchema()
+        jvm: Any = self._df.sparkSession._jvm
+        nothing = getattr(getattr(jvm.scala.collection.immutable, "Nil$"), "MODULE$")
+        files: list[FoundFile] = []
+        folders: list[pa.RecordBatch] = []
+        for folder in _all(relation.location().listFiles(nothing, nothing)):
+            row = folder.values()
+            folders.append(
+                pa.record_batch(
+                    [
+                        _array_of([row.get(at, types.apply(at).dataType())], field.type, field.name, nulls=True)
+                        for at, field in enumerate(partitions)
+                    ],
+                    schema=partitions,
+                )
+                if len(partitions)
+                else pa.record_batch({})
+            )
+            listed = _all(folder.files())
+            if len(files) + len(listed) > FILES_MAX:
+                raise NeedsSparkError(f"it reads more than {FILES_MAX:,} files")
+            files += [FoundFile(f.getPath().toString(), int(f.getLen()), len(folders) - 1) for f in listed]
+        return tuple(files), tuple(folders)
+
+
+def _check_relation(plan: Any, relation: Any) -> None:
+    if plan.isStreaming() or not _is(relation, _SOURCES, "HadoopFsRelation"):
+        raise NeedsSparkError("it does not read a folder of files")
+    kind = relation.fileFormat().getClass().getName()
+    location = relation.location().getClass().getName()
+    if kind != f"{_SOURCES}parquet.ParquetFileFormat":
+        raise NeedsSparkError(f"how Spark reads {relation.fileFormat().toString()} files only Spark knows")
+    if location != f"{_SOURCES}InMemoryFileIndex":
+        raise NeedsSparkError(f"its files are listed by {location.rpartition('.')[2]}")
+    options = relation.options()
+    unknown = sorted(name for name in _all(options.keys().toSeq()) if name.lower() not in _OPTIONS)
+    if unknown:
+        raise NeedsSparkError(f"it has the option {unknown[0]}")
+
+
+def _columns_of(schema: Any) -> pa.Schema:
+    found = StructType.fromJson(json.loads(schema.json()))
+    return arrow_schema_of(found) if found.fields else pa.schema([])
+
+
+def _array_of(values: list[Any], kind: pa.DataType, where: str, *, nulls: bool = False) -> pa.Array:
+    """Constants as Spark keeps them, in the type of a column."""
+    types = pa.types
+    if None in values and not nulls:
+        raise NeedsSparkError(f"it compares with null ({where})")
+    if types.is_string(kind):
+        return pa.array([None if value is None else value.toString() for value in values], kind)
+    if types.is_floating(kind):
+        if any(value is not None and math.isnan(value) for value in values):
+            raise NeedsSparkError(f"it compares with NaN ({where})")
+        return pa.array(values, kind)
+    if types.is_date32(kind):
+        return pa.array(values, pa.int32()).view(kind)
+    if types.is_timestamp(kind):
+        return pa.array(values, pa.int64()).view(kind)
+    if types.is_integer(kind) or types.is_boolean(kind):
+        return pa.array(values, kind)
+    raise NeedsSparkError(f"it has constants of type {kind} ({where})")
+
+
+def _all(sequence: Any) -> list[Any]:
+    return list(_each(sequence))
+
+
+def _each(sequence: Any) -> Iterator[Any]:
+    for at in range(sequence.size()):
+        yield sequence.apply(at)
+
+
+def _id_of(expression: Any) -> int:
+    return int(expression.exprId().id())
+
+
+def _name_of(expression: Any) -> str:
+    name: str = expression.getClass().getName()
+    return name.removeprefix(_EXPRESSIONS)
+
+
+def _is(node: Any, package: str, name: str) -> bool:
+    return bool(node.getClass().getName() == f"{package}{name}")
+
+
+_KERNELS = {"=": pc.equal, "<": pc.less, "<=": pc.less_equal, ">": pc.greater, ">=": pc.greater_equal}
+_AS_TESTS = {"=": "==", "<": "<", "<=": "<=", ">": ">", ">=": ">=", "in": "is_in"}
+_CONSTANTS = "constants"
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class RowCondition:
+    """One node: `and`, `or` and `not` have parts; `is_null`, and comparisons, have a column."""
+
+    test: str
+    parts: tuple[RowCondition, ...] = ()
+    column: str = ""
+    constants: pa.RecordBatch | None = None
+    """One column with what is compared with: a row, or several for `in`."""
+
+    @property
+    def columns(self) -> set[str]:
+        """The columns that it reads."""
+        return ({self.column} if self.column else set()).union(*(part.columns for part in self.parts))
+
+
+def compared(test: str, column: str, constants: pa.Array) -> RowCondition:
+    """A comparison of a column: `=`, `<`, `<=`, `>`, `>=`, `<=>` or `in`."""
+    return RowCondition(test, (), column, pa.record_batch([constants], [_CONSTANTS]))
+
+
+def mask_of(condition: RowCondition, batch: pa.RecordBatch) -> pa.Array:
+    """Evaluates a condition: true, false or null for each row."""
+    match condition.test:
+        case "and" | "or":
+            first, second = (mask_of(part, batch) for part in condition.parts)
+            return pc.and_kleene(first, second) if condition.test == "and" else pc.or_kleene(first, second)
+        case "not":
+            return pc.invert(mask_of(condition.parts[0], batch))
+        case "is_null":
+            return pc.is_null(batch.column(condition.column))
+    return _compared(condition, batch.column(condition.column))
+
+
+def conjuncts(condition: RowCondition | None) -> list[RowCondition]:
+    """Splits a condition into parts that must all be true."""
+    if condition is None:
+        return []
+    if condition.test == "and":
+        return [each for part in condition.parts for each in conjuncts(part)]
+    return [condition]
+
+
+def column_tests(condition: RowCondition | None) -> tuple[ColumnTest, ...]:
+    """Tests of columns that hold for every row which is kept. There may be rows for which they hold as well."""
+    found = (_test_of(each) for each in conjuncts(condition))
+    return tuple(test for test in found if test is not None)
+
+
+def _compared(condition: RowCondition, values: pa.Array) -> pa.Array:
+    assert condition.constants is not None
+    constants = condition.constants.column(0)
+    if condition.test == "in":
+        found = pc.is_in(_without_negative_zero(values), _without_negative_zero(constants))
+        return pc.if_else(pc.is_valid(values), found, pa.scalar(None, pa.bool_()))
+    if condition.test == "<=>":
+        return pc.fill_null(pc.equal(values, constants[0]), False)
+    found = _KERNELS[condition.test](values, constants[0])
+    if condition.test in (">", ">=") and pa.types.is_floating(values.type):
+        found = pc.or_kleene(found, pc.is_nan(values))
+    return found
+
+
+def _without_negative_zero(values: pa.Array) -> pa.Array:
+    return pc.add(values, pa.scalar(0.0, values.type)) if pa.types.is_floating(values.type) else values
+
+
+def _test_of(condition: RowCondition) -> ColumnTest | None:
+    match condition.test, condition.parts:
+        case "is_null", _:
+            return ColumnTest(condition.column, "is_null")
+        case "not", (RowCondition(test="is_null", column=column),):
+            return ColumnTest(column, "is_not_null")
+    test = _AS_TESTS.get("=" if condition.test == "<=>" else condition.test)
+    if test is None or condition.constants is None:
+        return None
+    # A DataFrame without filters need not load polars.
+    import polars as pl
+
+    values = pl.Series(pl.from_arrow(condition.constants.column(0)))
+    constant = pl.lit(values.implode()) if test == "is_in" else pl.lit(values).first()
+    return ColumnTest(condition.column, test, constant.meta.serialize())
+
+
+_WRITER = b"org.apache.spark.version"
+_OLD_CALENDARS = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
+_NEW_CALENDAR = (3, 1)
+"""The version of Spark from which on a file states whether its values are in the old calendar."""
+_GREGORIAN_SINCE = dt.date(1900, 1, 1)
+"""From this date on all calendars and zones agree, with the same margin that Spark uses."""
+
+
+def why_only_spark(parquet: pq.ParquetFile, wanted: pa.Schema) -> str | None:
+    """Returns None if Arrow reads these columns as Spark does, else a reason that completes the name of the file."""
+    keys = parquet.metadata.metadata or {}
+    by_spark = _spark_version(keys) >= _NEW_CALENDAR and not any(old in keys for old in _OLD_CALENDARS)
+    stored = parquet.schema_arrow
+    for field in wanted:
+        alike = [name for name in stored.names if name.lower() == field.name.lower()]
+        if not alike:
+            continue
+        if alike != [field.name]:
+            return f"has {field.name} as {', '.join(alike)}"
+        if pa.types.is_nested(field.type):
+            if not by_spark or not _same(stored.field(field.name).type, field.type):
+                return f"has {field.name} as {stored.field(field.name).type}, which only Spark surely reads alike"
+            continue
+        column = _leaf(parquet, field.name)
+        if column is None or not _reads_alike(column, field.type):
+            return f"stores {field.name} in another way than as {field.type}"
+        if pa.types.is_temporal(field.type) and not by_spark and not _is_modern(parquet, field.name):
+            return f"may have values of {field.name} in an older calendar"
+    return None
+
+
+def _spark_version(keys: dict[bytes, bytes]) -> tuple[int, ...]:
+    parts = keys.get(_WRITER, b"").split(b".")[:2]
+    return tuple(int(part) for part in parts) if all(part.isdigit() for part in parts) else ()
+
+
+def _leaf(parquet: pq.ParquetFile, name: str) -> Any:
+    found = [parquet.schema[at] for at in range(len(parquet.schema)) if parquet.schema[at].path == name]
+    return found[0] if len(found) == 1 and found[0].max_repetition_level == 0 else None
+
+
+def _reads_alike(column: Any, kind: pa.DataType) -> bool:
+    """Whether a plain column is stored as Spark and Arrow both expect a type."""
+    types = pa.types
+    logical = json.loads(column.logical_type.to_json())
+    name = logical.get("Type", "None")
+    physical = column.physical_type
+    if name in ("None", "Undefined") and (plain := _PLAIN.get(physical)) is not None:
+        return bool(plain(kind))
+    if name == "Int" and types.is_signed_integer(kind):
+        return bool(logical["isSigned"]) and logical["bitWidth"] == kind.bit_width
+    if name == "String":
+        return bool(types.is_string(kind))
+    if name == "Date":
+        return bool(types.is_date32(kind))
+    if name == "Timestamp" and types.is_timestamp(kind):
+        exact = logical["timeUnit"] in ("milliseconds", "microseconds")
+        return exact and bool(logical["isAdjustedToUTC"]) == (kind.tz is not None)
+    if name == "Decimal" and types.is_decimal128(kind):
+        return bool(logical["precision"] == kind.precision and logical["scale"] == kind.scale)
+    return False
+
+
+_PLAIN: dict[str, Callable[[pa.DataType], bool]] = {
+    "BOOLEAN": pa.types.is_boolean,
+    "INT32": pa.types.is_int32,
+    "INT64": pa.types.is_int64,
+    "FLOAT": pa.types.is_float32,
+    "DOUBLE": pa.types.is_float64,
+    "BYTE_ARRAY": pa.types.is_binary,
+    "INT96": lambda kind: pa.types.is_timestamp(kind) and kind.tz is not None,
+}
+"""Types of columns that have only a physical type, such as Spark's usual timestamps."""
+
+
+def _is_modern(parquet: pq.ParquetFile, name: str) -> bool:
+    """Whether statistics prove that all values are after the change of calendars."""
+    at = next(at for at in range(len(parquet.schema)) if parquet.schema[at].path == name)
+    for group in range(parquet.metadata.num_row_groups):
+        statistics = parquet.metadata.row_group(group).column(at).statistics
+        if statistics is None or not statistics.has_min_max:
+            if statistics is not None and statistics.null_count == parquet.metadata.row_group(group).num_rows:
+                continue
+            return False
+        least = statistics.min
+        if isinstance(least, dt.datetime):
+            least = least.date()
+        if not isinstance(least, dt.date) or least < _GREGORIAN_SINCE:
+            return False
+    return True
+
+
+def _same(stored: pa.DataType, kind: pa.DataType) -> bool:
+    """Whether nested types are the same but for the names of elements, and for what may be null."""
+    types = pa.types
+    if types.is_list(kind):
+        return types.is_list(stored) and _same(stored.value_type, kind.value_type)
+    if types.is_map(kind):
+        keys_and_items = types.is_map(stored) and _same(stored.key_type, kind.key_type)
+        return keys_and_items and _same(stored.item_type, kind.item_type)
+    if types.is_struct(kind):
+        fields = types.is_struct(stored) and [each.name for each in stored] == [each.name for each in kind]
+        return fields and all(_same(stored.field(each.name).type, each.type) for each in kind)
+    return bool(stored.equals(kind))

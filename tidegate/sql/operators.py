@@ -1,0 +1,189 @@
+"""Operators of SQL: arithmetic, comparisons, and what they do with nulls, types and zeros.
+
+Where Spark and polars differ it is as in Spark: `/` of integers is a double, a division by zero is null, `%` and `DIV`
+go towards zero, decimals keep the digits that their types say. Integers that overflow wrap around; a product of
+decimals with more than 38 digits fails the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import polars as pl
+from sqlglot import exp
+
+from tidegate.sql.query_text import refused
+from tidegate.sql.typed_values import (
+    DIGITS_MAX,
+    Interval,
+    Typed,
+    as_type,
+    bounded_decimal,
+    common_type,
+    decimal_of,
+    is_float,
+    is_integer,
+    is_number,
+    is_time,
+    literal,
+    named,
+    needed_common_type,
+)
+
+Compare = Callable[[pl.Expr, pl.Expr], pl.Expr]
+
+COMPARISONS: dict[type[exp.Expr], Compare] = {
+    exp.EQ: lambda a, b: a == b,
+    exp.NEQ: lambda a, b: a != b,
+    exp.LT: lambda a, b: a < b,
+    exp.LTE: lambda a, b: a <= b,
+    exp.GT: lambda a, b: a > b,
+    exp.GTE: lambda a, b: a >= b,
+    exp.NullSafeEQ: lambda a, b: a.eq_missing(b),
+    exp.NullSafeNEQ: lambda a, b: a.ne_missing(b),
+}
+
+
+def compared(node: exp.Expr, one: Typed, other: Typed, how: Compare) -> Typed:
+    """Two values in their common type. ConfigurationError where they have none."""
+    wanted = needed_common_type(node, [one.type, other.type])
+    if isinstance(wanted, pl.Null):
+        wanted = pl.Boolean()
+    return Typed(how(as_type(node, one, wanted).expr, as_type(node, other, wanted).expr), pl.Boolean())
+
+
+def negated(node: exp.Expr, given: Typed) -> Typed:
+    """Minus."""
+    if isinstance(given.value, Interval):
+        return Typed(given.expr, given.type, given.value.negated())
+    if given.value is not None and is_number(given.type):
+        return literal(-given.value, given.type)
+    if not is_number(given.type):
+        raise refused(node, f"{named(given.type)} has no sign")
+    return Typed(-given.expr, given.type)
+
+
+def added(node: exp.Expr, one: Typed, other: Typed, sign: int) -> Typed:
+    """Plus, and minus with a `sign` of -1: numbers, or a time and an interval."""
+    intervals = [isinstance(each.value, Interval) for each in (one, other)]
+    if all(intervals):
+        a, b = one.value, other.value if sign > 0 else other.value.negated()
+        return Typed(one.expr, one.type, Interval(a.months + b.months, a.ms + b.ms))
+    if intervals[0] and sign > 0:
+        one, other = other, one
+    if isinstance(other.value, Interval):
+        return moved(node, one, other.value if sign > 0 else other.value.negated())
+    if is_time(one.type) and is_time(other.type):
+        raise refused(node, "an interval is no column here: subtract UNIX_MILLIS(…) of them, or use TIMESTAMPDIFF")
+    if isinstance(one.type, pl.Date) and is_integer(other.type):
+        days = other.expr.cast(pl.Int64) * sign
+        moved_days = (one.expr.cast(pl.Int32).cast(pl.Int64) + days).cast(pl.Int32, strict=False)
+        return Typed(moved_days.cast(pl.Date), pl.Date())
+    wanted = _number(node, one, other)
+    if isinstance(wanted, pl.Decimal):
+        a, b = (_decimal(each, wanted) for each in (one, other))
+        scale = max(a.scale, b.scale)
+        wide = bounded_decimal(max(a.precision - a.scale, b.precision - b.scale) + scale + 1, scale)
+        x, y = (as_type(node, each, pl.Decimal(DIGITS_MAX, wide.scale)).expr for each in (one, other))
+        return Typed((x + y if sign > 0 else x - y).cast(wide, strict=False), wide)
+    x, y = as_type(node, one, wanted).expr, as_type(node, other, wanted).expr
+    return Typed(x + y if sign > 0 else x - y, wanted)
+
+
+def moved(node: exp.Expr, time: Typed, by: Interval) -> Typed:
+    """A time, later by an interval."""
+    if not is_time(time.type):
+        raise refused(node, f"an INTERVAL is added to a date or a timestamp, and this is {named(time.type)}")
+    expr, data_type = time.expr, time.type
+    if isinstance(data_type, pl.Date) and by.ms % 86_400_000:
+        data_type = pl.Datetime("us")
+        expr = expr.cast(data_type)
+    if by.months:
+        expr = expr.dt.offset_by(f"{by.months}mo")
+    if by.ms:
+        expr = expr + pl.lit(timedelta(milliseconds=by.ms), dtype=pl.Duration(getattr(data_type, "time_unit", "ms")))
+    return Typed(expr, data_type)
+
+
+def multiplied(node: exp.Expr, one: Typed, other: Typed) -> Typed:
+    """Times."""
+    wanted = _number(node, one, other)
+    if not isinstance(wanted, pl.Decimal):
+        return Typed(as_type(node, one, wanted).expr * as_type(node, other, wanted).expr, wanted)
+    a, b = (_decimal(each, wanted) for each in (one, other))
+    precision, scale = a.precision + b.precision + 1, a.scale + b.scale
+    if precision > DIGITS_MAX:
+        raise refused(
+            node,
+            f"a product of {named(a)} and {named(b)} may have {precision} digits, and a decimal has {DIGITS_MAX}: cast "
+            "one of them to fewer",
+        )
+    x, y = (as_type(node, each, pl.Decimal(DIGITS_MAX, scale)).expr for each in (one, other))
+    return Typed((x * y).cast(pl.Decimal(precision, scale)), pl.Decimal(precision, scale))
+
+
+def divided(node: exp.Expr, one: Typed, other: Typed) -> Typed:
+    """By. Null where it is by zero; of integers a double."""
+    wanted = _number(node, one, other)
+    if not isinstance(wanted, pl.Decimal):
+        x, y = as_type(node, one, pl.Float64()).expr, as_type(node, other, pl.Float64()).expr
+        return Typed(x / _not_zero(other, y), pl.Float64())
+    a, b = (_decimal(each, wanted) for each in (one, other))
+    scale = max(6, a.scale + b.precision + 1)
+    result = bounded_decimal(a.precision - a.scale + b.scale + scale, scale)
+    x, y = (as_type(node, each, pl.Decimal(DIGITS_MAX, max(result.scale, b.scale))).expr for each in (one, other))
+    return Typed((x / _not_zero(other, y)).cast(result, strict=False), result)
+
+
+def whole_quotient(node: exp.Expr, one: Typed, other: Typed) -> Typed:
+    """DIV: the whole part of a quotient, towards zero, a BIGINT. Null where it is by zero."""
+    for each in (one, other):
+        if not (is_integer(each.type) or each.is_null):
+            raise refused(node, f"DIV takes integers, and one of these is {named(each.type)}")
+    x, y = as_type(node, one, pl.Int64()).expr, as_type(node, other, pl.Int64()).expr
+    floored, rest = x // y, x % y
+    below = (rest != 0) & ((x < 0) != (y < 0))
+    return Typed(floored + below.cast(pl.Int64), pl.Int64())
+
+
+def remainder(node: exp.Expr, one: Typed, other: Typed) -> Typed:
+    """What remains of a division towards zero: its sign is that of the first. Null where it is by zero."""
+    wanted = _number(node, one, other)
+    x, y = as_type(node, one, wanted).expr, as_type(node, other, wanted).expr
+    y = _not_zero(other, y)
+    rest = x % y
+    below = x < 0 if isinstance(other.value, int) and other.value > 0 else (x < 0) != (y < 0)
+    kept = wanted
+    if isinstance(wanted, pl.Decimal):
+        a, b = (_decimal(each, wanted) for each in (one, other))
+        scale = max(a.scale, b.scale)
+        kept = bounded_decimal(max(1, min(a.precision - a.scale, b.precision - b.scale) + scale), scale)
+    return Typed(pl.when((rest != 0) & below).then(rest - y).otherwise(rest).cast(kept), kept)
+
+
+def _not_zero(given: Typed, expr: pl.Expr) -> pl.Expr:
+    """A divisor: null instead of zero."""
+    if given.value:
+        return expr
+    return pl.when(expr != 0).then(expr)
+
+
+def _decimal(given: Typed, wanted: pl.Decimal) -> pl.Decimal:
+    """The decimal as which a number is calculated; one that is written out has the digits that are written."""
+    if given.is_null:
+        return wanted
+    return pl.Decimal(len(str(abs(given.value))), 0) if isinstance(given.value, int) else decimal_of(given.type)
+
+
+def _number(node: exp.Expr, one: Typed, other: Typed) -> Any:
+    """The type in which two numbers are calculated. ConfigurationError for what is none."""
+    for each in (one, other):
+        if not (is_number(each.type) or each.is_null):
+            advice = ": cast it" if isinstance(each.type, pl.String) else ""
+            raise refused(node, f"{named(each.type)} is no number{advice}")
+    found = common_type(one.type, other.type)
+    if isinstance(found, pl.Null):
+        return pl.Float64()
+    return pl.Float64() if is_float(found) and not isinstance(found, pl.Float32) else found

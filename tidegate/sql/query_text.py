@@ -1,0 +1,151 @@
+"""Reads the text of a query: a tree of sqlglot, in Spark's dialect with Flink's functions of windows.
+
+Only the grammar is sqlglot's. Every call of a function stays as it is written, `exp.Anonymous`, so what a function
+means is said by the tables of this package alone (`functions/`, `aggregates.py`), whatever version of sqlglot reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any, ClassVar
+
+from sqlglot import exp
+from sqlglot.dialects.spark import Spark
+from sqlglot.errors import ParseError, TokenError
+from sqlglot.parsers.spark import SparkParser
+from sqlglot.tokenizer_core import Token, TokenType
+
+from tidegate.storage.errors import ConfigurationError
+
+WINDOW_TABLES = ("TUMBLE", "HOP", "CUMULATE", "SESSION")
+"""Functions whose result is a table: the rows of another one, each in its windows."""
+
+_KEPT = ("CAST", "TRY_CAST", "EXTRACT", "TRIM", "SUBSTRING", "POSITION")
+"""Functions with a grammar of their own."""
+
+
+class _Parser(SparkParser):
+    FUNCTIONS: ClassVar[dict[str, Any]] = {}
+    FUNCTION_PARSERS: ClassVar[dict[str, Any]] = {
+        **{name: parse for name, parse in SparkParser.FUNCTION_PARSERS.items() if name in _KEPT},
+        **dict.fromkeys(WINDOW_TABLES, lambda self: self._parse_window_table()),
+    }
+    FUNC_TOKENS: ClassVar[set[TokenType]] = {*SparkParser.FUNC_TOKENS, TokenType.SESSION}
+
+    def _parse_window_table(self) -> exp.Expr:
+        """What stands in the brackets of `TUMBLE(TABLE bids, DESCRIPTOR(ts), INTERVAL '10' SECONDS)`."""
+        name = self._tokens[self._index - 2]
+        arguments = self._parse_csv(self._parse_window_argument)
+        if arguments and isinstance(arguments[0], exp.Tuple):  # PARTITION BY has taken all that follows for keys
+            found = arguments[0].expressions
+            keys = next((n for n, each in enumerate(found) if is_call(each, "DESCRIPTOR")), len(found))
+            arguments = [exp.Tuple(expressions=found[:keys]), *found[keys:], *arguments[1:]]
+        return exp.Anonymous(this=name.text.upper(), expressions=arguments).update_positions(name)
+
+    def _parse_window_argument(self) -> exp.Expr | None:
+        label = None
+        if self._next is not None and self._next.token_type is TokenType.FARROW:
+            label = self._curr.text.upper()
+            self._advance(2)
+        if not self._match(TokenType.TABLE):
+            argument = self._parse_disjunction()
+        else:
+            table = self._parse_table_parts()
+            keys = self._parse_csv(self._parse_disjunction) if self._match(TokenType.PARTITION_BY) else []
+            argument = exp.Tuple(expressions=[table, *keys])
+        return argument if label is None else exp.PropertyEQ(this=exp.var(label), expression=argument)
+
+
+class _Dialect(Spark):
+    Parser = _Parser
+
+
+def is_call(node: object, *names: str) -> bool:
+    """Whether a node calls a function of one of these names, in capitals."""
+    return isinstance(node, exp.Anonymous) and str(node.name).upper() in names
+
+
+def parse(text: str) -> exp.Expr:
+    """The tree of one statement. ConfigurationError, with line and column, for what is no SQL."""
+    if not isinstance(text, str):
+        raise ConfigurationError(f"sql takes the text of a query, not {type(text).__name__}")
+    dialect = _Dialect()
+    try:
+        tokens = _plain(dialect.tokenize(text))
+        statements = [each for each in dialect.parser().parse(tokens, text) if each is not None]
+    except ParseError as error:
+        (first, *_) = error.errors or [{}]
+        said = str(first.get("description") or error).rstrip(".")
+        where = f", line {first['line']}, column {_column(first['col'], first)}" if "line" in first else ""
+        raise ConfigurationError(f"SQL{where}: {said}, near {_near(first, text)!r}") from error
+    except TokenError as error:
+        raise ConfigurationError(f"SQL: the text cannot be split into words: {error}") from error
+    if len(statements) != 1:
+        raise ConfigurationError(f"sql takes one statement, and here are {len(statements)}; call it for each")
+    return statements[0]
+
+
+def _plain(tokens: Iterable[Token]) -> list[Token]:
+    """`window(` begins a call of Spark's function, and no clause of named windows."""
+    found = list(tokens)
+    for token, following in pairwise(found):
+        if token.token_type is TokenType.WINDOW and following.token_type is TokenType.L_PAREN:
+            token.token_type = TokenType.VAR
+    return found
+
+
+def _column(end: int, error: dict[str, Any]) -> int:
+    """Where a word begins: sqlglot says where it ends."""
+    return max(1, end - len(str(error.get("highlight") or "x")) + 1)
+
+
+def _near(error: dict[str, Any], text: str) -> str:
+    word = f"{str(error.get('start_context') or '')[-20:]}{error.get('highlight') or ''}"
+    return word.strip() or text.strip()[:40]
+
+
+_SHOWN = 80
+
+
+def place(node: exp.Expr) -> str:
+    """`line 1, column 8`; empty where nothing tells."""
+    metas = [each.meta for each in node.find_all(exp.Expr) if "line" in each.meta]
+    if not metas:
+        return place(node.parent) if node.parent is not None else ""
+    first = min(metas, key=lambda meta: int(meta["start"]))
+    column = int(first["col"]) - (int(first["end"]) - int(first["start"]))
+    return f"line {first['line']}, column {max(1, column)}"
+
+
+def shown(node: exp.Expr) -> str:
+    """The part of the query, in one line and not too long."""
+    spark = None if isinstance(node, exp.Unnest | exp.Join) else "spark"  # which writes UNNEST as EXPLODE
+    text = node.sql(dialect=spark)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def refused(node: exp.Expr, why: str) -> ConfigurationError:
+    """The error for a part of a query: where it is, what it is, and `why`, with what to write instead."""
+    return ConfigurationError(f"SQL, {place(node) or 'here'}: {shown(node)}: {why}")
+
+
+def check_only(node: exp.Expr, *words: str) -> None:
+    """Raise ConfigurationError for a clause of a node that is not among these: nothing is passed over in silence."""
+    for word, found in node.args.items():
+        if found and word not in words:
+            parts = [each for each in (found if isinstance(found, list) else [found]) if isinstance(each, exp.Expr)]
+            name = word.rstrip("_").replace("_", " ").upper()
+            raise refused(parts[0] if parts else node, f"{name} is not covered here; docs/sql.md says what is")
+
+
+@contextmanager
+def standing_at(node: exp.Expr) -> Iterator[None]:
+    """Errors of steps that are made of this part of a query say where it stands."""
+    try:
+        yield
+    except ConfigurationError as error:
+        if str(error).startswith("SQL"):
+            raise
+        raise ConfigurationError(f"SQL, {place(node) or 'here'}: {error}") from error

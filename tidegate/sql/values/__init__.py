@@ -1,1 +1,0 @@
-"""Values of SQL: types, expressions with a type, and operators."""

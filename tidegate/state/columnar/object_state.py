@@ -1,0 +1,583 @@
+"""Values, lists and maps of row-wise functions in memory: as Python objects in pages, or as fixed-width columns.
+
+A slot without state contains None. Rules of objects:
+- A page that a snapshot still reads is copied (only its references) before the first write to it.
+- Each list or map knows the epoch in which it was made, and every freeze begins the next epoch. An object of an older
+  epoch may be in a snapshot: a map is copied before its first change, and a list (`ListInParts`) gets a new part for
+  what is appended. Values are never changed in place.
+- The undo log can therefore store the object of a slot itself.
+
+`ValueColumns` stores values that a program reads and writes by the batch (`CellSpec.by_batch`), if the type allows: a
+number, boolean, date or time, or a struct of such. With a time to live, the value and its update time are columns too.
+- A slot has a value or none, as a slot of a `ColumnarTable` has a row or none. Snapshots, increments and the undo log
+  are those of such a table.
+- A checkpoint contains it like any value state: one column, a struct if the type is one. Programs may therefore change
+  between rows and batches, and between backends.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.state.columnar.key_space import KeySpace
+from tidegate.state.columnar.paged_state import FrozenSlots, FrozenValues, PagedState, SortedSlots
+from tidegate.state.columnar.undo_log import CellNotes, Notes
+from tidegate.state.columnar.vector_table import ColumnarTable
+from tidegate.state.common.backend import CellSpec, ValueSpec, held_twice
+from tidegate.state.common.pages import pages_for
+from tidegate.state.kernels.columns import array_of, storage_dtype
+from tidegate.state.kernels.paged import PAGE_BITS, PAGE_ROWS, scatter
+from tidegate.state.kernels.partition import Places
+from tidegate.storage.rocksdb.value_layout import map_key_codec
+from tidegate.storage.state.snapshot import Cut
+
+_IN_PAGE = PAGE_ROWS - 1
+
+
+class _Map(dict[Any, Any]):
+    """A map and the epoch in which it was made."""
+
+    __slots__ = ("epoch",)
+
+    def __init__(self, entries: Mapping[Any, Any] | Iterable[tuple[Any, Any]], epoch: int) -> None:
+        super().__init__(entries)
+        self.epoch = epoch
+
+
+class Cells(PagedState[CellNotes]):
+    """What value, list and map states share. A ref is a slot."""
+
+    def __init__(self, space: KeySpace, spec: CellSpec, incremental: bool) -> None:
+        super().__init__(space, spec.name, (spec.name,), incremental)
+        self.spec = spec
+        self._pages: list[list[Any]] = []
+        self._changed: list[int] = []
+        """Slots that have changed since `flush`."""
+        self._epoch = 0
+        space.add(self)
+
+    def remove(self, ref: int) -> None:
+        """Remove the state of a key."""
+        if self._held(ref) is not None:
+            self._set(ref, None)
+
+    @abstractmethod
+    def expire(self, ref: int) -> None:
+        """Remove what has expired of a key's state."""
+
+    def expire_many(self, slots: NDArray[np.int32]) -> None:
+        """The same for some slots, whether they have the state or not."""
+        for slot in slots[self.live(slots)].tolist():
+            self.expire(slot)
+        self.flush()
+
+    @abstractmethod
+    def _loaded(self, stored: Any) -> Any:
+        """The object to hold for a stored value; None for nothing."""
+
+    @abstractmethod
+    def stored(self, held: Any) -> Any:
+        """The value to store for a held object."""
+
+    def stored_in_order(self, held: Any) -> Any:
+        """The same, in the order that all backends share."""
+        return self.stored(held)
+
+    def flush(self) -> None:
+        """Mark the changed slots as dirty, for later snapshots."""
+        if self._changed:
+            if self.dirty is not None:
+                self.dirty.mark(np.array(self._changed, dtype=np.int32))
+            self._changed = []
+
+    def live(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Which of these slots have the state."""
+        return _live(self._pages, slots)
+
+    def grow(self, slots: int) -> None:
+        """Grow to this many slots."""
+        self._pages += [[None] * PAGE_ROWS for _ in range(pages_for(slots) - len(self._pages))]
+        super().grow(slots)
+
+    def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
+        """Renumber slots: slot `kept[i]` becomes slot i."""
+        old, self._pages = self._pages, []
+        for start in range(0, len(kept), PAGE_ROWS):
+            page = [old[slot >> PAGE_BITS][slot & _IN_PAGE] for slot in kept[start : start + PAGE_ROWS].tolist()]
+            self._pages.append(page + [None] * (PAGE_ROWS - len(page)))
+        super().rebuild(kept, slots)
+
+    def freeze(self, cut: Cut) -> tuple[FrozenSlots | SortedSlots, ...]:
+        """All cells, or what has changed since the base. Takes one reference a page."""
+        self.flush()
+        self._epoch += 1
+        return super().freeze(cut)
+
+    def load(self, rows: pa.RecordBatch, layer: int) -> None:
+        """Put stored rows. In layer 0 raises CorruptionError for a key that has the state already."""
+        schema = self._space.schema
+        assert schema is not None
+        keys = rows.select(schema.names)
+        if layer == 0 and self._space.can_append(self):
+            self._append(keys, rows.column(self.spec.name).to_pylist())
+            return
+        slots = self._space.upsert(keys).slots.tolist()
+        for slot, value in zip(slots, rows.column(self.spec.name).to_pylist(), strict=True):
+            if layer == 0 and self._held(slot) is not None:
+                raise held_twice(self.name)
+            self._set(slot, self._loaded(value))
+        self._changed = []  # loaded rows are no changes
+
+    def begin_notes(self) -> CellNotes:
+        """Note changes from now on. Existing lists and maps are no longer changed in place."""
+        self._epoch += 1
+        self._notes = CellNotes(self._space.slots, self._rows)
+        return self._notes
+
+    def undo(self, notes: Notes) -> None:
+        """Restore what the state held when these notes began."""
+        assert isinstance(notes, CellNotes)
+        later = np.arange(notes.slots_below, self._space.slots, dtype=np.int32)
+        for slot, held in (notes.held | dict.fromkeys(later[self.live(later)].tolist())).items():
+            self._own_page(slot)[slot & _IN_PAGE] = held
+        self._changed = []
+        self._went_back(notes.rows)
+
+    def _append(self, keys: pa.RecordBatch, stored: list[Any]) -> None:
+        """Put stored values of new keys."""
+        slot = self._space.slots
+        self._space.append(self, keys)
+        held = list(map(self._loaded, stored))
+        self._rows += sum(each is not None for each in held)
+        done = 0
+        while done < len(held):
+            offset = slot & _IN_PAGE
+            count = min(PAGE_ROWS - offset, len(held) - done)
+            self._pages[slot >> PAGE_BITS][offset : offset + count] = held[done : done + count]
+            done, slot = done + count, slot + count
+
+    def forget(self, keys: pa.RecordBatch) -> None:
+        """Remove the state of stored keys."""
+        for slot in self._space.upsert(keys).slots.tolist():
+            self.remove(slot)
+        self._changed = []
+
+    def _held(self, ref: int) -> Any:
+        return self._pages[ref >> PAGE_BITS][ref & _IN_PAGE]
+
+    def _set(self, ref: int, held: Any) -> None:
+        number, offset = ref >> PAGE_BITS, ref & _IN_PAGE
+        page = self._own_page(ref) if self._pins.shared[number] else self._pages[number]
+        if self._notes is not None:
+            self._notes.add(ref, page[offset])
+        self._rows += (held is not None) - (page[offset] is not None)
+        page[offset] = held
+        self._changed.append(ref)
+
+    def _own_page(self, ref: int) -> list[Any]:
+        """The page of a slot, to write to. A copy if a snapshot still reads it."""
+        number = ref >> PAGE_BITS
+        if self._pins.shared[number]:
+            self._pages[number] = list(self._pages[number])
+            self._pins.replaced(np.array([number], dtype=np.int32))
+        return self._pages[number]
+
+    def _frozen_values(self, removed: bool) -> _FrozenCells:
+        return _FrozenCells(self, list(self._pages), self.stored)
+
+    def _sorted_values(self) -> _FrozenCells:
+        return _FrozenCells(self, list(self._pages), self.stored_in_order)
+
+
+class ColumnarValues(Cells):
+    """`ValueCells` over slots."""
+
+    def get(self, ref: int) -> Any:
+        """The value; None if there is none."""
+        return self._pages[ref >> PAGE_BITS][ref & _IN_PAGE]
+
+    def put(self, ref: int, value: Any) -> None:
+        """Set the value, which is not None."""
+        number, offset = ref >> PAGE_BITS, ref & _IN_PAGE
+        if self._notes is not None or self._pins.shared[number]:
+            self._set(ref, value)
+            return
+        page = self._pages[number]  # as `_set`: a function by row calls this once a row
+        if page[offset] is None:
+            self._rows += 1
+        page[offset] = value
+        self._changed.append(ref)
+
+    def get_many(self, refs: NDArray[np.int32]) -> pa.Array:
+        """The values of these keys."""
+        return pa.array([self._held(ref) for ref in refs.tolist()], type=self.spec.column_type)
+
+    def put_many(self, refs: NDArray[np.int32], values: pa.Array) -> None:
+        """Set the values of these keys."""
+        for ref, value in zip(refs.tolist(), values.to_pylist(), strict=True):
+            if value is None:
+                self.remove(ref)
+            else:
+                self._set(ref, value)
+
+    def remove_many(self, refs: NDArray[np.int32]) -> None:
+        """Remove the values of these keys."""
+        for ref in refs.tolist():
+            self.remove(ref)
+
+    def expire(self, ref: int) -> None:
+        """Remove the value if it has expired."""
+        value = self._held(ref)
+        if value is not None and self.spec.has_expired is not None and self.spec.has_expired(value):
+            self._set(ref, None)
+
+    def _loaded(self, stored: Any) -> Any:
+        return stored
+
+    def stored(self, held: Any) -> Any:
+        """The value itself."""
+        return held
+
+
+class ColumnarLists(Cells):
+    """`ListCells` over slots."""
+
+    def get(self, ref: int) -> Collection[Any]:
+        """The values; empty if there are none."""
+        held = self._pages[ref >> PAGE_BITS][ref & _IN_PAGE]
+        return () if held is None else held.whole()
+
+    def extend(self, ref: int, values: Sequence[Any]) -> None:
+        """Append values."""
+        if values:
+            held = self._pages[ref >> PAGE_BITS][ref & _IN_PAGE]
+            if held is None:
+                self._set(ref, ListInParts(values, self._epoch))
+            elif held.epoch == self._epoch:
+                held.extend(values)
+                self._changed.append(ref)
+            else:
+                self._set(ref, held.extended(values, self._epoch))
+
+    def put(self, ref: int, values: Sequence[Any]) -> None:
+        """Replace the list."""
+        if values:
+            self._set(ref, ListInParts(values, self._epoch))
+        else:
+            self.remove(ref)
+
+    def expire(self, ref: int) -> None:
+        """Remove the elements that have expired."""
+        values, has_expired = self.get(ref), self.spec.has_expired
+        if has_expired is not None:
+            left = [value for value in values if not has_expired(value)]
+            if len(left) < len(values):
+                self.put(ref, left)
+
+    def _loaded(self, stored: Any) -> Any:
+        return ListInParts(stored, self._epoch) if stored else None
+
+    def stored(self, held: Any) -> Any:
+        """The values, as Arrow takes them."""
+        return list(held.whole()) if held.before else held
+
+
+class ColumnarMaps(Cells):
+    """`MapCells` over slots. Entries keep the order in which their map keys first came."""
+
+    def __init__(self, space: KeySpace, spec: CellSpec, incremental: bool) -> None:
+        super().__init__(space, spec, incremental)
+        self._key_codec = map_key_codec(spec.column_type.key_type)
+
+    def get(self, ref: int, map_key: Any) -> Any:
+        """The value at a map key; None if there is none."""
+        held = self._held(ref)
+        return None if held is None else held.get(map_key)
+
+    def put(self, ref: int, map_key: Any, value: Any) -> None:
+        """Set one entry."""
+        self._own(ref)[map_key] = value
+
+    def discard(self, ref: int, map_key: Any) -> None:
+        """Remove one entry, if it is there."""
+        held = self._held(ref)
+        if held is None or map_key not in held:
+            return
+        if len(held) == 1:
+            self._set(ref, None)
+        else:
+            del self._own(ref)[map_key]
+
+    def items(self, ref: int) -> Mapping[Any, Any] | Iterable[tuple[Any, Any]]:
+        """The current entries."""
+        held = self._held(ref)
+        return () if held is None else list(held.items())
+
+    def expire(self, ref: int) -> None:
+        """Remove the entries that have expired."""
+        held, has_expired = self._held(ref), self.spec.has_expired
+        if held is not None and has_expired is not None:
+            for map_key in [key for key, value in held.items() if has_expired(value)]:
+                self.discard(ref, map_key)
+
+    def _own(self, ref: int) -> dict[Any, Any]:
+        """The map of a key, to change in place. Copied or created if need be."""
+        held = self._held(ref)
+        if held is not None and held.epoch == self._epoch:
+            self._changed.append(ref)
+        else:
+            held = _Map(held or {}, self._epoch)
+            self._set(ref, held)
+        entries: dict[Any, Any] = held
+        return entries
+
+    def _loaded(self, stored: Any) -> Any:
+        # A dictionary finds a NaN key by identity alone, so all NaN keys are the one object math.nan.
+        entries = [(math.nan if key != key else key, value) for key, value in stored or ()]
+        return _Map(entries, self._epoch) if entries else None
+
+    def stored(self, held: Any) -> Any:
+        """The entries, as Arrow takes them."""
+        return list(held.items())
+
+    def stored_in_order(self, held: Any) -> Any:
+        """The entries, sorted by the bytes of their map keys."""
+        codec = self._key_codec
+        entries = sorted(((codec.encode(key), value) for key, value in held.items()), key=itemgetter(0))
+        return [(codec.decode(key), value) for key, value in entries]
+
+
+class _FrozenCells:
+    """The `FrozenValues` of cells."""
+
+    __slots__ = ("_cells", "_pages", "_stored")
+    row_bytes = None
+    """Nobody knows."""
+
+    def __init__(self, cells: Cells, pages: list[list[Any]], stored: Callable[[Any], Any]) -> None:
+        self._cells = cells
+        self._pages = pages
+        self._stored = stored
+
+    def live(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
+        return _live(self._pages, slots)
+
+    def columns(self, slots: NDArray[np.int32], places: Places | None = None) -> list[pa.Array]:
+        slots = slots if places is None else slots[places.rows()]
+        pages, stored = self._pages, self._stored
+        values = [stored(pages[slot >> PAGE_BITS][slot & _IN_PAGE]) for slot in slots.tolist()]
+        return [pa.array(values, type=self._cells.spec.column_type)]
+
+    def let_go(self, start: int, stop: int) -> None:
+        self._pages[start:stop] = [[] for _ in range(stop - start)]
+
+
+def _live(pages: list[list[Any]], slots: NDArray[np.int32]) -> NDArray[np.bool_]:
+    flags: Iterator[bool] = (pages[slot >> PAGE_BITS][slot & _IN_PAGE] is not None for slot in slots.tolist())
+    return np.fromiter(flags, dtype=np.bool_, count=len(slots))
+
+
+class ListInParts(list[Any]):
+    """The last part of a list, which alone may grow, the parts before it, and the epoch in which it was made.
+
+    Values are appended in an epoch without a copy of what is there. Parts are merged unless the former is at least
+    twice as long, so there are about log2(values) of them, and a value is copied about as often.
+    """
+
+    __slots__ = ("before", "epoch")
+
+    def __init__(self, last: Iterable[Any], epoch: int, before: tuple[list[Any], ...] = ()) -> None:
+        super().__init__(last)
+        self.before = before
+        self.epoch = epoch
+
+    def extended(self, values: Sequence[Any], epoch: int) -> ListInParts:
+        """A list with more values, in another epoch; this one does not change."""
+        last: list[Any] = list(values)
+        parts = [*self.before, self]
+        while parts and len(parts[-1]) < 2 * len(last):
+            last = list.__add__(parts.pop(), last)
+        return ListInParts(last, epoch, tuple(parts))
+
+    def whole(self) -> Collection[Any]:
+        """All values, without a copy."""
+        return Parts((*self.before, self)) if self.before else self
+
+
+class Parts(Collection[Any]):
+    """The values of several lists, one after the other."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: Sequence[list[Any]]) -> None:
+        self._parts = parts
+
+    def __len__(self) -> int:
+        return sum(map(len, self._parts))
+
+    def __iter__(self) -> Iterator[Any]:
+        return chain.from_iterable(self._parts)
+
+    def __contains__(self, value: object) -> bool:
+        return any(value in part for part in self._parts)
+
+
+def flat_specs(spec: CellSpec) -> tuple[ValueSpec, ...]:
+    """The columns that hold a value; none if its type does not allow that."""
+    fields = _leaves(spec.column_type, 1 if spec.has_expired is None else 2)
+    kept = [_kept_type(each) for each in fields]
+    if not all(storage_dtype(each) is not None for each in kept):
+        return ()
+    return tuple(ValueSpec(f"{spec.name}\0{number}", each, 0) for number, each in enumerate(kept))
+
+
+class ValueColumns(ColumnarTable):
+    """A `ValueCells` over the slots of a `KeySpace`. A ref is a slot."""
+
+    def __init__(self, space: KeySpace, spec: CellSpec, incremental: bool) -> None:
+        super().__init__(space, spec.name, flat_specs(spec), incremental)
+        self._value_names = (spec.name,)
+        self.spec = spec
+
+    def get(self, ref: int) -> Any:
+        """The value; None if there is none."""
+        return self.get_many(np.array([ref], dtype=np.int32))[0].as_py()
+
+    def put(self, ref: int, value: Any) -> None:
+        """Set the value, which is not None."""
+        self.put_many(np.array([ref], dtype=np.int32), pa.array([value], self.spec.column_type))
+
+    def remove(self, ref: int) -> None:  # type: ignore[override]  # a slot, not those of a batch
+        """Remove the value of a key."""
+        self.remove_many(np.array([ref], dtype=np.int32))
+
+    def get_many(self, refs: NDArray[np.int32]) -> pa.Array:
+        """The values of these keys."""
+        live = self.live(refs)
+        columns = [column.take(refs) for column in self._columns.values()]
+        return _assembled(self.spec.column_type, columns, None if live.all() else live)
+
+    def put_many(self, refs: NDArray[np.int32], values: pa.Array) -> None:
+        """Set the values of these keys."""
+        if values.null_count:
+            refs, values = _last_of_each(refs, values)
+            kept = values.is_valid()
+            given = kept.to_numpy(zero_copy_only=False)
+            self.remove_many(refs[~given])
+            refs, values = refs[given], values.filter(kept)
+        self._own(refs)
+        if self._notes is not None:
+            self._note(self._notes, refs)
+        if self.dirty is not None:
+            self.dirty.mark(refs)
+        new = refs[~self.live(refs)]
+        if len(new):
+            self._rows += len(np.unique(new))
+            scatter(self._live.pages, new, np.ones(len(new), dtype=np.uint8))
+        for column, part in zip(self._columns.values(), self._flattened(values), strict=True):
+            column.paged.put(refs, part)
+
+    def remove_many(self, refs: NDArray[np.int32]) -> None:
+        """Remove the values of these keys."""
+        slots = np.unique(refs[self.live(refs)])
+        if len(slots):
+            self.set_live(slots, np.zeros(len(slots), dtype=np.bool_))
+
+    def expire_many(self, slots: NDArray[np.int32]) -> None:
+        """Remove the values of these slots that have expired."""
+        assert self.spec.expired_ms is not None, "values without a time to live do not expire"
+        slots = slots[self.live(slots)]
+        updated_ms = next(reversed(self._columns.values())).raw(slots)
+        self.remove_many(slots[updated_ms <= self.spec.expired_ms()])
+
+    def flush(self) -> None:
+        """Nothing to do: what changes is marked at once."""
+
+    def load(self, rows: pa.RecordBatch, layer: int) -> None:
+        """Put stored rows. In layer 0 raises CorruptionError for a key that has a value already."""
+        keys = rows.columns[: rows.num_columns - 1]
+        columns = self._flattened(rows.column(rows.num_columns - 1))
+        names = [*rows.schema.names[: len(keys)], *self._columns]
+        super().load(pa.RecordBatch.from_arrays([*keys, *columns], names=names), layer)
+
+    def _flattened(self, values: pa.Array) -> list[pa.Array]:
+        """The columns of values, none of which is null."""
+        parts = [values]
+        for _ in range(1 if self.spec.has_expired is None else 2):
+            parts = [leaf for part in parts for leaf in (part.flatten() if _is_struct(part.type) else [part])]
+        return [part.cast(pa.uint8()) if pa.types.is_boolean(part.type) else part for part in parts]
+
+    def _frozen_values(self, removed: bool) -> FrozenValues:  # type: ignore[override]  # one column of several
+        return _FrozenColumns(super()._frozen_values(removed), self.spec.column_type)
+
+
+class _FrozenColumns:
+    """The `FrozenValues` of values in columns."""
+
+    __slots__ = ("_table", "_type")
+
+    def __init__(self, table: FrozenValues, column_type: pa.DataType) -> None:
+        self._table = table
+        self._type = column_type
+
+    @property
+    def row_bytes(self) -> int | None:
+        return self._table.row_bytes
+
+    def live(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
+        return self._table.live(slots)
+
+    def columns(self, slots: NDArray[np.int32], places: Places | None = None) -> list[pa.Array]:
+        return [_assembled(self._type, list(self._table.columns(slots, places)), None)]
+
+    def let_go(self, start: int, stop: int) -> None:
+        self._table.let_go(start, stop)
+
+
+def _is_struct(data_type: pa.DataType) -> bool:
+    return pa.types.is_struct(data_type) and not isinstance(data_type, pa.BaseExtensionType)
+
+
+def _leaves(data_type: pa.DataType, depth: int) -> list[pa.DataType]:
+    """Types of the values in a type, whose structs are taken apart so far down. Deeper ones may be null."""
+    if not (depth and _is_struct(data_type)):
+        return [data_type]
+    return [leaf for field in data_type for leaf in _leaves(field.type, depth - 1)] or [data_type]
+
+
+def _kept_type(data_type: pa.DataType) -> pa.DataType:
+    """The type of a column in memory: Arrow has the bits of booleans side by side."""
+    return pa.uint8() if pa.types.is_boolean(data_type) else data_type
+
+
+def _assembled(data_type: pa.DataType, columns: list[pa.Array], live: NDArray[np.bool_] | None) -> pa.Array:
+    """The values of columns; `live` says which there are, None: all."""
+    return _next(data_type, iter(columns), live)
+
+
+def _next(data_type: pa.DataType, columns: Iterator[pa.Array], live: NDArray[np.bool_] | None) -> pa.Array:
+    if _is_struct(data_type):
+        parts = [_next(field.type, columns, None) for field in data_type]
+        mask = None if live is None else pa.array(~live)
+        return pa.StructArray.from_arrays(parts, fields=list(data_type), mask=mask)
+    column = next(columns)
+    if live is not None:
+        valid = live if not column.null_count else live & column.is_valid().to_numpy(zero_copy_only=False)
+        raw = np.frombuffer(column.buffers()[1], dtype=storage_dtype(column.type))
+        column = array_of(raw, valid.view(np.uint8), column.type)
+    return column.cast(pa.bool_()) if pa.types.is_boolean(data_type) else column
+
+
+def _last_of_each(refs: NDArray[np.int32], values: pa.Array) -> tuple[NDArray[np.int32], pa.Array]:
+    """The last value of each key."""
+    distinct, from_end = np.unique(refs[::-1], return_index=True)
+    return distinct, values.take(pa.array(len(refs) - 1 - from_end))

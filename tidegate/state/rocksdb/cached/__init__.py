@@ -1,1 +1,0 @@
-"""States in RocksDB whose hot rows are in memory, in columns in front of it."""

@@ -1,0 +1,372 @@
+"""Values, lists and maps of row-wise functions in RocksDB, and the removal of expired ones.
+
+Rules:
+- Within a batch each state has a working set. Reads go through it, and `flush` writes its changes with one call and
+  empties it.
+- The first value that is read is fetched for all keys of the batch.
+- Each entry of a map is read and written alone.
+- Values appended to a list become a piece of their own. The rest of the list is neither read nor written.
+- A sweep looks at a bounded number of entries and writes once. It continues where the previous sweep ended, and starts
+  over after the last key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pyarrow as pa
+import rocksdict
+from numpy.typing import NDArray
+
+from tidegate.state.common.backend import CellSpec
+from tidegate.state.rocksdb.database_session import RocksSession
+from tidegate.state.rocksdb.frozen_rows import RocksChanges
+from tidegate.state.rocksdb.keys import key_of_state, number_bytes
+from tidegate.storage.rocksdb.database import fetch, reported
+from tidegate.storage.rocksdb.keys import row_end
+from tidegate.storage.rocksdb.value_layout import HEAD, POSITION, RocksState, list_codec, map_key_codec, value_codec
+
+_ABSENT = object()
+ENTRIES_MAX = 16_384
+"""At most so many entries of one state in one sweep, even if they belong to few keys."""
+
+
+class RocksCells:
+    """What value, list and map states share. A ref is the key with state number 0."""
+
+    def __init__(self, session: RocksSession, spec: CellSpec, state: RocksState) -> None:
+        self.spec = spec
+        self.state = state
+        self.changes = RocksChanges(session, state) if session.keeps_changes else None
+        """The changed keys, if a changelog wants them."""
+        self._session = session
+        self._number = number_bytes(state.number)
+
+    def flush(self, batch: rocksdict.WriteBatch) -> None:
+        """Add the changes to a write batch, and empty the working set."""
+        raise NotImplementedError
+
+    def replace(self, batch: rocksdict.WriteBatch, ref: bytes, value: Any) -> None:
+        """Add the writes that give a key a stored value, whatever it has now. None removes it."""
+        raise NotImplementedError
+
+    def swept(self, batch: rocksdict.WriteBatch, key: bytes, data: bytes) -> bool:
+        """Add the writes that remove what has expired in one entry. Returns whether there are any."""
+        raise NotImplementedError
+
+    def has(self, ref: bytes) -> bool:
+        """Whether a key has anything stored. StorageError."""
+        prefix = self._key(ref)
+        with reported("read RocksDB", self._session.folder):
+            cursor = self._session.database.iter()
+            cursor.seek(prefix)
+            found = cursor.valid() and cursor.key().startswith(prefix)
+            cursor.status()
+        return found
+
+    def _key(self, ref: bytes) -> bytes:
+        return key_of_state(ref, self._number)
+
+    def _entries(self, prefix: bytes) -> list[tuple[bytes, bytes]]:
+        """Entries with this prefix, in order: the rest of the key, and the value."""
+        found = []
+        with reported("read RocksDB", self._session.folder):
+            cursor = self._session.database.iter()
+            cursor.seek(prefix)
+            while cursor.valid() and (key := cursor.key()).startswith(prefix):
+                found.append((key[len(prefix) :], cursor.value()))
+                cursor.next()
+            cursor.status()
+        return found
+
+    def _delete_all(self, batch: rocksdict.WriteBatch, prefix: bytes) -> None:
+        for rest, _ in self._entries(prefix):
+            batch.delete(prefix + rest)
+
+
+class RocksValues(RocksCells):
+    """A `ValueCells`."""
+
+    def __init__(self, session: RocksSession, spec: CellSpec, state: RocksState) -> None:
+        super().__init__(session, spec, state)
+        self._codec = value_codec(spec.column_type)
+        self._fetched: dict[bytes, bytes | None] = {}
+        self._values: dict[bytes, Any] = {}
+        self._changed: dict[bytes, None] = {}
+
+    def get(self, ref: bytes) -> Any:
+        """The value; None if there is none."""
+        value = self._values.get(ref, _ABSENT)
+        if value is _ABSENT:
+            if ref not in self._fetched:
+                self._fetch(ref)
+            data = self._fetched[ref]
+            value = self._values[ref] = None if data is None else self._codec.decode(data)
+        return value
+
+    def put(self, ref: bytes, value: Any) -> None:
+        """Set the value."""
+        self._values[ref] = value
+        self._changed[ref] = None
+
+    def remove(self, ref: bytes) -> None:
+        """Remove the value."""
+        self.put(ref, None)
+
+    def get_many(self, refs: NDArray[Any]) -> pa.Array:
+        """The values of these keys, read with one call, or with that for the whole batch."""
+        wanted = refs.tolist()
+        unknown = [ref for ref in dict.fromkeys(wanted) if ref not in self._values and ref not in self._fetched]
+        if unknown:
+            unknown.sort()  # neighbours share blocks: such reads take half the time
+            found = fetch(self._session.database, [self._key(ref) for ref in unknown], self._session.folder)
+            self._fetched.update(zip(unknown, found, strict=True))
+        return pa.array([self.get(ref) for ref in wanted], type=self.spec.column_type)
+
+    def put_many(self, refs: NDArray[Any], values: pa.Array) -> None:
+        """Set the values of these keys."""
+        told = refs.tolist()
+        self._values.update(zip(told, values.to_pylist(), strict=True))
+        self._changed.update(dict.fromkeys(told))
+
+    def remove_many(self, refs: NDArray[Any]) -> None:
+        """Remove the values of these keys."""
+        told = dict.fromkeys(refs.tolist())
+        self._values.update(told)
+        self._changed.update(told)
+
+    def flush(self, batch: rocksdict.WriteBatch) -> None:
+        for ref in self._changed:
+            self.replace(batch, ref, self._values[ref])
+        if self.changes is not None:
+            self.changes.put(self._key(ref) for ref in self._changed if self._values[ref] is not None)
+            self.changes.removed(self._key(ref) for ref in self._changed if self._values[ref] is None)
+        self._fetched, self._values, self._changed = {}, {}, {}
+
+    def replace(self, batch: rocksdict.WriteBatch, ref: bytes, value: Any) -> None:
+        if value is None:
+            batch.delete(self._key(ref))
+        else:
+            batch.put(self._key(ref), self._codec.encode(value))
+
+    def swept(self, batch: rocksdict.WriteBatch, key: bytes, data: bytes) -> bool:
+        assert self.spec.has_expired is not None
+        expired = self.spec.has_expired(self._codec.decode(data))
+        if expired:
+            batch.delete(key)
+        return expired
+
+    def _fetch(self, ref: bytes) -> None:
+        """Read the values of the whole batch, if that is still to do."""
+        refs = self._session.batch_refs if not self._fetched else (ref,)
+        if ref not in refs:
+            refs = (*refs, ref)
+        found = fetch(self._session.database, [self._key(known) for known in refs], self._session.folder)
+        self._fetched.update(zip(refs, found, strict=True))
+
+
+class RocksLists(RocksCells):
+    """A `ListCells`."""
+
+    def __init__(self, session: RocksSession, spec: CellSpec, state: RocksState) -> None:
+        super().__init__(session, spec, state)
+        self._codec = list_codec(spec.column_type.value_type)
+        self._lists: dict[bytes, list[Any]] = {}
+        """Whole lists of keys, once they were read or replaced."""
+        self._added: dict[bytes, list[Any]] = {}
+        self._replaced: dict[bytes, None] = {}
+
+    def get(self, ref: bytes) -> Sequence[Any]:
+        """The values."""
+        values = self._lists.get(ref)
+        if values is None:
+            values = self._lists[ref] = self._stored(ref)
+            values.extend(self._added.get(ref, ()))
+        return values
+
+    def extend(self, ref: bytes, values: Sequence[Any]) -> None:
+        """Append values."""
+        self._added.setdefault(ref, []).extend(values)
+        if ref in self._lists:
+            self._lists[ref].extend(values)
+
+    def put(self, ref: bytes, values: Sequence[Any]) -> None:
+        """Replace the list."""
+        self._replaced[ref] = None
+        self._lists[ref] = list(values)
+        self._added[ref] = list(values)
+
+    def remove(self, ref: bytes) -> None:
+        """Remove the list."""
+        self.put(ref, ())
+
+    def flush(self, batch: rocksdict.WriteBatch) -> None:
+        for ref in self._replaced:
+            self._delete_all(batch, self._key(ref))
+        for ref, values in self._added.items():
+            self._append(batch, ref, values)
+        if self.changes is not None:
+            self.changes.put(self._key(ref) for ref in self._added)
+            self.changes.removed(self._key(ref) for ref in self._replaced if not self._added[ref])
+        self._lists, self._added, self._replaced = {}, {}, {}
+
+    def replace(self, batch: rocksdict.WriteBatch, ref: bytes, value: Any) -> None:
+        self._delete_all(batch, self._key(ref))
+        self._append(batch, ref, value or ())
+
+    def swept(self, batch: rocksdict.WriteBatch, key: bytes, data: bytes) -> bool:
+        has_expired = self.spec.has_expired
+        assert has_expired is not None
+        values = self._codec.decode(data)
+        kept = [value for value in values if not has_expired(value)]
+        if not kept:
+            batch.delete(key)
+        elif len(kept) < len(values):
+            batch.put(key, self._codec.encode(kept))
+        return len(kept) < len(values)
+
+    def _append(self, batch: rocksdict.WriteBatch, ref: bytes, values: Sequence[Any]) -> None:
+        if values:
+            batch.put(self._key(ref) + POSITION.pack(self._session.position), self._codec.encode(values))
+
+    def _stored(self, ref: bytes) -> list[Any]:
+        return [value for _, data in self._entries(self._key(ref)) for value in self._codec.decode(data)]
+
+
+class RocksMaps(RocksCells):
+    """A `MapCells`. Entries are in the order of the bytes of their map keys: numbers and strings ascend."""
+
+    def __init__(self, session: RocksSession, spec: CellSpec, state: RocksState) -> None:
+        super().__init__(session, spec, state)
+        self._keys = map_key_codec(spec.column_type.key_type)
+        self._items = value_codec(spec.column_type.item_type)
+        self._entries_of: dict[bytes, dict[bytes, tuple[Any, Any]]] = {}
+        """Known entries by key and encoded map key: the map key and the value, None for no entry."""
+        self._whole: set[bytes] = set()
+        """Keys whose entries are all known."""
+        self._cleared: dict[bytes, None] = {}
+        self._changed: dict[bytes, dict[bytes, None]] = {}
+
+    def get(self, ref: bytes, map_key: Any) -> Any:
+        """The value at a map key; None if there is none."""
+        encoded = self._keys.encode(map_key)
+        entries = self._entries_of.setdefault(ref, {})
+        entry = entries.get(encoded)
+        if entry is None:
+            data = None
+            if ref not in self._whole:
+                with reported("read RocksDB", self._session.folder):
+                    data = self._session.database.get(self._key(ref) + encoded)
+            entry = entries[encoded] = (map_key, None if data is None else self._items.decode(data))
+        return entry[1]
+
+    def put(self, ref: bytes, map_key: Any, value: Any) -> None:
+        """Set one entry."""
+        encoded = self._keys.encode(map_key)
+        self._entries_of.setdefault(ref, {})[encoded] = (map_key, value)
+        self._changed.setdefault(ref, {})[encoded] = None
+
+    def discard(self, ref: bytes, map_key: Any) -> None:
+        """Remove one entry."""
+        self.put(ref, map_key, None)
+
+    def items(self, ref: bytes) -> Iterable[tuple[Any, Any]]:
+        """The current entries."""
+        entries = self._entries_of.setdefault(ref, {})
+        if ref not in self._whole:
+            for encoded, data in self._entries(self._key(ref)):
+                if encoded not in entries:
+                    entries[encoded] = (self._keys.decode(encoded), self._items.decode(data))
+            self._whole.add(ref)
+        return [entries[encoded] for encoded in sorted(entries) if entries[encoded][1] is not None]
+
+    def remove(self, ref: bytes) -> None:
+        """Remove the map."""
+        self._cleared[ref] = None
+        self._changed.pop(ref, None)
+        self._entries_of[ref] = {}
+        self._whole.add(ref)
+
+    def flush(self, batch: rocksdict.WriteBatch) -> None:
+        for ref in self._cleared:
+            self._delete_all(batch, self._key(ref))
+        for ref, changed in self._changed.items():
+            prefix, entries = self._key(ref), self._entries_of[ref]
+            for encoded in changed:
+                self._write(batch, prefix + encoded, entries[encoded][1])
+        if self.changes is not None:
+            self.changes.put(self._key(ref) for ref in self._changed)
+            self.changes.removed(self._key(ref) for ref in (*self._cleared, *filter(self._lost, self._changed)))
+        self._entries_of, self._whole, self._cleared, self._changed = {}, set(), {}, {}
+
+    def replace(self, batch: rocksdict.WriteBatch, ref: bytes, value: Any) -> None:
+        prefix = self._key(ref)
+        self._delete_all(batch, prefix)
+        for map_key, item in value or ():
+            self._write(batch, prefix + self._keys.encode(map_key), item)
+
+    def swept(self, batch: rocksdict.WriteBatch, key: bytes, data: bytes) -> bool:
+        assert self.spec.has_expired is not None
+        expired = self.spec.has_expired(self._items.decode(data))
+        if expired:
+            batch.delete(key)
+        return expired
+
+    def _lost(self, ref: bytes) -> bool:
+        """Whether this batch has removed an entry of a key's map."""
+        return any(self._entries_of[ref][encoded][1] is None for encoded in self._changed[ref])
+
+    def _write(self, batch: rocksdict.WriteBatch, key: bytes, value: Any) -> None:
+        if value is None:
+            batch.delete(key)
+        else:
+            batch.put(key, self._items.encode(value))
+
+
+class RocksSweeper:
+    """Where the next sweep of each state begins."""
+
+    def __init__(self, session: RocksSession) -> None:
+        self._session = session
+        self._starts: dict[int, bytes] = {}
+
+    def sweep(self, states: Iterable[RocksCells], keys_max: int, batch: rocksdict.WriteBatch) -> None:
+        """Add the writes that remove expired state of up to `keys_max` keys of each state. StorageError."""
+        with reported("read RocksDB", self._session.folder):
+            cursor = self._session.database.iter()
+            for cells in states:
+                number = cells.state.number
+                start = self._starts.pop(number, HEAD.pack(self._session.key_groups.start, number))
+                stop = self._swept(cursor, cells, start, keys_max, batch)
+                if stop is not None:
+                    self._starts[number] = stop
+            cursor.status()
+
+    def _swept(
+        self, cursor: rocksdict.RdictIter, cells: RocksCells, start: bytes, keys_max: int, batch: rocksdict.WriteBatch
+    ) -> bytes | None:
+        """Sweep from a key on. Returns the key at which to go on, None after the last one."""
+        wanted = cells.state.number
+        end = row_end(self._session.key_schema)
+        row, keys, entries = b"", 0, 0
+        cursor.seek(start)
+        while cursor.valid():
+            key: bytes = cursor.key()
+            group, number = HEAD.unpack_from(key)
+            group += number > wanted
+            if group >= self._session.key_groups.stop:
+                return None  # what is stored behind the key groups is no row
+            if number != wanted:
+                cursor.seek(HEAD.pack(group, wanted))
+                continue
+            found = key[: end(key, HEAD.size)]
+            if found != row:
+                row, keys = found, keys + 1
+            if keys > keys_max or entries == ENTRIES_MAX:
+                return key
+            if cells.swept(batch, key, cursor.value()) and cells.changes is not None:
+                cells.changes.removed((row,))
+            entries += 1
+            cursor.next()
+        return None

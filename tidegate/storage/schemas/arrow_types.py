@@ -1,0 +1,225 @@
+"""Brings Arrow types and columns into forms that tidegate can store, join and compare.
+
+Dictionaries: a producer picks the index type of a dictionary by what it sees in one batch (pandas: int8 up to 128
+categories), but a table or a state holds the values of all batches. Rules:
+
+- Dictionaries of strings and binary are stored with int32 indexes, at any depth. Dictionaries of other values are
+  stored decoded, because Parquet has none.
+- A stored dictionary contains no null, because Arrow can neither join nor write such a dictionary. Rows can be null.
+- Types without dictionaries, and their data, pass unchanged.
+
+Views: files, kernels and Spark do not support `string_view` and `binary_view`. They are replaced where batches come
+in: in data in memory, and in the results of user functions. A schema that declares views is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.storage.errors import TableError
+
+
+def widened_type(data_type: pa.DataType) -> pa.DataType:
+    """Returns the type in which values of a type are stored."""
+    return _mapped(data_type, _widened)
+
+
+def widened_schema(schema: pa.Schema) -> pa.Schema:
+    """Returns the schema in which rows of a schema are stored. Names, nullability and metadata stay."""
+    return pa.schema([field.with_type(widened_type(field.type)) for field in schema], metadata=schema.metadata)
+
+
+def widened(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Returns the rows as they are stored.
+
+    Raises NotImplementedError (also Arrow's) for a type that `check_dictionaries` refuses.
+    """
+    if not any(_holds_dictionary(field.type) for field in batch.schema):
+        return batch
+    return pa.RecordBatch.from_arrays(
+        [_widened_column(column) for column in batch.columns], schema=widened_schema(batch.schema)
+    )
+
+
+def decoded_type(data_type: pa.DataType) -> pa.DataType:
+    """Returns the type without dictionaries."""
+    return _mapped(data_type, lambda dictionary: decoded_type(dictionary.value_type))
+
+
+def check_dictionaries(schema: pa.Schema) -> None:
+    """Raises TableError, naming the column, for a dictionary that cannot be stored: of views, or in exotic types."""
+    for field in filter(lambda field: _holds_dictionary(field.type), schema):
+        try:
+            # What is impossible is so by type alone: no rows are as good as any.
+            _widened_column(pa.nulls(0, field.type))
+        except NotImplementedError as error:
+            raise TableError(
+                f"column {field.name!r} has type {field.type}, with a dictionary that tables cannot store; "
+                "cast it to a type without dictionaries, such as string, before the table"
+            ) from error
+
+
+def _mapped(data_type: pa.DataType, change: Callable[[pa.DictionaryType], pa.DataType]) -> pa.DataType:
+    """Returns the type with each outermost dictionary in it changed."""
+
+    def inner(field: pa.Field) -> pa.Field:
+        return field.with_type(_mapped(field.type, change))
+
+    types = pa.types
+    if not _holds_dictionary(data_type):
+        return data_type
+    if types.is_dictionary(data_type):
+        return change(data_type)
+    if types.is_list(data_type):
+        return pa.list_(inner(data_type.value_field))
+    if types.is_large_list(data_type):
+        return pa.large_list(inner(data_type.value_field))
+    if types.is_fixed_size_list(data_type):
+        return pa.list_(inner(data_type.value_field), data_type.list_size)
+    if types.is_struct(data_type):
+        return pa.struct([inner(field) for field in data_type])
+    if types.is_map(data_type):
+        return pa.map_(inner(data_type.key_field), inner(data_type.item_field), data_type.keys_sorted)
+    return data_type
+
+
+def _widened(dictionary: pa.DictionaryType) -> pa.DataType:
+    values = dictionary.value_type
+    if values in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary()):
+        return pa.dictionary(pa.int32(), values, dictionary.ordered)
+    return widened_type(values)
+
+
+def _widened_column(column: pa.Array) -> pa.Array:
+    types, found, wanted = pa.types, column.type, widened_type(column.type)
+    if not _holds_dictionary(found):
+        return column
+    if types.is_dictionary(found):
+        return _widened_values(_without_hidden(column), wanted)
+    if types.is_struct(found):
+        parts = [_widened_column(part) for part in column.flatten()]
+        return pa.StructArray.from_arrays(parts, fields=list(wanted), mask=column.is_null())
+    if types.is_fixed_size_list(found):
+        values = column.values.slice(column.offset * found.list_size, len(column) * found.list_size)
+        return pa.FixedSizeListArray.from_arrays(_widened_column(values), type=wanted, mask=column.is_null())
+    if types.is_map(found):
+        keys, items = _widened_column(column.keys), _widened_column(column.items)
+        return pa.MapArray.from_arrays(_own_offsets(column), keys, items, type=wanted, mask=column.is_null())
+    if types.is_list(found) or types.is_large_list(found):
+        values = _widened_column(column.values)
+        return type(column).from_arrays(_own_offsets(column), values, type=wanted, mask=column.is_null())
+    raise NotImplementedError(f"a dictionary inside of {found}")
+
+
+def _widened_values(column: pa.DictionaryArray, wanted: pa.DataType) -> pa.Array:
+    if pa.types.is_dictionary(wanted) and column.dictionary.null_count == 0:
+        return column.cast(wanted)
+    values = _widened_column(column.dictionary_decode())
+    if not pa.types.is_dictionary(wanted) or pa.types.is_dictionary(values.type):
+        return values
+    return values.dictionary_encode().cast(wanted)  # encoded anew, nulls are those of rows
+
+
+def _without_hidden(column: pa.DictionaryArray) -> pa.DictionaryArray:
+    """Returns the column with nulls for indexes beyond its end, which Arrow leaves in null lists and structs."""
+    greatest = pc.max(column.indices).as_py()
+    if greatest is None or greatest < len(column.dictionary):
+        return column
+    inside = pc.less(column.indices, pa.scalar(len(column.dictionary)))
+    indices = pc.if_else(inside, column.indices, pa.scalar(None, column.indices.type))
+    return pa.DictionaryArray.from_arrays(indices, column.dictionary, ordered=column.type.ordered)
+
+
+def _own_offsets(column: pa.Array) -> pa.Array:
+    """Returns a copy of the offsets of lists: Arrow accepts no slice of them together with a mask."""
+    return pa.array(column.offsets.to_numpy(), column.offsets.type)
+
+
+def _holds_dictionary(data_type: pa.DataType) -> bool:
+    if isinstance(data_type, pa.BaseExtensionType):
+        return _holds_dictionary(data_type.storage_type)
+    if pa.types.is_dictionary(data_type):
+        return True
+    return any(_holds_dictionary(data_type.field(position).type) for position in range(data_type.num_fields))
+
+
+def holds_views(data_type: pa.DataType) -> bool:
+    """Returns whether values of a type are views, or contain views."""
+    return not without_views(data_type).equals(data_type)
+
+
+def without_views(data_type: pa.DataType) -> pa.DataType:
+    """Returns the type with plain strings and binary instead of views."""
+    kinds = pa.types
+    if kinds.is_string_view(data_type):
+        return pa.large_string()
+    if kinds.is_binary_view(data_type):
+        return pa.large_binary()
+    if kinds.is_dictionary(data_type):
+        return pa.dictionary(data_type.index_type, without_views(data_type.value_type), data_type.ordered)
+    if kinds.is_struct(data_type):
+        return pa.struct([field.with_type(without_views(field.type)) for field in data_type])
+    if kinds.is_map(data_type):
+        key, item = data_type.key_field, data_type.item_field
+        fields = (key.with_type(without_views(key.type)), item.with_type(without_views(item.type)))
+        return pa.map_(*fields, keys_sorted=data_type.keys_sorted)
+    if kinds.is_fixed_size_list(data_type):
+        return pa.list_(_field_without_views(data_type), data_type.list_size)
+    if kinds.is_large_list(data_type):
+        return pa.large_list(_field_without_views(data_type))
+    if kinds.is_list(data_type):
+        return pa.list_(_field_without_views(data_type))
+    return data_type
+
+
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    """Returns the schema without views; the same object if it has none."""
+    if not any(holds_views(field.type) for field in schema):
+        return schema
+    return pa.schema([field.with_type(without_views(field.type)) for field in schema])
+
+
+def form_with_rows(data_type: pa.DataType) -> str | None:
+    """Returns advice for a type with which Arrow's `take` does not work, as all steps need it; None for other types."""
+    if pa.types.is_run_end_encoded(data_type):
+        return "decode it first, with pyarrow.compute.run_end_decode"
+    if pa.types.is_union(data_type):
+        return "use a struct with a field for each type"
+    if pa.types.is_dictionary(data_type):
+        return form_with_rows(data_type.value_type)
+    fields = (data_type.field(position) for position in range(data_type.num_fields))
+    return next((found for field in fields if (found := form_with_rows(field.type)) is not None), None)
+
+
+def settled_type(data_type: pa.DataType) -> pa.DataType:
+    """Returns the type without polars' variants.
+
+    Large strings and lists, views and categories become plain types.
+    """
+    if data_type in (pa.large_string(), pa.string_view()):
+        return pa.string()
+    if data_type in (pa.large_binary(), pa.binary_view()):
+        return pa.binary()
+    if pa.types.is_dictionary(data_type):
+        return settled_type(data_type.value_type)
+    if pa.types.is_large_list(data_type) or pa.types.is_list(data_type):
+        return pa.list_(settled_type(data_type.value_type))
+    if pa.types.is_fixed_size_list(data_type):
+        return pa.list_(settled_type(data_type.value_type), data_type.list_size)
+    if pa.types.is_struct(data_type):
+        return pa.struct([pa.field(field.name, settled_type(field.type)) for field in data_type])
+    if pa.types.is_map(data_type):
+        return pa.map_(settled_type(data_type.key_type), settled_type(data_type.item_type))
+    return data_type
+
+
+def comparable(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Returns the same values in a type that Arrow compares, sorts and groups, which it cannot do with float16."""
+    return column.cast(pa.float32()) if pa.types.is_float16(column.type) else column
+
+
+def _field_without_views(data_type: pa.DataType) -> pa.Field:
+    return data_type.value_field.with_type(without_views(data_type.value_type))

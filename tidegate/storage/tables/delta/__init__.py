@@ -1,1 +1,0 @@
-"""Tables that are Delta Lake tables too: what such a table can hold, and what its log follows."""

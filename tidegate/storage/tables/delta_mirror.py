@@ -1,0 +1,708 @@
+"""Shows the content of a table's log as a Delta Lake table too: `LogMirror` finds the change, `DeltaMirror` makes it.
+
+Both tables consist of the same files in the same folder. tidegate's log in `_tidegate/` decides, and the log in
+`_delta_log/` follows. `TableLog` calls `LogMirror` after each commit. Rules:
+
+- One transaction of Delta takes its readers from what one commit of the log shows to what a later one shows. They
+  therefore see whole checkpoints, and rows that a restored job hides go in the same step as its own rows come.
+- The transaction carries the number of the log's entry, under the identifier of this table (`txn` in Delta's protocol).
+  An entry with that number, or a lower one, is in the Delta table already. Repeating changes nothing, and the next
+  commit completes one whose mirroring was interrupted.
+- Two processes that mirror at once use the same identifier. Delta refuses the second one, which looks again.
+- A compaction of tidegate's is mirrored only if the small files are all there. Where other writers have rewritten some,
+  their files stay.
+- Files that other writers have added to the Delta table stay. A file that must be hidden and is missing was rewritten
+  by others, with its rows. These rows cannot be hidden, so it is an error.
+- A file with a deletion vector, by which others have deleted rows, counts as rewritten: `deltalake` removes files
+  without naming the vector, so such an entry would stay. It is not compacted, and cannot be hidden.
+- What the table demands of writers is read before each transaction (`refusal`). Delta refuses a transaction that was
+  made before that changed, so nothing is written by outdated rules.
+
+Of the log `LogMirror` reads the parts with the entries that have come or gone since. After a restart it reads the whole
+log.
+
+Rules of writer features. A Delta table states in its log what every writer must do: keep CHECK constraints, compute
+generated columns, use the names of a column mapping. tidegate writes plain Parquet files with the job's values:
+
+- A table is refused where a plain file would break what the table promises, or where readers would see other values.
+- A feature that the table only *could* use does not matter: constraints that are not defined, a mapping that is off.
+- A feature that is unknown to this module is refused by name, because its rules are unknown.
+
+Protocol: https://github.com/delta-io/delta/blob/master/PROTOCOL.md, "Transaction Identifiers" and "Requirements for
+Writers".
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+
+from tidegate.storage.checkpoints.layout import unescape
+from tidegate.storage.checkpoints.metadata import DataFile
+from tidegate.storage.errors import ConfigurationError, StorageError, TableError
+from tidegate.storage.extras import load
+from tidegate.storage.schemas.arrow_types import decoded_type
+from tidegate.storage.tables.log.entries import Ranges, TableClaim, TableEntry, TableFold, covers, without
+from tidegate.storage.tables.log.tail import TableTail
+from tidegate.storage.tables.log.versions import TableVersions
+from tidegate.storage.tables.partitions import HIVE_NULL, folder_of
+from tidegate.storage.tables.table_info import IfExists, TableInfo
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from deltalake.transaction import AddAction, RemoveAction
+
+
+class LogMirror:
+    """The Delta table of the table at `url`, whose log's end is `tail`. Not thread-safe."""
+
+    def __init__(self, url: str, info: TableInfo, tail: TableTail) -> None:
+        self.info = info
+        self._url = url
+        self._tail = tail
+        self._delta = DeltaMirror(url, info)
+        self._known: tuple[int, Ranges] | None = None
+        """An entry that Delta shows, or showed, and what the log shows with it."""
+
+    def create(self, history_ms: int | None = None) -> None:
+        """Make the Delta table; see `DeltaMirror.create`."""
+        self._delta.create(history_ms)
+
+    def retention_ms(self) -> int:
+        """See `DeltaMirror.retention_ms`."""
+        return self._delta.retention_ms()
+
+    def check(self, if_exists: IfExists = "append", claim: TableClaim | None = None) -> None:
+        """Raise what `create` would raise, and TableError where the job would find rows that no entry of the log has.
+
+        "append": it is to add to them, or was restored. `claim`: the one that the job is about to make; TableError
+        where files of the Delta table would have to be hidden with it and cannot be.
+        """
+        self._delta.check()
+        if claim is not None:
+            shows = claim.shows
+            self._delta.check_hides(lambda since: self._tail.with_parts(lambda: self._change(since, shows)))
+        if if_exists == "append":
+            return
+        own: Collection[str] = ()
+        if self._tail.fold is not None:
+            entries = self._tail.with_parts(lambda: self._tail.entries_after(-1))
+            own = {file.path for entry in entries for file in entry.files}
+        if count := self._delta.foreign_files(own):
+            raise TableError(
+                f"the Delta table at {self._url} has {count} files that tidegate has not written, and cannot "
+                f'replace; if_exists="{if_exists}" refuses them: empty it first, or add to it with if_exists="append"'
+            )
+
+    def follow(self) -> None:
+        """Take the Delta table to what the log shows. StorageError: repeat it; TableError where that cannot help."""
+        fold = self._fold
+        # What the table shows may be what it has shown before, and others have mirrored in between: the entry tells.
+        if self._known is not None and self._known[0] == fold.seq:
+            return
+        self._delta.show(lambda since: self._tail.with_parts(lambda: self._change(since)))
+        self._known = (fold.seq, fold.shown)
+
+    @property
+    def _fold(self) -> TableFold:
+        assert self._tail.fold is not None
+        return self._tail.fold
+
+    def needed_files(self, since_ms: int) -> set[str]:
+        """See `DeltaMirror.needed_files`."""
+        return self._delta.needed_files(since_ms)
+
+    def _change(self, since: int | None, shows: Ranges | None = None) -> DeltaChange | None:
+        """What leads from entry `since` to what the log shows, or to `shows`, which a claim is about to make of it."""
+        fold = self._fold
+        if shows is None:
+            if since is not None and since >= fold.seq:
+                return None
+            shows = fold.shown
+        before = self._shown_after(since)
+        new = self._tail.entries_in(without(shows, before))
+        gone = self._tail.entries_in(without(before, shows))
+        added, removed = _files(new), _files(gone)
+        # A compaction names large files again: these stay.
+        paths = {file.path for file in added} & {file.path for file in removed}
+        added = tuple(file for file in added if file.path not in paths)
+        removed = tuple(file for file in removed if file.path not in paths)
+        if not (added or removed):
+            return None
+        return DeltaChange(fold.seq, fold.newest_at_ms or 0, added, removed, self._is_compaction(new, gone))
+
+    def _shown_after(self, since: int | None) -> Ranges:
+        if since is None:
+            return ()
+        if self._known is not None and self._known[0] == since:
+            return self._known[1]
+        return TableVersions(self._url, self._tail.entries_after(-1), self._fold).shown_after(since)
+
+    def _is_compaction(self, new: list[TableEntry], gone: list[TableEntry]) -> bool:
+        """Whether the change is that of one compaction, so that readers of changes need not be told."""
+        if len(new) != 1 or self._fold.claim is None:
+            return False
+        rewrite = new[0].rewrite
+        replaced = self._fold.claim.replaces if rewrite is None else rewrite.replaces
+        rows = sum(entry.rows for entry in gone)
+        return rows == new[0].rows and all(covers(replaced, entry.seq) for entry in gone)
+
+
+def _files(entries: list[TableEntry]) -> tuple[DataFile, ...]:
+    return tuple(file for entry in entries for file in entry.files)
+
+
+RACES_MAX = 32
+RETENTION_MS_DEFAULT = 7 * 86_400_000
+"""For how long Delta keeps files of older versions if the table does not say."""
+_FILE_RETENTION = "delta.deletedFileRetentionDuration"
+_LOG_RETENTION = "delta.logRetentionDuration"
+_UNITS_MS = {
+    "millisecond": 1, "second": 1_000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000, "week": 604_800_000,
+}  # fmt: skip
+_MOMENT_MAX_MS = 4_102_444_800_000
+"""2100-01-01: later moments are the newest version as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaChange:
+    """What takes a Delta table from an earlier state to what entry `number` of the log shows, which is of `at_ms`.
+
+    `same_rows`: the files that are added have the rows of those that are removed.
+    """
+
+    number: int
+    at_ms: int
+    added: tuple[DataFile, ...]
+    removed: tuple[DataFile, ...]
+    same_rows: bool
+
+
+class DeltaMirror:
+    """The Delta table in the folder of the table at `url`. Not thread-safe."""
+
+    def __init__(self, url: str, info: TableInfo) -> None:
+        assert info.delta_id is not None
+        self._url = url
+        self._info = info
+        self._id = info.delta_id
+        self._table: DeltaTable | None = None
+
+    def check(self) -> None:
+        """See that there can be such a Delta table, and that one which is there has the same columns and partitions.
+
+        Raises TableError where it has not, ConfigurationError where the package or a way to the storage is missing.
+        """
+        with self._telling("read"):
+            check_place(self._url)
+            check_delta_schema(self._info.arrow_schema)
+            if self._is_there():
+                self._check(self._loaded(), self._info.added)
+
+    def create(self, history_ms: int | None = None) -> None:
+        """Make the Delta table, where there is none; add the columns that ours got since. Raises as `check` does.
+
+        One that is made keeps its log, and files that it does not show any more, for `history_ms`; None: as Delta does.
+        """
+        self.check()
+        with self._telling("create"):
+            import deltalake
+
+            if self._is_there():
+                fields = deltalake.Schema.from_arrow(self._info.arrow_schema).fields
+                known = {field.name for field in self._loaded().schema().fields}
+                if missing := [field for field in fields if field.name not in known]:
+                    self._loaded().alter.add_columns(missing)
+                    self._check(self._loaded())
+            else:
+                deltalake.DeltaTable.create(
+                    self._url,
+                    deltalake.Schema.from_arrow(self._info.arrow_schema),
+                    mode="ignore",
+                    partition_by=list(self._info.partition_by),
+                    configuration=None if history_ms is None else retention_properties(history_ms),
+                    storage_options=storage_options(self._url),
+                )
+                self._check(self._loaded())
+
+    def foreign_files(self, own: Collection[str]) -> int:
+        """How many files the Delta table has that are not among `own`; 0 where there is no Delta table."""
+        with self._telling("read"):
+            return sum(1 for path in self._active(self._loaded()) if path not in own) if self._is_there() else 0
+
+    def show(self, change_since: Callable[[int | None], DeltaChange | None]) -> None:
+        """Make the change that `change_since(N)` says, where the Delta table shows entry N (None: nothing yet).
+
+        Raises StorageError where it may work when it is repeated, TableError where it cannot.
+        """
+        refused: str | None = None
+        for _ in range(RACES_MAX):
+            with self._telling("read"):
+                table = self._loaded()
+                since = table.transaction_version(self._id)
+                self._check(table)
+            change = change_since(since)
+            if change is None:
+                return
+            with self._telling("commit to"):
+                version = table.version()
+                refused = self._refused(table, change)
+                if refused is None:
+                    return
+                if self._loaded().version() == version:
+                    # Nobody was faster: Delta does not want the transaction itself.
+                    raise StorageError(f"cannot commit to the Delta table at {self._url}: {refused}")
+        raise StorageError(
+            f"could not commit to the Delta table at {self._url}: {RACES_MAX} times another writer was faster "
+            f"(the last time: {refused})"
+        )
+
+    def check_hides(self, change_since: Callable[[int | None], DeltaChange | None]) -> None:
+        """Raise TableError where the change from what the Delta table shows could not hide the files that it must."""
+        with self._telling("read"):
+            if not self._is_there():
+                return
+            table = self._loaded()
+            change = change_since(table.transaction_version(self._id))
+            if change is not None:
+                self._is_to_be_made(table, change)
+
+    def retention_ms(self) -> int:
+        """For how long the Delta table keeps files that it does not show any more; 0 where there is no Delta table."""
+        with self._telling("read"):
+            if not self._is_there():
+                return 0
+            said = self._loaded().metadata().configuration.get(_FILE_RETENTION)
+        found = RETENTION_MS_DEFAULT if said is None else interval_ms(said)
+        if found is None:
+            raise TableError(
+                f"the Delta table at {self._url} has {_FILE_RETENTION} = {said!r}, which is not understood: write it "
+                "as 'interval 7 days'"
+            )
+        return found
+
+    def needed_files(self, since_ms: int) -> set[str]:
+        """Paths of the files that readers of the Delta table need: those of now, and those of that moment."""
+        from deltalake.exceptions import DeltaError
+
+        with self._telling("read"):
+            if not self._is_there():
+                return set()
+            found = self._active(self._loaded())
+            then = self._opened()
+            try:
+                then.load_as_version(datetime.fromtimestamp(min(since_ms, _MOMENT_MAX_MS) / 1000, UTC))
+            except DeltaError:
+                return found  # Delta has deleted that part of its log: no reader can go back to it.
+            return found | self._active(then)
+
+    def _refused(self, table: DeltaTable, change: DeltaChange) -> str | None:
+        """Make the change in one transaction; why Delta refuses it, as where another transaction came first."""
+        from deltalake import CommitProperties, Transaction
+        from deltalake.exceptions import CommitFailedError
+
+        actions: list[AddAction | RemoveAction] = []
+        is_blind = True
+        if self._is_to_be_made(table, change):
+            is_blind = not change.removed
+            actions += [self._remove(file, change) for file in change.removed]
+            actions += [self._add(file, change) for file in change.added]
+        try:
+            table.create_write_transaction(
+                actions,
+                mode="append",
+                schema=table.schema(),
+                partition_by=list(self._info.partition_by) or None,
+                commit_properties=CommitProperties(
+                    # Writers that isolate by "WriteSerializable" let a blind append pass beside a DELETE or MERGE.
+                    custom_metadata={"tidegateEntry": change.number, "isBlindAppend": is_blind},
+                    app_transactions=[Transaction(self._id, change.number)],
+                ),
+            )
+        except CommitFailedError as error:
+            if _is_final(error):
+                raise
+            return str(error)
+        return None
+
+    def _is_there(self) -> bool:
+        from deltalake import DeltaTable
+
+        return DeltaTable.is_deltatable(self._url, storage_options(self._url))
+
+    def _loaded(self) -> DeltaTable:
+        """The table as it is now."""
+        if self._table is None:
+            self._table = self._opened()
+        else:
+            self._table.update_incremental()
+        return self._table
+
+    def _opened(self) -> DeltaTable:
+        from deltalake import DeltaTable
+
+        return DeltaTable(self._url, storage_options=storage_options(self._url))
+
+    def _check(self, table: DeltaTable, may_lack: Collection[str] = ()) -> None:
+        import pyarrow as pa
+        from deltalake import Schema
+
+        self._check_features(table)
+        there = pa.schema(table.schema().to_arrow())
+        wanted = pa.schema(Schema.from_arrow(self._info.arrow_schema).to_arrow())
+        lacks = set(may_lack) - set(there.names)
+        wanted = pa.schema([field for field in wanted if field.name not in lacks])
+        if not there.equals(wanted, check_metadata=False):
+            raise TableError(
+                f"the Delta table at {self._url} has the columns {_text(there)}, the job writes {_text(wanted)}; write "
+                "to another url, or cast the columns"
+            )
+        if (by := tuple(table.metadata().partition_columns)) != self._info.partition_by:
+            raise TableError(
+                f"the Delta table at {self._url} is partitioned by {list(by)}, the job partitions by "
+                f"{list(self._info.partition_by)}; give the same partition_by, or another url"
+            )
+
+    def _check_features(self, table: DeltaTable) -> None:
+        protocol = table.protocol()
+        reason = refusal(
+            protocol.min_reader_version,
+            protocol.min_writer_version,
+            {*(protocol.writer_features or ()), *(protocol.reader_features or ())},
+            table.metadata().configuration,
+            json.loads(table.schema().to_json()),
+        )
+        if reason is not None:
+            raise TableError(f"the Delta table at {self._url} {reason}")
+
+    def _is_to_be_made(self, table: DeltaTable, change: DeltaChange) -> bool:
+        """Whether there is anything to do; TableError where it cannot be done."""
+        if not change.removed:
+            return True
+        there = self._active(table) - self._with_vectors(table)
+        gone = [file for file in change.removed if file.path not in there]
+        if gone and change.same_rows:
+            return False  # Others have put these files together, or changed their rows: what they have made stays.
+        if gone:
+            raise TableError(
+                f"{len(gone)} files of the Delta table at {self._url} have to be hidden, because the job was restored "
+                f"from before them, and others have rewritten them or deleted rows of them since (the first is "
+                f"{gone[0].path}): their rows cannot be told from others any more. Restore a newer checkpoint, or take "
+                "the Delta table back to a version before that was done (RESTORE)"
+            )
+        if not change.same_rows and table.metadata().configuration.get("delta.appendOnly", "").lower() == "true":
+            raise TableError(
+                f"{len(change.removed)} files of the Delta table at {self._url} have to be hidden, because the job was "
+                f"restored from before them (the first is {change.removed[0].path}), and the table takes appends only "
+                "(delta.appendOnly). Restore a newer checkpoint, or unset the property"
+            )
+        return True
+
+    @staticmethod
+    def _active(table: DeltaTable) -> set[str]:
+        import pyarrow as pa
+
+        # Delta's log has paths as they stand in URLs: what is in the folder `a%20b` is in `a%2520b` there.
+        return {unquote(path) for path in pa.table(table.get_add_actions(flatten=True)).column("path").to_pylist()}
+
+    @staticmethod
+    def _with_vectors(table: DeltaTable) -> set[str]:
+        """Paths of the files of which others have deleted rows without rewriting them."""
+        import pyarrow as pa
+
+        if "deletionVectors" not in (table.protocol().writer_features or ()):
+            return set()
+        urls = pa.table(table.deletion_vectors()).column("filepath").to_pylist()
+        return {unquote(url.removeprefix(table.table_uri).lstrip("/")) for url in urls}
+
+    def _add(self, file: DataFile, change: DeltaChange) -> AddAction:
+        from deltalake.transaction import AddAction
+
+        stats = json.dumps({"numRecords": file.rows})
+        values = self._values(file)
+        return AddAction(file.path, file.size_bytes, values, change.at_ms, not change.same_rows, stats)
+
+    def _remove(self, file: DataFile, change: DeltaChange) -> RemoveAction:
+        from deltalake.transaction import RemoveAction
+
+        return RemoveAction(file.path, not change.same_rows, change.at_ms, file.size_bytes, self._values(file))
+
+    def _values(self, file: DataFile) -> dict[str, str | None]:
+        if not self._info.partition_by:
+            return {}
+        texts = [name.partition("=")[2] for name in folder_of(file.path).split("/")]
+        values = [None if text == HIVE_NULL else unescape(text) for text in texts]
+        return dict(zip(self._info.partition_by, values, strict=True))
+
+    @contextmanager
+    def _telling(self, what: str) -> Iterator[None]:
+        """Whatever Delta raises comes out as ours, and what may be half known is read anew."""
+        deltalake = imported()
+        try:
+            yield
+        except (deltalake.exceptions.DeltaError, OSError, ValueError) as error:
+            self._table = None
+            text = f"cannot {what} the Delta table at {self._url}: {error}"
+            if _is_final(error):
+                raise TableError(
+                    f"{text}. Others have given it what tidegate does not write: take that off, or write to another url"
+                ) from error
+            raise StorageError(text) from error
+
+
+def retention_properties(history_ms: int) -> dict[str, str]:
+    """The properties of a Delta table that keeps its versions, and their files, for so long."""
+    kept = f"interval {max(1, -(-history_ms // 1_000))} seconds"
+    return {_FILE_RETENTION: kept, _LOG_RETENTION: kept}
+
+
+def interval_ms(text: str) -> int | None:
+    """An interval as Delta writes it (`interval 1 week 2 days`), in milliseconds; None for anything else."""
+    words = text.lower().removeprefix("interval").split()
+    numbers, units = words[::2], [word.removesuffix("s") for word in words[1::2]]
+    if not words or len(words) % 2 or not all(n.isdecimal() for n in numbers) or set(units) - _UNITS_MS.keys():
+        return None
+    return sum(int(number) * _UNITS_MS[unit] for number, unit in zip(numbers, units, strict=True))
+
+
+def storage_options(url: str) -> dict[str, str]:
+    """How Delta reaches the storage: it reads the environment's AWS_ variables itself, but for what stands here."""
+    if not url.startswith("s3://"):
+        return {}
+    from tidegate.storage.files.s3_files import ENDPOINT_VARIABLES
+
+    endpoint = next((os.environ[name] for name in ENDPOINT_VARIABLES if os.environ.get(name)), None)
+    if endpoint is None:
+        return {}
+    options = {"AWS_ENDPOINT_URL": endpoint, "AWS_ALLOW_HTTP": str(endpoint.startswith("http://")).lower()}
+    if not (os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")):
+        options["AWS_REGION"] = "us-east-1"
+    return options
+
+
+def imported() -> Any:
+    """The package `deltalake`; ConfigurationError, which says how to install it, where it is missing."""
+    return load("a Delta Lake table", "delta", "deltalake")
+
+
+def check_place(url: str) -> None:
+    """Raise ConfigurationError where no Delta table can be, or where `deltalake` would look in another folder.
+
+    It decodes percent escapes in paths and reads a backslash as a slash, so `a%20b` would lead to the folder `a b`.
+    """
+    if url.startswith("memory://"):
+        raise ConfigurationError(f"a Delta table cannot be in memory ({url}): give a folder or a bucket")
+    if (wrong := re.search(r"%[0-9A-Fa-f]{2}|\\", url)) is not None:
+        raise ConfigurationError(
+            f"a Delta table cannot be at {url}: Delta readers decode {wrong[0]!r} and would look in another folder. "
+            "Rename the folder"
+        )
+
+
+_FINAL = re.compile("unsupported|invalid protocol|catalog-managed|append only|append-only", re.IGNORECASE)
+"""What `deltalake` names where a table itself is not for it: its errors have no classes of their own for that."""
+
+
+def _is_final(error: Exception) -> bool:
+    from deltalake.exceptions import DeltaError, DeltaProtocolError, SchemaMismatchError
+
+    if isinstance(error, DeltaProtocolError | SchemaMismatchError):
+        return True
+    return isinstance(error, DeltaError) and _FINAL.search(str(error)) is not None
+
+
+def _text(schema: Any) -> str:
+    return ", ".join(f"{field.name} {field.type}{'' if field.nullable else ' not null'}" for field in schema)
+
+
+_FORBIDDEN_IN_NAMES = " ,;{}()\n\t="
+"""Parquet readers of Spark refuse them, and so does Delta without column mapping."""
+
+
+def check_delta_schema(schema: pa.Schema) -> None:
+    """Raise TableError, naming the column and what to do, where Delta cannot hold a column."""
+    seen: dict[str, str] = {}
+    for field in schema:
+        if bad := sorted(set(field.name) & set(_FORBIDDEN_IN_NAMES)):
+            raise TableError(f"column {field.name!r} has {bad[0]!r} in its name, which Delta Lake refuses: rename it")
+        if (other := seen.setdefault(field.name.lower(), field.name)) != field.name:
+            raise TableError(
+                f"columns {other!r} and {field.name!r} differ by case alone, which Delta Lake ignores: rename one"
+            )
+        for part in _leaves(field.type):
+            if (hint := _hint(part)) is not None:
+                raise TableError(f"column {field.name!r} is {field.type}, which Delta Lake cannot hold: {hint}")
+
+
+def _leaves(data_type: pa.DataType) -> Iterator[pa.DataType]:
+    found = decoded_type(data_type)
+    if pa.types.is_list(found) or pa.types.is_large_list(found):
+        yield from _leaves(found.value_type)
+    elif pa.types.is_map(found):
+        yield from _leaves(found.key_type)
+        yield from _leaves(found.item_type)
+    elif pa.types.is_struct(found):
+        for field in found:
+            yield from _leaves(field.type)
+    else:
+        yield found
+
+
+def _hint(found: pa.DataType) -> str | None:
+    """What to do about a type; None where it can be held."""
+    types = pa.types
+    if types.is_timestamp(found):
+        if found.unit != "us":
+            return f"cast it to microseconds, {pa.timestamp('us', found.tz)}"
+        return None if found.tz in (None, "UTC") else "its time zone must be UTC; cast it to timestamp[us, tz=UTC]"
+    if types.is_unsigned_integer(found):
+        return "cast it to a signed integer"
+    if types.is_float16(found):
+        return "cast it to float32"
+    held = (
+        types.is_boolean(found)
+        or types.is_signed_integer(found)
+        or types.is_floating(found)
+        or types.is_string(found)
+        or types.is_large_string(found)
+        or types.is_binary(found)
+        or types.is_large_binary(found)
+        or types.is_date32(found)
+        or types.is_decimal128(found)
+    )
+    return None if held else "cast it to a number, a string, a date or a timestamp[us]"
+
+
+WRITER_VERSION_MAX = 7
+READER_VERSION_MAX = 3
+
+_PLAIN_FILES_SUFFICE = frozenset(
+    {
+        "appendOnly",
+        "changeDataFeed",
+        "checkConstraints",
+        "columnMapping",
+        "deletionVectors",
+        "generatedColumns",
+        "invariants",
+        "timestampNtz",
+        "v2Checkpoint",
+    }
+)
+"""Features that need nothing of an append, unless a column or a property uses them; `_used` looks for those."""
+
+_NEEDED = {
+    "allowColumnDefaults": "column defaults",
+    "catalogManaged": "commits through a catalog",
+    "clustering": "liquid clustering: each file needs statistics of the clustering columns",
+    "domainMetadata": "domain metadata",
+    "icebergCompatV1": "files that Iceberg reads too",
+    "icebergCompatV2": "files that Iceberg reads too",
+    "identityColumns": "identity columns, whose values the table gives",
+    "inCommitTimestamp": "in-commit timestamps",
+    "materializePartitionColumns": "partition columns in the files as well",
+    "rowTracking": "row tracking: each file needs the ids of its rows",
+    "typeWidening": "type widening",
+    "vacuumProtocolCheck": "a check of the protocol before VACUUM",
+}
+
+_ELSEWHERE = (
+    "write to another url. Or let Spark append, in for_each_checkpoint: "
+    'df.write.format("delta").mode("append").save(url)'
+)
+
+LEGACY_IDENTITY_VERSION = 6
+"""The writer version that stands for identity columns, in tables without a list of features."""
+
+
+def refusal(
+    min_reader_version: int,
+    min_writer_version: int,
+    writer_features: Iterable[str],
+    properties: Mapping[str, str],
+    schema: Mapping[str, Any],
+) -> str | None:
+    """Returns what keeps tidegate from writing to a table, and what to do about it; None if nothing does.
+
+    `properties` are those of the table (`delta.…`), `schema` is its schema as the log has it, read from JSON.
+    """
+    if used := _used(properties, schema):
+        return used
+    if min_writer_version > WRITER_VERSION_MAX or min_reader_version > READER_VERSION_MAX:
+        return (
+            f"needs writers of version {min_writer_version} and readers of version {min_reader_version} of the "
+            f"protocol, of which tidegate knows {WRITER_VERSION_MAX} and {READER_VERSION_MAX}: {_ELSEWHERE}"
+        )
+    features = set(writer_features)
+    if min_writer_version == LEGACY_IDENTITY_VERSION:
+        features.add("identityColumns")
+    if unknown := sorted(features - _PLAIN_FILES_SUFFICE):
+        named = "; ".join(f"{name} ({_NEEDED[name]})" if name in _NEEDED else name for name in unknown)
+        return (
+            f"has the writer feature {named}, which tidegate does not write: take it off (ALTER TABLE ... DROP FEATURE "
+            f"{unknown[0]}), or {_ELSEWHERE}"
+        )
+    return None
+
+
+def _used(properties: Mapping[str, str], schema: Mapping[str, Any]) -> str | None:
+    """What a property or a column of the table asks of each appended row or file, in words."""
+    mapping = properties.get("delta.columnMapping.mode", "none")
+    if mapping.lower() != "none":
+        return (
+            f"has column mapping (delta.columnMapping.mode = {mapping}): its files name the columns otherwise than the "
+            f"table, and readers would find no values in tidegate's. {_upper(_ELSEWHERE)}"
+        )
+    prefix = "delta.constraints."
+    for key, condition in sorted(properties.items()):
+        if key.lower().startswith(prefix):
+            name = key[len(prefix) :]
+            return (
+                f"has the CHECK constraint {name} ({condition}), which tidegate does not check: drop it (ALTER TABLE "
+                f"... DROP CONSTRAINT {name}) and filter the stream, or {_ELSEWHERE}"
+            )
+    if (kept := properties.get("delta.setTransactionRetentionDuration")) is not None:
+        return (
+            f"forgets identifiers of transactions (delta.setTransactionRetentionDuration = {kept}). By its identifier "
+            "tidegate knows which rows are there already: unset the property (ALTER TABLE ... UNSET TBLPROPERTIES)"
+        )
+    for path, metadata in _columns(schema):
+        if (expression := metadata.get("delta.generationExpression")) is not None:
+            return (
+                f"has the generated column {path} ({expression}), whose values tidegate does not compute: {_ELSEWHERE}"
+            )
+        if any(key.startswith("delta.identity.") for key in metadata):
+            return f"has the identity column {path}, whose values only the table may give: {_ELSEWHERE}"
+        if (rule := metadata.get("delta.invariants")) is not None:
+            return f"has the invariant {rule} of column {path}, which tidegate does not check: {_ELSEWHERE}"
+        if (declared := metadata.get("__CHAR_VARCHAR_TYPE_STRING")) is not None:
+            return (
+                f"declares column {path} as {declared}, and tidegate does not check the lengths of strings: make it a "
+                f"string (ALTER TABLE ... ALTER COLUMN {path} TYPE STRING), or {_ELSEWHERE}"
+            )
+    return None
+
+
+def _columns(data_type: object, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Each column, and each field of a struct in it, by its path, with the metadata that the log has of it."""
+    if not isinstance(data_type, Mapping):
+        return
+    for field in data_type.get("fields", ()):
+        below = f"{path}.{field['name']}".lstrip(".")
+        yield below, field.get("metadata") or {}
+        yield from _columns(field["type"], below)
+    for part in ("elementType", "keyType", "valueType"):
+        yield from _columns(data_type.get(part), path)
+
+
+def _upper(text: str) -> str:
+    return text[0].upper() + text[1:]

@@ -1,0 +1,259 @@
+"""`ClaimHistory`: the lines of jobs in a table's log: what a checkpoint covers, and what a claim builds on.
+
+A job that is restored from a checkpoint of another job continues the *line* of that job. The newest job of a line that
+has committed decides what the line shows: the rows that its checkpoint covered, and its own. Rows of other lines are
+left alone. Only a job that was started with `if_exists="overwrite"` hides them.
+
+A compaction belongs to a line like a job of it. A job that continues from a checkpoint which covers everything that a
+compaction replaced gets the compacted files. From any other checkpoint it gets the files that were replaced, unless a
+vacuum has deleted them.
+
+Where a log was cut, the first claim of every job is kept, so that every job stays known. A checkpoint from before the
+cut can be restored only if the cut has a base for it; any other one is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from tidegate.storage.errors import FencedError, TableError
+from tidegate.storage.ids import CheckpointId, JobId
+from tidegate.storage.tables.log.entries import (
+    TableClaim,
+    TableEntry,
+    TableEntryKind,
+    TableFold,
+    covers,
+    members_of,
+    ranges_of,
+)
+from tidegate.storage.tables.log.versions import LogRewrites
+from tidegate.storage.tables.table_info import IfExists
+
+Restored = tuple[JobId, CheckpointId]
+
+
+class TableLineage:
+    """All entries of the log of the table at `url`, and their fold."""
+
+    def __init__(self, url: str, entries: Sequence[TableEntry], fold: TableFold) -> None:
+        self._url = url
+        self._entries = entries
+        self._by_seq = {entry.seq: entry for entry in entries}
+        self._claims_of: dict[JobId, list[TableEntry]] = {}
+        self._commits_of: dict[JobId, list[TableEntry]] = {}
+        for entry in entries:
+            if entry.job_id is not None and entry.kind is TableEntryKind.CLAIMED:
+                self._claims_of.setdefault(entry.job_id, []).append(entry)
+            elif entry.job_id is not None and entry.kind is TableEntryKind.COMMITTED:
+                self._commits_of.setdefault(entry.job_id, []).append(entry)
+        self._fold = fold
+        self._cut_at = -1 if fold.cut is None else fold.cut.seq
+        self._bases = {} if fold.cut is None else {base.job_id: base for base in fold.cut.bases}
+        self._bearing = [entry.seq for entry in entries if entry.files]
+        self._rewrites = LogRewrites(entries, fold.cut)
+
+    def covered(self, job_id: JobId, checkpoint_id: CheckpointId) -> frozenset[int]:
+        """The entries that show what a checkpoint covers: of its job, and of those before it in its line."""
+        claim = self._period(job_id, checkpoint_id)
+        if claim is not None:
+            assert claim.claim is not None
+            own, since = claim.claim.own, claim.seq
+        else:
+            base = self._bases.get(job_id)
+            if base is None or checkpoint_id < base.checkpoint_id:
+                raise self._before_the_cut(f"checkpoint {checkpoint_id} of job {job_id!r}")
+            own, since = base.own, self._cut_at
+        found = members_of(own, self._bearing)
+        # Only entries with files: ranges of those that have gone may span others.
+        commits = (e for e in self._commits(job_id, since) if e.files)
+        return frozenset((*found, *(e.seq for e in commits if _number(e) <= checkpoint_id)))
+
+    def uncommitted(
+        self, job_id: JobId, checkpoint_id: CheckpointId, candidates: Iterable[CheckpointId]
+    ) -> tuple[CheckpointId, ...]:
+        """Those of a job's completed checkpoints which `checkpoint_id` covers and nobody has committed, ascending."""
+        if not self._claims(job_id):
+            return ()
+        covered = self.covered(job_id, checkpoint_id)
+        committed = [_number(e) for e in self._commits(job_id, 0) if e.seq in covered or not e.files]
+        if job_id in self._bases:
+            committed.append(self._bases[job_id].checkpoint_id)
+        newest = max((number for number in committed if number <= checkpoint_id), default=-1)
+        found = [number for number in candidates if newest < number <= checkpoint_id]
+        claim = self._period(job_id, checkpoint_id)
+        while claim is not None and claim.claim is not None and claim.claim.falls_back_to is not None:
+            # The job had passed over the checkpoints in between.
+            first, back_to = claim.claim.next_checkpoint_id, claim.claim.falls_back_to
+            found = [number for number in found if not back_to < number < first]
+            claim = self._period(job_id, back_to)
+        return tuple(sorted(found))
+
+    def knows(self, job_id: JobId) -> bool:
+        """Whether a job has ever claimed the table."""
+        return bool(self._claims(job_id))
+
+    def claim(
+        self, job_id: JobId, restored_from: Restored | None, if_exists: IfExists, next_checkpoint_id: int | None
+    ) -> TableClaim | None:
+        """The claim to make; None when the job owns the table as it should already."""
+        if self._claims(job_id):
+            if self._fold.owner != job_id:
+                raise FencedError(owned_by(self._url, self._fold.owner, job_id))
+            return None if restored_from is None else self._fallback(job_id, restored_from, next_checkpoint_id)
+        if restored_from is None or not self._claims(restored_from[0]):
+            return self._fresh(job_id, if_exists)
+        first = self._claims(restored_from[0])[0].claim
+        assert first is not None
+        return self._goes_on(first.line, self.covered(*restored_from))
+
+    def shown_by_line(self) -> dict[JobId, list[int]]:
+        """The entries that show, by the line whose jobs have made them."""
+        line_of = {e.job_id: e.claim.line for e in self._entries if e.claim is not None}
+        found: dict[JobId, list[int]] = {}
+        for seq in self._bearing:
+            if covers(self._fold.shown, seq):
+                found.setdefault(line_of[self._by_seq[seq].job_id], []).append(seq)
+        return found
+
+    def compaction(self, line: JobId) -> TableClaim:
+        """The claim of whoever is to compact what a line shows. TableError where a job is about to change that."""
+        fold = self._fold
+        # Equal sets may have other ranges, since entries without files count for nothing.
+        hides = members_of(fold.shown, self._bearing) != members_of(fold.shown_next, self._bearing)
+        if hides and not (fold.claim is not None and fold.claim.replaces):
+            raise TableError(
+                f"job {fold.owner!r} has claimed the table at {self._url}, and will hide rows of it with its first "
+                "commit: let it go on, or restore it, and compact the table then"
+            )
+        by_line = self.shown_by_line()
+        replaced = set(by_line.pop(line, ()))
+        shows = {seq for seqs in by_line.values() for seq in seqs}
+        return TableClaim(
+            line, (), ranges_of(shows, self._bearing), sum(self._by_seq[seq].rows for seq in shows),
+            replaces=ranges_of(replaced, self._bearing),
+        )  # fmt: skip
+
+    def _fresh(self, job_id: JobId, if_exists: IfExists) -> TableClaim:
+        fold = self._fold
+        if not fold.rows or if_exists == "append":
+            return TableClaim(job_id, (), fold.shown, fold.rows)
+        if if_exists == "overwrite":
+            return TableClaim(job_id, (), (), 0, overwrites=True)
+        raise TableError(
+            f"the table at {self._url} shows {fold.rows} rows already; "
+            'give if_exists="overwrite" to replace them or another url; if_exists="append" adds to them, also what an '
+            "earlier run of this job has written already"
+        )
+
+    def _fallback(self, job_id: JobId, restored_from: Restored, next_checkpoint_id: int | None) -> TableClaim | None:
+        fold = self._fold
+        assert fold.claim is not None
+        if restored_from[0] == job_id:
+            back_to = restored_from[1]
+            own = self.covered(job_id, back_to)
+        else:
+            # To where the job itself was started from.
+            back_to = CheckpointId(0)
+            first = self._claims(job_id)[0]
+            if first.seq <= self._cut_at:
+                raise self._before_the_cut(f"the checkpoint that job {job_id!r} was started from")
+            assert first.claim is not None
+            own = frozenset(seq for seq in self._bearing if covers(first.claim.own, seq))
+        claim = self._goes_on(fold.claim.line, own)
+        if next_checkpoint_id is None:
+            if claim.shows == fold.shown_next:
+                return None
+            next_checkpoint_id = fold.newest_commit or 0
+        next_checkpoint_id = max(next_checkpoint_id, (fold.newest_commit or 0) + 1, back_to + 1)
+        before = (fold.claim.falls_back_to, fold.claim.next_checkpoint_id)
+        if claim.shows == fold.shown_next and before == (back_to, next_checkpoint_id):
+            return None
+        return TableClaim(
+            claim.line, claim.own, claim.shows, claim.shows_rows,
+            falls_back_to=back_to, next_checkpoint_id=next_checkpoint_id,
+            overwrites=claim.overwrites, home=fold.claim.home,
+        )  # fmt: skip
+
+    def _goes_on(self, line: JobId, own: frozenset[int]) -> TableClaim:
+        """The claim of a job that goes on with a line from a checkpoint that covers `own`."""
+        claims = [e for e in self._entries if e.claim is not None and e.claim.line == line]
+        jobs = {entry.job_id for entry in claims}
+        root = claims[0]
+        assert root.claim is not None
+        own = self._whole(own, line)
+        shown = {seq for seq in self._bearing if covers(self._fold.shown, seq)}
+        committed = jobs & self._bases.keys() or any(
+            e.kind is TableEntryKind.COMMITTED and e.job_id in jobs for e in self._entries
+        )
+        overwrites = root.claim.overwrites and not committed
+        if overwrites:
+            # A compaction that came later may hold rows that were there before.
+            shown = set(self._whole({seq for seq in self._rewrites.originals(shown) if seq > root.seq}, None))
+        shows = own | {seq for seq in shown if self._by_seq[seq].job_id not in jobs}
+        rows = sum(self._by_seq[seq].rows for seq in shows)
+        return TableClaim(
+            line, ranges_of(own, self._bearing), ranges_of(shows, self._bearing), rows, overwrites=overwrites
+        )
+
+    def restorable(self, job_id: JobId, checkpoint_id: CheckpointId) -> frozenset[int]:
+        """The entries with the rows that a checkpoint covers; none where a vacuum has taken some away."""
+        if not self.reaches(job_id, checkpoint_id):
+            return frozenset()
+        line = self._claims(job_id)[0].claim
+        assert line is not None
+        covered = self.covered(job_id, checkpoint_id)
+        return frozenset(self._rewrites.whole(covered, self._fold.vacuum.gone, line.line) or ())
+
+    def reaches(self, job_id: JobId, checkpoint_id: CheckpointId) -> bool:
+        """Whether the log goes back as far as a checkpoint of a job that is known."""
+        if self._period(job_id, checkpoint_id) is not None:
+            return True
+        base = self._bases.get(job_id)
+        return base is not None and base.checkpoint_id <= checkpoint_id
+
+    def _before_the_cut(self, what: str) -> TableError:
+        cut = self._fold.cut
+        assert cut is not None
+        return TableError(
+            f"a vacuum has deleted what the log of the table at {self._url} had from before its commit {cut.commit}, "
+            f"and {what} is older than that or of a job that others have replaced since: restore a newer one, or write "
+            "to another url"
+        )
+
+    def _whole(self, members: Collection[int], line: JobId | None) -> frozenset[int]:
+        """Entries with the rows of these, compacted where that is possible. TableError if a vacuum took some away."""
+        found = self._rewrites.whole(members, self._fold.vacuum.gone, line)
+        if found is None:
+            raise TableError(
+                f"a vacuum has deleted rows of the table at {self._url} that the restored checkpoint covers: restore a "
+                f"newer one (what the table showed from its commit {self._fold.vacuum.readable_from} on is there), or "
+                "write to another url"
+            )
+        return frozenset(found)
+
+    def _claims(self, job_id: JobId) -> list[TableEntry]:
+        return self._claims_of.get(job_id, [])
+
+    def _commits(self, job_id: JobId, after: int) -> list[TableEntry]:
+        return [entry for entry in self._commits_of.get(job_id, ()) if entry.seq > after]
+
+    def _period(self, job_id: JobId, checkpoint_id: CheckpointId) -> TableEntry | None:
+        """The claim after which a checkpoint of a job was taken; None where the log was cut after that."""
+        claims = self._claims(job_id)
+        since = [e for e in claims if e.seq > self._cut_at]
+        first = since[0] if since == claims and since else None
+        return next(
+            (e for e in reversed(since) if e.claim is not None and e.claim.next_checkpoint_id <= checkpoint_id),
+            first,
+        )
+
+
+def owned_by(url: str, owner: JobId | None, job_id: JobId | None) -> str:
+    """Why a job may not write to a table."""
+    return f"the table at {url} is owned by {repr(owner) if owner else 'no job'}, not by {job_id!r}"
+
+
+def _number(entry: TableEntry) -> CheckpointId:
+    assert entry.checkpoint_id is not None
+    return entry.checkpoint_id

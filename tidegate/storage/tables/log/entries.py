@@ -1,0 +1,399 @@
+"""`TableEntry`: an entry of a table's log, and `TableFold`: what the entries of a log add up to.
+
+Sets of entries are stored as ranges of their numbers. Only entries with files matter to a set, so a range may span
+entries without files, such as claims. What a table shows is then one range, however many jobs have added to it. Only
+hidden entries split a range.
+
+Rules of the fold:
+
+- A claim changes the owner at once. It changes what the table shows together with the first commit after it, in that
+  one entry: what the claim was built on, its files, and the files of the commit. Until then readers see the old rows.
+- Only the owner commits, each checkpoint once, in the order of their numbers. Checkpoints that the owner left behind
+  when it fell back to an older checkpoint are never committed, also if a late request for one arrives.
+- A compaction next to a running job replaces entries that are shown, and nothing else. It is refused while a claim is
+  about to change what is shown. Of the owner's processes only one may compact: the newest that declared it. That
+  process may therefore delete what earlier processes left unfinished.
+- A vacuum changes nothing that is shown. Entries that it removed are never shown again. A cut changes nothing for
+  readers: the entries that it drops are not shown, and cannot be shown again.
+- The fold does not grow with commits. Only hidden commits split a range, and entries that compactions left apart.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from tidegate.storage.checkpoints.metadata import DataFile
+from tidegate.storage.codec import encode, wire
+from tidegate.storage.errors import CorruptionError, TableError
+from tidegate.storage.files.envelope import checksum_of
+from tidegate.storage.ids import CheckpointId, JobId
+from tidegate.storage.tables.table_info import TableInfo
+
+Ranges = tuple[tuple[int, int], ...]
+"""Ascending, both ends included."""
+
+
+@wire
+class TableEntryKind(enum.Enum):
+    """What an entry of the log says."""
+
+    CREATED = "created"
+    CLAIMED = "claimed"
+    COMMITTED = "committed"
+    COMPACTING = "compacting"
+    """A process of the owner's begins to compact: no other one can until the table has another owner."""
+    COMPACTED = "compacted"
+    VACUUMED = "vacuumed"
+    ALTERED = "altered"
+    """The table has got columns."""
+    CUT = "cut"
+    """Older entries that nothing needs any more are no part of the log from here on."""
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class TableClaim:
+    """What the first commit after a claim is built on.
+
+    `line`: the first of the jobs that go on from one another; rows of a line are versions of one output. `own`: what
+    the line has shown at the checkpoint that the job starts from. `shows`: what the table shows with the first commit
+    besides the files of that commit, `shows_rows` rows. Files of the claim itself are in both.
+    """
+
+    line: JobId
+    own: Ranges
+    shows: Ranges
+    shows_rows: int
+    home: str | None = None
+    """Where the job has its checkpoints, and so where it can be asked whether it lives."""
+    overwrites: bool = False
+    """Whether the line replaces what the table showed when it came."""
+    falls_back_to: CheckpointId | None = None
+    """Of an owner that goes on from an older checkpoint of its own."""
+    next_checkpoint_id: int = 0
+    """Checkpoints of the job below this one, and after the one that it falls back to, are never committed any more."""
+    replaces: Ranges = ()
+    """Of a compaction: what the line showed, the rows of which are in the files of its one commit."""
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class TableRewrite:
+    """What the files of a compaction stand for: the entries that it `replaces`, which had `rows_before` rows.
+
+    `position`: where these rows are in the order of the table, as the newest entry that has brought any of them.
+    `level`: how many compactions the rows have been through, at most.
+    """
+
+    replaces: Ranges
+    rows_before: int
+    position: int
+    level: int
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class TableVacuum:
+    """What vacuums have taken away: the entries that have `gone`, and from which commit on each can be read."""
+
+    gone: Ranges = ()
+    readable_from: int = 0
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class TableBase:
+    """What a job goes on with that is restored from a checkpoint of `job_id`, `checkpoint_id` or a later one."""
+
+    job_id: JobId
+    checkpoint_id: CheckpointId
+    own: Ranges
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class TableCut:
+    """What is left of a log up to entry `seq`, a commit or a compaction.
+
+    Of these entries only those in `kept` are part of the log. Entries in `shown` are what the table showed with `seq`,
+    `rows` rows. What a compaction among them has replaced does not matter any more.
+    """
+
+    seq: int
+    kept: Ranges
+    shown: Ranges
+    rows: int
+    commit: int
+    """The newest commit up to `seq`. It is the oldest that can be read."""
+    commit_rows: int
+    """What the table showed with it."""
+    commit_holder: int
+    """The entry in `shown` with its rows."""
+    bases: tuple[TableBase, ...]
+    """The jobs that can be restored from checkpoints of then. From those of other jobs with older claims none can."""
+    shown_now: Ranges
+    shown_next: Ranges
+    """What the table shows at the cut's own entry, and with the next commit: the same sets as before it, as ranges of
+    the entries that are left. Otherwise equal sets would not have equal ranges."""
+    newest_bearing: int
+    """The newest entry that bears files and is left."""
+
+    def keeps(self, seq: int) -> bool:
+        """Whether an entry is part of the log."""
+        return seq > self.seq or covers(self.kept, seq)
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class TableEntry:
+    """One entry.
+
+    The first and alterations have `info`, commits have a checkpoint, claims a `claim`, compactions a `rewrite`, vacuums
+    a `vacuum`, and cuts a `cut`.
+
+    Files of a claim are those that the restored checkpoint covers and nobody had committed. `nonce` is the
+    writer's own. `at_ms`: when what is shown has changed, since the epoch; never before the time of an earlier entry.
+    """
+
+    seq: int
+    kind: TableEntryKind
+    job_id: JobId | None = None
+    checkpoint_id: CheckpointId | None = None
+    files: tuple[DataFile, ...] = ()
+    claim: TableClaim | None = None
+    info: TableInfo | None = None
+    nonce: str = ""
+    at_ms: int | None = None
+    rewrite: TableRewrite | None = None
+    vacuum: TableVacuum | None = None
+    cut: TableCut | None = None
+
+    @property
+    def rows(self) -> int:
+        """Rows in its files."""
+        return sum(file.rows for file in self.files)
+
+    @property
+    def position(self) -> int:
+        """Where its rows are in the order of the table."""
+        return self.seq if self.rewrite is None else self.rewrite.position
+
+
+def in_order(entry: TableEntry) -> int:
+    """What entries are sorted by, so that their rows are in the order of the table."""
+    return entry.position
+
+
+def covers(ranges: Ranges, seq: int) -> bool:
+    """Whether an entry that bears files is in the set."""
+    at = bisect_right(ranges, seq, key=lambda bounds: bounds[0])
+    return at > 0 and seq <= ranges[at - 1][1]
+
+
+def ranges_of(members: Collection[int], bearing: Iterable[int]) -> Ranges:
+    """The set of `members`; `bearing` are all entries that bear files, ascending."""
+    found: list[tuple[int, int]] = []
+    joined = False
+    for seq in bearing:
+        if seq not in members:
+            joined = False
+        elif joined:
+            found[-1] = (found[-1][0], seq)
+        else:
+            found.append((seq, seq))
+            joined = True
+    return tuple(found)
+
+
+def joined(members: Iterable[int]) -> Ranges:
+    """The set of `members`, where nobody knows which entries between them bear files."""
+    found: list[tuple[int, int]] = []
+    for seq in sorted(members):
+        if found and found[-1][1] == seq - 1:
+            found[-1] = (found[-1][0], seq)
+        else:
+            found.append((seq, seq))
+    return tuple(found)
+
+
+def added(ranges: Ranges, seq: int, newest_bearing: int) -> Ranges:
+    """The set with an entry that is newer than all that bear files, of which `newest_bearing` was the newest."""
+    if ranges and newest_bearing <= ranges[-1][1]:
+        return (*ranges[:-1], (ranges[-1][0], seq))
+    return (*ranges, (seq, seq))
+
+
+def without(ranges: Ranges, gone: Ranges) -> Ranges:
+    """The set without the members of another one."""
+    found: list[tuple[int, int]] = []
+    for first, last in ranges:
+        at = max(0, bisect_right(gone, first, key=lambda bounds: bounds[0]) - 1)
+        while at < len(gone) and gone[at][0] <= last:
+            if gone[at][1] >= first:
+                if gone[at][0] > first:
+                    found.append((first, gone[at][0] - 1))
+                first = gone[at][1] + 1
+            at += 1
+        if first <= last:
+            found.append((first, last))
+    return tuple(found)
+
+
+def members_of(ranges: Ranges, bearing: Sequence[int]) -> list[int]:
+    """The members of a set, ascending; `bearing` are all entries that bear files, ascending."""
+    return [seq for first, last in ranges for seq in bearing[bisect_left(bearing, first) : bisect_right(bearing, last)]]
+
+
+log = logging.getLogger(__name__)
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class TableFold:
+    """The fold of all entries up to `seq`, whose file has the checksum `entry_checksum`."""
+
+    seq: int
+    entry_checksum: str
+    info: TableInfo
+    shown: Ranges = ()
+    rows: int = 0
+    newest_bearing: int = 0
+    """The newest entry that bears files."""
+    claims: int = 0
+    owner: JobId | None = None
+    claim: TableClaim | None = None
+    pending: bool = False
+    """Whether nothing was committed since the newest claim."""
+    newest_commit: CheckpointId | None = None
+    """The newest checkpoint that the owner has committed."""
+    newest_files: str = ""
+    newest_at_ms: int | None = None
+    """When what is shown has changed last."""
+    compactor: str = ""
+    """The nonce of the process that may compact for the owner."""
+    compactor_seq: int = 0
+    """The entry in which it has said so."""
+    vacuum: TableVacuum = field(default_factory=TableVacuum)
+    """What has been deleted for good."""
+    cut: TableCut | None = None
+    """Where the log begins; None: with its first entry."""
+
+    @staticmethod
+    def first(entry: TableEntry, checksum: str) -> TableFold:
+        """The fold of the first entry."""
+        assert entry.info is not None
+        return TableFold(entry.seq, checksum, entry.info)
+
+    def after(self, entry: TableEntry, checksum: str) -> TableFold:
+        """The fold with the next entry."""
+        assert entry.seq == self.seq + 1
+        fold = replace(self, seq=entry.seq, entry_checksum=checksum)
+        match entry.kind:
+            case TableEntryKind.CLAIMED:
+                return fold._claimed(entry)
+            case TableEntryKind.COMPACTING:
+                return replace(fold, compactor=entry.nonce, compactor_seq=entry.seq)
+            case TableEntryKind.ALTERED:
+                assert entry.info is not None
+                return replace(fold, info=entry.info)
+            case TableEntryKind.VACUUMED:
+                assert entry.vacuum is not None
+                return replace(fold, vacuum=entry.vacuum)
+            case TableEntryKind.CUT:
+                assert entry.cut is not None
+                return fold._after_cut(entry.cut)
+            case TableEntryKind.COMPACTED:
+                return fold._compacted(entry)
+            case _:
+                return fold._committed(entry)
+
+    @property
+    def shown_next(self) -> Ranges:
+        """What is shown with the next commit, besides its files."""
+        return self.claim.shows if self.pending and self.claim is not None else self.shown
+
+    @property
+    def switches(self) -> bool:
+        """Whether the next commit changes what is shown even if it has no files."""
+        return self.shown_next != self.shown
+
+    def may_compact(self, job_id: JobId, nonce: str, replaced: Iterable[int]) -> bool:
+        """Whether a process of a job may put files in the place of these entries."""
+        in_charge = self.owner == job_id and self.compactor == nonce and not self.pending
+        return in_charge and all(covers(self.shown, seq) for seq in replaced)
+
+    def is_decided(self, url: str, checkpoint_id: CheckpointId, files: tuple[DataFile, ...]) -> bool:
+        """Whether a checkpoint of the owner needs no commit any more; TableError if it was one of other files."""
+        assert self.claim is not None and self.owner is not None
+        if checkpoint_id == self.newest_commit and self.newest_files != fingerprint(files):
+            raise TableError(
+                f"checkpoint {checkpoint_id} of {self.owner!r} was committed to {url} with other files than it is now"
+            )
+        if self.newest_commit is not None and checkpoint_id <= self.newest_commit:
+            return True
+        back_to = self.claim.falls_back_to
+        if back_to is not None and back_to < checkpoint_id < self.claim.next_checkpoint_id:
+            log.warning(
+                "checkpoint %d of %s is not committed to %s: the job has gone on from checkpoint %d",
+                checkpoint_id, self.owner, url, back_to,
+            )  # fmt: skip
+            return True
+        return not files and not self.switches
+
+    def _claimed(self, entry: TableEntry) -> TableFold:
+        assert entry.claim is not None
+        same = entry.job_id == self.owner
+        return replace(
+            self,
+            claims=self.claims + 1,
+            owner=entry.job_id,
+            claim=entry.claim,
+            pending=True,
+            newest_bearing=entry.seq if entry.files else self.newest_bearing,
+            newest_commit=self.newest_commit if same else None,
+            newest_files=self.newest_files if same else "",
+            compactor=self.compactor if same else "",
+        )
+
+    def _committed(self, entry: TableEntry) -> TableFold:
+        if self.claim is None or entry.job_id != self.owner:
+            raise CorruptionError(f"entry {entry.seq} of a table's log is of {entry.job_id!r}, not of {self.owner!r}")
+        shown, rows = self.shown_next, self.claim.shows_rows if self.pending else self.rows
+        return replace(
+            self,
+            shown=added(shown, entry.seq, self.newest_bearing) if entry.files else shown,
+            rows=rows + entry.rows,
+            newest_bearing=entry.seq if entry.files else self.newest_bearing,
+            pending=False,
+            newest_commit=entry.checkpoint_id,
+            newest_files=fingerprint(entry.files),
+            newest_at_ms=entry.at_ms if entry.at_ms is not None else self.newest_at_ms,
+        )
+
+    def _after_cut(self, cut: TableCut) -> TableFold:
+        claim = self.claim
+        if claim is not None and self.pending:
+            claim = replace(claim, shows=cut.shown_next)
+        return replace(self, cut=cut, shown=cut.shown_now, claim=claim, newest_bearing=cut.newest_bearing)
+
+    def _compacted(self, entry: TableEntry) -> TableFold:
+        rewrite = entry.rewrite
+        if rewrite is None or self.pending or entry.job_id != self.owner:
+            raise CorruptionError(f"entry {entry.seq} of a table's log is a compaction that could not be made there")
+        shown = without(self.shown, rewrite.replaces)
+        return replace(
+            self,
+            shown=added(shown, entry.seq, self.newest_bearing) if entry.files else shown,
+            rows=self.rows - rewrite.rows_before + entry.rows,
+            newest_bearing=entry.seq if entry.files else self.newest_bearing,
+            newest_at_ms=entry.at_ms,
+        )
+
+
+def fingerprint(files: tuple[DataFile, ...]) -> str:
+    """Tells the files of one commit from those of another."""
+    return checksum_of(encode(files))

@@ -1,0 +1,660 @@
+"""`TableTail`: the end of a table's log as one process knows it, which it reads on from, appends to and compacts.
+
+`TableParts` reads and writes the files of the log:
+
+    _tidegate/log/<seq>               one entry
+    _tidegate/log/snapshot-<seq>      the fold of all entries up to `seq`, and the list of the parts with these entries
+    _tidegate/parts/<first>-<last>    entries `first` to `last`, in columns; a part is never changed
+    _tidegate/parts/<first>-<last>-<cut>    the entries of these that a cut left
+
+Rules of reading and appending:
+
+- A created entry counts only after its writer has seen that the entry before it still exists. If it does not, the log
+  was truncated, the writer was behind, and takes its entry back.
+- A reader that has read on checks that the entry which it read last exists, and starts again with the newest snapshot
+  if not. It therefore mistakes neither the hole that truncation leaves for the end of the log, nor an entry that was
+  put into the hole for a part of the log.
+- A listing may show an entry without the one before it while entries are created. An entry that a listing lacks is
+  looked up by its own name before it counts as lost.
+- A process remembers the newest entry that it has appended or read. A log that ends before it, or has another entry
+  there, has lost what the storage had acknowledged. That is damage, a TableError: truncation never goes so far.
+  Otherwise committed rows would be missing, and the next commit would hide that.
+- Readers of a cut ignore the entries that it drops, wherever they are still stored.
+- Every `entries_per_snapshot` entries the writer that appends writes a snapshot and truncates the log. The entry that
+  made this due is committed, whether or not that works.
+
+Rules of the files:
+
+- All of them are a function of the log: two writers of a part or a snapshot write the same bytes.
+- Parts of one level are joined to one of the next, so there are few of them however long the log is, and an entry is
+  written a few times in all. Parts are joined no further where they would get larger than `FILES_MAX` data files.
+- With the snapshot after a cut (`vacuum.py`) the parts that begin before it are written again, without the entries that
+  the cut drops. Such parts are not joined any more: the next cut does that.
+- The newest snapshot and the one before it stay, with their parts and every entry from the older one on. A damaged
+  newest snapshot is skipped, and a reader that was overtaken notices, because the entry that it read last is gone.
+- Entries are deleted in ascending order, so that an entry that exists proves that all after it exist.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import TypeVar
+
+from tidegate.storage.checkpoints.metadata import DataFile
+from tidegate.storage.codec import decode, encode, wire
+from tidegate.storage.errors import (
+    AlreadyExistsError,
+    CodecError,
+    CorruptionError,
+    NotFoundError,
+    StorageError,
+    TableError,
+    TidegateError,
+)
+from tidegate.storage.files.envelope import checksum_of, seal, unseal
+from tidegate.storage.files.file_system_store import join_url
+from tidegate.storage.files.store import Store
+from tidegate.storage.ids import CheckpointId, JobId
+from tidegate.storage.tables.log.entries import (
+    Ranges,
+    TableCut,
+    TableEntry,
+    TableEntryKind,
+    TableFold,
+    covers,
+    in_order,
+)
+
+log = logging.getLogger(__name__)
+
+RACES_MAX = 32
+T = TypeVar("T")
+PARTS_WEIGHT_MAX = 20_000
+"""Entries and files of the parts that stay in memory once they were read, if that is more than one part."""
+
+
+class _OvertakenError(Exception):
+    """The log was truncated beyond what this reader knows."""
+
+
+class TableTail:
+    """The newest snapshot, what was appended since, and the fold of it all. Not thread-safe."""
+
+    def __init__(self, store: Store, entries_per_snapshot: int) -> None:
+        assert entries_per_snapshot >= 2, "the entry before the newest one is never truncated"
+        self.fold: TableFold | None = None
+        """None where nothing was read yet, or where there is no table."""
+        self.loose: list[TableEntry] = []
+        """The entries after the snapshot."""
+        self._url = store.url
+        self._files = TableParts(store)
+        self._every = entries_per_snapshot
+        self._state: TableState | None = None
+        self._due: list[TableFold] = []
+        """Folds that snapshots should be made of."""
+        self._columns: dict[TablePart, PartColumns] = {}
+        """Parts that were read lately, the latest one last: a writer that lives for years keeps a bounded number."""
+        self._newest: tuple[int, str] | None = None
+        """Number and checksum of the newest entry that was part of the log."""
+
+    def refresh(self) -> None:
+        """Read what has been appended; begin anew where the log was truncated meanwhile.
+
+        TableError where the log has lost entries that were part of it.
+        """
+        for _ in range(RACES_MAX):
+            try:
+                if self.fold is None:
+                    self._load()
+                    self._check_nothing_lost()
+                else:
+                    self._read_on()
+                    if self.is_behind():
+                        self._check_nothing_lost()
+                self._remember()
+                return
+            except _OvertakenError:
+                self._forget()
+            except TidegateError:
+                # Nobody has seen yet that what was read is not of a hole.
+                self._forget()
+                raise
+        where = join_url(self._url, LOG_FOLDER)
+        raise CorruptionError(f"{where} cannot be read: entries that the newest snapshot needs are missing")
+
+    def expect(self, seq: int) -> None:
+        """Take it as known that entry `seq` was part of the log, as another process of the job has reported."""
+        if seq >= 0 and (self._newest is None or self._newest[0] < seq):
+            self._newest = seq, ""
+
+    def is_behind(self) -> bool:
+        """Whether more is known of the log than was read."""
+        return self._newest is not None and (self.fold is None or self.fold.seq < self._newest[0])
+
+    def _remember(self) -> None:
+        if self.fold is not None and (self._newest is None or self._newest[0] <= self.fold.seq):
+            self._newest = self.fold.seq, self.fold.entry_checksum
+
+    def _check_nothing_lost(self) -> None:
+        """Raise TableError if the newest entry that was part of the log is not a part of what was loaded."""
+        if self._newest is None:
+            return
+        seq, checksum = self._newest
+        ends = -1 if self.fold is None else self.fold.seq
+        if ends < seq:
+            found = "there is no log any more" if self.fold is None else f"it ends with entry {ends}"
+        elif checksum and self._files.has_entry(seq) and not self._is_there(seq, checksum):
+            found = "another entry is there now"
+        else:
+            return
+        raise self.lost(f"this job knows entry {seq} of it", found)
+
+    def lost(self, known: str, found: str) -> TableError:
+        """The error that the log has lost entries: what is known of it, and what is found there."""
+        return TableError(
+            f"the log of the table at {self._url} has lost entries: {known}, and {found}. The storage "
+            "has lost what it had acknowledged or was taken back to an older state, or the table was deleted and "
+            "created again. Rows that were committed are missing, so nothing is written to it. Bring the folder "
+            "back from a copy, or restore the job from a checkpoint that is older than the loss"
+        )
+
+    def _forget(self) -> None:
+        self._state, self.fold = None, None
+        self.loose, self._due = [], []
+
+    def _load(self) -> None:
+        """Begin with the newest snapshot that is whole."""
+        numbers, snapshots = self._files.listing()
+        damage: CorruptionError | None = None
+        for seq in reversed(snapshots):
+            try:
+                self._state = self._files.read_state(seq)
+                self.fold = self._state.fold
+                break
+            except NotFoundError:
+                raise _OvertakenError from None
+            except CorruptionError as error:
+                log.warning("a snapshot is passed over: %s", error)
+                damage = error
+        else:
+            if damage is not None:
+                raise damage
+        first = 0 if self.fold is None else self.fold.seq + 1
+        self._check_no_hole(first, [number for number in numbers if number >= first], snapshots)
+        self._read_on()
+        if numbers and (self.fold is None or self.fold.seq < numbers[-1]):
+            raise _OvertakenError  # Entries that were there a moment ago are not any more.
+
+    def _check_no_hole(self, first: int, numbers: Sequence[int], snapshots: Sequence[int]) -> None:
+        # Reading on until nothing is found would take a lost entry for the end; a listing does not.
+        expected = first
+        for number in numbers:
+            while expected < number:
+                if not self._files.has_entry(expected):
+                    if self._files.listing()[1] != snapshots:
+                        raise _OvertakenError
+                    where = join_url(self._url, LOG_FOLDER)
+                    name = entry_path(expected).rpartition("/")[2]
+                    raise CorruptionError(f"{where} has lost entries: {name} is missing, and later ones are there")
+                expected += 1
+            expected += 1
+
+    def _read_on(self) -> None:
+        """Read entries to the end. What was known before, or else the first entry, must be there afterwards."""
+        known = self.fold
+        while True:
+            try:
+                entry, checksum = self._files.read_entry(0 if self.fold is None else self.fold.seq + 1)
+                self._apply(entry, checksum)
+            except NotFoundError:
+                break
+            except CorruptionError:
+                if known is not None and not self._is_there(known.seq, known.entry_checksum):
+                    raise _OvertakenError from None
+                raise
+            known = known if known is not None else self.fold
+        if known is not None and not self._is_there(known.seq, known.entry_checksum):
+            raise _OvertakenError
+
+    def _is_there(self, seq: int, checksum: str) -> bool:
+        try:
+            return self._files.entry_checksum(seq) == checksum
+        except NotFoundError:
+            return False
+
+    def _apply(self, entry: TableEntry, checksum: str) -> None:
+        self.fold = TableFold.first(entry, checksum) if self.fold is None else self.fold.after(entry, checksum)
+        self.loose.append(entry)
+        if entry.seq and entry.seq % self._every == 0:
+            self._due.append(self.fold)
+
+    def append(self, entry: TableEntry) -> bool:
+        """Whether the entry is part of the log now; if not, what the log says instead has been read."""
+        before = self.fold
+        try:
+            checksum = self._files.create_entry(entry)
+        except AlreadyExistsError:
+            self.refresh()
+            return False
+        follows = not self._files.listing()[1] if before is None else self._is_there(before.seq, before.entry_checksum)
+        if not follows:
+            # It fills a hole of the truncated log: what is there, or was, is part of a snapshot.
+            self._files.delete_entry(entry.seq)
+            self._forget()
+            self.refresh()
+            return False
+        self._apply(entry, checksum)
+        self._remember()
+        self._compact()
+        return True
+
+    def _compact(self) -> None:
+        """Write the snapshots that are due. The entry that made them due stands, whatever happens here."""
+        try:
+            while self._due:
+                fold = self._due[0]
+                count = next(n for n, entry in enumerate(self.loose, start=1) if entry.seq == fold.seq)
+                before, self._state = self._state, self._files.compact(self._state, fold, self.loose[:count])
+                self.loose, self._due = self.loose[count:], self._due[1:]
+                if before is not None:
+                    self._files.truncate(before, self._state)
+        except NotFoundError:
+            # Somebody has compacted further, and deleted parts that were to be joined.
+            self._forget()
+        except StorageError as error:
+            log.warning("the log of %s is compacted later: %s", self._url, error)
+
+    def with_parts(self, read: Callable[[], T]) -> T:
+        """What `read` makes of the log and its parts; again where parts were joined to a larger one meanwhile."""
+        missing: NotFoundError | None = None
+        for _ in range(RACES_MAX):
+            self.refresh()
+            try:
+                return read()
+            except NotFoundError as error:
+                missing = error
+                self._forget()
+        raise CorruptionError(f"a part of the log of {self._url} is missing: {missing}") from missing
+
+    @property
+    def parts(self) -> tuple[TablePart, ...]:
+        """What holds the entries before the loose ones, in order."""
+        return () if self._state is None else self._state.parts
+
+    def read_part(self, part: TablePart) -> PartColumns:
+        """A part, from memory if it was read lately. NotFoundError, CorruptionError."""
+        if (columns := self._columns.pop(part, None)) is None:
+            columns, known = self._files.read_part(part), self.parts
+            self._columns = {old: kept for old, kept in self._columns.items() if old in known}
+        self._columns[part] = columns
+        weight = sum(_weight(each) for each in self._columns)
+        while weight > PARTS_WEIGHT_MAX and len(self._columns) > 1:
+            oldest = next(iter(self._columns))
+            weight -= _weight(oldest)
+            del self._columns[oldest]
+        return columns
+
+    def entries_after(self, seq: int) -> list[TableEntry]:
+        """All entries after `seq`, in order. Call it in `with_parts`: NotFoundError, CorruptionError."""
+        return [entry for entry in self._entries(part for part in self.parts if part.last > seq) if entry.seq > seq]
+
+    def entries_in(self, shown: Ranges) -> list[TableEntry]:
+        """The entries of a set that bear files, in the order of the table. Call it in `with_parts`, as above."""
+        parts = [part for part in self.parts if any(first <= part.last and part.first <= last for first, last in shown)]
+        return sorted((e for e in self._entries(parts) if e.files and covers(shown, e.seq)), key=in_order)
+
+    def entries_of(self, members: Collection[int]) -> list[TableEntry]:
+        """These entries, ascending. Call it in `with_parts`, as above."""
+        parts = [part for part in self.parts if any(part.first <= seq <= part.last for seq in members)]
+        return [entry for entry in self._entries(parts) if entry.seq in members]
+
+    def _entries(self, parts: Iterable[TablePart]) -> list[TableEntry]:
+        """The entries of parts, and the loose ones, without what a cut leaves out."""
+        entries = [*(e for part in parts for e in self.read_part(part).entries()), *self.loose]
+        cut = None if self.fold is None else self.fold.cut
+        return entries if cut is None else [entry for entry in entries if cut.keeps(entry.seq)]
+
+    def files_of(self, shown: Ranges) -> tuple[DataFile, ...]:
+        """The files of these entries, in order; other parts are not read. Call it in `with_parts`, as above."""
+        cut = None if self.fold is None else self.fold.cut
+        files = [
+            numbered
+            for part in self.parts
+            if any(first <= part.last and part.first <= last for first, last in shown)
+            for numbered in self.read_part(part).files(shown, cut)
+        ]
+        loose = (e for e in self.loose if covers(shown, e.seq) and (cut is None or cut.keeps(e.seq)))
+        files += [(e.position, file) for e in loose for file in e.files]
+        return tuple(file for _, file in sorted(files, key=lambda numbered: numbered[0]))
+
+
+def _weight(part: TablePart) -> int:
+    return part.last - part.first + 1 + part.files
+
+
+TABLE_LOG_VERSION = 3
+_VERSION_MIN = 2
+"""What came since are fields that an older file does not have."""
+LOG_FOLDER = "_tidegate/log"
+PARTS_FOLDER = "_tidegate/parts"
+FAN_IN = 10
+FILES_MAX = 50_000
+_ENTRY_MAGIC, _SNAPSHOT_MAGIC, _PART_MAGIC = b"TGTABLE", b"TGTABSN", b"TGTABPT"
+_SNAPSHOT_PREFIX = "snapshot-"
+_DIGITS = 12
+_LEVEL_CUT = 1_000
+"""That of parts which are not joined to others."""
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class TablePart:
+    """A part of the log: entries `first` to `last`, with so many data files.
+
+    `cut`: without the entries that the cut at this entry leaves out; None: with all.
+    """
+
+    first: int
+    last: int
+    level: int
+    files: int
+    cut: int | None = None
+
+    @property
+    def path(self) -> str:
+        """Where it lies."""
+        cut = "" if self.cut is None else f"-{self.cut:0{_DIGITS}d}"
+        return f"{PARTS_FOLDER}/{self.first:0{_DIGITS}d}-{self.last:0{_DIGITS}d}{cut}"
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class TableState:
+    """What a snapshot holds: the fold, and the parts with all entries up to it."""
+
+    fold: TableFold
+    parts: tuple[TablePart, ...]
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class PartColumns:
+    """Entries of a part. Commits are columns, everything else is there as it is."""
+
+    jobs: tuple[JobId, ...] = ()
+    seqs: tuple[int, ...] = ()
+    job_of: tuple[int, ...] = ()
+    checkpoints: tuple[CheckpointId, ...] = ()
+    counts: tuple[int, ...] = ()
+    """Files of each commit."""
+    paths: tuple[str, ...] = ()
+    rows: tuple[int, ...] = ()
+    sizes: tuple[int, ...] = ()
+    checksums: tuple[str, ...] = ()
+    others: tuple[TableEntry, ...] = ()
+    times: tuple[int | None, ...] = ()
+    """When each commit was made. Parts that are older than these times have none."""
+
+    @staticmethod
+    def of(entries: Sequence[TableEntry]) -> PartColumns:
+        """These entries."""
+        commits = [e for e in entries if e.kind is TableEntryKind.COMMITTED]
+        jobs = tuple(dict.fromkeys(e.job_id for e in commits if e.job_id is not None))
+        number = {job: at for at, job in enumerate(jobs)}
+        files = [file for e in commits for file in e.files]
+        return PartColumns(
+            jobs,
+            tuple(e.seq for e in commits),
+            tuple(number[e.job_id] for e in commits if e.job_id is not None),
+            tuple(e.checkpoint_id for e in commits if e.checkpoint_id is not None),
+            tuple(len(e.files) for e in commits),
+            tuple(f.path for f in files),
+            tuple(f.rows for f in files),
+            tuple(f.size_bytes for f in files),
+            tuple(f.checksum for f in files),
+            tuple(e for e in entries if e.kind is not TableEntryKind.COMMITTED),
+            tuple(e.at_ms for e in commits),
+        )
+
+    @staticmethod
+    def joined(parts: Sequence[PartColumns]) -> PartColumns:
+        """The entries of adjacent parts."""
+        jobs = tuple(dict.fromkeys(job for part in parts for job in part.jobs))
+        number = {job: at for at, job in enumerate(jobs)}
+        return PartColumns(
+            jobs,
+            tuple(seq for part in parts for seq in part.seqs),
+            tuple(number[part.jobs[at]] for part in parts for at in part.job_of),
+            tuple(checkpoint for part in parts for checkpoint in part.checkpoints),
+            tuple(count for part in parts for count in part.counts),
+            tuple(path for part in parts for path in part.paths),
+            tuple(rows for part in parts for rows in part.rows),
+            tuple(size for part in parts for size in part.sizes),
+            tuple(checksum for part in parts for checksum in part.checksums),
+            tuple(entry for part in parts for entry in part.others),
+            tuple(at_ms for part in parts for at_ms in part._times()),
+        )
+
+    def entries(self) -> list[TableEntry]:
+        """All entries, in order."""
+        commits = (
+            TableEntry(
+                seq,
+                TableEntryKind.COMMITTED,
+                self.jobs[job],
+                checkpoint,
+                self._files(start, start + count),
+                at_ms=at_ms,
+            )
+            for seq, job, checkpoint, count, at_ms, start in zip(
+                self.seqs, self.job_of, self.checkpoints, self.counts, self._times(), self._starts(), strict=False
+            )
+        )
+        return sorted((*commits, *self.others), key=lambda entry: entry.seq)
+
+    def files(self, shown: Ranges, cut: TableCut | None = None) -> list[tuple[int, DataFile]]:
+        """The files of the entries that are shown and not cut off, each with its place in the order of the table."""
+
+        def shows(seq: int) -> bool:
+            return covers(shown, seq) and (cut is None or cut.keeps(seq))
+
+        found = [(entry.position, file) for entry in self.others if shows(entry.seq) for file in entry.files]
+        for seq, count, start in zip(self.seqs, self.counts, self._starts(), strict=False):
+            if count and shows(seq):
+                found += [(seq, file) for file in self._files(start, start + count)]
+        return found
+
+    def _times(self) -> tuple[int | None, ...]:
+        return self.times or (None,) * len(self.seqs)
+
+    def _starts(self) -> Iterable[int]:
+        return accumulate(self.counts, initial=0)
+
+    def _files(self, start: int, end: int) -> tuple[DataFile, ...]:
+        columns = (self.paths, self.rows, self.sizes, self.checksums)
+        return tuple(DataFile(*values) for values in zip(*(c[start:end] for c in columns), strict=True))
+
+
+class TableParts:
+    """Reads and writes the files of one table's log."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    # --- entries --------------------------------------------------------------------------------------------------
+
+    def create_entry(self, entry: TableEntry) -> str:
+        """Create an entry and return its checksum. AlreadyExistsError, StorageError."""
+        data = encoded_entry(entry)
+        self._store.create(entry_path(entry.seq), data)
+        return checksum_of(data)
+
+    def read_entry(self, seq: int) -> tuple[TableEntry, str]:
+        """An entry and its checksum. NotFoundError, CorruptionError, CodecError."""
+        path = entry_path(seq)
+        where = join_url(self._store.url, path)
+        data = self._store.read(path)
+        entry = _decoded(_ENTRY_MAGIC, data, where)
+        if not isinstance(entry, TableEntry) or entry.seq != seq:
+            raise CorruptionError(f"{where} does not hold entry {seq} of the table's log")
+        if (entry.kind is TableEntryKind.CREATED) != (seq == 0):
+            raise CorruptionError(f"{where}: entry {seq} cannot be {entry.kind.value!r}")
+        return entry, checksum_of(data)
+
+    def entry_checksum(self, seq: int) -> str:
+        """Checksum of an entry as it lies there. NotFoundError."""
+        return checksum_of(self._store.read(entry_path(seq)))
+
+    def has_entry(self, seq: int) -> bool:
+        """Whether an entry is there, whatever a listing says."""
+        return self._store.exists(entry_path(seq))
+
+    def listing(self) -> tuple[list[int], list[int]]:
+        """Numbers of the entries and of the snapshots that are there, ascending."""
+        names = self._store.list(LOG_FOLDER)
+        snapshots = (n.removeprefix(_SNAPSHOT_PREFIX) for n in names if n.startswith(_SNAPSHOT_PREFIX))
+        return sorted(map(int, filter(_is_number, names))), sorted(map(int, filter(_is_number, snapshots)))
+
+    # --- parts and snapshots --------------------------------------------------------------------------------------
+
+    def read_state(self, seq: int) -> TableState:
+        """A snapshot. NotFoundError, CorruptionError, CodecError."""
+        path = _snapshot_path(seq)
+        where = join_url(self._store.url, path)
+        state = _decoded(_SNAPSHOT_MAGIC, self._store.read(path), where)
+        if not isinstance(state, TableState) or state.fold.seq != seq:
+            raise CorruptionError(f"{where} does not hold the table's state at entry {seq}")
+        return state
+
+    def read_part(self, part: TablePart) -> PartColumns:
+        """A part. NotFoundError, CorruptionError, CodecError."""
+        where = join_url(self._store.url, part.path)
+        columns = _decoded(_PART_MAGIC, self._store.read(part.path), where)
+        if not isinstance(columns, PartColumns):
+            raise CorruptionError(f"{where} does not hold a part of the table's log")
+        return columns
+
+    def compact(self, before: TableState | None, fold: TableFold, entries: Sequence[TableEntry]) -> TableState:
+        """Write `entries`, which follow on a state, as parts, and a snapshot with their fold. Returns what it holds."""
+        parts = () if before is None else before.parts
+        fresh = TablePart(entries[0].seq, entries[-1].seq, 0, sum(len(e.files) for e in entries))
+        columns = {fresh.path: PartColumns.of(entries)}
+        parts = (*parts, fresh)
+        self._write_part(fresh, columns[fresh.path])
+        while _joinable(parts):
+            last = parts[-FAN_IN:]
+            joined = TablePart(last[0].first, last[-1].last, last[0].level + 1, sum(part.files for part in last))
+            columns[joined.path] = PartColumns.joined(
+                [columns[part.path] if part.path in columns else self.read_part(part) for part in last]
+            )
+            parts = (*parts[:-FAN_IN], joined)
+            self._write_part(joined, columns[joined.path])
+        if fold.cut is not None:
+            parts = self._after_cut(fold.cut, parts)
+        state = TableState(fold, parts)
+        data = seal(_SNAPSHOT_MAGIC, TABLE_LOG_VERSION, encode(state))
+        self._store.write(_snapshot_path(fold.seq), (data,))
+        return state
+
+    def _after_cut(self, cut: TableCut, parts: Sequence[TablePart]) -> tuple[TablePart, ...]:
+        """These parts without what a cut leaves out, written where they are not so already."""
+        count = sum(part.first <= cut.seq for part in parts)
+        if all(part.cut == cut.seq for part in parts[:count]):
+            return tuple(parts)
+        written: list[TablePart] = []
+        entries: list[TableEntry] = []
+        first = 0
+        for at, part in enumerate(parts[:count]):
+            entries += [entry for entry in self.read_part(part).entries() if cut.keeps(entry.seq)]
+            files = sum(len(entry.files) for entry in entries)
+            if at == count - 1 or files + parts[at + 1].files > FILES_MAX:
+                new = TablePart(first, part.last, _LEVEL_CUT, files, cut.seq)
+                self._write_part(new, PartColumns.of(entries))
+                written.append(new)
+                first, entries = part.last + 1, []
+        return (*written, *parts[count:])
+
+    def truncate(self, before: TableState, state: TableState) -> None:
+        """Delete what neither of two snapshots, one after the other, needs. It may stop anywhere, and be repeated."""
+        entries, snapshots = self.listing()
+        for seq in entries:
+            if seq < before.fold.seq:
+                self._store.delete(entry_path(seq))
+        for seq in snapshots:
+            if seq < before.fold.seq:
+                self._store.delete(_snapshot_path(seq))
+        needed = {part.path for part in (*before.parts, *state.parts)}
+        cut = -1 if state.fold.cut is None else state.fold.cut.seq
+        for name in self._store.list(PARTS_FOLDER):
+            numbers = name.split("-")
+            if f"{PARTS_FOLDER}/{name}" in needed or not all(map(_is_number, numbers)) or len(numbers) < 2:
+                continue
+            # Parts that end later, or that were cut later, are of somebody who has gone further.
+            if int(numbers[1]) <= state.fold.seq and (len(numbers) == 2 or int(numbers[2]) <= cut):
+                self._store.delete(f"{PARTS_FOLDER}/{name}")
+
+    def delete_entry(self, seq: int) -> None:
+        """Take back an entry that was created where the log had been truncated."""
+        self._store.delete(entry_path(seq))
+
+    def _write_part(self, part: TablePart, columns: PartColumns) -> None:
+        try:
+            self._store.create(part.path, seal(_PART_MAGIC, TABLE_LOG_VERSION, encode(columns)))
+        except AlreadyExistsError:
+            return  # The same entries make the same part.
+
+
+def encoded_cut_log(fold: TableFold, entries: Sequence[TableEntry]) -> list[tuple[str, bytes]]:
+    """Paths and bytes of a log that was cut, of which these are all entries, in the order in which to write them.
+
+    Single entries would have holes between them, so it is a part, the newest entry, and a snapshot.
+    """
+    assert fold.cut is not None
+    files = sum(len(entry.files) for entry in entries)
+    part = TablePart(0, fold.seq, _LEVEL_CUT, files, fold.cut.seq)
+    newest = encoded_entry(entries[-1])
+    # Parts have no nonces of commits, so the entry may have other bytes than at the source.
+    fold = replace(fold, entry_checksum=checksum_of(newest))
+    return [
+        (part.path, seal(_PART_MAGIC, TABLE_LOG_VERSION, encode(PartColumns.of(entries)))),
+        (entry_path(fold.seq), newest),
+        (_snapshot_path(fold.seq), seal(_SNAPSHOT_MAGIC, TABLE_LOG_VERSION, encode(TableState(fold, (part,))))),
+    ]
+
+
+def encoded_entry(entry: TableEntry) -> bytes:
+    """The bytes of an entry's file."""
+    return seal(_ENTRY_MAGIC, TABLE_LOG_VERSION, encode(entry))
+
+
+def entry_path(seq: int) -> str:
+    """Where an entry lies."""
+    return f"{LOG_FOLDER}/{seq:0{_DIGITS}d}"
+
+
+def _snapshot_path(seq: int) -> str:
+    return f"{LOG_FOLDER}/{_SNAPSHOT_PREFIX}{seq:0{_DIGITS}d}"
+
+
+def _joinable(parts: Sequence[TablePart]) -> bool:
+    last = parts[-FAN_IN:]
+    return (
+        len(last) == FAN_IN
+        and len({part.level for part in last}) == 1
+        and sum(part.files for part in last) <= FILES_MAX
+    )
+
+
+def _decoded(magic: bytes, data: bytes, where: str) -> object:
+    payload = unseal(magic, TABLE_LOG_VERSION, data, where, version_min=_VERSION_MIN)
+    try:
+        return decode(payload)
+    except CodecError as error:
+        raise CodecError(f"{where}: {error}") from error
+
+
+def _is_number(name: str) -> bool:
+    return len(name) >= _DIGITS and name.isascii() and name.isdigit()

@@ -1,0 +1,321 @@
+"""`TableVersions`: what a table showed after each of its commits. `LogRewrites`: which entries hold the rows of others.
+
+Rules of versions:
+
+- A commit is known by the number of its entry. No other commit of the table ever gets this number, whichever jobs are
+  restored. Numbers of checkpoints would not do, since a restored job counts them from 1 again.
+- What a table shows with a commit is what the newest claim before it was built on, and everything added since, except
+  what a compaction since then has replaced.
+- Rows that were hidden later were visible then, so the version of that commit has them.
+- Where a vacuum has deleted files of a version, large files stand in for the small files that they were made of, if
+  they still exist.
+- Where a log was cut, the newest commit from before the cut is the oldest version. The cut stores what it showed.
+- As of a time, the newest commit that was made by then counts. Times never go back along the log.
+
+Rules of compactions:
+
+- The files of a compaction have exactly the rows of the entries that it replaces. A set of entries therefore shows the
+  same rows with the compaction in their place, and the other way round.
+- A compaction stands for what it replaces only where all of that is in a set: rows that a restored job takes back never
+  stay in a large file.
+- Compactions replace earlier ones. To compact a set, they are applied oldest first; to undo them, newest first.
+- A vacuum deletes small files that a large one stands for, or large files that are not shown any more.
+- A compaction before the cut of a log counts as a commit: what it replaced is no longer part of the log.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from bisect import bisect_right
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from tidegate.storage.errors import ConfigurationError, TableError
+from tidegate.storage.ids import CheckpointId, JobId
+from tidegate.storage.tables.log.entries import (
+    Ranges,
+    TableCut,
+    TableEntry,
+    TableEntryKind,
+    TableFold,
+    covers,
+    members_of,
+    ranges_of,
+    without,
+)
+from tidegate.storage.tables.table_info import TableInfo
+
+AsOf = int | dt.datetime
+"""The number of a commit, or a time with a time zone."""
+
+_CHANGES = (TableEntryKind.COMMITTED, TableEntryKind.COMPACTED)
+"""What they show changes with these alone."""
+_WHAT = {
+    TableEntryKind.CLAIMED: "a job became its owner there",
+    TableEntryKind.COMPACTING: "a job began to put small files together there",
+    TableEntryKind.ALTERED: "the table got columns there",
+    TableEntryKind.VACUUMED: "old files were deleted there",
+    TableEntryKind.COMPACTED: "small files were put together there",
+    TableEntryKind.CUT: "older entries were left out of the log there",
+}
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class TableCommit:
+    """A commit of a table.
+
+    `number` tells it from all others, and may be given as `as_of`. `at` is when it was made; None in a table that is
+    older than these times. `rows_added` and `files_added` are its own; `rows` are those of all files that the table
+    showed with it. `shown`: whether its rows show now, in its own files or in larger ones; not where a restored job has
+    written them again.
+    """
+
+    number: int
+    at: dt.datetime | None
+    job_id: JobId
+    checkpoint_id: CheckpointId
+    rows_added: int
+    files_added: int
+    rows: int
+    shown: bool
+
+
+class TableVersions:
+    """All entries of the log of the table at `url`, the first one first, and their fold."""
+
+    def __init__(self, url: str, entries: Sequence[TableEntry], fold: TableFold) -> None:
+        self._url = url
+        self._entries = entries
+        self._fold = fold
+        self._cut = cut = fold.cut
+        self._cut_at, self._oldest = (-1, 0) if cut is None else (cut.seq, cut.commit)
+        self._since = [entry for entry in entries if entry.seq > self._cut_at]
+        self._by_seq = {entry.seq: entry for entry in entries}
+        self._bearing = [entry.seq for entry in entries if entry.files]
+        self._commits = [
+            entry for entry in entries if entry.kind is TableEntryKind.COMMITTED and entry.seq >= self._oldest
+        ]
+        self._changes = [entry.seq for entry in self._since if entry.kind in _CHANGES]
+
+    def commits(self) -> tuple[TableCommit, ...]:
+        """Every commit that is part of the log, oldest first."""
+        found, rows = [], 0
+        # Also a compaction of a table at rest, which is a commit, may be in a larger file by now.
+        visible = LogRewrites(self._entries, self._cut).holders(members_of(self._fold.shown, self._bearing))
+        if self._cut is not None:
+            oldest, rows = self._by_seq[self._cut.commit], self._cut.rows
+            shows = not oldest.files or self._cut.commit_holder in visible
+            found.append(self._commit(oldest, self._cut.commit_rows, shows))
+        for entry in self._since:
+            if entry.claim is not None:
+                rows = entry.claim.shows_rows
+            elif entry.rewrite is not None:
+                rows += entry.rows - entry.rewrite.rows_before
+            elif entry.kind is TableEntryKind.COMMITTED:
+                rows += entry.rows
+                found.append(self._commit(entry, rows, not entry.files or entry.seq in visible))
+        return tuple(found)
+
+    def shown_at(self, as_of: AsOf) -> tuple[int, Ranges]:
+        """The number of the commit that counts, and the entries with the rows that the table showed with it.
+
+        They are those of then, but where a vacuum has deleted files: then those that hold the same rows now. Raises
+        TableError if there is no such commit, or some of its rows are gone, ConfigurationError for what is neither a
+        number nor a time.
+        """
+        number = self._found(as_of).seq
+        return number, self._left_of(number, self._after_change(number))
+
+    def info_at(self, number: int) -> TableInfo:
+        """What the table was at an entry: it may have got columns later."""
+        earlier = (entry for entry in reversed(self._entries) if entry.seq <= number)
+        info = next(entry.info for entry in earlier if entry.info is not None)
+        assert info is not None
+        return info
+
+    def shown_after(self, seq: int) -> Ranges:
+        """The entries whose files the table showed when `seq` was its newest entry; none before the first commit.
+
+        TableError where the log does not go back as far as that.
+        """
+        if seq < self._oldest:
+            raise self._too_old(f"what the table at {self._url} showed at entry {seq} of its log")
+        at = bisect_right(self._changes, seq)
+        if not at:
+            return () if self._cut is None else self._cut.shown
+        return self._after_change(self._changes[at - 1])
+
+    def _left_of(self, number: int, shown: Ranges) -> Ranges:
+        vacuum = self._fold.vacuum
+        members = members_of(shown, self._bearing) if vacuum.gone else []
+        if not any(covers(vacuum.gone, seq) for seq in members):
+            return shown
+        found = LogRewrites(self._entries, self._cut).whole(members, vacuum.gone)
+        if found is None:
+            raise TableError(
+                f"rows of commit {number} of the table at {self._url} were deleted by a vacuum: from commit "
+                f"{vacuum.readable_from} on every one can be read; see history()"
+            )
+        return ranges_of(found, self._bearing)
+
+    def _after_change(self, number: int) -> Ranges:
+        """What was shown after a commit or a compaction."""
+        if self._cut is not None and number <= self._cut_at:
+            return self._cut.shown  # Compactions since then have the same rows.
+        earlier = (entry for entry in reversed(self._since) if entry.seq < number)
+        claim = next((entry for entry in earlier if entry.claim is not None), None)
+        if claim is not None:
+            assert claim.claim is not None
+            shown, since = claim.claim.shows, claim.seq
+        else:
+            assert self._cut is not None, "nothing is committed before the first claim"
+            shown, since = self._cut.shown, self._cut_at
+        # Between a claim and the next one there are commits and compactions of its job, and nothing else with files.
+        shown = (*shown, (since + 1, number))
+        for entry in self._since:
+            if since < entry.seq <= number and entry.rewrite is not None:
+                shown = without(shown, entry.rewrite.replaces)
+        return shown
+
+    def _found(self, as_of: AsOf) -> TableEntry:
+        if isinstance(as_of, bool) or not isinstance(as_of, int | dt.datetime):
+            raise ConfigurationError(f"as_of={as_of!r}: give the number of a commit, or a datetime with a time zone")
+        if isinstance(as_of, dt.datetime) and as_of.utcoffset() is None:
+            raise ConfigurationError(
+                f"as_of={as_of.isoformat()} has no time zone, so it is no certain moment; give tzinfo=datetime.UTC"
+            )
+        if not self._commits:
+            raise TableError(f"nothing was committed to the table at {self._url} yet, so there is no as_of={as_of}")
+        return self._by_number(as_of) if isinstance(as_of, int) else self._by_time(as_of)
+
+    def _by_number(self, number: int) -> TableEntry:
+        oldest, newest = self._commits[0].seq, self._commits[-1].seq
+        if self._cut is not None and 0 < number < oldest:
+            raise self._too_old(f"commit {number} of the table at {self._url}")
+        if not oldest <= number <= newest:
+            raise TableError(
+                f"the table at {self._url} never had a commit {number}: they are {oldest} to {newest}; see history()"
+            )
+        entry = self._by_seq.get(number)
+        if entry is not None and entry.kind is TableEntryKind.COMMITTED:
+            return entry
+        before = max(commit.seq for commit in self._commits if commit.seq < number)
+        # What a cut has left out between the oldest commit and the next one.
+        what = "the table was looked after there" if entry is None else _WHAT[entry.kind]
+        raise TableError(
+            f"{number} is no commit of the table at {self._url}: {what}. What it showed then is "
+            f"as_of={before}; see history()"
+        )
+
+    def _by_time(self, time: dt.datetime) -> TableEntry:
+        for entry in reversed(self._commits):
+            if entry.at_ms is None:
+                raise TableError(
+                    f"as_of={time.isoformat()}: commits up to {entry.seq} of the table at {self._url} were made by a "
+                    "tidegate that noted no times; give the number of one of them, see history()"
+                )
+            if _time(entry.at_ms) <= time:
+                return entry
+        if self._cut is not None:
+            raise self._too_old(f"what the table at {self._url} showed at {time.isoformat()}")
+        oldest = self._commits[0]
+        assert oldest.at_ms is not None
+        raise TableError(
+            f"nothing had been committed to the table at {self._url} by {time.isoformat()}: its first commit, "
+            f"{oldest.seq}, was made at {_time(oldest.at_ms).isoformat()}"
+        )
+
+    def _too_old(self, what: str) -> TableError:
+        return TableError(
+            f"{what} was deleted by a vacuum: from commit {self._oldest} on every one can be read; see history()"
+        )
+
+    def _commit(self, entry: TableEntry, rows: int, shown: bool) -> TableCommit:
+        assert entry.job_id is not None and entry.checkpoint_id is not None
+        return TableCommit(
+            entry.seq,
+            None if entry.at_ms is None else _time(entry.at_ms),
+            entry.job_id,
+            entry.checkpoint_id,
+            entry.rows,
+            len(entry.files),
+            rows,
+            shown,
+        )
+
+
+def _time(at_ms: int) -> dt.datetime:
+    return _EPOCH + dt.timedelta(milliseconds=at_ms)
+
+
+class LogRewrites:
+    """The compactions among all entries of a log."""
+
+    def __init__(self, entries: Sequence[TableEntry], cut: TableCut | None) -> None:
+        bearing = [entry.seq for entry in entries if entry.files]
+        self._line_of: dict[int, JobId] = {}
+        self._replaced: dict[int, tuple[int, ...]] = {}
+        """By the entry that has the files, oldest first."""
+        lines: dict[JobId, JobId] = {}
+        at_rest: dict[JobId, TableEntry] = {}
+        """Compactions of a table at rest claim it, and then commit."""
+        for entry in entries:
+            job_id = entry.job_id
+            if entry.claim is not None and job_id is not None:
+                lines[job_id] = entry.claim.line
+                if entry.claim.replaces and (cut is None or entry.seq > cut.seq):
+                    at_rest[job_id] = entry
+            elif cut is not None and entry.seq <= cut.seq:
+                continue
+            elif entry.rewrite is not None and job_id is not None:
+                self._replaced[entry.seq] = tuple(members_of(entry.rewrite.replaces, bearing))
+                self._line_of[entry.seq] = lines[job_id]
+            elif entry.kind is TableEntryKind.COMMITTED and job_id in at_rest:
+                claim = at_rest[job_id].claim
+                assert claim is not None
+                self._replaced[entry.seq] = tuple(members_of(claim.replaces, bearing))
+                self._line_of[entry.seq] = claim.line
+
+    @property
+    def replaced(self) -> Mapping[int, tuple[int, ...]]:
+        """What each compaction replaces, by its entry, oldest first."""
+        return self._replaced
+
+    def compacted(self, members: Collection[int], line: JobId | None = None) -> set[int]:
+        """A set of entries, with compactions (None: of all lines) in the place of what they replace."""
+        found = set(members)
+        for seq, replaced in self._replaced.items():
+            if (line is None or self._line_of[seq] == line) and found.issuperset(replaced):
+                found.difference_update(replaced)
+                found.add(seq)
+        return found
+
+    def whole(self, members: Collection[int], gone: Ranges, line: JobId | None = None) -> set[int] | None:
+        """A set of entries with the same rows, with compactions where that is possible, and without what has gone.
+
+        None if rows have gone: they are in no entry that is left.
+        """
+        found = self.compacted(members, line)
+        for seq in reversed(self._replaced):
+            if seq in found and covers(gone, seq):
+                found.remove(seq)
+                found.update(self._replaced[seq])
+        return None if any(covers(gone, seq) for seq in found) else found
+
+    def holders(self, members: Collection[int]) -> dict[int, int]:
+        """By each entry whose rows a set of entries has, the member that has them."""
+        found = {seq: seq for seq in members}
+        for seq in reversed(self._replaced):
+            if seq in found:
+                found |= dict.fromkeys(self._replaced[seq], found[seq])
+        return found
+
+    def originals(self, members: Collection[int]) -> set[int]:
+        """A set of entries, with what was replaced in the place of compactions."""
+        found = set(members)
+        for seq in reversed(self._replaced):
+            if seq in found:
+                found.remove(seq)
+                found.update(self._replaced[seq])
+        return found

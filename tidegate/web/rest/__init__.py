@@ -1,1 +1,0 @@
-"""The REST API: Flink's paths, answered out of the model (`reading`), and what changes a job (`changing`)."""
