@@ -24,8 +24,6 @@ from tidegate.api.streams.expression_columns import (
 )
 from tidegate.api.streams.state_meanings import column_texts, computed_text
 from tidegate.api.streams.step import Step, StepOptions
-from tidegate.operators.functions.projection import SameColumns
-from tidegate.operators.functions.projection import united as united_schema
 from tidegate.operators.operator import OperatorFactory
 from tidegate.operators.watermarks.watermark_generator import same_time
 from tidegate.storage.errors import ConfigurationError
@@ -210,6 +208,10 @@ def union(streams: Sequence[Stream], by_name: bool, allow_missing: bool) -> Stre
 
 
 def _with_same_columns(streams: Sequence[Stream], allow_missing: bool) -> list[Stream]:
+    # Imported late, because it loads polars.
+    from tidegate.operators.functions.projection import SameColumns
+    from tidegate.operators.functions.projection import united as united_schema
+
     schemas = [known_schema(stream, "union", f"stream {number}") for number, stream in enumerate(streams, start=1)]
     schema = united_schema(schemas, allow_missing)
     return [
