@@ -20,7 +20,7 @@ from tidegate.storage.ids import CheckpointId
 
 
 class Written(Coordinator):
-    """A coordinator with a job_history, and the events that it was told."""
+    """Makes a coordinator with a `JobHistory`, and the events that it has handled."""
 
     def __init__(self, job: JobSpec = SPEC) -> None:
         super().__init__(job)

@@ -1,4 +1,7 @@
-"""Rules of the incremental_base, broken: what a chain consists of, what builds on a failure, and whose a file is."""
+"""Breaks rules of changelogs and their incremental base.
+
+The rules: what a chain consists of, what builds on a failure, and whose a file is.
+"""
 
 from __future__ import annotations
 
@@ -81,5 +84,5 @@ CHANGELOG_FIXED: Mapping[str, Mapping[str, Hashable]] = {
     | (_SAVED if "savepoint" in rule else {})
     for rule in CHANGELOG_PATCHES
 }
-"""What is not drawn for them: one seed in ten has a incremental_base, and it is short. What one segment held is
+"""What is not drawn for them: one seed in ten has an incremental base, and it is short. What one segment held is
 hardly missed where the same keys change again, so for that there are rows that wait for a timer, and a restore."""

@@ -1,4 +1,4 @@
-"""What each kernel of `tidegate.state.kernels` computes, in plain Python: tests compare the kernels to it.
+"""References in plain Python for each kernel of `tidegate.state.kernels`: tests compare the kernels to it.
 
 Nothing here is fast, and nothing here shares code with the kernels: the hash comes from the xxHash library,
 values are read through `to_pylist`.

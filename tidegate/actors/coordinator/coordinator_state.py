@@ -117,7 +117,7 @@ class TakenSplits:
     """How many it was restored with, including splits that the source no longer has."""
     given: tuple[int, ...] = ()
     told_all: bool = False
-    """Whether it was notified that there are no more splits for it, or had finished in the checkpoint."""
+    """True if it knows of no more splits: it was notified, or had finished in the checkpoint."""
 
     @property
     def all(self) -> tuple[int, ...]:

@@ -37,7 +37,7 @@ STORAGE_AWAY: OrderName = ("storage", 0)
 
 
 class Importance(enum.Enum):
-    """Where the line about an event belongs."""
+    """How important an event is: it decides in which log its line appears, if in any."""
 
     SILENT = "silent"
     """Nowhere: the line about the decision that follows is enough."""
@@ -50,14 +50,14 @@ class Importance(enum.Enum):
 
 
 class _Event:
-    """What all events have in common."""
+    """The base of all events."""
 
     __slots__ = ()
     begins: ClassVar[bool] = False
-    """Whether the event begins a chain of causes. It answers no order, or not always."""
+    """True if the event may begin a chain of causes, because no order precedes it."""
     importance: ClassVar[Importance] = Importance.SILENT
     about_restart: ClassVar[bool] = False
-    """Whether `tidegate events --restarts` shows it."""
+    """True if `tidegate events --restarts` shows the event."""
 
     def describe(self) -> str:
         """Returns one line that tells people what happened."""
@@ -216,7 +216,7 @@ class TaskReady(_Event):
     attempt: AttemptNumber
     task: TaskId
     origin: StateOrigin | None = None
-    """Where its state comes from; None on a fresh start."""
+    """The checkpoint that its state comes from; None on a fresh start."""
     splits: tuple[str, ...] | None = ()
     """For a source whose splits are assigned: the splits that it has. None if it was restored as finished, so that no
     split is left."""
@@ -260,7 +260,7 @@ class TaskFailed(_Event):
     task: TaskId
     reason: str
     permanent: bool = False
-    """Whether the program itself is wrong, so that no restart can help."""
+    """True if the program itself is wrong, so that no restart can help."""
     fingerprint: str = ""
     """Equal to the fingerprint of the failure before if the same error came back at the same row. Empty if unknown."""
     begins = True

@@ -317,7 +317,7 @@ def recoveries(job: SeenJob) -> dict[str, Any]:
     """Returns the deployments after the first one with the parts of their duration, newest first.
 
     The parts: until the failure was noticed, until the deployment, the restore, and until the first row. The
-    job_history of the coordinator records the two in the middle, the runtime the first and the last one.
+    `JobHistory` of the coordinator records the two in the middle, the runtime the first and the last one.
     """
     return {"recoveries": [_recovery(job, each) for each in reversed(job.past.recoveries)]}
 
