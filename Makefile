@@ -35,7 +35,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The processes of a job and of a test run import the same modules: they find them compiled, wherever this runs.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-fast test-newest test-lowest test-pythons cov check format bench bench-all docs pins clean
+.PHONY: help setup environments demo test test-fast test-newest test-lowest test-pythons cov check format bench bench-all docs pins clean
 
 help:  ## Show the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 13
@@ -88,6 +88,11 @@ test-lowest: $(STAMP)  ## Run the quick tests with the lowest versions that pypr
 
 test-3.12 test-3.13: test-%: $(STAMP)
 	@"$(BIN)/python" scripts/test_versions.py $* $(ARGS)
+
+environments: $(STAMP)  ## Make the environments that test-pythons runs in
+	@for version in $(OTHER_PYTHONS); do \
+	    "$(BIN)/python" scripts/test_versions.py $$version --if-there --install-only; \
+	done
 
 test-pythons: $(STAMP)  ## Run the quick tests on Python 3.12 and 3.13, as far as they are there
 	@failed=0; for version in $(OTHER_PYTHONS); do \

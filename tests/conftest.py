@@ -40,6 +40,8 @@ _ROOMS = {"api": "local jobs", "house": "house", "docs": "docs"}
 """Folders whose tests are of this kind, unless they need Ray, S3 or Kafka."""
 _ALL_OF_A_KIND = {"simulation": "simulation", "cluster": spreading.RAY}
 _MEMORY = "/dev/shm"
+_SHORT_LIVED_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""For Java programs that end after a minute: the second compiler costs them a third of their processor time."""
 _NEW_OBJECTS, _YOUNG, _MIDDLE = 50_000, 20, 20
 """When garbage is looked for: after so many objects, and in the older ones after so many looks at the younger."""
 _ROOM_BYTES_MIN = 4 * 1024**3
@@ -63,6 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"--kinds: no kind of test is called {unknown}; there are {sorted(_KINDS)}")
     if _memory_has_room():
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", _MEMORY)
+    os.environ["JDK_JAVA_OPTIONS"] = f"{os.environ.get('JDK_JAVA_OPTIONS', '')} {_SHORT_LIVED_JVM}".strip()
     # Ray would kill processes of a test where other programs take the machine's memory.
     os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
 

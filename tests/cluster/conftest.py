@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
 
 from tidegate.spark_bridge import RayDPSession
-
-_SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""For Java programs that end after a minute: the second compiler costs them a third of their processor time."""
 
 
 @pytest.fixture(scope="session")
@@ -22,21 +18,19 @@ def raydp_session() -> Iterator[RayDPSession]:
     tests are skipped; those of Ray on Spark have sessions of their own.
     """
     pytest.importorskip("raydp", reason="RayDP is not installed: the tests of Ray on Spark run, those on RayDP do not")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JDK_JAVA_OPTIONS", f"{os.environ.get('JDK_JAVA_OPTIONS', '')} {_SHORT_LIVED}")
-        session = RayDPSession.start(
-            "tidegate-tests",
-            executors=2,
-            executor_cores=1,
-            executor_memory="768m",
-            slots_per_executor=2,
-            include_dashboard=False,
-            start_timeout_s=240.0,
-            ray_options={
-                "_system_config": {"worker_niceness": 0, "metrics_report_interval_ms": 1_000},
-                "num_cpus": 8,
-                "num_gpus": 1,
-            },
-        )
-        with session:
-            yield session
+    session = RayDPSession.start(
+        "tidegate-tests",
+        executors=2,
+        executor_cores=1,
+        executor_memory="768m",
+        slots_per_executor=2,
+        include_dashboard=False,
+        start_timeout_s=240.0,
+        ray_options={
+            "_system_config": {"worker_niceness": 0, "metrics_report_interval_ms": 1_000},
+            "num_cpus": 8,
+            "num_gpus": 1,
+        },
+    )
+    with session:
+        yield session

@@ -29,14 +29,12 @@ from tidegate.connectors.memory_source import MemorySource
 from tidegate.spark_bridge import ensure_java
 from tidegate.storage.errors import TidegateError
 
-_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 ROWS = 2_000
 
 
 @contextmanager
 def started_spark() -> Iterator[SparkSession]:
     """A master and a worker, and two executors of three cores: two of them for Ray, and one for Spark's own tasks."""
-    os.environ["JDK_JAVA_OPTIONS"] = f"{os.environ.get('JDK_JAVA_OPTIONS', '')} {_JVM}"
     # Ray lets ten seconds pass between two nodes on a machine, because of their ports.
     os.environ["RAY_ON_SPARK_RAY_WORKER_NODE_STARTUP_INTERVAL"] = "1"
     ensure_java()

@@ -5,7 +5,6 @@ The nodes are raylets on this machine, which ask for no token, while this proces
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +23,6 @@ import tidegate as tg
 from tidegate.connectors.memory_source import MemorySource
 from tidegate.spark_bridge import ensure_java
 
-_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 ROWS = 2_000
 NODES = 2
 STORE_BYTES = 100 * 2**20
@@ -34,7 +32,6 @@ EXECUTOR_NAME = "raydp-executor"
 @contextmanager
 def raylets() -> Iterator[str]:
     """The address of a head, which has room for RayDP's master alone, and nodes with room for an executor each."""
-    os.environ["JDK_JAVA_OPTIONS"] = f"{os.environ.get('JDK_JAVA_OPTIONS', '')} {_JVM}"
     ensure_java()
     # Ray's types know nothing of its clusters for tests.
     make: Any = Cluster
