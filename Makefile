@@ -27,7 +27,7 @@ RUN_TESTS = "$(BIN)/pytest" --numprocesses $(PROCESSES) --dist loadgroup --no-lo
     --durations 15
 # What says most within a minute on two quiet processors; CONTRIBUTING.md says what is left to `make test`.
 FAST := --kinds "unit, contract, house, docs, local jobs" -m "not slow"
-# Where the tests of the quick kinds run as well, if the machine has these Pythons.
+# Where unit and contract tests run as well, if the machine has these Pythons.
 OTHER_PYTHONS := 3.12 3.13
 test-fast cov: PROCESSES = $(or $(JOBS),$(PROCESSORS))
 
@@ -35,7 +35,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The processes of a job and of a test run import the same modules: they find them compiled, wherever this runs.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup environments demo test test-fast test-newest test-lowest test-pythons cov check format bench bench-all docs pins clean
+.PHONY: help setup environments demo test test-fast test-newest test-lowest test-pythons simulate cov check format bench bench-all docs pins clean
 
 help:  ## Show the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 13
@@ -94,10 +94,13 @@ environments: $(STAMP)  ## Make the environments that test-pythons runs in
 	    "$(BIN)/python" scripts/test_versions.py $$version --if-there --install-only; \
 	done
 
-test-pythons: $(STAMP)  ## Run the quick tests on Python 3.12 and 3.13, as far as they are there
+test-pythons: $(STAMP)  ## Run unit and contract tests on Python 3.12 and 3.13, as far as they are there
 	@failed=0; for version in $(OTHER_PYTHONS); do \
-	    "$(BIN)/python" scripts/test_versions.py $$version --if-there $(ARGS) || failed=1; \
+	    "$(BIN)/python" scripts/test_versions.py $$version --if-there --kinds "unit, contract" $(ARGS) || failed=1; \
 	done; exit $$failed
+
+simulate: $(STAMP)  ## Run random jobs under faults in the simulator; ARGS= goes to it, such as "--seeds 0..999 --workers 2"
+	@PYTHONPATH=tests/support "$(BIN)/python" -m random_jobs $(ARGS)
 
 cov: $(STAMP)  ## Say which modules the quick tests hardly touch; ARGS= chooses other tests
 	$(RUN_TESTS) --cov --cov-report html --cov-report "" $(or $(ARGS),$(FAST))

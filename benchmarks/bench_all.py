@@ -92,7 +92,7 @@ SCRIPTS = (
     Script(
         "nexmark_throughput.py",
         ("--events", "2000000", "--runtimes", "local", "--rounds", "3", "--spark"),
-        "Nexmark: local runtime, a checkpoint a second, beside Spark's Structured Streaming",
+        "Nexmark: local runtime, a checkpoint a second, compared with Spark's Structured Streaming",
         "events a second and core",
         True,
         (SPARK, *PUBLISHED),
@@ -117,7 +117,7 @@ SCRIPTS = (
     Script(
         "keyed_throughput.py",
         (),
-        "Keyed count and sum on Ray, a checkpoint a second and none, beside Spark's batch",
+        "Keyed count and sum on Ray, a checkpoint a second and none, compared with Spark's batch",
         "rows a second, end to end",
         True,
         ("Spark batch",),

@@ -1,10 +1,10 @@
-"""How many random seeds it takes until the simulator notices each deliberate break of the protocol.
+"""Measures how many random seeds it takes until the simulator notices each deliberate break of the protocol.
 
     python benchmarks/mutations.py [--seeds-max 600] [--workers 2] [--only TEXT]
 
-Prints a line a break: the invariant that it belongs to, how many seeds it took, and what was seen. An error that a
-broken machine raises has been noticed too, and says so. A `*` marks breaks whose scenarios are drawn in part only.
-Exit code 1 if a break was not noticed, not tried, or does not fit the code that it breaks any more.
+Prints a line for each break: its invariant, the number of seeds, and the observation. An error that a broken machine
+raises counts as noticed, and is shown as such. A `*` marks breaks for which some values of the scenario are fixed. Exit
+code 1 if a break was not noticed, not tried, or no longer fits the code that it patches.
 """
 
 from __future__ import annotations
@@ -19,31 +19,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "simulation"))
+_TESTS = Path(__file__).resolve().parent.parent / "tests"
+sys.path[:0] = [str(_TESTS / "simulation"), str(_TESTS / "support")]
 BROKEN: dict[str, Any] = importlib.import_module("broken").BROKEN
-"""The breaks lie beside the tests that use them."""
+"""All breaks by their rule, from the folder of the tests that use them."""
 
 
 _MISFITS = (TypeError, AttributeError, NameError, ImportError)
-"""What a break raises when the function that it replaces has changed: it proves nothing then."""
+"""Errors of a break whose patched function has changed. Such a break proves nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Finding:
-    """What came of one break."""
+    """The result of one break."""
 
     rule: str
     seeds: int
     took_s: float
     seen: str | None
     raised: bool = False
-    """Whether a machine raised an error before the oracle saw anything."""
+    """True if a machine raised an error before the oracle noticed the break."""
     misfit: str | None = None
-    """The error of a break that does not fit the code any more."""
+    """Error of a break that no longer fits the code, or None."""
 
 
 def main() -> int:
-    """Try every break; returns the exit code."""
+    """Tries every break and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds-max", type=int, default=600)
     parser.add_argument("--workers", type=int, default=2)
@@ -72,7 +73,7 @@ def main() -> int:
 
 
 def _try(task: tuple[str, int]) -> _Finding:
-    """Seeds until a break is noticed."""
+    """Runs seeds until a break is noticed."""
     logging.getLogger("tidegate").setLevel(logging.CRITICAL)
     rule, seeds_max = task
     started = time.monotonic()

@@ -1,4 +1,4 @@
-"""Queries of Nexmark in the simulator, with the faults of its random programs, stops and rescales.
+"""Queries of Nexmark in the simulator, with the faults of random jobs, stops and rescales.
 
     .venv/bin/python benchmarks/nexmark_faults.py [--queries q5,q7] [--seeds 0..1999] [--workers 2]
 
@@ -17,12 +17,17 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import starmap
+from pathlib import Path
 
 from common import describe_machine
-from nexmark.faults import Outcome, run_seed
-from nexmark.queries import QUERIES
 from rich.console import Console
 from rich.table import Table
+
+# Faults are drawn as for random jobs, which are in the folder of the tests.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "support"))
+
+from nexmark.faults import Outcome, run_seed
+from nexmark.queries import QUERIES
 
 GARBAGE = 50_000
 """So many objects more, and circles among them are looked for: 700 would cost a tenth of the time."""

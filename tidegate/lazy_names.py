@@ -1,11 +1,11 @@
 """`lazy_names`: lets a package offer names that it imports when they are first used (PEP 562).
 
 Python runs `tidegate/__init__.py` before it imports `tidegate.storage.ids`. If that file had ordinary imports, the
-smallest import would load the whole package. A package calls `lazy_names` in a branch that type checkers skip. In the
-other branch they read ordinary imports, and so know each name and where it is defined.
+smallest import would load the whole package. A package therefore calls `lazy_names` in a branch that type checkers
+skip. Type checkers read ordinary imports in the other branch, and find each name and its definition there.
 
-An import makes many objects that stay. Python's garbage collector looks at all of them again and again meanwhile, which
-takes a sixth of the time, and finds nothing. So it waits while a name is imported.
+Python's garbage collector is disabled during such an import. An import makes many objects that stay, and the collector
+would scan them again and again, which takes a sixth of the time and frees nothing.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from types import ModuleType
 def lazy_names(
     package: str, home_of: Mapping[str, str], submodules: tuple[str, ...] = ()
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """The `__getattr__` and `__dir__` of `package`.
+    """Returns the functions `__getattr__` and `__dir__` of `package`.
 
-    `home_of` maps each name to the module that defines it, relative to `package`; a module that begins with
-    `tidegate.` lies outside of the package. `submodules` are attributes that are imported on first use, too.
+    `home_of` maps each name to the module that defines it. The module is relative to `package`, unless it begins with
+    `tidegate.`. `submodules` are attributes that are imported on first use, too.
     """
 
     def get(name: str) -> object:
@@ -44,7 +44,7 @@ def lazy_names(
 
 
 def _imported(module: str) -> ModuleType:
-    """A module; the garbage collector waits until it is loaded."""
+    """Returns a module, imported while the garbage collector is disabled."""
     collects = gc.isenabled()
     gc.disable()
     try:

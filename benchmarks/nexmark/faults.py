@@ -15,6 +15,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import polars as pl
+from random_jobs.draw import Scenario, draw
+from random_jobs.scenarios import faults_of, setting_of
+from random_jobs.sources import CutSource, TricklingSource
 
 import tidegate as tg
 from nexmark import run
@@ -24,12 +27,8 @@ from tidegate.connectors.source import Source
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.errors import TidegateError
 from tidegate.storage.tables.table_files import read_table
-from tidegate.testing.pipelines.cut_source import CutSource
-from tidegate.testing.pipelines.draw import Scenario, draw
-from tidegate.testing.pipelines.trickling_source import TricklingSource
 from tidegate.testing.report import SimulationReport, report_of
 from tidegate.testing.runtime.run import Action, JobRun, JobSetting, Simulation
-from tidegate.testing.scenarios import faults_of, setting_of
 from tidegate.testing.world.faults import Faults
 
 TABLE = "sim://result"

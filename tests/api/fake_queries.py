@@ -20,7 +20,7 @@ from staged_values import stage_values
 from waiting import until
 
 import tidegate as tg
-from tidegate.spark_bridge.dataframes.parquet_source import StagedFile
+from tidegate.connectors.staged_parquet import StagedFile
 from tidegate.spark_bridge.streams import stream_feed
 from tidegate.spark_bridge.streams.batch_log import BatchLog, log_at
 from tidegate.spark_bridge.streams.stream_feed import MicroBatch

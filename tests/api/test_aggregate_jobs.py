@@ -212,7 +212,7 @@ def test_updates_over_everything_are_the_values_so_far() -> None:
     updates = env.from_batches(_batches()).aggregate(n=tg.count(), uid="all")
     with pytest.raises(tg.ConfigurationError, match=r"rebalance.* cannot follow 'aggregate' \(uid 'all'\)"):
         updates.rebalance()
-    with pytest.raises(tg.ConfigurationError, match="in 2 subtasks they would overtake each other"):
+    with pytest.raises(tg.ConfigurationError, match="in 2 subtasks rows would overtake each other"):
         updates.with_columns(twice=pl.col("n") * 2, parallelism=2)
     totals = updates.with_columns(twice=pl.col("n") * 2)
     found = _result(totals, env)

@@ -123,7 +123,7 @@ def raising(error: BaseException) -> Callable[[], Sequence[Any]]:
         (raising(pl.exceptions.PanicException("panic")), r"splits\(\) failed with PanicException: panic"),
         (raising(FileNotFoundError("no input")), r"splits\(\) failed with FileNotFoundError: no input"),
         (lambda: None, r"splits\(\) failed with TypeError"),
-        (lambda: ["a"], r"splits\(\) has an item that is no tg.SourceSplit: 'a'"),
+        (lambda: ["a"], r"splits\(\) must return tg.SourceSplit objects, not 'a'"),
     ],
 )
 def test_a_source_that_cannot_say_its_splits_is_refused(
@@ -276,7 +276,7 @@ def test_places_may_be_paths_or_below_the_home(tmp_path: Path, monkeypatch: pyte
         pointer = Path(checkpoint.path.removeprefix("file://"))
         job = env.execute("job", checkpoints=tg.CheckpointConfig(storage=tmp_path / "checkpoints"), restore=pointer)
         assert job.wait("4min") == "finished"
-    with local(1) as env, pytest.raises(tg.ConfigurationError, match="to_table 'to_table': 5 is no place"):
+    with local(1) as env, pytest.raises(tg.ConfigurationError, match="to_table 'to_table': 5 is not a folder or URL"):
         env.from_batches(DATA).to_table(5)  # type: ignore[arg-type]
 
 

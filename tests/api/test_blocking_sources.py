@@ -12,7 +12,7 @@ from local_jobs import NO_RESTART, GatedSource, config, local, opening
 
 import tidegate as tg
 from tidegate.actors.drivers.worker import IO_THREADS, IoPool, io_pool
-from tidegate.actors.local import local_job
+from tidegate.actors.local import local_runtime as local_job
 
 
 class BlockingSource(GatedSource):

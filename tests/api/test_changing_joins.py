@@ -247,7 +247,7 @@ def test_what_cannot_be_joined_is_refused(tmp_path: Path) -> None:
             (lambda: bids.join_latest(env.from_batches(AUCTIONS), on="t", ttl="1d"), "has no event time"),
             (lambda: bids.join_latest(auctions, on="auction"), "no column 'auction'"),
             (lambda: bids.lookup_join(AUCTIONS, on=[("auction", "id")], refresh="1s"), "for tables that may change"),
-            (lambda: bids.lookup_join(7, on="t"), "int is no table"),
+            (lambda: bids.lookup_join(7, on="t"), "int is not a table"),
             (lambda: bids.lookup_join(tmp_path / "nothing", on="t"), "neither a table nor a Parquet file"),
             (lambda: updates.lookup_join(AUCTIONS, on="t"), "emits updates"),
             (lambda: bids.key_by("auction").top_n(0, by="price"), "between 1 and"),

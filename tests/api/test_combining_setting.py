@@ -72,7 +72,7 @@ def test_the_setting_is_an_argument_or_in_the_configuration(tmp_path: Path) -> N
         path = tmp_path / f"{written}.yaml"
         path.write_text(f"table.optimizer.agg-phase-strategy: {written}\n")
         assert load_config(path).job.local_aggregation == mode
-    with pytest.raises(tg.ConfigurationError, match="'sometimes' is none of auto, on, off"):
+    with pytest.raises(tg.ConfigurationError, match="'sometimes' is not known; give one of auto, on, off"):
         combined(_sums, local_aggregation="sometimes")
 
 

@@ -55,7 +55,7 @@ def test_a_table_whose_job_lives_is_left_alone(tmp_path: Path) -> None:
         for gate in (10, 20):
             source.await_gate(gate)
             job.savepoint(str(tmp_path / f"saved{gate}"))
-            with pytest.raises(tg.ConfigurationError, match=r"is being written by job lives-.*, which lives"):
+            with pytest.raises(tg.ConfigurationError, match=r"is being written by job lives-.*, which is alive"):
                 table.compact(file_bytes=10**9)
             source.open_gate(gate)
         assert job.wait("4min") == "finished"
@@ -115,7 +115,7 @@ def test_rows_that_are_handed_on_are_not_written_again(tmp_path: Path) -> None:
 
 def test_a_size_that_is_none_is_refused(tmp_path: Path) -> None:
     """Before the table is looked at."""
-    with pytest.raises(tg.ConfigurationError, match="file_bytes must be positive, not 0"):
+    with pytest.raises(tg.ConfigurationError, match="file_bytes=0 must be greater than 0"):
         written(tmp_path, [1]).compact(file_bytes=0)
 
 

@@ -123,7 +123,7 @@ def test_shipped_files_can_be_loaded(name: str) -> None:
         ("execution.attached: true\n", "1: .*write execution.detached"),
         (
             "execution.checkpointing.checkpoints-after-tasks-finish.enabled: false\n",
-            "1: .* can only be true: a job takes them in any case",
+            "1: .* can only be true: a job always takes them",
         ),
         ("execution.checkpointing.unaligned.forced: 'no'\n", "1: .* 'no' is neither true nor false"),
         ("taskmanager.network.frame:\n  max-size: 1kb\n", "2: frame_bytes_min .* but frame_bytes_max"),

@@ -256,7 +256,7 @@ def test_a_job_is_as_its_environment_says(tmp_path: Path) -> None:
     assert options.backend.segment_bytes == 2 * 2**20
     chosen = tg.StreamEnvironment.local(2, max_parallelism=32, config=config)
     assert (chosen.parallelism, chosen.max_parallelism) == (2, 32)
-    with pytest.raises(ConfigurationError, match=r"found again by its name; give it, or as pipeline.name"):
+    with pytest.raises(ConfigurationError, match=r"found again by its name; give name=, or set pipeline.name"):
         tg.StreamEnvironment.local(config={}).execute(restore="latest")
     wrong = tg.StreamEnvironment.local(config={**config, "execution.state-recovery.path": "sometimes"})
     wrong.from_batches(pa.table({"x": [1]})).collect()

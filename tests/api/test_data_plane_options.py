@@ -11,7 +11,7 @@ import pytest
 import tidegate as tg
 from tidegate.actors.task.output_gate import BufferLimits
 from tidegate.state.common.options import StateBackendOptions
-from tidegate.storage.rocksdb.tuning import DatabaseTuning
+from tidegate.storage.state.rocksdb.tuning import DatabaseTuning
 
 _NO_NUMBERS: tuple[object, ...] = (True, 1.5, "2", [1])
 _FROM_1 = "a whole number from 1 up", (0, -1, None, *_NO_NUMBERS)

@@ -223,7 +223,7 @@ def test_another_handle_cancels_the_calls_too(tmp_path: Path, fails: bool) -> No
         calls.await_call()
         now.env.attach("calls").cancel()
         assert isinstance(now.job._running, JobWithServices)
-        (service,) = now.job._running._companions
+        (service,) = now.job._running._services
         until("the end to be noticed", lambda: service.stopping)
         calls.go.set()
         assert now.job.wait("4min") == "cancelled"
@@ -276,11 +276,11 @@ def lone(df: pa.Table) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"fn": "write"}, r"'write' is no function; give one that is called as fn\(df, checkpoint_id\)"),
+        ({"fn": "write"}, r"'write' is not a function; give a function that can be called as fn\(df, checkpoint_id\)"),
         ({"fn": lone}, r"cannot be: it is fn\(df: .*\) -> .* \(too many positional arguments\)"),
-        ({"retries": -1}, r"retries=-1: it is a number from 0 to 1,000"),
-        ({"retries": True}, r"retries=True: it is a number"),
-        ({"max_behind": 0}, r"max_behind=0: it is a number from 1 to 100,000"),
+        ({"retries": -1}, r"retries=-1: give a whole number from 0 to 1,000"),
+        ({"retries": True}, r"retries=True: give a whole number"),
+        ({"max_behind": 0}, r"max_behind=0: give a whole number from 1 to 100,000"),
         ({"max_behind": 2.5}, r"max_behind=2\.5"),
     ],
 )
@@ -295,7 +295,7 @@ def test_a_job_in_which_rows_would_be_lost_is_refused(tmp_path: Path) -> None:
     """It needs its driver, and its checkpoints; nothing has been written then."""
     for options, settings, text in (
         ({"detached": True}, {}, "fn is called in the driver"),
-        ({}, {"retention": "delete_on_cancellation"}, 'it needs retention="retain_on_cancellation"'),
+        ({}, {"retention": "delete_on_cancellation"}, 'set retention="retain_on_cancellation"'),
     ):
         with local(1) as env:
             calling(env, GatedSource(10), Calls())

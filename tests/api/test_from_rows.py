@@ -59,7 +59,7 @@ def test_rows_of_any_kind(rows: Any, options: dict[str, Any], expected: list[dic
     ("rows", "options", "words"),
     [
         ([("a", 1)], {}, r"row 0 is a tuple; name its values with columns="),
-        ([("a",)], {"columns": ["k", "n"]}, r"row 0 has 1 values, and the columns are \['k', 'n'\]"),
+        ([("a",)], {"columns": ["k", "n"]}, r"row 0 has 1 values, but the columns are \['k', 'n'\]"),
         ([], {}, "without rows give the columns"),
         ([{"k": None}], {}, "column 'k' is null in every row"),
         ([{"k": 1}, {"k": "a"}], {}, "column 'k' have no common type"),
@@ -69,7 +69,7 @@ def test_rows_of_any_kind(rows: Any, options: dict[str, Any], expected: list[dic
         ({"k": 1}, {}, "a list of rows, not dict"),
         ([object()], {}, "row 0 is a object"),
         ([{1: 2}], {}, "a row has the key 1; column names must be strings"),
-        ([{"k": (x for x in "ab")}], {}, "row 0 has a value of no type of a column"),
+        ([{"k": (x for x in "ab")}], {}, "row 0 has a value that cannot be in a column"),
         ([{"k": np.datetime64("2020-01-01")}], {}, "column 'k' have no common type"),
         ([{"k": True}], {"schema": {"k": float}}, "column 'k': double cannot hold.*True"),
         ([{"k": 1.5}, {"k": True}], {}, "column 'k': double cannot hold.*True"),

@@ -43,7 +43,7 @@ def test_a_running_job_is_not_swept_and_a_finished_one_is(tmp_path: Path) -> Non
 
         refused = CommandRunner().invoke(app, ["checkpoints", "sweep", str(root), "--delete"])
         assert (refused.exit_code, left.exists()) == (1, True)
-        assert f"Job {job.job_id} may be running, process {os.getpid()} on " in refused.output
+        assert f"Job {job.job_id} may be running, because process {os.getpid()} on " in refused.output
         assert f"its lease was renewed by process {os.getpid()}" in refused.output
 
         source.open_all()

@@ -10,7 +10,7 @@ import pyarrow as pa
 from local_jobs import config
 
 import tidegate as tg
-from tidegate.actors.local.local_job import LocalJob, LocalSubtask
+from tidegate.actors.local.local_runtime import LocalJob, LocalSubtask
 from tidegate.storage.ids import AttemptNumber
 
 

@@ -117,7 +117,7 @@ def test_rows_that_are_taken_back_do_not_come_twice(memory_store: FileSystemStor
     log.claim(job, (job, CheckpointId(1)), next_checkpoint_id=3)
     for number in (3, 4):
         commit(number, 10 * number)
-    with pytest.raises(tg.TableError, match=r"uid 'rows'\): the job has gone back to an older checkpoint"):
+    with pytest.raises(tg.TableError, match=r"uid 'rows'\): the job has returned to an older checkpoint"):
         next(found)
     again = rows.rows()
     assert [next(again)["x"] for _ in range(3)] == [10, 30, 40]

@@ -125,5 +125,8 @@ def test_a_database_that_never_answers_fails_the_task(monkeypatch: pytest.Monkey
 def test_a_dataframe_of_spark_is_refused() -> None:
     """With what to do: tasks have no Spark."""
     frame = type("DataFrame", (), {"__module__": "pyspark.sql.dataframe"})()
-    with local() as env, pytest.raises(tg.ConfigurationError, match=r"read by Spark.* pl\.read_database"):
+    with (
+        local() as env,
+        pytest.raises(tg.ConfigurationError, match=r"cannot read a Spark DataFrame.* pl\.read_database"),
+    ):
         env.from_batches(pa.table({"tail": ["N1"]})).lookup_join(frame, on="tail")

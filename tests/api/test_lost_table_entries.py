@@ -73,7 +73,7 @@ def test_a_commit_that_was_outstanding_and_is_lost_is_noticed(tmp_path: Path) ->
     savepoint = stopped(tmp_path, retained=1)
     lose(tmp_path / "out", 2)
     with pytest.raises(
-        tg.TableError, match=r"has lost entries: checkpoint 1 of .* was committed, and its commit is not"
+        tg.TableError, match=r"has lost entries: checkpoint 1 of .* was committed, and its commit is missing"
     ):
         restored(tmp_path, savepoint)
 

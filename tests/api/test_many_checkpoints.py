@@ -11,7 +11,7 @@ from local_jobs import NO_RESTART, GatedSource, config, local, opening
 
 import tidegate as tg
 from tidegate.actors.coordinator import job_history
-from tidegate.actors.local.local_job import LocalJob
+from tidegate.actors.local.local_runtime import LocalJob
 from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.tables.log import tail
 

@@ -7,7 +7,7 @@ from local_jobs import NO_RESTART, WAIT_S, GatedSource, local, opening
 from waiting import until
 
 import tidegate as tg
-from tidegate.actors.local.local_job import LocalJob
+from tidegate.actors.local.local_runtime import LocalJob
 from tidegate.storage.codec import encode
 from tidegate.storage.files.file_system_store import FileSystemStore
 

@@ -192,11 +192,13 @@ def test_streams_of_the_broadcast_pattern_are_checked_at_once() -> None:
         keyed = a.key_by("k")
         assert keyed.connect(b.broadcast()).process(Rules(), schema=TOLD).schema == TOLD
         for first, second in [(keyed, b.key_by("k")), (keyed, b.broadcast().key_by("k")), (a, b), (a, b.rebalance())]:
-            with pytest.raises(tg.ConfigurationError, match=r"Rules needs a second stream .* a\.connect\(rules\.broad"):
+            with pytest.raises(
+                tg.ConfigurationError, match=r"Rules needs a broadcast second stream: a\.connect\(rules\.broad"
+            ):
                 first.connect(second).process(Rules())  # type: ignore[arg-type]
         with pytest.raises(tg.ConfigurationError, match=r"Rules is a .* the first stream has no keys: call key_by"):
             a.connect(b.broadcast()).process(Rules())
-        with pytest.raises(tg.ConfigurationError, match=r"Tags is a .* knows no keys, but .* is keyed by \['k'\]"):
+        with pytest.raises(tg.ConfigurationError, match=r"Tags is a .* has no keys, but .* is keyed by \['k'\]"):
             keyed.connect(b.broadcast()).process(Tags())
         with pytest.raises(tg.ConfigurationError, match="the same number of key columns"):
             keyed.connect(b)

@@ -153,7 +153,9 @@ def test_another_word_is_refused_before_anything_starts(tmp_path: Path, monkeypa
     """Whether the program says it or the environment."""
     with local() as env:
         env.from_batches(pa.table({"x": [1]})).collect()
-        with pytest.raises(tg.ConfigurationError, match=r"execute\(progress=...\): 'loud' is none of auto, bar"):
+        with pytest.raises(
+            tg.ConfigurationError, match=r"execute\(progress=...\): 'loud' is not known; give one of auto, bar"
+        ):
             env.execute("job", checkpoints=config(tmp_path), progress="loud")  # type: ignore[arg-type]
     monkeypatch.setenv("TIDEGATE_PROGRESS", "1")
     with pytest.raises(tg.ConfigurationError, match=r"variable TIDEGATE_PROGRESS: .*1 is none of 'auto', 'bar'"):

@@ -215,7 +215,7 @@ def test_a_wrong_name_is_answered_with_what_there_is(tmp_path: Path) -> None:
             (
                 "keeper",
                 None,
-            ): "has several states: say which by state=, one of 'last' \\(keyed\\), .*'_tidegate_timers'",
+            ): "has several states: choose one with state=, from 'last' \\(keyed\\), .*'_tidegate_timers'",
             ("keys", None): "has no state with rows",
             ("totals", "median"): "no state 'median'",
             ("totals", "spread"): "no state 'spread'",

@@ -17,7 +17,7 @@ from local_jobs import NO_RESTART, GatedSource, config, local, opening
 import tidegate as tg
 from tidegate import recovery
 from tidegate.cli.main import app
-from tidegate.spark_bridge.dataframes.parquet_source import FileLimits, ParquetSource, write_files, write_manifest
+from tidegate.connectors.staged_parquet import FileLimits, ParquetSource, write_files, write_manifest
 from tidegate.storage.checkpoints.metadata import decode_metadata, encode_metadata
 from tidegate.storage.errors import AlreadyExistsError, CorruptionError, NotFoundError
 from tidegate.storage.files.file_system_store import open_store

@@ -163,7 +163,7 @@ def test_a_path_without_a_savepoint_is_refused(tmp_path: Path) -> None:
 
     with local(1) as env:
         program(env, GatedSource(ROWS), tmp_path)
-        with pytest.raises(tg.ConfigurationError, match=f"no completed .* list {tmp_path}/savepoints` shows"):
+        with pytest.raises(tg.ConfigurationError, match=f"no completed .* list {tmp_path}/savepoints` lists"):
             env.execute("job", checkpoints=config(tmp_path / "checkpoints"), restore=missing)
 
 

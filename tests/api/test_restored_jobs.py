@@ -151,7 +151,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, caplog: pytest.LogC
 
     submitted = next(e for e in job.events() if type(e).__name__ == "JobSubmitted")
     assert submitted.spec.restore.pointer == first
-    assert "is damaged and passed over" in caplog.text
+    assert "is damaged and skipped" in caplog.text
 
 
 def test_state_without_an_operator_is_refused(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def test_a_group_and_resources_of_one_step_are_refused(slot: Any) -> None:
         ("", "a name must be a string that is not empty, not ''"),
         (3, "a name must be a string that is not empty, not 3"),
         ("a\nb", "a name cannot have control characters"),
-        ("a" * 201, "a name has 201 characters; 200 are the limit"),
+        ("a" * 201, "a name has 201 characters; use at most 200"),
     ],
 )
 def test_a_group_is_a_name(group: Any, message: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from local_jobs import GatedSource, config, opening
 
 import tidegate as tg
-from tidegate.storage.local_copies import PrivateFolder, copies_below, job_folder
+from tidegate.storage.state.local_copies import PrivateFolder, copies_below, job_folder
 
 pytestmark = pytest.mark.slow
 

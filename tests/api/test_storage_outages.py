@@ -227,6 +227,6 @@ def test_a_folder_that_is_deleted_under_a_job_is_named(tmp_path: Path, monkeypat
         shutil.rmtree(tmp_path / "checkpoints" / job.job_id)
         with pytest.raises(tg.CheckpointError):
             job.trigger_checkpoint()
-        with pytest.raises(tg.JobFailedError, match="was the folder deleted while the job was running") as caught:
+        with pytest.raises(tg.JobFailedError, match="Was the folder deleted while the job was running") as caught:
             job.wait(f"{WAIT_S}s")
     assert "newer coordinator" not in str(caught.value)

@@ -273,7 +273,7 @@ def test_savepoints_hold_their_rows(streaming: Streaming) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"settings": {"interval": None}}, "takes no periodic checkpoints: .*Set an interval"),
+        ({"settings": {"interval": None}}, "without periodic checkpoints .*Set an interval"),
         ({"detached": True}, "detached"),
         ({"settings": {"storage": "memory://streams"}}, "cannot go to memory:.*executors are other processes"),
     ],

@@ -87,7 +87,7 @@ def collected(env: tg.StreamEnvironment) -> tg.CollectedRows:
     [
         pytest.param({"restore": "nonsense"}, "names no checkpoint", id="no path"),
         pytest.param({"restore": "/nowhere/job-12345678/chk-3"}, "no completed checkpoint", id="no checkpoint"),
-        pytest.param({"name": "?!"}, "needs letters or digits", id="name"),
+        pytest.param({"name": "?!"}, "needs at least one letter or digit", id="name"),
     ],
 )
 def test_refused_when_the_job_is_executed(tmp_path: Path, options: dict[str, str], message: str) -> None:

@@ -118,7 +118,7 @@ def test_an_owner_that_cannot_be_asked_does_not_hold_the_table(
     write(tmp_path, 2, if_exists="append", name="second")
 
     assert numbers_in(tmp_path) == [1, 2]
-    assert "belongs to job old-1, and gone://memory cannot tell whether it lives" in caplog.text
+    assert "belongs to job old-1, and gone://memory does not show whether that job lives" in caplog.text
 
 
 def test_an_owner_that_may_live_is_not_evicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_an_owner_that_may_live_is_not_evicted(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr("tidegate.api.tables.output_tables.is_alive", away)
     with pytest.raises(
-        StorageError, match=r"nobody can tell whether job test-job-.*cannot be read: no answer\. See that"
+        StorageError, match=r"cannot check whether job test-job-.*cannot be read: no answer\. Make sure"
     ):
         write(tmp_path, 2, if_exists="append", name="second")
     assert numbers_in(tmp_path) == [1]

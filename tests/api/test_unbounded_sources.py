@@ -115,7 +115,7 @@ def test_an_idleness_elsewhere_is_refused() -> None:
     with local(2) as env:
         stream = env.from_source(FedSource(1), uid="source")
         for wrong in (stream.map(lambda row: row, schema=SCHEMA), env.from_batches(pa.table({"at": [1]}))):
-            with pytest.raises(tg.ConfigurationError, match="right behind an unbounded source"):
+            with pytest.raises(tg.ConfigurationError, match="directly after an unbounded source"):
                 wrong.assign_timestamps("at", idleness="1s")
-        with pytest.raises(tg.ConfigurationError, match="right behind"):
+        with pytest.raises(tg.ConfigurationError, match="directly after"):
             stream.assign_timestamps("at", idleness="1s", parallelism=1)

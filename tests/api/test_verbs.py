@@ -84,7 +84,7 @@ def test_distinct_rows() -> None:
         (lambda s: s.drop("k", "n", "tags"), "no column would remain"),
         (lambda s: s.drop(), "drop needs at least one column"),
         (lambda s: s.rename({"x": "y"}), "rename: there is no column 'x'"),
-        (lambda s: s.rename({"k": "n"}), "two columns would be called 'n'"),
+        (lambda s: s.rename({"k": "n"}), "two columns would have the name 'n'"),
         (lambda s: s.cast({"x": int}), "cast: there is no column 'x'"),
         (lambda s: s.cast({"k": object}), "not a type of a column"),
         (lambda s: s.limit(-1), r"limit\(-1\)"),

@@ -102,7 +102,10 @@ def test_who_waits_goes_on_when_the_slowest_source_ends(tmp_path: Path) -> None:
 
 def test_a_group_needs_event_time() -> None:
     """A source that has none cannot be ahead of others."""
-    with tg.StreamEnvironment.local() as env, pytest.raises(tg.ConfigurationError, match="name its column, timestamp="):
+    with (
+        tg.StreamEnvironment.local() as env,
+        pytest.raises(tg.ConfigurationError, match="name its column with timestamp="),
+    ):
         env.from_batches(pa.table({"t": [1]}), alignment=tg.WatermarkAlignment("a", 1))
 
 
@@ -121,8 +124,8 @@ def _in_two_groups(env: tg.StreamEnvironment) -> tg.Stream:
 @pytest.mark.parametrize(
     ("build", "words"),
     [
-        (_apart, "does not run in the task of a source; call assign_timestamps right behind the source"),
-        (_in_two_groups, "a source can be in one watermark group, and is in two"),
+        (_apart, "does not run in the task of a source; call assign_timestamps directly after the source"),
+        (_in_two_groups, "is in two watermark groups, and a source can only be in one"),
     ],
 )
 def test_what_cannot_wait_is_refused(build: Callable[[tg.StreamEnvironment], tg.Stream], words: str) -> None:

@@ -23,7 +23,7 @@ from local_jobs import NO_RESTART, GatedSource, config, finish, local, opening
 import tidegate as tg
 from tidegate import recovery
 from tidegate.cli.main import app
-from tidegate.recovery.state_processor.row_files import rows_of_files
+from tidegate.cli.row_files import rows_of_files
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 
 ROWS, GATE = 40, 20
@@ -136,7 +136,7 @@ def test_state_is_written_from_the_shell(taken: str, tmp_path: Path, suffix: str
     for wrong, text in (
         ((file, *put, "--job", "clicks"), "name the key columns"),
         ((str(tmp_path / "gone.parquet"), *put, "--base", taken), "gone.parquet cannot be read"),
-        ((file, *put), "takes job=, to begin with nothing, or base="),
+        ((file, *put), "needs either job=, to begin without state, or base="),
     ):
         result = run("state", "write", str(tmp_path / "wrong"), *wrong)
         assert result.exit_code == 2

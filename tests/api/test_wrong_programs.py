@@ -107,7 +107,7 @@ SLIPS: dict[str, tuple[Callable[[Any, Stream], object], str]] = {
         "parallelism=2.5: give a whole number of at least 1",
     ),
     "a union with nothing": (lambda env, s: s.union(None), "union takes another stream, not NoneType"),
-    "a union with keys": (lambda env, s: s.union(s.key_by("k")), "not KeyedStream; a stream is .* before key_by"),
+    "a union with keys": (lambda env, s: s.union(s.key_by("k")), "not KeyedStream; give the stream .* before key_by"),
     "a connection with nothing": (lambda env, s: s.connect(None), "connect takes another stream"),
     "a connection by numbers": (lambda env, s: s.connect(s).key_by("k", 3), "connect: key_by takes the name"),
     "a join with keys": (lambda env, s: s.join(s.key_by("k"), on="k"), "join takes another stream, not KeyedStream"),
@@ -215,7 +215,7 @@ _UNION = pa.UnionArray.from_sparse(pa.array([0, 1], pa.int8()), [pa.array([1, 2]
 )
 def test_columns_without_single_rows_are_refused(column: pa.Array, advice: str) -> None:
     """Of data, and of what a function is said to return."""
-    words = rf"column 'd' is {re.escape(str(column.type))}, of which single rows cannot be taken; .*{advice}"
+    words = rf"column 'd' is {re.escape(str(column.type))}, and Arrow cannot take single rows of this type; .*{advice}"
     with local(1) as env:
         with pytest.raises(tg.ConfigurationError, match=words):
             env.from_batches(pa.table({"d": column}))

@@ -63,7 +63,7 @@ def test_the_end_of_a_task_is_explained_by_its_last_checkpoint(job_folder: Path)
     lines = result.output.splitlines()
     assert re.search(r"checkpoint \d+ was completed$", lines[-2])
     assert lines[-1].endswith("finished")
-    assert "does not tell" not in result.output
+    assert "does not have the cause" not in result.output
 
 
 def test_every_event_of_a_job_has_words_and_a_beginning(job_folder: Path) -> None:
@@ -73,7 +73,7 @@ def test_every_event_of_a_job_has_words_and_a_beginning(job_folder: Path) -> Non
     for number in numbers:
         result = events(job_folder, "--why", number, "--all")
         assert result.exit_code == 0
-        assert "does not tell" not in result.output
+        assert "does not have the cause" not in result.output
         assert re.search(r"[A-Z][a-z]+[A-Z][a-z]+$", result.output.strip()) is None
 
 
@@ -85,7 +85,7 @@ def test_a_number_that_no_event_has(job_folder: Path, number: str) -> None:
     """The error says which there are."""
     result = events(job_folder, f"--why={number}")
     assert result.exit_code == 2
-    assert re.match(r"Error: job watched-\w+ has no event -?\d+: its log holds the events 0 to \d+\n", result.output)
+    assert re.match(r"Error: job watched-\w+ has no event -?\d+: its log has the events 0 to \d+\n", result.output)
 
 
 def test_a_folder_without_a_log(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_log_of_an_older_version_does_not_tell(store: FileSystemStore) -> None
     told = events(store.url, "--why", 3)
     assert told.exit_code == 0
     assert [line.split()[0] for line in told.output.splitlines()[1:]] == ["2", "3"]
-    assert "written by an older version" in told.output.splitlines()[0]
+    assert "because an older version wrote it" in told.output.splitlines()[0]
 
 
 def test_a_cause_that_was_cut_is_named(store: FileSystemStore) -> None:
@@ -142,8 +142,8 @@ def test_a_cause_that_was_cut_is_named(store: FileSystemStore) -> None:
 
     assert result.exit_code == 0
     assert [line.split()[0] for line in result.output.splitlines()] == ["5", "6", "7", "8"]
-    assert "5  is not in the log any more" in result.output
-    assert "its log holds the events 6 to 8; older ones" in events(store.url, "--why", 4).output
+    assert "5  was folded into a snapshot, and cut from the log" in result.output
+    assert "its log has the events 6 to 8; older ones" in events(store.url, "--why", 4).output
 
 
 def test_old_entries_behind_a_cut_have_no_number(store: FileSystemStore) -> None:
@@ -161,7 +161,7 @@ def test_a_cause_that_nobody_remembered(store: FileSystemStore) -> None:
     """Of an event that answers something the log should tell what; where it does not, that is said."""
     came_back = replace(_entry(0, 0, None), events=(StorageCameBack(5),))
     EventLog(store, JobId("job-12345678")).append(came_back)
-    assert "What led to it the log does not tell\n" in events(store.url, "--why", 0).output
+    assert "The log does not have the cause\n" in events(store.url, "--why", 0).output
 
 
 def test_an_entry_that_cannot_be_read(store: FileSystemStore) -> None:

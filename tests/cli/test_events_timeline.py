@@ -75,7 +75,7 @@ def test_all_that_is_known_of_one_checkpoint(job_folder: Path) -> None:
     assert [text.split()[0] for text in told] == ["Triggering", "from_batches-0[0]", "Completed", "The"]
     assert "start delay" in told[1]
     assert texts(events(job_folder, "--checkpoint", 7)) == []
-    assert "nothing of what was asked for" in events(job_folder, "--checkpoint", 7).output
+    assert "its log has no such lines" in events(job_folder, "--checkpoint", 7).output
 
 
 def test_restarts_alone(job_folder: Path) -> None:
@@ -180,7 +180,7 @@ def test_behind_a_hole_events_speak_for_themselves(store: FileSystemStore) -> No
     result = events(store.url)
 
     assert result.exit_code == 1
-    assert "what was decided from there on is not known" in result.output
+    assert "decisions from there on are unknown" in result.output
     assert "Checkpoint 1 was complete" in result.output
     assert "Completed checkpoint" not in result.output
 
@@ -192,7 +192,7 @@ def test_an_event_that_does_not_follow_is_named(store: FileSystemStore) -> None:
         event = ev.JobSubmitted(index, SPEC)
         log.append(LogEntry(index, Generation(1), index, "n", (event,), EventId(index), (None,)))
     result = events(store.url)
-    assert "event 1 does not follow from those before it" in result.output
+    assert "event 1 does not follow from earlier events" in result.output
     assert len(texts(result)) == 3
 
 

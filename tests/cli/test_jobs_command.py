@@ -228,7 +228,7 @@ def test_a_refusal_says_when_to_ask_again(status: str, says: bool) -> None:
     """Not of a job that never will run again."""
     why = f"{CheckpointFailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING.value}: the job is {status}"
     told = str(not_taken(SnapshotKind.SAVEPOINT, why))
-    assert told.endswith("; ask again when its status is running") is says
+    assert told.endswith("; request it again when its status is running") is says
 
 
 def test_what_went_wrong_is_an_exit_code(job: tuple[tg.Job, GatedSource], tmp_path: Path) -> None:

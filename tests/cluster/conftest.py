@@ -27,7 +27,7 @@ def raydp_session() -> Iterator[RayDPSession]:
         include_dashboard=False,
         start_timeout_s=240.0,
         ray_options={
-            "_system_config": {"worker_niceness": 0, "metrics_report_interval_ms": 1_000},
+            "_system_config": {"worker_niceness": 0, "metrics_report_interval_ms": 5_000},
             "num_cpus": 8,
             "num_gpus": 1,
         },

@@ -16,7 +16,7 @@ import ray
 import waiting
 from ray_jobs import expected_table, shown_table, until
 
-from tidegate.actors.ray.detached import leave_nothing
+from tidegate.actors.ray.detached import clean_up_lost_job
 from tidegate.actors.ray.ray_runtime import RayRuntime, jobs_on_ray
 from tidegate.actors.runtimes.running_job import JobOverview, SnapshotRequest
 from tidegate.spark_bridge import RayDPSession
@@ -101,4 +101,4 @@ def test_a_detached_job_outlives_its_driver_and_is_finished_by_another(
             assert shown_table(tmp_path / "stays" / "table") == expected_table()
     finally:
         if card is not None:
-            leave_nothing(card.name, card.job_id)
+            clean_up_lost_job(card.name, card.job_id)

@@ -113,7 +113,7 @@ NEEDS_SPARK: dict[str, tuple[str, Callable[[DataFrame], DataFrame]]] = {
         lambda df: df.sparkSession.read.schema("small int").parquet(of(df)),
     ),
     "an option": ("the option", lambda df: df.sparkSession.read.option("int96RebaseMode", "LEGACY").parquet(of(df))),
-    "text": ("Spark reads Text files", lambda df: df.sparkSession.read.text(of(df))),
+    "text": ("only Spark can read Text files", lambda df: df.sparkSession.read.text(of(df))),
 }
 
 

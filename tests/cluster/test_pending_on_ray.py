@@ -55,7 +55,7 @@ def test_functions_that_wait_for_a_task_without_room_are_named(plain_ray: None, 
         job = env.execute("waits", progress="off", checkpoints=checkpoints, slot_sharing=False)
         until(
             "both functions",
-            lambda: " and 1 more, in one call since " in str(job.progress().waits_for),
+            lambda: " and 1 more, in one call for " in str(job.progress().waits_for),
             job.progress,
         )
         waits_for = str(job.progress().waits_for)
@@ -68,5 +68,5 @@ def test_functions_that_wait_for_a_task_without_room_are_named(plain_ray: None, 
             env.execute("late", checkpoints=checkpoints, restart=tg.RestartStrategy.none()).wait("4min")
         assert "no result within 0.001 s (timeout=), while Ray has pending tasks or actors: " in str(failed.value)
         assert f"need {CPUS} CPU each" in str(failed.value)
-        assert "leave CPUs free beside the slots" in str(failed.value)
+        assert "leave CPUs free that are not slots" in str(failed.value)
         job.cancel()

@@ -224,11 +224,11 @@ def test_a_cancelled_job_leaves_no_process_and_frees_its_slots(runtime: RayRunti
     second = keyed_job(tmp_path / "second", tmp_path / "never", name="second", parallelism=4)
     job = runtime.submit(first.submission)
     with pytest.raises(ConfigurationError, match=r"needs 4 neighbouring task slots.* taken by cancelled"):
-        runtime.check(second.submission.context.graph, ())
+        runtime.check(second.submission.context.graph, {})
     until("rows", job.progress, lambda p: p.rows_in.get("totals", 0) > 0)
     job.cancel()
     assert end_of(job).status == "cancelled"
-    runtime.check(second.submission.context.graph, ())
+    runtime.check(second.submission.context.graph, {})
     until("the actors to go", job.progress, lambda _: not _named("cancelled/"))
 
 

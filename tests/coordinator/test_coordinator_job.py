@@ -381,7 +381,7 @@ def test_nothing_happens_after_the_end() -> None:
 
 def test_an_event_that_is_none_is_refused() -> None:
     """The door takes facts only."""
-    with pytest.raises(ProtocolError, match="a coordinator is not told int"):
+    with pytest.raises(ProtocolError, match="a coordinator does not take events of type int"):
         Coordinator().tell(Generation(1))  # type: ignore[arg-type]
 
 

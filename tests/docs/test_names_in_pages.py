@@ -216,7 +216,7 @@ def test_the_page_of_state_has_all_kinds() -> None:
 def test_the_page_of_tables_has_the_default_history() -> None:
     """In the call and in words."""
     assert HISTORY_DEFAULT == "7d"
-    assert 'history="7d")` says for how long' in (ROOT / "docs" / "tables.md").read_text()
+    assert 'history="7d")` sets for how long' in (ROOT / "docs" / "tables.md").read_text()
     assert tg.Stream.to_table.__kwdefaults__["history"] == HISTORY_DEFAULT
 
 

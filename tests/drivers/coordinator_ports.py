@@ -50,7 +50,7 @@ class Port:
     def kill_process(self, instruction: do.KillProcess) -> None:
         self.killed.append(instruction.process)
 
-    def tell(self, task: TaskId, event: task_ev.TaskEvent) -> None:
+    def send(self, task: TaskId, event: task_ev.TaskEvent) -> None:
         self.told.append((task, event))
 
     def run_io(self, work: Callable[[], ev.CoordinatorEvent | None]) -> None:

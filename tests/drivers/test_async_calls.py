@@ -27,7 +27,7 @@ def test_the_oldest_call_is_known_until_its_answer_has_come() -> None:
 
     def answer(row: int) -> None:
         given[row].set_result({"x": row})
-        calls.heard(calls.collect())
+        calls.received(calls.collect())
 
     try:
         assert calls.oldest is None

@@ -14,7 +14,7 @@ from tidegate.storage.checkpoints.layout import CheckpointLayout
 from tidegate.storage.checkpoints.metadata import StateHandle
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, SubtaskIndex, VertexId
-from tidegate.storage.local_copies import PrivateFolder
+from tidegate.storage.state.local_copies import PrivateFolder
 
 COUNT = TaskId(VertexId("count"), SubtaskIndex(1))
 GRAPH = graph_of({"source": 1, "count": 2}, ("source", "count", BY_KEY))

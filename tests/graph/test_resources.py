@@ -61,7 +61,7 @@ def test_equal_resources_are_equal_however_they_are_said() -> None:
         ({"resources": {"disk": 0}}, "leave out what is not needed"),
         ({"resources": {"disk": "all"}}, r"resources=\{'disk': 'all'\} is no amount"),
         ({"resources": {1: 1}}, "a name is a string"),
-        ({"resources": ["disk"]}, "is no dict of names and amounts"),
+        ({"resources": ["disk"]}, "resources must be a dict of names and amounts"),
     ],
 )
 def test_what_ray_cannot_reserve_is_refused(given: dict[str, Any], message: str) -> None:

@@ -47,7 +47,7 @@ OFFENCES = (
     ("api.streams.stream", "import tidegate.sql.queries"),
     ("actors.coordinator.phases", "import tidegate.actors.task.task_descriptor"),
     ("actors.drivers.ports", "from tidegate.actors.runtimes import running_job"),
-    ("actors.local.local_job", "import tidegate.actors.ray.coordinator_status"),
+    ("actors.local.local_runtime", "import tidegate.actors.ray.coordinator_status"),
 )
 
 
@@ -118,8 +118,8 @@ HIGHER = (
     "tidegate.recovery.state_processor",
     "tidegate.connectors.ray_data",
     "tidegate.sql.",
-    "tidegate.storage.rocksdb.",
-    "tidegate.storage.local_copies",
+    "tidegate.storage.state.rocksdb.",
+    "tidegate.storage.state.local_copies",
 )
 """Parts that stand higher than the folder that users look for them in, or that a module below imports late."""
 

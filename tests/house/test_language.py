@@ -1,7 +1,6 @@
 """Docstrings, comments, error texts and pages are plain English: subject, verb, object.
 
-Each rule has a budget for each kind of text: the number of places that still break it. A budget may only fall. When a
-change removes places, lower the budget to the number that the test reports.
+The rules are a net, not the aim: a text that breaks none can still be a riddle.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import ast
 import re
 import tokenize
-from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -38,39 +36,13 @@ RULES = {
 }
 """The first rule looks at the beginning of docstrings alone, the others at whole texts."""
 
-BUDGETS = {
-    ("a first word that hides the subject", "docstrings"): 1175,
-    ("a pronoun for a noun", "comments"): 30,
-    ("a pronoun for a noun", "docstrings"): 402,
-    ("a pronoun for a noun", "errors"): 16,
-    ("a pronoun for a noun", "pages"): 164,
-    ("code that says, tells, asks, hears, knows, wants, owes or lets go", "comments"): 54,
-    ("code that says, tells, asks, hears, knows, wants, owes or lets go", "docstrings"): 511,
-    ("code that says, tells, asks, hears, knows, wants, owes or lets go", "errors"): 63,
-    ("code that says, tells, asks, hears, knows, wants, owes or lets go", "pages"): 318,
-    ("goes on, lies, comes to, beside, takes in", "comments"): 11,
-    ("goes on, lies, comes to, beside, takes in", "docstrings"): 134,
-    ("goes on, lies, comes to, beside, takes in", "errors"): 7,
-    ("goes on, lies, comes to, beside, takes in", "pages"): 175,
-    ("leave ... out, longer than nothing", "comments"): 2,
-    ("leave ... out, longer than nothing", "docstrings"): 25,
-    ("leave ... out, longer than nothing", "errors"): 5,
-    ("leave ... out, longer than nothing", "pages"): 27,
-    ("nobody and somebody", "comments"): 36,
-    ("nobody and somebody", "docstrings"): 168,
-    ("nobody and somebody", "errors"): 12,
-    ("nobody and somebody", "pages"): 98,
-    ("so many, so much, so long", "comments"): 0,
-    ("so many, so much, so long", "docstrings"): 105,
-    ("so many, so much, so long", "errors"): 0,
-    ("so many, so much, so long", "pages"): 14,
-}
+KINDS = ("docstrings", "errors", "comments", "pages")
 
 
 @cache
 def texts() -> dict[str, list[tuple[str, str]]]:
     """Returns the texts of each kind, each with the place where it stands."""
-    found: dict[str, list[tuple[str, str]]] = {"docstrings": [], "errors": [], "comments": [], "pages": []}
+    found: dict[str, list[tuple[str, str]]] = {kind: [] for kind in KINDS}
     for path in sorted(PACKAGE.rglob("*.py")):
         place = str(path.relative_to(ROOT))
         tree = ast.parse(path.read_text())
@@ -125,18 +97,11 @@ def offences() -> dict[tuple[str, str], list[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rule", "kind"), sorted(BUDGETS))
-def test_no_more_places_break_a_rule(rule: str, kind: str) -> None:
-    """A new text keeps the rules; an old one may break them until its budget is gone."""
-    found, budget = offences()[rule, kind], BUDGETS[rule, kind]
-    files = Counter(place.split(":")[0] for place in found)
-    assert len(found) <= budget, f"{len(found)} places, {budget} allowed; by file: {files.most_common(20)}"
-
-
-@pytest.mark.slow
-def test_every_rule_has_a_budget() -> None:
-    """No rule is forgotten for a kind of text."""
-    assert offences().keys() == BUDGETS.keys()
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rule", RULES)
+def test_no_text_breaks_a_rule(rule: str, kind: str) -> None:
+    """The message lists the places."""
+    assert offences().get((rule, kind), []) == []
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,16 @@ MEMBER = re.compile(r"`([A-Z]\w+\.[a-z_]\w*)(?:\(\))?`")
 """A class and a member of it, with or without a module."""
 
 CODE = re.compile(r"`([A-Za-z_]\w*)`")
+CODE_OR_MEMBER = re.compile(r"`([A-Za-z_]\w*(?:\.\w+)?)`")
 NOT_OURS = {"_metadata", "periodic"}
 """What a walk sets as code and is no name: a file, a timer."""
 
 PAGES = [path for path in files() if path.suffix == ".md" and path.name != "CHANGELOG.md"]
 WALKS = re.compile(r"^## A walk: .*?(?=^## )", re.DOTALL | re.MULTILINE)
+WALK_FILES_MAX = {"one batch through a task": 30, "one checkpoint": 40, "from a call to an operator": 35}
+"""How many files a reader has to open to follow each walk of the architecture page."""
+STEPS = re.compile(r"^(\d+)\. `(tidegate/[\w/]+\.py)`: (.*?)(?=^\d+\. |^[^\d\s]|^\n)", re.DOTALL | re.MULTILINE)
+"""A step of a walk: its number, its file, and what to read there."""
 
 
 def defined_in(tree: ast.Module) -> set[str]:
@@ -118,11 +123,36 @@ def test_functions_are_where_pages_say(page: Path) -> None:
 
 def test_every_name_of_the_walks_is_one_of_ours() -> None:
     """The walks of the architecture page name functions to open in order: each can be looked for."""
-    walks = WALKS.findall((ROOT / "docs/architecture.md").read_text())
-    assert len(walks) == 2
+    walks = WALKS.findall(_architecture())
+    assert len(walks) == len(WALK_FILES_MAX)
     names = {name for walk in walks for name in CODE.findall(walk)}
     assert len(names) > 30
     assert sorted(names - everything() - NOT_OURS) == []
+
+
+@pytest.mark.parametrize("name", WALK_FILES_MAX)
+def test_walks_are_short_lists_of_files(name: str) -> None:
+    """Each step is one file that exists; steps are numbered, and the text names how many there are."""
+    (walk,) = re.findall(rf"^## A walk: {name}\n(.*?)(?=^## )", _architecture(), re.DOTALL | re.MULTILINE)
+    steps = STEPS.findall(walk)
+    assert [int(number) for number, _, _ in steps] == list(range(1, len(steps) + 1))
+    assert [path for _, path, _ in steps if not (ROOT / path).is_file()] == []
+    assert len({path for _, path, _ in steps}) == len(steps) <= WALK_FILES_MAX[name]
+    assert re.search(rf"\b{len(steps)}\sfiles", walk)
+
+
+@pytest.mark.parametrize("name", WALK_FILES_MAX)
+def test_the_first_name_of_a_step_is_in_its_file(name: str) -> None:
+    """A reader who opens the file finds what the step begins with."""
+    (walk,) = re.findall(rf"^## A walk: {name}\n(.*?)(?=^## )", _architecture(), re.DOTALL | re.MULTILINE)
+    first = [(path, CODE_OR_MEMBER.search(text)) for _, path, text in STEPS.findall(walk)]
+    named = [(path, found[1]) for path, found in first if found is not None and found[1] not in NOT_OURS]
+    assert len(named) > len(first) * 3 // 4
+    assert [(path, member) for path, member in named if member not in modules()[ROOT / path].names] == []
+
+
+def _architecture() -> str:
+    return (ROOT / "docs/architecture.md").read_text()
 
 
 def test_what_is_lost_is_found() -> None:

@@ -26,7 +26,7 @@ OPTIONAL = {name for names in EXTRAS.values() for name in names} | {
     "py4j",
 }
 LATE = re.compile(
-    r"actors/ray/|connectors/ray_data\.py$|spark_bridge/|state/rocksdb/|storage/rocksdb/|storage/files/s3_\w+\.py$"
+    r"actors/ray/|connectors/ray_data\.py$|spark_bridge/|state/rocksdb/|storage/state/rocksdb/|storage/files/s3_\w+\.py$"
     r"|sql/|api/user_functions\.py$|web/(actor|rest|security|server)\.py$|web/page/"
 )
 """Modules that only those load who have asked for the library. Nothing else may import one when it is loaded."""
@@ -113,11 +113,11 @@ def test_an_early_import_is_found() -> None:
         "deltalake",
         "deltalake.Schema",
     ]
-    assert offences("api/x.py", "class A:\n    from tidegate.storage.rocksdb.scan import scan_state") == [
-        "tidegate.storage.rocksdb.scan"
+    assert offences("api/x.py", "class A:\n    from tidegate.storage.state.rocksdb.scan import scan_state") == [
+        "tidegate.storage.state.rocksdb.scan"
     ]
-    assert offences("api/x.py", "from tidegate.storage.rocksdb import keys\ndef f():\n    import ray") == []
-    assert offences("storage/rocksdb/x.py", "import rocksdict") == []
+    assert offences("api/x.py", "from tidegate.storage.state.rocksdb import keys\ndef f():\n    import ray") == []
+    assert offences("storage/state/rocksdb/x.py", "import rocksdict") == []
 
 
 @pytest.mark.slow

@@ -65,14 +65,3 @@ def test_two_processes_keep_a_module_together(tmp_path: Path) -> None:
 def test_a_way_of_dealing_that_is_not_ours_runs(tmp_path: Path) -> None:
     """Where xdist deals the tests out itself, nothing waits for what nobody has told."""
     assert times_made(tmp_path, "--dist", "worksteal") in {1, 2}
-
-
-def test_modules_on_ray_are_dealt_into_two_halves() -> None:
-    """A module is in one half, the halves are about as large, and the order of the tests does not matter."""
-    counts = {"a": 9, "b": 1, "c": 4, "d": 5, "e": 1}
-    tests = [Path(name) for name, count in counts.items() for _ in range(count)]
-    halves = spreading.halves_of(tests)
-    assert halves == spreading.halves_of(reversed(tests))
-    assert sorted(halves) == [Path(name) for name in counts]
-    sizes = [sum(counts[module.name] for module, half in halves.items() if half == each) for each in (0, 1)]
-    assert sizes == [10, 10]

@@ -11,9 +11,8 @@ from frozen_tables import tables_of
 from operator_harness import CUT, cut
 
 from tidegate.actors.task.emitter import HashPartitioner
-from tidegate.operators.functions.process_batches import process_operator
 from tidegate.operators.functions.process_functions import CoProcessFunction, ProcessFunction
-from tidegate.operators.functions.process_operator import ProcessOperator
+from tidegate.operators.functions.process_operator import ProcessOperator, process_operator
 from tidegate.operators.operator import OperatorContext, ProcessingTime
 from tidegate.protocol.edges import OutputTag
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS

@@ -11,7 +11,7 @@ import pytest
 from operator_harness import context, opened, run
 
 import tidegate as tg
-from tidegate.operators.functions.batch_functions import MapWithLife, batch_operator
+from tidegate.operators.functions.batch_functions import BatchFunctionOperator, batch_operator
 from tidegate.protocol.failures import OperatorError
 
 _BATCH = pa.record_batch({"x": [1, 2, 3]})
@@ -41,7 +41,7 @@ class Scaled(tg.BatchFunction):
 def test_a_function_is_opened_fed_and_closed() -> None:
     """In this order, and on a copy: the object that was given is left as it was."""
     given = Scaled(10)
-    operator = MapWithLife(given)
+    operator = BatchFunctionOperator(given)
     operator.open(context(), ())
     assert [out["x"].to_pylist() for out in run(operator, [_BATCH, _BATCH])] == [[10, 20, 30], [10, 20, 30]]
     operator.close()
@@ -69,19 +69,19 @@ class Broken(tg.BatchFunction):
 def test_what_open_raises_names_the_operator() -> None:
     """As what any other function of the user raises."""
     with pytest.raises(OperatorError, match=r"failed on subtask 1 of 1: FileNotFoundError: no model; in open"):
-        MapWithLife(Broken("open")).open(context(), ())
+        BatchFunctionOperator(Broken("open")).open(context(), ())
 
 
 def test_what_process_raises_shows_the_first_row() -> None:
     """As with a plain function."""
     with pytest.raises(OperatorError, match=r"odd; first row of the batch: .\{'x': 1\}."):
-        run(opened(MapWithLife(Broken("process"))), [_BATCH])
+        run(opened(BatchFunctionOperator(Broken("process"))), [_BATCH])
 
 
 def test_a_function_without_process_says_so() -> None:
     """It is the one method that must be there."""
     with pytest.raises(OperatorError, match=r"BatchFunction needs a method process\(self, batch\)"):
-        run(opened(MapWithLife(tg.BatchFunction())), [_BATCH])
+        run(opened(BatchFunctionOperator(tg.BatchFunction())), [_BATCH])
 
 
 class Locked(tg.BatchFunction):
@@ -103,7 +103,7 @@ def test_a_class_is_refused_and_so_is_what_cannot_be_copied() -> None:
 
 def test_plain_functions_stay_plain() -> None:
     """They are shared, and have no life."""
-    assert not isinstance(batch_operator(lambda batch: batch, None, "plain")(), MapWithLife)
+    assert not isinstance(batch_operator(lambda batch: batch, None, "plain")(), BatchFunctionOperator)
 
 
 NUMBERS = itertools.count()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from operator_harness import Subtasks, opened, run
 
 from tidegate.operators.aggregates import aggregate as tg
-from tidegate.operators.aggregates.changing_aggregate import KEY, MergedAggregate, PartialAggregate
+from tidegate.operators.aggregates.changing_aggregate import KEY, GlobalAggregate, PartialAggregate
 from tidegate.operators.ranking.distinct_rows import DistinctRows
 from tidegate.storage.errors import ConfigurationError
 
@@ -85,8 +85,8 @@ def test_everything_equals_plain_python(parts: list[list[dict[str, Any]]], width
     assert all(len(batches) == 1 and batches[0].num_rows == 1 for batches in made)
     merged_rows = [batches[0] for batches in made]
 
-    def make() -> MergedAggregate:
-        return MergedAggregate(AGGREGATES, "final", MergedAggregate(AGGREGATES).output_schema(parts_schema))
+    def make() -> GlobalAggregate:
+        return GlobalAggregate(AGGREGATES, "final", GlobalAggregate(AGGREGATES).output_schema(parts_schema))
 
     parts_schema = PartialAggregate(AGGREGATES).output_schema(SCHEMA)
     keys = (KEY,)
@@ -106,6 +106,6 @@ def test_the_key_of_everything_clashes_with_nothing() -> None:
     """An aggregate may be called as the key of the state."""
     what = {"everything": tg.count()}
     (part,) = run(opened(PartialAggregate(what)), [pa.record_batch({"k": [1, 2]})])
-    assert run(opened(MergedAggregate(what, "final")), [part])[0].to_pylist() == [{"everything": 2}]
+    assert run(opened(GlobalAggregate(what, "final")), [part])[0].to_pylist() == [{"everything": 2}]
     with pytest.raises(ConfigurationError, match="are not the accumulators"):
-        MergedAggregate(what).output_schema(pa.schema({"a": pa.int8(), "b": pa.int64()}))
+        GlobalAggregate(what).output_schema(pa.schema({"a": pa.int8(), "b": pa.int64()}))

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
+from random_jobs.window_models import Row, Timed, judged, late_in_split, read_in_order
 
 from tidegate.actors.graph.job_graph import OperatorSpec
 from tidegate.actors.task.operator_chain import OperatorChain
@@ -21,7 +22,6 @@ from tidegate.operators.windows.window_specs import Cumulating, Session, Sliding
 from tidegate.protocol.edges import SideOutput
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS
 from tidegate.storage.ids import OperatorUid, SubtaskIndex
-from tidegate.testing.pipelines.window_models import Row, Timed, judged, late_in_split, read_in_order
 
 BOUND = 5
 WINDOWS: tuple[Timed, ...] = (Tumbling(10), Sliding(20, 10), Sliding(35, 15), Cumulating(5, 15), Session(7))

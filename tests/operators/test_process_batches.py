@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from process_harness import Driven, Row
 
-from tidegate.operators.functions.process_batches import process_operator
 from tidegate.operators.functions.process_functions import ProcessBatchContext, ProcessContext, ProcessFunction
+from tidegate.operators.functions.process_operator import process_operator
 from tidegate.operators.state.keyed_state import ListState, ValueState
 from tidegate.operators.state.state_types import Pickled
 from tidegate.operators.state.timers import TimeDomain

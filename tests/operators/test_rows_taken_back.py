@@ -319,7 +319,7 @@ def test_a_fault_that_is_not_the_rows_fails_the_job() -> None:
     def gone(ref: object) -> object:
         raise OSError("no such database")
 
-    driven.operators[0].function.value._cells._cells.get = gone  # type: ignore[attr-defined]
+    driven.operators[0].function.value._internal._internal.get = gone  # type: ignore[attr-defined]
     with pytest.raises(OperatorError, match="no such database"):
         driven.rows({"k": "a", "ops": [], "fails": False}, schema=IN)
 

@@ -95,7 +95,7 @@ def test_the_latest_is_the_newest_that_verifies(store: FileSystemStore, caplog: 
     warnings = [record.getMessage() for record in caplog.records]
     assert len(warnings) == 3
     for number, warning, reason in zip((5, 4, 3), warnings, ("damaged", "damaged", "no file"), strict=True):
-        assert f"chk-{number} is damaged and passed over" in warning
+        assert f"chk-{number} is damaged and skipped" in warning
         assert reason in warning
 
 

@@ -243,7 +243,7 @@ def test_what_a_deletion_has_left_of_one_is_not_written_over(tmp_path: Path) -> 
     marked = replace(read_metadata(folder, metadata.job_id, SEVEN, savepoint=True), deleted=True)
     clear_folder(folder)
     for content, text in (
-        (encode_metadata(marked), "what a deletion that was interrupted has left .* `tidegate checkpoints delete "),
+        (encode_metadata(marked), "has the rest .* `tidegate checkpoints delete "),
         (b"torn", "cannot be read: .*; choose another folder, or delete this one"),
     ):
         folder.write(METADATA_NAME, [content])

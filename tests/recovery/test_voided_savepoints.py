@@ -88,7 +88,7 @@ def local(local_store: FileSystemStore) -> World:
 def test_who_comes_after_the_tombstone_is_refused_and_leaves_nothing(world: World) -> None:
     """The copy cannot become whole any more, however late it comes, and the successor knows that it never was."""
     assert not world.void()
-    with pytest.raises(FencedError, match="has given this savepoint up"):
+    with pytest.raises(FencedError, match="has aborted this savepoint"):
         world.export()
     assert world.found().void
     assert not world.void(), "who repeats it hears the same"
@@ -99,7 +99,7 @@ def test_who_comes_after_the_tombstone_is_refused_and_leaves_nothing(world: Worl
 def test_a_copy_that_is_overtaken_clears_up_after_itself(world: World, moment: str) -> None:
     """The successor deletes what it finds; the rest of the copy goes when its last step is refused."""
     world.before[moment] = lambda: world.before.clear() or world.void()
-    with pytest.raises(FencedError, match="has given this savepoint up"):
+    with pytest.raises(FencedError, match="has aborted this savepoint"):
         world.export()
     assert world.found().void
 
@@ -152,7 +152,7 @@ def test_a_copy_beside_that_of_a_lost_coordinator_leaves_a_tombstone_where_it_is
     with pytest.raises(SavepointStoppedError):
         world.export(lambda: True, contested=True)
     assert world.found().void
-    with pytest.raises(FencedError, match="has given this savepoint up"):
+    with pytest.raises(FencedError, match="has aborted this savepoint"):
         world.export()
     assert world.void()
 

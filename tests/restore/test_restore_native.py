@@ -11,7 +11,7 @@ from restored_graphs import BY_KEY, MAX_PARALLELISM, checkpoint_of, complete, gr
 
 from tidegate.actors.restore.restore_task import restore_task
 from tidegate.protocol.identity import TaskId
-from tidegate.state.common.backend import CellSpec, KeyedBackend, ValueCells
+from tidegate.state.common.backend import InternalValueState, KeyedBackend, StateDescriptor
 from tidegate.state.common.options import BackendPlace, StateBackendOptions
 from tidegate.state.factory import open_backend
 from tidegate.state.kernels.hashing import hash_columns
@@ -26,7 +26,7 @@ from tidegate.storage.state.snapshot import Cut, StateTable
 UID = OperatorUid("count")
 EDGE = ("source", "count", BY_KEY)
 KEYS = pa.schema({"k": pa.int64()})
-VALUE = CellSpec("total", pa.int64())
+VALUE = StateDescriptor("total", pa.int64())
 
 GROUP_OF = {
     key: int(key_hash) % MAX_PARALLELISM
@@ -39,7 +39,7 @@ KEY_OF = [
 """A key of each of two subtasks."""
 
 
-def opened(folder: Path, subtask: int, parallelism: int) -> tuple[KeyedBackend, ValueCells]:
+def opened(folder: Path, subtask: int, parallelism: int) -> tuple[KeyedBackend, InternalValueState]:
     """A RocksDB backend with one value for each key."""
     place = BackendPlace(UID, ("k",), MAX_PARALLELISM, key_group_range(subtask, MAX_PARALLELISM, parallelism))
     backend = open_backend(StateBackendOptions("rocksdb", directory=str(folder)), place)

@@ -15,7 +15,7 @@ from small_tables import rewrite_in_small_tables
 from tidegate.actors.restore.restore_task import restore_task
 from tidegate.protocol.identity import TaskId
 from tidegate.state.columnar import paged_state
-from tidegate.state.common.backend import CellSpec, KeyedBackend, ValueCells
+from tidegate.state.common.backend import InternalValueState, KeyedBackend, StateDescriptor
 from tidegate.state.common.options import BackendPlace, StateBackendOptions
 from tidegate.state.factory import open_backend
 from tidegate.state.kernels.hashing import hash_columns
@@ -40,15 +40,15 @@ def groups_of(keys: pa.Array) -> np.ndarray:
     return (hash_columns(pa.record_batch({"k": keys}), ["k"]) % np.uint64(MAX_PARALLELISM)).astype(np.int64)
 
 
-def opened(options: StateBackendOptions, groups: range) -> tuple[KeyedBackend, ValueCells]:
+def opened(options: StateBackendOptions, groups: range) -> tuple[KeyedBackend, InternalValueState]:
     """A backend with one number for each key."""
     backend = open_backend(options, BackendPlace(UID, ("k",), MAX_PARALLELISM, groups))
-    cells = backend.values(CellSpec("total", pa.int64()))
+    cells = backend.values(StateDescriptor("total", pa.int64()))
     backend.fix_keys(pa.schema({"k": pa.int64()}))
     return backend, cells
 
 
-def put(backend: KeyedBackend, cells: ValueCells, keys: pa.Array, value: int | None) -> None:
+def put(backend: KeyedBackend, cells: InternalValueState, keys: pa.Array, value: int | None) -> None:
     """The same number for some keys, or none any more."""
     for ref in backend.enter(pa.record_batch({"k": keys})):
         if value is None:

@@ -33,7 +33,7 @@ class Handle:
     """A task's process."""
 
     deploy: Method = field(default_factory=lambda: Method(answers=True))
-    tell: Method = field(default_factory=Method)
+    deliver: Method = field(default_factory=Method)
     drop: Method = field(default_factory=Method)
     pulse: Method = field(default_factory=Method)
 
@@ -126,9 +126,9 @@ class Deployed:
 
     def lose_a_message(self, task: TaskId, attempt: AttemptNumber) -> None:
         """Send something that does not arrive."""
-        self.deployment.tell(task, ev.CheckpointCompleted(0, attempt, CheckpointId(1)))
+        self.deployment.send(task, ev.CheckpointCompleted(0, attempt, CheckpointId(1)))
         self.deployment.flush()
-        self.staff.handles[task].tell.calls.get_nowait()[0].set_exception(ConnectionError("gone"))
+        self.staff.handles[task].deliver.calls.get_nowait()[0].set_exception(ConnectionError("gone"))
         self.pass_time()
 
     def pass_time(self) -> None:

@@ -92,7 +92,7 @@ def test_a_token_that_another_may_have_planted_is_not_used(home: Path, tmp_path:
     link.symlink_to(token)
     with pytest.raises(ConfigurationError, match="link is not used, because it is a link"):
         switch_on_token({"RAY_AUTH_TOKEN_PATH": str(link)})
-    with pytest.raises(ConfigurationError, match="is no file"):
+    with pytest.raises(ConfigurationError, match="is not a regular file"):
         switch_on_token({"RAY_AUTH_TOKEN_PATH": str(tmp_path)})
     with pytest.raises(ConfigurationError, match=r"RAY_AUTH_TOKEN_PATH=.*there is no such file"):
         switch_on_token({"RAY_AUTH_TOKEN_PATH": str(tmp_path / "nothing")})

@@ -33,29 +33,29 @@ ONE, TWO = Generation(1), Generation(2)
 SPARE = "spare"
 
 
-def heard(denials: DenialCounter, *answers: bool | None, generation: Generation = TWO) -> list[Step]:
+def answered(denials: DenialCounter, *answers: bool | None, generation: Generation = TWO) -> list[Step]:
     """What follows from each of these answers."""
-    return [denials.heard(Membership(generation, answer), newest=2) for answer in answers]
+    return [denials.answered(Membership(generation, answer), newest=2) for answer in answers]
 
 
 def test_a_process_that_is_known_asks_again_later() -> None:
     """For as long as it lives."""
-    assert heard(DenialCounter(), True, True, True) == [Step.LATER] * 3
+    assert answered(DenialCounter(), True, True, True) == [Step.LATER] * 3
 
 
 def test_a_process_leaves_when_it_was_denied_twice_in_a_row() -> None:
     """Once could be a mistake: it may just be put to work."""
-    assert heard(DenialCounter(), False, False) == [Step.SOON, Step.LEAVE]
-    assert heard(DenialCounter(), False, True, False) == [Step.SOON, Step.LATER, Step.SOON]
+    assert answered(DenialCounter(), False, False) == [Step.SOON, Step.LEAVE]
+    assert answered(DenialCounter(), False, True, False) == [Step.SOON, Step.LATER, Step.SOON]
 
 
 def test_who_cannot_tell_is_asked_again() -> None:
     """A coordinator that takes over does not know its processes yet; and one that was replaced knows other ones."""
     denials = DenialCounter()
-    assert heard(denials, False, None, False, None) == [Step.SOON] * 4
-    assert heard(denials, False, False, False, generation=ONE) == [Step.SOON] * 3
-    assert denials.heard(None, newest=2) is Step.SOON
-    assert heard(denials, False, False) == [Step.SOON, Step.LEAVE]
+    assert answered(denials, False, None, False, None) == [Step.SOON] * 4
+    assert answered(denials, False, False, False, generation=ONE) == [Step.SOON] * 3
+    assert denials.answered(None, newest=2) is Step.SOON
+    assert answered(denials, False, False) == [Step.SOON, Step.LEAVE]
 
 
 def test_a_late_process_ends_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +100,7 @@ def fleet() -> WorkerPool:
     """A task, a spare process that has just been started, and one that was given up."""
     options = PoolOptions("job", "namespace", None, 0, 0, open_store)
     some = WorkerPool(source_to_sink()[1], None, None, options, lambda action: action())
-    some.members = {SOURCE_WORKER: member("source", "a"), SINK_WORKER: member("sink", "b", given_up=True)}
+    some.members = {SOURCE_WORKER: member("source", "a"), SINK_WORKER: member("sink", "b", evicted=True)}
     some._standbys = [member(SPARE, None), member("gone", "c", dead=True)]
     return some
 
@@ -125,9 +125,9 @@ def test_only_who_is_in_charge_can_tell() -> None:
     """Who is taking over may not have found all processes yet, or find another one in charge."""
     deployment = AttemptSupervisor(fleet(), lambda event: None, LaterMailbox())  # type: ignore[arg-type]
     deployment.generation = TWO
-    assert deployment.knows("source", "a", in_charge=False) == Membership(TWO, None)
-    assert deployment.knows("source", "a", in_charge=True) == Membership(TWO, True)
-    assert deployment.knows("unheard of", "e", in_charge=True) == Membership(TWO, False)
+    assert deployment.membership("source", "a", in_charge=False) == Membership(TWO, None)
+    assert deployment.membership("source", "a", in_charge=True) == Membership(TWO, True)
+    assert deployment.membership("unheard of", "e", in_charge=True) == Membership(TWO, False)
 
 
 def test_a_process_asks_when_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +137,7 @@ def test_a_process_asks_when_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MembershipCheck, "hold", lambda self: newest.append(self._newest) or hold(self))
     with task_processes(monkeypatch) as make:
         process: Process = make(SINK)
-        assert process.coordinator.knows.calls.get_nowait()[1] == ("", process.actor.info().actor_id)
+        assert process.coordinator.membership.calls.get_nowait()[1] == ("", process.actor.info().actor_id)
         order = TaskDeployment((SINK,), AttemptNumber(1), None, {SOURCE: process.as_peer}, TWO)
         process.actor.deploy(order)
         process.settle()

@@ -85,7 +85,7 @@ def test_a_process_that_was_replaced_is_given_up_with_what_it_still_runs(monkeyp
     source, sink = started(deployed)
     monkeypatch.setattr(deployed.staff, "is_kept", lambda member: member is not sink)
     deployed.deployment.deploy(do.DeployAttempt(SECOND, None, (SOURCE,)))
-    assert (source.given_up, sink.given_up) == (False, True)
+    assert (source.evicted, sink.evicted) == (False, True)
 
 
 def test_a_process_that_dies_before_it_has_its_order_fails_its_tasks(deployed: Deployed) -> None:

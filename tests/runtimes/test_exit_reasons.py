@@ -45,10 +45,10 @@ class Known(ExitProbe):
         return self.text
 
 
-def member(log: Path, witness: ExitProbe | None) -> WorkerHandle:
+def member(log: Path, exit_probe: ExitProbe | None) -> WorkerHandle:
     """A process that has ended."""
     return WorkerHandle(
-        "job/map (1/2)#0", None, None, Future(), ProcessInfo(7, "node", str(log)), dead=True, witness=witness
+        "job/map (1/2)#0", None, None, Future(), ProcessInfo(7, "node", str(log)), dead=True, exit_probe=exit_probe
     )
 
 
@@ -78,14 +78,14 @@ def test_a_witness_knows_how_a_process_has_ended(ends: Callable[[], None], text:
     if child == 0:
         os.read(go, 1)
         ends()
-    witness = ExitProbe(child)
+    exit_probe = ExitProbe(child)
     os.write(let_go, b"x")
     os.waitpid(child, 0)
     release = tuple(int(part) for part in os.uname().release.split(".")[:2])
-    assert witness.end(10_000) in ({text} if release >= (6, 15) else {text, None})
-    witness.close()
-    witness.close()
-    assert witness.end(0) is None
+    assert exit_probe.end(10_000) in ({text} if release >= (6, 15) else {text, None})
+    exit_probe.close()
+    exit_probe.close()
+    assert exit_probe.end(0) is None
     for descriptor in (go, let_go):
         os.close(descriptor)
 
@@ -131,7 +131,7 @@ def test_what_is_not_known_is_not_guessed(tmp_path: Path) -> None:
     """Where the log is, is said; a long one is read from its end."""
     reason = reason_of(member(tmp_path / "not here", Known(None)), died())
     assert reason == (
-        "the process job/map (1/2)#0, pid 7, has ended, and how is not known here: Worker unexpectedly exits with a "
+        "the process job/map (1/2)#0, pid 7, has ended, and how is unknown here: Worker unexpectedly exits with a "
         f"connection error code 2. End of file. Its log on node node: {tmp_path / 'not here'}"
     )
     log = tmp_path / "long"

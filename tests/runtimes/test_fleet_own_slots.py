@@ -116,5 +116,5 @@ def test_spare_processes_are_kept_for_tasks_in_common_slots(
         with_gpu = rows.key_by("k").process(Passes(), schema=rows.schema, num_gpus=1, parallelism=4)
         with_gpu.key_by("k").aggregate(n=tg.count(), parallelism=1).collect()
         submission = env.plan("job", checkpoints=checkpoints)
-    options = RayRuntime(PLACEMENT, standbys=wanted)._fleet_options(submission, PLACEMENT, 0, 9, None)
+    options = RayRuntime(PLACEMENT, standbys=wanted)._pool_options(submission, PLACEMENT, 0, 9, None)
     assert (options.standbys, len(options.followed)) == (kept, followed)

@@ -136,7 +136,7 @@ def test_spare_processes_are_counted_by_what_they_do() -> None:
     some = fleet(standbys=4)
     some._standbys = [process("starts", 0, None), process("starts", 1, None)]
     some._standbys += [process("ready", 0, "north"), process("hung", 0, "north")]
-    some._standbys[-1].given_up = True
+    some._standbys[-1].evicted = True
     assert (some.ready_standbys, some.starting_standbys) == (1, 2)
 
 
@@ -293,7 +293,7 @@ def test_keyed_tasks_are_followed_where_their_state_lies_in_layers(
         for name in ("n", "m"):
             rows.key_by("k").aggregate(**{name: tg.count()}, parallelism=2).collect()
         submission = env.plan("job", checkpoints=checkpoints)
-    options = RayRuntime(PLACEMENT, standbys=wanted)._fleet_options(submission, PLACEMENT, 0, 2, None)
+    options = RayRuntime(PLACEMENT, standbys=wanted)._pool_options(submission, PLACEMENT, 0, 2, None)
     assert (options.standbys, len(options.followed)) == (kept, followed)
 
 
@@ -308,5 +308,5 @@ def test_the_settings_of_a_job_come_before_those_of_its_environment(
     with tg.StreamEnvironment.local() as env:
         env.from_batches(pa.table({"k": [1]}), parallelism=2).collect()
         submission = env.plan("job", checkpoints=checkpoints)
-    options = RayRuntime(PLACEMENT, standbys=environment)._fleet_options(submission, PLACEMENT, 0, 2, None)
+    options = RayRuntime(PLACEMENT, standbys=environment)._pool_options(submission, PLACEMENT, 0, 2, None)
     assert (options.standbys, options.slot_request_timeout_ms) == (kept, 60_000)

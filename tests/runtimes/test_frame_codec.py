@@ -99,7 +99,7 @@ def test_nothing_is_read_of_a_process_that_has_proved_nothing() -> None:
     speaker.send(Kind.FRAME, b"evil")
     data = write(speaker, 1_000)
     assert link.read(data[:15]) == []
-    with pytest.raises(ProtocolError, match="not the one"):
+    with pytest.raises(ProtocolError, match="not the expected process"):
         link.read(data[15:])
     assert not link.is_open
 
@@ -111,7 +111,7 @@ def test_nothing_is_read_of_a_process_that_has_proved_nothing() -> None:
 )
 def test_what_is_no_message_is_refused(data: bytes) -> None:
     """It is never taken for one."""
-    with pytest.raises(ProtocolError, match="what is no message"):
+    with pytest.raises(ProtocolError, match="invalid message"):
         FrameCodec(b"", b"").read(data)
 
 
@@ -120,6 +120,6 @@ def test_a_message_that_is_too_large_fails_who_sends_it(monkeypatch: pytest.Monk
     monkeypatch.setattr(links, "MESSAGE_BYTES_MAX", 1_000)
     link = FrameCodec(b"", b"")
     link.send(Kind.FRAME, bytes(1_000))
-    with pytest.raises(ProtocolError, match="1001 bytes are too many"):
+    with pytest.raises(ProtocolError, match="1001 bytes exceeds the limit"):
         link.send(Kind.FRAME, bytes(1_001))
     assert [len(message.payload) for message in FrameCodec(b"", b"").read(write(link, 10_000))] == [1_000]

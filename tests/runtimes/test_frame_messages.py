@@ -236,7 +236,7 @@ def shared() -> tuple[FrameWriter, FrameReader]:
 def write(writer: FrameWriter, rows: pa.RecordBatch) -> Place | None:
     """Write a frame of one batch."""
     schema = EdgeSchema()
-    assert schema.is_that_of([rows])
+    assert schema.fits([rows])
     return writer.write([rows], schema)
 
 
@@ -287,7 +287,7 @@ def test_a_place_that_is_not_the_frames_is_refused(shared: tuple[FrameWriter, Fr
     writer, reader = shared
     place = write(writer, numbers(1))
     assert place is not None
-    with pytest.raises(ProtocolError, match="is not where its sender says"):
+    with pytest.raises(ProtocolError, match="is not at the place that its sender reported"):
         reader.read(place._replace(number=place.number + 1))
 
 

@@ -40,7 +40,7 @@ class Hearing:
         """Messages can be sent."""
         self.events.put("opened")
 
-    def heard(self, message: Message) -> None:
+    def received(self, message: Message) -> None:
         """A message came in."""
         self.events.put(bytes(message.payload))
 
@@ -131,13 +131,13 @@ def test_a_descriptor_comes_with_its_message(hub: Hub) -> None:
     there: list[int | None] = []
     came = Hearing()
 
-    def heard(message: Message) -> None:
+    def received(message: Message) -> None:
         if message.kind is Kind.MEMORY:
             assert came.connection is not None
             there.append(came.connection.take_descriptor())
         came.events.put(message.kind)
 
-    came.heard = heard  # type: ignore[method-assign]
+    came.received = received  # type: ignore[method-assign]
     hub.came["other"] = came
     sends = Hub("other").connect(hub)
     assert sends.next() == "opened"
@@ -203,7 +203,7 @@ def test_who_listens_there_now_is_not_spoken_to(hub: Hub) -> None:
                 other.sendall(shown)
                 kind, reason = ear.next()
         assert kind == "over"
-        assert "not the one that was meant" in reason
+        assert "not the expected process" in reason
         assert not ear.send(b"")
 
 
@@ -255,7 +255,7 @@ def test_what_cannot_be_understood_ends_the_connection(pair: tuple[Hearing, Hear
     def refuse(message: Message) -> None:
         raise ValueError("of no use")
 
-    other.heard = refuse  # type: ignore[method-assign]
+    other.received = refuse  # type: ignore[method-assign]
     assert this.send(b"what")
     assert other.next() == ("over", "ValueError: of no use")
     assert this.next()[0] == "over"
@@ -279,7 +279,7 @@ heard = queue.SimpleQueue()
 class Ear:
     def connected(self, connection): self.connection = connection
     def opened(self): heard.put("opened")
-    def heard(self, message): heard.put(len(message.payload))
+    def received(self, message): heard.put(len(message.payload))
     def over(self, reason): heard.put(("over", reason))
 ear = Ear()
 hub = Connections(b"the secret of the job", "other", lambda process_id: ear, print)
@@ -381,14 +381,14 @@ def test_a_process_that_user_code_forks_does_not_hold_connections_open(
         children.put(pid)
 
     if busy:
-        monkeypatch.setattr(this, "heard", fork)
+        monkeypatch.setattr(this, "received", fork)
         assert other.send(b"frame")
     else:
         fork()
     child = received("the child", children)
     assert this.connection is not None
     # As the system does with a process that has died, but for what others have of it.
-    module._let_go(this.connection._epoll, this.connection._socket)
+    module._close_socket(this.connection._epoll, this.connection._socket)
     try:
         kind, _ = other.next()
     finally:
@@ -410,7 +410,7 @@ def test_a_process_that_has_no_files_left_takes_no_connection(
 
     monkeypatch.setattr(socket.socket, "accept", accept)
     assert other.connect(hub).next()[0] == "over"
-    until("the end of it", lambda: hub.connections._given_up)
+    until("the end of it", lambda: hub.connections._unavailable)
     assert len(caplog.records) == 1
     with pytest.raises(OSError, match="refused"):
         other.connect(hub)

@@ -59,7 +59,7 @@ def test_a_process_is_ended_when_the_log_says_that_it_was_given_up() -> None:
     given = Evictions(processes, told.append)
     sink, source = processes.members[SINK_WORKER], processes.members[SOURCE_WORKER]
     for _ in range(2):
-        given.give_up(sink, "sink hangs")
+        given.evict(sink, "sink hangs")
     assert [(event.process, event.reason) for event in told] == [("id of sink", "sink hangs")]
     assert (sink.usable, processes.ended, source.handle.kill_peer.calls.qsize()) == (False, [], 0)
     given.kill("id of sink")
@@ -75,7 +75,7 @@ def test_a_process_on_the_node_of_the_coordinator_is_ended_by_it(monkeypatch: py
     monkeypatch.setattr(given_up, "kill_process", lambda pid, descriptor: ended.append(pid))
     processes.node_id = "there"
     given = Evictions(processes, lambda event: None)
-    given.give_up(processes.members[SINK_WORKER], "sink hangs")
+    given.evict(processes.members[SINK_WORKER], "sink hangs")
     assert ended == []
     given.kill("id of sink")
     assert (ended, processes.members[SOURCE_WORKER].handle.kill_peer.calls.qsize()) == ([7], 0)
@@ -86,7 +86,7 @@ def test_one_that_has_not_started_is_called_by_its_name() -> None:
     processes, told = fleet(), []
     processes.members[SINK_WORKER].info = None
     given = Evictions(processes, told.append)
-    given.give_up(processes.members[SINK_WORKER], "sink hangs")
+    given.evict(processes.members[SINK_WORKER], "sink hangs")
     given.kill("sink")
     assert ([event.process for event in told], processes.ended) == (["sink"], ["sink"])
 
@@ -107,7 +107,7 @@ class Beats:
             self.processes,
             cast(Mailbox, self.mailbox),
             lambda member: partial(self.failed, member),
-            self.give_up,
+            self.evict,
             lambda node, others_ms: self.silent.append((node, list(others_ms))),
         ).start()
 
@@ -115,8 +115,8 @@ class Beats:
         self.told.append(("failed", member.name))
         self.texts.append(text)
 
-    def give_up(self, member: WorkerHandle, why: str) -> None:
-        member.given_up = True
+    def evict(self, member: WorkerHandle, why: str) -> None:
+        member.evicted = True
         self.told.append(("given up", member.name))
 
     def run(self, ticks: int, *answering: str) -> None:

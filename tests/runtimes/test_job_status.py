@@ -117,8 +117,8 @@ def test_a_job_whose_coordinator_is_lost_is_what_it_was(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("kind", "why", "told"),
     [
-        (SnapshotKind.SUSPEND, "a task declined: map[0]: full", "full; the job goes on"),
-        (SnapshotKind.SUSPEND, "the attempt failed: boom", "newest checkpoint and goes on: ask again"),
+        (SnapshotKind.SUSPEND, "a task declined: map[0]: full", "full; the job continues"),
+        (SnapshotKind.SUSPEND, "the attempt failed: boom", "newest checkpoint and continues: request it again"),
         (SnapshotKind.TERMINATE, "the job is ending: boom", "the job is ending: boom"),
         (SnapshotKind.TERMINATE, "not all required tasks are running: the job is finished", "the job is finished"),
         (SnapshotKind.TERMINATE, "its metadata could not be written: storage is away", "storage is away"),

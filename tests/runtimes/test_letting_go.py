@@ -31,7 +31,7 @@ class Letting:
 
     def __init__(self) -> None:
         self.mailbox, self.looks = LaterMailbox(), 0
-        self.given_up: list[str] = []
+        self.evicted: list[str] = []
         self.again: list[Callable[[], object]] = []
         self.subject = AttemptDrain(cast(Mailbox, self.mailbox), self._broke, self._give_up, self._look)
 
@@ -43,8 +43,8 @@ class Letting:
         return error is not None
 
     def _give_up(self, member: WorkerHandle, why: str) -> None:
-        member.given_up = True
-        self.given_up.append(why)
+        member.evicted = True
+        self.evicted.append(why)
 
     def _look(self) -> None:
         self.looks += 1
@@ -54,7 +54,7 @@ class Letting:
         info = ProcessInfo(7, "node", actor_id=f"id of {name}") if started else None
         handle = Handle()
         member = WorkerHandle(name, handle, None, Future(), info)
-        self.subject.tell(member, TASKS, ATTEMPT, GENERATION)
+        self.subject.stop(member, TASKS, ATTEMPT, GENERATION)
         call, arguments = handle.drop.calls.get_nowait()
         assert arguments == (TASKS, ATTEMPT, GENERATION)
         return member, call
@@ -75,14 +75,14 @@ def test_all_that_live_are_waited_for(letting: Letting) -> None:
     second.dead = True
     assert letting.subject.is_over
     letting.mailbox.pass_time()
-    assert letting.given_up == []
+    assert letting.evicted == []
 
 
 def test_one_that_is_stuck_is_given_up(letting: Letting) -> None:
     """After a while, and nobody waits for it any more."""
     letting.tell("stuck")
     letting.mailbox.pass_time()
-    assert letting.given_up == ["stuck has not let go of attempt 3 within 10000 ms"]
+    assert letting.evicted == ["stuck has not stopped attempt 3 within 10000 ms"]
     assert (letting.looks, letting.subject.is_over) == (1, True)
 
 
@@ -92,9 +92,9 @@ def test_one_that_is_starting_is_neither_waited_for_nor_given_up(letting: Lettin
     assert letting.subject.is_over
     letting.mailbox.pass_time()
     member.info = ProcessInfo(7, "node", actor_id="id")
-    assert (letting.given_up, letting.subject.is_over) == ([], False)
+    assert (letting.evicted, letting.subject.is_over) == ([], False)
     letting.mailbox.pass_time()
-    assert len(letting.given_up) == 1
+    assert len(letting.evicted) == 1
 
 
 def test_a_connection_that_broke_is_no_answer(letting: Letting) -> None:

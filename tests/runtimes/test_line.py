@@ -32,38 +32,38 @@ def no_death(error: BaseException) -> None:
 class Handle:
     """Calls of the other process: they stay without an answer until the test answers them."""
 
-    tell: Method = field(default_factory=Method)
+    deliver: Method = field(default_factory=Method)
     counted: Method = field(default_factory=Method)
 
     def told(self) -> tuple[Future[Any], Any]:
-        """The next call of `tell`, and what it says."""
-        call, (what,) = self.tell.received()
+        """The next call of `deliver`, and what it says."""
+        call, (what,) = self.deliver.received()
         return call, what
 
 
 class Pair:
-    """A coordinator's line to a process, and the one back. What comes over the connection is in `heard`."""
+    """A coordinator's line to a process, and the one back. What comes over the connection is in `received`."""
 
     def __init__(self) -> None:
-        self.heard: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self.received: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self.there, self.back = Handle(), Handle()
         self.line = ControlChannel(self.there, {})
-        self.doors: dict[str, Callable[..., object]] = {
-            name: lambda what, name=name: self.heard.put((name, what)) for name in ("tell", "counted")
+        self.handlers: dict[str, Callable[..., object]] = {
+            name: lambda what, name=name: self.received.put((name, what)) for name in ("deliver", "counted")
         }
-        self.its_line = ControlChannel(self.back, self.doors)
+        self.its_line = ControlChannel(self.back, self.handlers)
         self.hub = Connections(SECRET, COORDINATOR, lambda process_id: None, no_death)
-        self.its_hub = Connections(SECRET, "process", lambda process_id: self.its_line.came(), no_death)
+        self.its_hub = Connections(SECRET, "process", lambda process_id: self.its_line.accept(), no_death)
         self.address = self.its_hub.listen()
 
     def connect(self) -> None:
         """Have a connection that both ends can use."""
-        self.line.join(self.hub, self.address, "process", self.doors)
+        self.line.join(self.hub, self.address, "process", self.handlers)
         until("the connection", lambda: self.line._end is not None and self.its_line._end is not None)
 
     def next(self) -> tuple[str, Any]:
         """What was heard next."""
-        return received("a message", self.heard)
+        return received("a message", self.received)
 
 
 @pytest.fixture
@@ -75,48 +75,48 @@ def pair() -> Pair:
 def test_messages_go_over_the_connection_in_order_and_are_answered(pair: Pair) -> None:
     """Both ways, without a call."""
     pair.connect()
-    said = [pair.line.say("tell", number) for number in range(100)]
-    assert [pair.next() for _ in range(100)] == [("tell", number) for number in range(100)]
+    said = [pair.line.send("deliver", number) for number in range(100)]
+    assert [pair.next() for _ in range(100)] == [("deliver", number) for number in range(100)]
     for each in said:
         each.future().result(TIMEOUT_S)
-    pair.its_line.say("tell", "back").future().result(TIMEOUT_S)
-    assert pair.next() == ("tell", "back")
-    assert pair.there.tell.calls.empty()
-    assert pair.back.tell.calls.empty()
+    pair.its_line.send("deliver", "back").future().result(TIMEOUT_S)
+    assert pair.next() == ("deliver", "back")
+    assert pair.there.deliver.calls.empty()
+    assert pair.back.deliver.calls.empty()
 
 
 def test_a_message_does_not_overtake_a_call(pair: Pair) -> None:
     """As long as a call was not answered, what follows is called as well."""
-    pair.line.say("tell", "first")
+    pair.line.send("deliver", "first")
     first, _ = pair.there.told()
     pair.connect()
-    pair.line.say("tell", "second")
+    pair.line.send("deliver", "second")
     second, what = pair.there.told()
     assert what == "second"
     first.set_result(None)
     second.set_result(None)
-    pair.line.say("tell", "third").future().result(TIMEOUT_S)
-    assert pair.next() == ("tell", "third")
+    pair.line.send("deliver", "third").future().result(TIMEOUT_S)
+    assert pair.next() == ("deliver", "third")
 
 
 def test_a_message_does_not_overtake_a_mention_that_was_called(pair: Pair) -> None:
     """Nobody hears of its arrival, so a call goes behind it once."""
     pair.line.send_unacknowledged("counted", 1)
     pair.connect()
-    pair.line.say("tell", "called")
+    pair.line.send("deliver", "called")
     call, what = pair.there.told()
     assert what == "called"
     call.set_result(None)
-    pair.line.say("tell", "said").future().result(TIMEOUT_S)
-    assert pair.next() == ("tell", "said")
+    pair.line.send("deliver", "said").future().result(TIMEOUT_S)
+    assert pair.next() == ("deliver", "said")
 
 
 def test_mentions_go_over_the_connection_and_have_no_answer(pair: Pair) -> None:
     """In order with what is said."""
     pair.connect()
     pair.line.send_unacknowledged("counted", 1)
-    pair.line.say("tell", 2).future().result(TIMEOUT_S)
-    assert (pair.next(), pair.next()) == (("counted", 1), ("tell", 2))
+    pair.line.send("deliver", 2).future().result(TIMEOUT_S)
+    assert (pair.next(), pair.next()) == (("counted", 1), ("deliver", 2))
     assert pair.there.counted.calls.empty()
 
 
@@ -129,8 +129,8 @@ def test_what_was_not_answered_is_called_when_the_connection_breaks(pair: Pair) 
         holds.set()
         assert goes_on.wait(TIMEOUT_S)
 
-    pair.its_line._doors = {"tell": hold}
-    said = [pair.line.say("tell", number) for number in range(3)]
+    pair.its_line._handlers = {"deliver": hold}
+    said = [pair.line.send("deliver", number) for number in range(3)]
     assert holds.wait(TIMEOUT_S)
     assert pair.line._end is not None
     pair.line._end.cut()
@@ -143,7 +143,7 @@ def test_what_was_not_answered_is_called_when_the_connection_breaks(pair: Pair) 
     assert said[1].future().result(TIMEOUT_S) is None
     assert not said[2].future().done()
     calls[2][0].set_result(None)
-    pair.line.say("tell", "later")
+    pair.line.send("deliver", "later")
     assert pair.there.told()[1] == "later", "a connection that broke is not used again"
 
 
@@ -154,9 +154,9 @@ def test_what_the_connection_does_not_take_is_called_behind_all_that_was_said(
     pair.connect()
     monkeypatch.setattr(module, "UNANSWERED_MAX", 2)
     holds = threading.Event()
-    pair.its_line._doors = {"tell": lambda what: holds.wait(TIMEOUT_S)}
+    pair.its_line._handlers = {"deliver": lambda what: holds.wait(TIMEOUT_S)}
     for number in range(3):
-        pair.line.say("tell", number)
+        pair.line.send("deliver", number)
     assert [pair.there.told()[1] for _ in range(3)] == [0, 1, 2]
     holds.set()
 
@@ -165,17 +165,17 @@ def test_a_large_message_goes_over_the_connection(pair: Pair) -> None:
     """In order with the others."""
     pair.connect()
     large = bytes(20 * 1024 * 1024)
-    pair.line.say("tell", large)
-    pair.line.say("tell", "small").future().result(TIMEOUT_S)
-    assert (pair.next(), pair.next()) == (("tell", large), ("tell", "small"))
-    assert pair.there.tell.calls.empty()
+    pair.line.send("deliver", large)
+    pair.line.send("deliver", "small").future().result(TIMEOUT_S)
+    assert (pair.next(), pair.next()) == (("deliver", large), ("deliver", "small"))
+    assert pair.there.deliver.calls.empty()
 
 
 def test_a_process_that_cannot_be_reached_is_called(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
     """It is in a container with a network of its own, for instance. That is noted."""
     caplog.set_level("INFO")
-    pair.line.join(pair.hub, b"\0nobody", "process", pair.doors)
-    pair.line.say("tell", "called")
+    pair.line.join(pair.hub, b"\0nobody", "process", pair.handlers)
+    pair.line.send("deliver", "called")
     assert pair.there.told()[1] == "called"
     assert "refused" in caplog.text
 
@@ -183,13 +183,13 @@ def test_a_process_that_cannot_be_reached_is_called(pair: Pair, caplog: pytest.L
 def test_a_new_coordinator_takes_the_place_of_the_one_before(pair: Pair) -> None:
     """What that one has not answered is called, and what follows goes to the new one."""
     pair.connect()
-    pair.line._doors = {"tell": lambda what: None}
+    pair.line._handlers = {"deliver": lambda what: None}
     new = Pair()
     new.its_line, new.its_hub, new.address = pair.its_line, pair.its_hub, pair.address
-    new.doors = {"tell": lambda what: new.heard.put(("new", what))}
+    new.handlers = {"deliver": lambda what: new.received.put(("new", what))}
     new.connect()
     until("the connection of before to end", lambda: pair.line._end is None)
-    pair.its_line.say("tell", "hello").future().result(TIMEOUT_S)
+    pair.its_line.send("deliver", "hello").future().result(TIMEOUT_S)
     assert new.next() == ("new", "hello")
 
 
@@ -212,19 +212,19 @@ def test_a_task_is_told_and_reports_over_the_connection(sink: Callable[[], Proce
         for each in reports:
             heard.put(each)
 
-    doors = {"report": report, "counted": lambda *_: heard.put(None)}
-    pair.line.join(hub, info.address, info.actor_id, doors)
-    until("the connection", lambda: pair.line._end is not None and actor._line._end is not None)
+    handlers = {"report": report, "counted": lambda *_: heard.put(None)}
+    pair.line.join(hub, info.address, info.actor_id, handlers)
+    until("the connection", lambda: pair.line._end is not None and actor._channel._end is not None)
     process.settle()
     while not process.coordinator.counted.calls.empty():
         process.coordinator.counted.calls.get()
     # A mention that was called has a call behind it.
-    actor._line.say("report", (co.CancelRequested(0),)).future().result(TIMEOUT_S)
+    actor._channel.send("report", (co.CancelRequested(0),)).future().result(TIMEOUT_S)
     while not process.coordinator.report.calls.empty():
         process.coordinator.report.calls.get()
     asked = ev.CoordinatorTookOver(0, FIRST, Generation(1))
-    pair.line.say("tell", ((SINK, FIRST, asked),)).future().result(TIMEOUT_S)
+    pair.line.send("deliver", ((SINK, FIRST, asked),)).future().result(TIMEOUT_S)
     while not isinstance(received("an answer", heard), co.TaskAnswered):
         pass
     assert process.coordinator.report.calls.empty()
-    assert pair.there.tell.calls.empty()
+    assert pair.there.deliver.calls.empty()

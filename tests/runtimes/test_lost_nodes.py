@@ -64,7 +64,7 @@ class Watched:
 
     def __init__(self) -> None:
         self.mailbox = LaterMailbox()
-        self.given_up: list[WorkerHandle] = []
+        self.evicted: list[WorkerHandle] = []
         self.settled = 0
         self.kept = True
         self.heard: list[tuple[str, str]] = []
@@ -94,7 +94,7 @@ class Watched:
         return self.probed[-1][1].future()
 
     def _give_up(self, member: WorkerHandle, why: str) -> None:
-        self.given_up.append(member)
+        self.evicted.append(member)
 
     def _count(self) -> None:
         self.settled += 1
@@ -110,7 +110,7 @@ def test_a_process_that_answers_goes_on() -> None:
     one.handle.answer(AWAY)
     watched.mailbox.pass_time()
     one.handle.answer(None)
-    assert (watched.heard, watched.given_up, watched.settled) == ([("a", "again")] * 2, [], 1)
+    assert (watched.heard, watched.evicted, watched.settled) == ([("a", "again")] * 2, [], 1)
     assert (one.fit, watched.nodes.doubtful) == (True, frozenset())
 
 
@@ -139,7 +139,7 @@ def test_a_node_is_in_doubt_until_ray_says_that_a_process_there_is_dead() -> Non
     watched.break_call(one)
     assert watched.heard == [("a", "ActorUnavailableError")] * 2, "what breaks later has the same end"
     one.handle.answer(DEAD)
-    assert (watched.nodes.doubtful, watched.settled, watched.given_up) == (frozenset(), 1, [])
+    assert (watched.nodes.doubtful, watched.settled, watched.evicted) == (frozenset(), 1, [])
 
 
 def test_what_ray_says_of_an_end_is_told() -> None:
@@ -174,17 +174,17 @@ def test_a_process_that_answers_too_late_is_given_up() -> None:
     watched, one = Watched(), process("a", "north")
     watched.lose(one)
     one.handle.answer(None)
-    assert (watched.given_up, watched.settled) == ([one], 1)
+    assert (watched.evicted, watched.settled) == ([one], 1)
 
 
 def test_a_process_whose_place_was_taken_meanwhile_is_given_up() -> None:
     """Another task has failed, and it got none. One that was given up already is left alone."""
-    for kept, hangs, given_up in ((False, False, 1), (False, True, 0), (True, True, 0)):
+    for kept, hangs, evicted in ((False, False, 1), (False, True, 0), (True, True, 0)):
         watched, one = Watched(), process("a", "north")
         watched.break_call(one)
-        watched.kept, one.given_up = kept, hangs
+        watched.kept, one.evicted = kept, hangs
         one.handle.answer(None)
-        assert (len(watched.given_up), watched.heard, watched.settled) == (given_up, [], 1)
+        assert (len(watched.evicted), watched.heard, watched.settled) == (evicted, [], 1)
 
 
 def test_nobody_waits_for_an_answer_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +196,7 @@ def test_nobody_waits_for_an_answer_for_ever(monkeypatch: pytest.MonkeyPatch) ->
     watched.mailbox.pass_time()
     assert (watched.heard, one.dead) == ([("a", "ActorUnavailableError")], True)
     one.handle.answer(None)
-    assert watched.given_up == [one]
+    assert watched.evicted == [one]
 
 
 def test_a_call_that_breaks_just_before_the_answer_cuts_off_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,7 +248,7 @@ def test_a_connection_that_breaks_again_and_again_is_given_up() -> None:
     watched.break_call(one)
     assert watched.heard[-2:] == [("a", "again"), ("a", "ActorUnavailableError")]
     one.handle.answer(None)
-    assert watched.given_up == [one]
+    assert watched.evicted == [one]
 
 
 def test_nobody_waits_for_ray_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.actors.ray.missing_resources import (
+from tidegate.actors.ray.reservation import (
     NODES_SHOWN_MAX,
     Amounts,
     Need,

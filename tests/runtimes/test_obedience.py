@@ -29,7 +29,7 @@ def test_what_is_over_is_not_begun_again(orders: list[tuple[str, int, int]]) -> 
         replaced = generation < newest
         newest = max(newest, generation)
         if what == "let go":
-            left = obedience.lets_go((SINK,), AttemptNumber(attempt), Generation(generation))
+            left = obedience.stops((SINK,), AttemptNumber(attempt), Generation(generation))
             assert left == (() if replaced else (SINK,))
             over = over if replaced else max(over, attempt)
             continue
@@ -46,7 +46,7 @@ def test_one_that_was_replaced_can_neither_begin_nor_end_anything() -> None:
     """Its order to let go does not keep the next attempt from beginning either."""
     obedience = DeployFence()
     assert obedience.begins((SINK,), FIRST, TWO)
-    assert not obedience.lets_go((SINK,), THIRD, ONE)
+    assert not obedience.stops((SINK,), THIRD, ONE)
     assert not obedience.begins((SINK,), THIRD, ONE)
     assert obedience.begins((SINK,), SECOND, TWO)
 
@@ -55,12 +55,12 @@ def test_each_subtask_is_obeyed_for_itself() -> None:
     """An order for several begins those that may. The generation is one fence for all of them."""
     obedience = DeployFence()
     assert obedience.begins((SOURCE, SINK), FIRST, ONE) == (SOURCE, SINK)
-    assert obedience.lets_go((SINK,), SECOND, ONE) == (SINK,)
+    assert obedience.stops((SINK,), SECOND, ONE) == (SINK,)
     assert obedience.begins((SOURCE, SINK), SECOND, ONE) == (SOURCE,)
     assert obedience.begins((SOURCE, SINK), FIRST, TWO) == (), "a later attempt was given, or is let go of"
     assert obedience.begins((SOURCE, SINK), THIRD, TWO) == (SOURCE, SINK)
     assert obedience.given == {SOURCE: THIRD, SINK: THIRD}
-    assert obedience.lets_go((SINK,), THIRD, ONE) == ()
+    assert obedience.stops((SINK,), THIRD, ONE) == ()
     assert obedience.begins((SOURCE,), AttemptNumber(THIRD + 1), ONE) == (), "replaced for every subtask"
 
 

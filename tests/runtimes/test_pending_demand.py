@@ -11,7 +11,7 @@ from waiting import until
 from tidegate.actors.drivers.job_context import HeartbeatSettings
 from tidegate.actors.ray.heartbeats import HeartbeatMonitor
 from tidegate.actors.ray.mailbox import Mailbox
-from tidegate.actors.ray.missing_resources import NodeRoom
+from tidegate.actors.ray.reservation import NodeRoom
 from tidegate.actors.ray.resource_waits import (
     BUSY_MS,
     LOOK_EVERY_MS,
@@ -62,9 +62,9 @@ def test_ray_is_asked_only_while_a_call_takes_long() -> None:
     demand.look({"orders/slot 1": 12_000, "orders/slot 2": 11_000, "orders/slot 3": 1}, 1_000)
     until("an answer", lambda: demand.waits_for is not None)
     assert str(demand.waits_for).startswith(
-        "a function in orders/slot 1 and 1 more, in one call since 12 s, while Ray has pending tasks or actors: 4 that "
+        "a function in orders/slot 1 and 1 more, in one call for 12 s, while Ray has pending tasks or actors: 4 that "
     )
-    assert "leave CPUs free beside the slots" in str(demand.waits_for)
+    assert "leave CPUs free that are not slots" in str(demand.waits_for)
     demand.look({"orders/slot 1": 13_000}, 1_000 + LOOK_EVERY_MS - 1)
     assert ask.times == 1
     ask.answer = None
@@ -131,4 +131,4 @@ def test_ray_is_asked_now_and_then_however_many_calls_are_late(caplog: pytest.Lo
         raise RuntimeError("no answer")
 
     assert DemandForCalls(silent)() is None
-    assert "the pending demand of Ray is not known: RuntimeError: no answer" in caplog.text
+    assert "the pending demand of Ray is unknown: RuntimeError: no answer" in caplog.text

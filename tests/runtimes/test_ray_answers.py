@@ -95,7 +95,7 @@ def test_the_oldest_answers_go(monkeypatch: pytest.MonkeyPatch) -> None:
         answers.expect(name)
         answers.give(name, DONE)
     answers.expect("d")
-    assert [name for name in ("pending", *"abcd") if answers.knows(name)] == ["pending", "b", "c", "d"]
+    assert [name for name in ("pending", *"abcd") if answers.has(name)] == ["pending", "b", "c", "d"]
     assert answers.wait("a", 0) == LOST
 
 

@@ -42,17 +42,17 @@ def test_what_a_broken_connection_has_lost_is_said_again() -> None:
         deployed = Deployed()
         started(deployed)
         event = ev.CheckpointCompleted(0, FIRST, CheckpointId(1))
-        deployed.deployment.tell(SINK, event)
+        deployed.deployment.send(SINK, event)
         deployed.deployment.flush()
         sink = deployed.staff.handles[SINK]
-        sink.tell.calls.get_nowait()[0].set_exception(AWAY)
+        sink.deliver.calls.get_nowait()[0].set_exception(AWAY)
         deployed.pass_time()
-        assert sink.tell.calls.empty()
+        assert sink.deliver.calls.empty()
         if attempt == SECOND:
             deployed.staff.spare = 2
             deployed.deployment.deploy(do.DeployAttempt(SECOND, None))
         sink.pulse.calls.get_nowait()[0].set_result(None)
-        assert [sink.tell.calls.get_nowait()[1] for _ in range(sink.tell.calls.qsize())] == [
+        assert [sink.deliver.calls.get_nowait()[1] for _ in range(sink.deliver.calls.qsize())] == [
             (((SINK, FIRST, event),),)
         ] * times
         deployed.pass_time()
@@ -78,10 +78,10 @@ def test_a_message_to_a_process_that_does_not_answer_fails_its_task() -> None:
     """As any that does not arrive."""
     deployed = Deployed()
     started(deployed)
-    deployed.deployment.tell(SINK, ev.CheckpointCompleted(0, FIRST, CheckpointId(1)))
+    deployed.deployment.send(SINK, ev.CheckpointCompleted(0, FIRST, CheckpointId(1)))
     deployed.deployment.flush()
     sink = deployed.staff.handles[SINK]
-    sink.tell.calls.get_nowait()[0].set_exception(AWAY)
+    sink.deliver.calls.get_nowait()[0].set_exception(AWAY)
     sink.pulse.calls.get_nowait()[0].set_exception(ActorDiedError())
     assert failed_tasks(deployed) == []
     deployed.pass_time()

@@ -130,7 +130,7 @@ def test_an_attempt_does_not_wait_for_who_counts_as_hung_or_is_still_starting() 
     deployed.deployment.cancel(do.CancelAttempt(FIRST))
     deployed.deployment.deploy(do.DeployAttempt(SECOND, None))
     assert _orders(deployed) == 1
-    source.given_up = True
+    source.evicted = True
     deployed.deployment.found_hung(source)
     sink.info = ProcessInfo(1, "node")
     deployed.staff.identified(sink)
@@ -230,7 +230,7 @@ def test_an_attempt_starts_nothing_on_a_node_from_which_nobody_answers(monkeypat
     monkeypatch.setattr(lost_nodes, "start_there", lambda node: probe)
     deployed = Deployed()
     for member in started(deployed):
-        member.given_up = True
+        member.evicted = True
         deployed.deployment.silent("node", [])
         deployed.deployment.found_hung(member)("it hangs")
     deployed.deployment.deploy(do.DeployAttempt(SECOND, None))
@@ -289,9 +289,9 @@ def test_what_a_process_is_told_in_one_round_goes_in_one_message(shared: Deploye
     """In its order, each event with the attempt of its subtask. Nothing goes before the round is over."""
     shared.deployment.deploy(do.DeployAttempt(SECOND, None, (SINK,)))
     events = [ev.CheckpointCompleted(0, FIRST, CheckpointId(number)) for number in range(3)]
-    tell = shared.staff.handles[SINK].tell
+    tell = shared.staff.handles[SINK].deliver
     for task, event in zip((SINK, SOURCE, SINK), events, strict=True):
-        shared.deployment.tell(task, event)
+        shared.deployment.send(task, event)
     assert tell.calls.empty()
     for _ in range(2):
         shared.deployment.flush()
@@ -306,9 +306,9 @@ def test_a_message_that_is_lost_fails_all_subtasks_that_it_was_for(shared: Deplo
     for finished, failed in (([], list(BOTH)), ([SOURCE], [SINK])):
         shared.told.clear()
         for task in (SOURCE, SINK, SOURCE):
-            shared.deployment.tell(task, ev.CheckpointCompleted(0, FIRST, CheckpointId(1)))
+            shared.deployment.send(task, ev.CheckpointCompleted(0, FIRST, CheckpointId(1)))
         shared.deployment.flush()
-        call, _ = shared.staff.handles[SINK].tell.calls.get_nowait()
+        call, _ = shared.staff.handles[SINK].deliver.calls.get_nowait()
         for task in finished:
             shared.finish(task)
         call.set_exception(ConnectionError("gone"))
@@ -320,9 +320,9 @@ def test_a_message_of_the_attempt_before_is_no_failure_of_the_next() -> None:
     """It goes out with the deployment, at the latest, and counts for the attempt that it was meant for."""
     deployed = Deployed()
     started(deployed)
-    deployed.deployment.tell(SINK, ev.CheckpointCompleted(0, FIRST, CheckpointId(1)))
+    deployed.deployment.send(SINK, ev.CheckpointCompleted(0, FIRST, CheckpointId(1)))
     deployed.deployment.deploy(do.DeployAttempt(SECOND, None))
-    call, ((told,),) = deployed.staff.handles[SINK].tell.calls.get_nowait()
+    call, ((told,),) = deployed.staff.handles[SINK].deliver.calls.get_nowait()
     assert told[:2] == (SINK, FIRST)
     call.set_exception(ConnectionError("gone"))
     deployed.pass_time()

@@ -324,7 +324,7 @@ class LeftBehind:
 class Handle:
     """A task's process."""
 
-    tell: Method = field(default_factory=Method)
+    deliver: Method = field(default_factory=Method)
 
 
 def test_a_successor_watches_the_processes_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,11 +341,11 @@ def test_a_successor_watches_the_processes_that_are_left(monkeypatch: pytest.Mon
 
     asked = ev.CoordinatorTookOver(0, FIRST, Generation(2))
     for task in (SOURCE, SINK):
-        deployment.tell(task, asked)
+        deployment.send(task, asked)
     deployment.flush()
     (gone,) = facts
     assert (gone.task, gone.reason) == (SOURCE, "its process was gone when a new coordinator took over")
-    assert fleet.handle.tell.received()[1] == (((SINK, FIRST, asked),),)
+    assert fleet.handle.deliver.received()[1] == (((SINK, FIRST, asked),),)
     deployment.ended(Ended(FIRST, SINK, Outcome("failed", "boom")))
     assert (facts[-1].task, facts[-1].reason) == (SINK, "boom")
     fleet.died(deployment._members[SINK], OSError("gone"))

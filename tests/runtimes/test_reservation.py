@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from tidegate.actors.ray import reservation
-from tidegate.actors.ray.missing_resources import NodeRoom, SlotRequest
-from tidegate.actors.ray.reservation import TELL_EVERY_S, check_fits, release, reserve
+from tidegate.actors.ray.reservation import TELL_EVERY_S, NodeRoom, SlotRequest, check_fits, release, reserve
 from tidegate.storage.errors import ConfigurationError
 
 WANTED = SlotRequest("job (slots of steps)", [{"CPU": 1.0, "GPU": 1.0}] * 2, ["score"] * 2, "SPREAD")
@@ -65,7 +64,7 @@ def test_a_wait_is_told_while_it_lasts(monkeypatch: pytest.MonkeyPatch, caplog: 
     with caplog.at_level(logging.WARNING):
         reserve(WANTED, 60.0, "advice")
     told = [record.getMessage() for record in caplog.records]
-    assert [text.split(":")[0] for text in told] == [f"job (slots of steps) waits since {s} s" for s in (5, 10)]
+    assert [text.split(":")[0] for text in told] == [f"job (slots of steps) has waited for {s} s" for s in (5, 10)]
     assert "2 bundles of 1 CPU + 1 GPU for score have no node. 2 GPU needed, and 0 GPU free of 2 GPU." in told[0]
 
 
@@ -84,7 +83,7 @@ def test_a_wait_that_is_over_says_all_and_leaves_nothing(monkeypatch: pytest.Mon
 def test_what_a_cluster_of_our_own_never_holds_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody adds nodes to it."""
     ray = Ray(monkeypatch, 1_000.0, 0, ours=True)
-    with pytest.raises(ConfigurationError, match=r"No node has any GPU\. .* ask for less, or start it with more"):
+    with pytest.raises(ConfigurationError, match=r"No node has any GPU\. .* request less, or start it with more"):
         reserve(WANTED, 60.0, "advice")
     assert (ray.asked, ray.now_s) == ([], 0.0)
     check_fits(SlotRequest("nothing", [], [], "SPREAD"))

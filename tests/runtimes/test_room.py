@@ -13,8 +13,8 @@ from waiting import received
 
 from tidegate.actors.ray import resource_waits as room_module
 from tidegate.actors.ray.mailbox import Mailbox
-from tidegate.actors.ray.missing_resources import NodeRoom
 from tidegate.actors.ray.placement import JobSlots
+from tidegate.actors.ray.reservation import NodeRoom
 from tidegate.actors.ray.resource_waits import LOOK_EVERY_MS, RoomWatch, look_at, what_is_missing
 
 WAIT_MS_MAX = 60_000
@@ -116,7 +116,7 @@ def test_a_wait_says_for_what_and_for_how_long(waiting: Waiting) -> None:
     """As soon as it is known, until everything has started."""
     waiting.look()
     waiting.look()
-    assert waiting.room.waits_for == "room since 5 s, for job/rows (1/1)#0: a slot"
+    assert waiting.room.waits_for == "room for job/rows (1/1)#0 (for 5 s so far): a slot"
     waiting.starting = []
     waiting.look()
     assert waiting.room.waits_for is None
@@ -143,7 +143,7 @@ def test_processes_that_are_slow_to_start_wait_for_nothing(waiting: Waiting) -> 
     assert waiting.room.waits_for is None
     waiting.missing = "a slot"
     waiting.look()
-    assert waiting.room.waits_for == "room since 0 s, for job/rows (1/1)#0: a slot"
+    assert waiting.room.waits_for == "room for job/rows (1/1)#0 (for 0 s so far): a slot"
 
 
 def test_ray_that_does_not_answer_ends_no_wait(waiting: Waiting, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,4 +157,4 @@ def test_ray_that_does_not_answer_ends_no_wait(waiting: Waiting, monkeypatch: py
     waiting.look()
     monkeypatch.setattr(waiting.room, "_look", look)
     waiting.look()
-    assert waiting.room.waits_for == "room since 0 s, for job/rows (1/1)#0: a slot"
+    assert waiting.room.waits_for == "room for job/rows (1/1)#0 (for 0 s so far): a slot"

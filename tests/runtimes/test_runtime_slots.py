@@ -14,10 +14,10 @@ from ray.util.placement_group import PlacementGroup
 import tidegate as tg
 from tidegate.actors.graph.slot_plan import Placement
 from tidegate.actors.ray import ray_job, ray_runtime
-from tidegate.actors.ray.missing_resources import SlotRequest
 from tidegate.actors.ray.placement import PoolOptions, SlotPlacement
 from tidegate.actors.ray.ray_job import RayJob
 from tidegate.actors.ray.ray_runtime import RayRuntime
+from tidegate.actors.ray.reservation import SlotRequest
 from tidegate.actors.runtimes.running_job import Submission
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import JobId

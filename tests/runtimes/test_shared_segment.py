@@ -18,7 +18,7 @@ import socket, sys
 import pyarrow as pa
 from tidegate.actors.ray.shared_memory import EdgeSchema, FrameWriter, OwnSegment
 own, schema, rows = OwnSegment(2**18), EdgeSchema(), [pa.record_batch({"n": pa.array(range(1_000), pa.int64())})]
-assert schema.is_that_of(rows)
+assert schema.fits(rows)
 place = FrameWriter(own).write(rows, schema)
 socket.send_fds(socket.socket(fileno=int(sys.argv[1])), [repr(tuple(place)).encode()], [own.descriptor])
 input()

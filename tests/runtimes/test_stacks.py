@@ -87,7 +87,7 @@ def test_a_process_that_has_offered_nothing_is_left_alone() -> None:
         assert process.stdout is not None
         process.stdin.write(b"x")
         assert process.stdout.read(1) == b"x"
-        assert stack_of(process.pid, 3, 1) == "it did not say what it was doing"
+        assert stack_of(process.pid, 3, 1) == "it did not write its stack"
         kill_process(process.pid, 3)
         assert process.poll() is None
         process.kill()

@@ -35,7 +35,7 @@ def test_a_node_becomes_suspect_once_and_is_none_when_it_is_known() -> None:
     """And may become so again."""
     nodes = suspects()
     assert [nodes.is_silent("north", [], 0) for _ in range(2)] == [True, False]
-    assert [nodes.is_known("north") for _ in range(2)] == [True, False]
+    assert [nodes.clear_suspicion("north") for _ in range(2)] == [True, False]
     assert nodes.nodes == frozenset()
     assert nodes.is_silent("north", [], 0)
 

@@ -167,7 +167,7 @@ class Process:
         self.broken: list[tuple[PeerConnection, str]] = []
         self._mailbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self.links = PeerConnections(name, "node", memory_bytes, self)
-        self.connections = Connections(b"secret", name, self.links.came, lambda error: None)
+        self.connections = Connections(b"secret", name, self.links.accept, lambda error: None)
         self.links.use(self.connections)
         self.peer = Peer(self, name, "node", self.connections.listen())
 

@@ -43,9 +43,9 @@ def test_what_was_told_in_another_attempt_does_not_count() -> None:
     _, graph = source_to_sink()
     reports, state = TaskReports(graph), CoordinatorState()
     state.attempt = SECOND
-    reports.told(FIRST, SOURCE, 5, SubtaskMetrics(0, FIRST, 7, records_in=5))
-    reports.told(SECOND, SINK, 3, SubtaskMetrics(0, SECOND, 8, records_in=3))
-    reports.told(SECOND, SINK, 4, None)
+    reports.store(FIRST, SOURCE, 5, SubtaskMetrics(0, FIRST, 7, records_in=5))
+    reports.store(SECOND, SINK, 3, SubtaskMetrics(0, SECOND, 8, records_in=3))
+    reports.store(SECOND, SINK, 4, None)
     assert reports.rows_in(state) == {"sink": 4}
     host: Any = SimpleNamespace(machine=SimpleNamespace(state=state))
     source, sink = reports.vertices(host)

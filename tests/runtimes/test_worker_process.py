@@ -201,7 +201,7 @@ def test_what_could_not_end_is_reported_as_well(make: Callable[..., Process], mo
 
     both = make(SOURCE, SINK).start()
     both.actor.drop((SOURCE,), FIRST)
-    monkeypatch.setattr(both.actor, "let_go", broken)
+    monkeypatch.setattr(both.actor, "close_subtask", broken)
     both.actor.deploy(replace(both.order, tasks=(SINK,), attempt=SECOND))
     assert "ValueError: no" in str(both.outcome_of(SINK, SECOND).reason)
     both.settle()

@@ -1,8 +1,8 @@
-"""Protocols with one rule broken on purpose. The oracle has to see each of them, or its silence means nothing.
+"""Protocols with one rule broken on purpose. The oracle has to notice each break, or its silence means nothing.
 
-Each break belongs to an invariant; together they go through every invariant of the architecture, the barrier tables,
-and those of jobs and checkpoints. What shows a break may be another invariant: a lost batch is a wrong cut (3) or a
-missing row (6), whichever is seen first.
+Each break belongs to an invariant. Together they cover every invariant of the architecture, the barrier tables, and the
+invariants of jobs and checkpoints. A break may show as another invariant: a lost batch is a wrong cut (3) or a missing
+row (6), whichever is seen first.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from broken_tasks import TASK_BREAKS
 from broken_time import TIME_FIXED, TIME_PATCHES
 from broken_undo import UNDO_FIXED, UNDO_PATCHES
 from broken_windows import WINDOW_FIXED, WINDOW_PATCHES
+from random_jobs.draw import draw
+from random_jobs.scenarios import simulate_scenario
 
 from tidegate.testing import Protocol, SimulationReport
-from tidegate.testing.pipelines.draw import draw
-from tidegate.testing.scenarios import simulate_scenario
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Break:
     protocol: Protocol | None = None
     patch: Patch = nullcontext
     fixed: Mapping[str, Hashable] = field(default_factory=dict)
-    """What is not drawn: of the values of a scenario, and `rows`."""
+    """Values of the scenario, and `rows`, that are fixed instead of drawn."""
 
     def simulate(self, seed: int, *, shrink: bool = False) -> SimulationReport:
         """Run a seed with the rule broken."""
@@ -96,9 +96,12 @@ _FIXED: Mapping[str, Mapping[str, Hashable]] = {
     **ALIGNMENT_FIXED,
     **SLOT_FIXED,
 }
-"""Breaks that need several unlikely things at once, and hundreds of seeds when all of these are drawn: the last grant
-of a channel lost and rows that wait for it; a savepoint that has written something and fails as often as is tried; a
-log that goes on by itself, and a checkpoint of it that is restored."""
+"""Fixed values of breaks that need several unlikely events at once. With drawn values they would need hundreds of
+seeds.
+
+Examples are a lost last grant of a channel and rows that wait for it, a savepoint that has written something and fails
+in every attempt, and a restored checkpoint of a changelog that has rolled over.
+"""
 
 BROKEN: dict[str, Break] = {
     **{

@@ -44,4 +44,4 @@ AGGREGATE_FIXED: Mapping[str, Mapping[str, Hashable]] = {
     "aggregates: values of any width are lost at a restore": {**_TEXTS, "survivors": "read"},
     "aggregates: what the undo log refers to is let go": {**_TEXTS, "survivors": "keep", "state": "incremental"},
 }
-"""What is not drawn for them."""
+"""Fixed values of the scenarios for these breaks."""

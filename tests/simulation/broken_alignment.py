@@ -26,7 +26,7 @@ def _holds_for_ever(self: SplitAlignment, split: int | None) -> bool:
 
 
 def _with_those_at_their_end(self: WatermarkAligner, state: CoordinatorState, members: dict[TaskId, Any]) -> int | None:
-    """Breaks: a task at the end of its data holds nobody back. Here what it has told last counts."""
+    """Breaks: a task at the end of its data does not hold back other tasks. Here its last report still counts."""
     ended, state.ended = state.ended, {}
     try:
         return _lowest_ms(self, state, members)
@@ -50,4 +50,4 @@ ALIGNMENT_PATCHES: dict[str, tuple[int, Patch]] = {
 
 _PACED: Mapping[str, Hashable] = {"topology": "paced", "rows": 60, "ending": "finish"}
 ALIGNMENT_FIXED: Mapping[str, Mapping[str, Hashable]] = dict.fromkeys(ALIGNMENT_PATCHES, _PACED)
-"""What is not drawn for them."""
+"""Fixed values of the scenarios for these breaks."""

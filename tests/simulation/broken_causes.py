@@ -1,4 +1,4 @@
-"""Coordinators that know causes and do not say them, or say others: the oracle of causes has to see it."""
+"""Coordinators that name no cause, or a wrong one. The oracle of causes has to notice it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class NamesWhatIsToCome(CoordinatorDriver):
 
 
 class CountsAnew(CoordinatorDriver):
-    """Breaks: numbers go on over coordinators. Here each one begins at 0."""
+    """Breaks: event numbers continue over coordinators. Here each coordinator begins at 0."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -91,4 +91,4 @@ CAUSE_FIXED: Mapping[str, Mapping[str, str | int]] = {
         ("causes: a fold of the log knows no orders", "short"),
     )
 }
-"""What is not drawn for them: somebody has to take over."""
+"""Fixed values of the scenarios for these breaks: a coordinator has to take over."""

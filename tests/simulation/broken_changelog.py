@@ -84,5 +84,8 @@ CHANGELOG_FIXED: Mapping[str, Mapping[str, Hashable]] = {
     | (_SAVED if "savepoint" in rule else {})
     for rule in CHANGELOG_PATCHES
 }
-"""What is not drawn for them: one seed in ten has an incremental base, and it is short. What one segment held is
-hardly missed where the same keys change again, so for that there are rows that wait for a timer, and a restore."""
+"""Fixed values of the scenarios for these breaks.
+
+Only one seed in ten has an incremental base, and it is short. A lost segment hardly shows where the same keys change
+again. So rows wait for a timer, and a restore happens.
+"""

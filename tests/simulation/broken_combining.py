@@ -7,10 +7,10 @@ from unittest.mock import patch
 
 import pyarrow as pa
 from broken_rules import Patch
+from random_jobs.window_topologies import PROGRAMS
 
 from tidegate.operators import combiner
 from tidegate.operators.combiner import Combiner
-from tidegate.testing.pipelines.window_topologies import PROGRAMS
 
 _combine = Combiner.combine
 
@@ -39,4 +39,6 @@ COMBINING_FIXED: Mapping[str, Mapping[str, Hashable]] = {
     "combining: a row counts once too much": _COMBINED,
     "combining: rows of several slices become one": {**_COMBINED, "topology": "windows", "rows": 3 * len(PROGRAMS) + 1},
 }
-"""What is not drawn for them. Where late rows are read aside nothing is combined: so many rows are all in time."""
+"""Fixed values of the scenarios for these breaks. With a late side output nothing is combined, so this many rows are
+all in time.
+"""

@@ -49,7 +49,7 @@ class CommitsHalf(CoordinatorDriver):
 
 
 class NeverCommits(CoordinatorDriver):
-    """Breaks: a sink commits what a completed checkpoint covers. Here it is only said to have done so."""
+    """Breaks: a sink commits the files that a completed checkpoint covers. Here it only reports the commit."""
 
     def _perform(self, instruction: do.CoordinatorInstruction) -> None:
         if isinstance(instruction, do.CommitSinks):
@@ -71,7 +71,7 @@ class DeletesNewest(CoordinatorDriver):
 
 
 class NeverDeletes(CoordinatorDriver):
-    """Breaks: what nobody refers to is deleted. Here subsumed checkpoints stay."""
+    """Breaks: files without a reference are deleted. Here subsumed checkpoints stay."""
 
     def _perform(self, instruction: do.CoordinatorInstruction) -> None:
         if isinstance(instruction, do.DiscardCheckpoint):
@@ -107,7 +107,7 @@ class DeafToDoubt(CoordinatorDriver):
 
 
 class TellsTooEarly(CoordinatorDriver):
-    """Breaks: tasks are told that a checkpoint is complete when it is. Here before its metadata is written."""
+    """Breaks: tasks are notified that a checkpoint is complete once it is. Here before its metadata is written."""
 
     def _perform(self, instruction: do.CoordinatorInstruction) -> None:
         if isinstance(instruction, do.WriteMetadata):
@@ -118,7 +118,7 @@ class TellsTooEarly(CoordinatorDriver):
 
 
 class IgnoresFences(CoordinatorDriver):
-    """Breaks: whoever creates an entry of the log decides. Here entries are overwritten."""
+    """Breaks: the first writer of a log entry wins. Here entries are overwritten."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -132,7 +132,7 @@ class IgnoresFences(CoordinatorDriver):
 
 
 class HidesSinkFiles(CoordinatorDriver):
-    """Breaks: a checkpoint says which sink files it covers."""
+    """Breaks: a checkpoint records the sink files that it covers."""
 
     def _perform(self, instruction: do.CoordinatorInstruction) -> None:
         if isinstance(instruction, do.WriteMetadata):
@@ -143,7 +143,7 @@ class HidesSinkFiles(CoordinatorDriver):
 
 
 class NeverAnswers(CoordinatorDriver):
-    """Breaks: whoever asks for a checkpoint is told what became of it."""
+    """Breaks: a request for a checkpoint is answered with its result."""
 
     def _perform(self, instruction: do.CoordinatorInstruction) -> None:
         if not isinstance(instruction, do.CompleteRequest):

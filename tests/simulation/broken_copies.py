@@ -8,13 +8,13 @@ from typing import Any
 from unittest.mock import patch
 
 from tidegate.storage.ids import CheckpointId
-from tidegate.storage.local_copies import LocalCopies, _LocalCopy
+from tidegate.storage.state.local_copies import LocalCopies, _LocalCopy
 
 Patch = Callable[[], AbstractContextManager[Any]]
 
 
 def _all_stays(self: LocalCopies, checkpoint_id: CheckpointId, still_needed: Collection[str] = ()) -> None:
-    """Breaks: copies that nobody needs any more go."""
+    """Breaks: copies that are no longer needed are deleted."""
 
 
 def _is_right(self: _LocalCopy) -> None:
@@ -43,4 +43,4 @@ KEPT = {
     "retained": 1,
 }
 COPY_FIXED: Mapping[str, Mapping[str, Hashable]] = dict.fromkeys(COPY_PATCHES, KEPT)
-"""What has to be so that tasks are restored from copies often: survivors do not go back in memory."""
+"""Fixed values with which tasks are often restored from copies: survivors do not rewind in memory."""

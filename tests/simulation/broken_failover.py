@@ -21,13 +21,13 @@ _drop, _going_back, _begin = CheckpointCoordinator.drop, Failover._going_back, C
 
 
 def _keeps_pending(self: CheckpointCoordinator, reason: Reason, at_ms: int, detail: str = "") -> None:
-    """Breaks: what is pending is given up with a region. Here acknowledgements of those that go on still count."""
+    """Breaks: pending checkpoints are aborted when a region fails. Here other regions may still acknowledge."""
     if reason is not Reason.JOB_FAILOVER or len(self._context.state.down) == len(self._context.spec.tasks):
         _drop(self, reason, at_ms, detail)
 
 
 def _takes_survivors(self: Failover, tasks: Iterable[TaskId]) -> tuple[TaskId, ...]:
-    """Breaks: a region in which nothing has failed goes on. Here everybody goes back."""
+    """Breaks: a region without a failure continues. Here every region restarts."""
     return tuple(task for task in self._context.spec.tasks if task not in self._context.state.down)
 
 
@@ -37,12 +37,14 @@ def _leaves_neighbours(self: Failover, tasks: Iterable[TaskId]) -> tuple[TaskId,
 
 
 def _of_any_attempt(self: CoordinatorState, task: TaskId, attempt: int) -> bool:
-    """Breaks: what a task says counts in its attempt. Here also what it had on its way when it was stopped."""
+    """Breaks: a report of a task counts only in its attempt. Here a report that was in flight when it was stopped
+    counts too.
+    """
     return True
 
 
 def _forgets_attempts(self: CoordinatorState) -> tuple[TaskId, ...] | None:
-    """Breaks: those that go on are told in their own attempt. Here all count as being of the newest one."""
+    """Breaks: continuing tasks receive events of their own attempt. Here all tasks count as being in the newest one."""
     tasks = _begin(self)
     self.older_attempts = dict.fromkeys(self.older_attempts, self.attempt)
     return tasks
@@ -106,4 +108,4 @@ _APART: dict[str, str | int] = {
 FAILOVER_FIXED: dict[str, dict[str, Any]] = {
     rule: {**_APART, "topology": "subtasks" if "union" in rule else "pipelines"} for rule in FAILOVER_PATCHES
 }
-"""What has to be so that a region fails while others go on."""
+"""Fixed values with which a region fails while other regions continue."""

@@ -11,7 +11,7 @@ from tidegate.testing import Protocol
 
 
 class ForgetsTables(CoordinatorDriver):
-    """Breaks: tables are taken back to the checkpoint that is restored. Here they are only said to have been."""
+    """Breaks: tables are taken back to the restored checkpoint. Here that is only reported."""
 
     def _perform(self, instruction: do.CoordinatorInstruction) -> None:
         if isinstance(instruction, do.TakeTablesBack):
@@ -51,4 +51,4 @@ FALLBACK_BREAKS: dict[str, tuple[int, Protocol]] = {
 FALLBACK_FIXED: dict[str, dict[str, str | int]] = {
     rule: {"faults": "damage", "retained": 3} for rule in FALLBACK_BREAKS
 }
-"""What has to be so that checkpoints are damaged, and restored."""
+"""Fixed values with which checkpoints are damaged and restored."""

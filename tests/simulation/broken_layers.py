@@ -143,4 +143,4 @@ LAYER_PATCHES: dict[str, tuple[int, Patch]] = {
 LAYER_FIXED: Mapping[str, Mapping[str, Hashable]] = {
     "layers: changes before an abort are left out": {"state": "incremental", "faults": "tasks", "interval_ms": 60},
 }
-"""It needs increments, checkpoints that are given up, and a restart from one of those after them."""
+"""Fixed values: increments, aborted checkpoints, and a restart from a later one."""

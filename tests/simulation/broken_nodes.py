@@ -26,7 +26,7 @@ def _one_at_a_time(self: Failover, tasks: Iterable[TaskId], reason: str, at_ms: 
 
 
 def _deaf_while_deploying(event: ev.CoordinatorEvent, state: CoordinatorState) -> bool:
-    """Breaks: a task that goes on may fail while others are deployed. Here nobody listens to it then."""
+    """Breaks: a continuing task may fail while other tasks are deployed. Here its failure is ignored then."""
     if isinstance(event, ev.TaskFailed) and state.status is JobStatus.DEPLOYING and event.task in state.older_attempts:
         return True
     return _changes_nothing(event, state)
@@ -47,6 +47,7 @@ NODE_FIXED: Mapping[str, Mapping[str, Hashable]] = {
     "nodes: what fails beside a restart is forgotten": APART,
     "nodes: what fails beside a deployment is forgotten": {**APART, "slots": "apart"},
 }
-"""What has to be so that several regions fail at a time: a node takes tasks of each along. Where they share processes
-they hardly ever fail one after the other.
+"""Fixed values with which several regions fail at a time, because a node takes tasks of each with it.
+
+Regions that share processes hardly ever fail one after the other.
 """

@@ -1,7 +1,7 @@
-"""Predicates of coordinator and task, weakened: each says yes to what it forbids, and somebody has to notice.
+"""Predicates of the coordinator and of tasks, weakened so that they allow what they should forbid.
 
-Some predicates decide: weakened, they let something happen that must not. Others look at what was decided elsewhere:
-there the decision is broken too, and the predicate does not look, so that the oracle has to see it from outside.
+Some predicates decide. Weakened, they let something forbidden happen. Others check a decision made elsewhere. There the
+decision is broken too, and the check is switched off, so that the oracle has to notice it from outside.
 """
 
 from __future__ import annotations
@@ -71,11 +71,11 @@ def _newest_first(self: SinkCommitter) -> None:
 
 
 def _keeps_who_waits(self: CheckpointAborter, *args: Any) -> None:
-    """Breaks: who waits when an attempt ends is told. Here nobody is."""
+    """Breaks: pending requests are answered when an attempt ends. Here they are not."""
 
 
 def _all_of_them(self: SharedStateRegistry, own: Any, job_id: Any, paths: Any) -> tuple[str, ...]:
-    """Breaks: of a refused acknowledgement go the files that are its own. Here those of its base go too."""
+    """Breaks: a refused acknowledgement deletes only its own files. Here the files of its base are deleted too."""
     return tuple(paths)
 
 
@@ -88,7 +88,7 @@ def _ends_at_once(self: CoordinatorMachine, at_ms: int) -> None:
 
 
 def _copies_twice(self: SavepointCopies, savepoint: PendingCheckpoint, at_ms: int) -> None:
-    """Breaks: one copy of a savepoint is under way at a time. Here a second one begins beside the first."""
+    """Breaks: one copy of a savepoint is in progress at a time. Here a second one begins meanwhile."""
     _begin(self, savepoint, at_ms)
     self._copy(savepoint)
 
@@ -138,7 +138,7 @@ def _closes_nothing(self: BarrierAligner, checkpoint_id: Any) -> None:
 
 
 def _without_files(missing: Collection[object], sink_files_durable: bool) -> bool:
-    """Breaks: sink files are durable before their snapshot is acknowledged. Here nobody asks for them."""
+    """Breaks: sink files are durable before their snapshot is acknowledged. Here that is not checked."""
     return not missing
 
 
@@ -236,5 +236,8 @@ PREDICATE_FIXED: Mapping[str, Mapping[str, str | int]] = {
     "predicates: the queue of requests has no end": {"ask": "a burst", "faults": "none"},
     "predicates: two coordinators are one generation": {"faults": "coordinator"},
 }
-"""What is not drawn for them: fates that are unknown, a storage that leaves several commits, rows in flight, users who
-ask for a lot, copies that take long, and acknowledgements that come twice while a slow storage writes checkpoints."""
+"""Fixed values of the scenarios for these breaks.
+
+They need unknown outcomes of writes, several commits left behind by a storage, rows in flight, many requests of users,
+long copies, or repeated acknowledgements while a slow storage writes checkpoints.
+"""

@@ -10,6 +10,7 @@ from unittest.mock import patch
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from random_jobs.relation_topologies import PROGRAMS
 
 from tidegate.operators.aggregates.expiring_aggregate import ExpiringAggregate
 from tidegate.operators.aggregates.multisets import KeptValues
@@ -24,7 +25,6 @@ from tidegate.operators.state.operator_backend import RowsOperator
 from tidegate.operators.windows.sliced_windows import EarlyResults
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.state.snapshot import StateTable
-from tidegate.testing.pipelines.relation_topologies import PROGRAMS
 
 Patch = Callable[[], AbstractContextManager[Any]]
 
@@ -43,7 +43,7 @@ def _as_it_was(self: KeptValues, state: pa.RecordBatch, *_: object) -> dict[str,
 
 
 def _never_anew(self: ExpiringAggregate, *arguments: Any) -> NDArray[np.uint8]:
-    """Breaks: a key begins anew when its time is over. Here it goes on."""
+    """Breaks: the state of a key starts anew after its time to live. Here it continues."""
     return np.zeros_like(_begins(self, *arguments))
 
 
@@ -62,18 +62,18 @@ def _all_versions(self: AsOfJoin, watermark_ms: int, emit: Emit) -> Iterator[Non
 
 
 def _padded_for_ever(self: RegularJoin, side: int, refs: NDArray[Any], kind: str, emit: Emit) -> None:
-    """Breaks: a row without a partner is taken back when one comes. Here it stays beside the pairs."""
+    """Breaks: a row without a partner is retracted when one arrives. Here it stays in addition to the pairs."""
     if kind != DELETE:
         _pad_stored(self, side, refs, kind, emit)
 
 
 def _no_moment(self: JoinOperator, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-    """Breaks: a join knows after a restore how far event time has come. Here a row that is late is joined."""
+    """Breaks: a join restores its event time. Here a late row is joined."""
     _open(self, context, [table for table in restored if table.kind is not StateKind.UNION])
 
 
 def _no_ranking(self: TopN, tables: Sequence[StateTable]) -> None:
-    """Breaks: a ranking goes on after a restore. Here it begins anew."""
+    """Breaks: a ranking continues after a restore. Here it starts anew."""
     _load(self, [])
 
 
@@ -121,5 +121,7 @@ RELATION_FIXED: Mapping[str, Mapping[str, Hashable]] = {
     "joins: a row without a partner stays": {"topology": "matches", "mode": "exactly-once"},
     "rankings: all is forgotten at a restore": {**_RELATIONS, "topology": "ranks"},
 }
-"""What is not drawn for them. The number of rows chooses the program of relations. Rows of a table replace each other,
-so a row that stays shows in what is counted behind the join."""
+"""Fixed values of the scenarios for these breaks. The number of rows selects the program of relations.
+
+Rows of a table replace each other, so a row that stays shows in the counts behind the join.
+"""

@@ -1,4 +1,6 @@
-"""Which request may start beside what is pending, broken: limits that count for nothing, or for others."""
+"""Breaks of which request may start while checkpoints are pending: limits that are ignored, or that count other
+requests.
+"""
 
 from __future__ import annotations
 
@@ -60,4 +62,6 @@ REQUEST_FIXED: Mapping[str, Mapping[str, Hashable]] = {
     rule: _ASKED | {"mode": "exactly-once", "alignment": "unaligned" if "unaligned" in rule else "aligned"}
     for rule in REQUEST_PATCHES
 } | {"requests: one starts while the hooks of another are called": _ASKED | {"hooks": "one", "faults": "storage"}}
-"""What is not drawn for them: savepoints have to come close together, or while a checkpoint is pending."""
+"""Fixed values of the scenarios for these breaks: savepoints have to be close together, or start while a checkpoint is
+pending.
+"""

@@ -49,4 +49,4 @@ _RATE = {"restart": "failure-rate", "faults": "tasks", "ending": "fail"}
 RESTART_FIXED: Mapping[str, Mapping[str, str | int]] = {
     rule: _RATE if "rate" in rule else _EXPONENTIAL for rule in RESTART_PATCHES
 }
-"""What is not drawn for them: a strategy shows only in a job that has it, and fails."""
+"""Fixed values of the scenarios for these breaks: a restart strategy shows only in a job that has it and fails."""

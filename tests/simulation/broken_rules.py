@@ -137,7 +137,7 @@ def _frozen_but_timers(self: ColumnarBackend, cut: Cut) -> list[FrozenState]:
 
 @contextmanager
 def _savepoints_that_say(change: Callable[[Any, Any], Any]) -> Iterator[None]:
-    """The `_metadata` of a savepoint says something else: `change` is given the right one, and the checkpoint's."""
+    """Changes the `_metadata` of a savepoint. `change` receives the right one, and the one of the checkpoint."""
     rebased, encoded = savepoint._rebased, savepoint.encode_metadata
     original: list[Any] = []
 
@@ -236,4 +236,4 @@ RULE_BREAKS: dict[str, tuple[int, Patch]] = {
 RULE_FIXED: dict[str, dict[str, str | int]] = {
     rule: {"faults": "coordinator", "log": "short"} for rule in RULE_BREAKS if rule.startswith("log: ")
 } | {"stops: one is given up with its attempt": {"faults": "all", "ending": "suspend"}}
-"""A log is cut, and somebody writes to it who does not know that; a job is stopped while something fails."""
+"""Fixed values: a log is truncated while a replaced writer writes to it, or a job is stopped while something fails."""

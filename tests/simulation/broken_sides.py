@@ -24,7 +24,9 @@ def _every_other_call(self: SideRows) -> None:
 
 
 def _without_the_tag(self: JobGraph, edge: JobEdge) -> str:
-    """Breaks: edges between the same operators have names of their own. Here a side output has that of the output."""
+    """Breaks: edges between the same operators have different names. Here a side output has the name of the main
+    output.
+    """
     return f"{self.emitter(edge)}->{edge.downstream}#0"
 
 
@@ -40,4 +42,4 @@ SIDE_FIXED: Mapping[str, Mapping[str, Hashable]] = {
     "side outputs: an edge has the name of another": _ASIDE
     | {"mode": "exactly-once", "alignment": "unaligned", "max_concurrent": 1, "buffers": "tiny", "rows": 60},
 }
-"""What is not drawn for them."""
+"""Fixed values of the scenarios for these breaks."""

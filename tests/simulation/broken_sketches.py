@@ -76,4 +76,4 @@ SKETCH_FIXED: Mapping[str, Mapping[str, Hashable]] = {
     "sketches: a value has another hash after a restore": {**_SKETCHES, "faults": "tasks", "interval_ms": 60},
     "sketches: a batch takes the place of what is there": _SKETCHES,
 }
-"""What is not drawn for them."""
+"""Fixed values of the scenarios for these breaks."""

@@ -37,7 +37,7 @@ def _leaves_its_queue(self: SimulatedProcess) -> Any:
 
 
 def _takes_over_the_queue(self: SimulatedProcesses, slot: WorkerId) -> SimulatedProcess:
-    """The next process of the slot takes in what the one before it has left."""
+    """Lets the next process of a slot continue with the queue of the previous one."""
     before = self._of.get(slot)
     process = _start(self, slot)
     for left in () if before is None else before.queue:
@@ -125,4 +125,4 @@ SLOT_FIXED: Mapping[str, Mapping[str, Hashable]] = {
     **dict.fromkeys(SLOT_PATCHES, _TOGETHER),
     "slots: the queue of a dead process comes to the next one": {**_TOGETHER, "faults": "tasks"},
 }
-"""What is not drawn for them: subtasks have to share processes, and send each other something."""
+"""Fixed values of the scenarios for these breaks: subtasks have to share processes, and exchange frames."""

@@ -52,7 +52,7 @@ _TRICKLING_PATCHES: dict[str, tuple[int, Patch]] = {
         lambda: patch.object(SourceCursor, "next_read", _from_the_greatest_row),
     ),
 }
-"""Those of sources that have nothing at the moment: the invariant, and the patch."""
+"""Breaks of sources that have nothing to read at the moment: the invariant, and the patch."""
 
 _FINDING_PATCHES: dict[str, tuple[int, Patch]] = {
     "sources: a split remembers what was read ahead": (
@@ -68,7 +68,7 @@ _FINDING_PATCHES: dict[str, tuple[int, Patch]] = {
         lambda: patch.object(SourceCursor, "freeze", _without_what_was_found),
     ),
 }
-"""Those of sources whose splits move on."""
+"""Breaks of sources whose splits are found while the job runs."""
 
 SOURCE_PATCHES = _TRICKLING_PATCHES | _FINDING_PATCHES
 """Every such break: its invariant, and the patch."""
@@ -77,4 +77,4 @@ SOURCE_FIXED: Mapping[str, Mapping[str, Hashable]] = {
     **{rule: {"sources": "trickling"} for rule in _TRICKLING_PATCHES},
     **{rule: {"sources": "finding"} for rule in _FINDING_PATCHES},
 }
-"""What is not drawn for them."""
+"""Fixed values of the scenarios for these breaks."""

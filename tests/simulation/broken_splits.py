@@ -59,18 +59,20 @@ def _takes_again(self: SplitRequests, event: SplitsAssigned) -> Sequence[SourceS
 
 
 def _over_at_once(self: SplitRequests, event: SplitsAssigned) -> Sequence[SourceSplit]:
-    """Breaks: a source ends when it is told so. Here after its first answer."""
+    """Breaks: a source ends when the coordinator reports that no split is left. Here after its first answer."""
     self._asked, self.over = False, True
     return event.splits
 
 
 def _only_ahead(task: TaskId, pool: UntakenSplits, still_ask: list[int]) -> tuple[int, int]:
-    """Breaks: what nobody else will take goes to whoever asks. Here nobody gets a split that it has read beyond."""
+    """Breaks: a split that no other subtask will take goes to any subtask that requests one. Here a subtask gets no
+    split that it has read past.
+    """
     return pool.after(pool.last(task)), len(pool.left)
 
 
 def _remembers(self: UntakenSplits, source: AssignedSource, subtasks: Mapping[TaskId, TakenSplits]) -> bool:
-    """Breaks: the pool is what nobody has. Here it is what was left when it was looked at last."""
+    """Breaks: the pool holds the unassigned splits. Here it is outdated."""
     return True
 
 
@@ -115,4 +117,4 @@ SPLIT_FIXED: Mapping[str, Mapping[str, Hashable]] = {
     "splits: what everybody has read beyond is left": {**_STOPPED_EARLY, "then": "rescaled"},
     "splits: what nobody had read is forgotten with the job": _STOPPED_EARLY,
 }
-"""What is not drawn for them."""
+"""Fixed values of the scenarios for these breaks."""

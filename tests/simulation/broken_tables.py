@@ -12,7 +12,7 @@ from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import JobId
 from tidegate.storage.tables import maintenance
-from tidegate.storage.tables.log.claims import TableLineage
+from tidegate.storage.tables.log.claims import ClaimHistory
 from tidegate.storage.tables.log.entries import TableEntry, TableFold, added
 from tidegate.storage.tables.log.versions import LogRewrites
 from tidegate.storage.tables.maintenance import Rewrite
@@ -84,7 +84,7 @@ TABLE_PATCHES: dict[str, tuple[int, Patch]] = {
         6,
         lambda: patch.object(maintenance, "rewritten", _forgetful),
     ),
-    "tables: a fallback takes nothing back": (6, lambda: patch.object(TableLineage, "_fallback", lambda *_: None)),
+    "tables: a fallback takes nothing back": (6, lambda: patch.object(ClaimHistory, "_fallback", lambda *_: None)),
 }
 """Broken by a patch: the invariant, and the patch."""
 

@@ -45,7 +45,7 @@ def _all(self: Takeover) -> tuple[TaskId, ...]:
 
 
 def _unheard(*known: Any) -> do.AnswerTakeover:
-    """Breaks: what a task had told the coordinator before is told again. Here it only says that it lives."""
+    """Breaks: a task repeats its earlier reports to a new coordinator. Here it only reports that it lives."""
     return replace(_answer_to(*known), ended=False, finished=False)
 
 
@@ -57,7 +57,9 @@ def _never_due(timer: str, state: CoordinatorState) -> bool:
 def _keeps_open(
     self: CheckpointAborter, reason: Reason, at_ms: int, detail: str = "", before: CheckpointId | None = None
 ) -> None:
-    """Breaks: what was open is given up. Here it goes on, with acknowledgements that were lost with the coordinator."""
+    """Breaks: pending checkpoints are aborted. Here they continue, although acknowledgements were lost with the
+    coordinator.
+    """
     if reason is not Reason.COORDINATOR_LOST:
         _give_up_open(self, reason, at_ms, detail, before)
 
@@ -71,12 +73,14 @@ def _reuses(self: Takeover, at_ms: int) -> None:
 
 
 def _does_not_ask(self: Takeover, event: ev.TaskAnswered) -> None:
-    """Breaks: a task that was not told to start is told so. Here it goes on waiting."""
+    """Breaks: a task that has not received the order to start gets it again. Here it waits for ever."""
     _answered(self, replace(event, started=True))
 
 
 def _ends_at_once(self: CoordinatorDriver, event: ev.CoordinatorEvent) -> None:
-    """Breaks: a process is ended when the log says so. Here it is ended by whoever takes it for hung."""
+    """Breaks: a process is killed only when the log has the decision. Here it is killed by any coordinator that takes
+    it for hung.
+    """
     if isinstance(event, ev.ProcessGivenUp):
         self._port.kill_process(KillProcess(event.process))
     _handle(self, event)
@@ -99,7 +103,7 @@ def _deletes_the_tombstone(target: SimulatedStore) -> None:
 
 
 def _says_nothing(*known: Any) -> bool:
-    """Breaks: who voids a savepoint knows whether it was whole. Here it never was."""
+    """Breaks: a coordinator that voids a savepoint is notified whether it was whole. Here it never was."""
     _void_savepoint(*known)
     return False
 
@@ -168,4 +172,4 @@ TAKEOVER_FIXED: dict[str, dict[str, Any]] = {
     "takeover: the tombstone of a savepoint goes": LATE_COPIES,
     "takeover: nobody knows that a savepoint was whole": LATE_COPIES,
 }
-"""What has to be so that tasks go on when a coordinator is lost."""
+"""Fixed values with which tasks continue when a coordinator is lost."""

@@ -238,7 +238,7 @@ class _LeavesAtOnce(TaskMachine):
 
 
 class _HidesTheEnd(TaskMachine):
-    """Breaks: a checkpoint says which operators had finished."""
+    """Breaks: a checkpoint records which operators had finished."""
 
     def handle(self, event: ev.TaskEvent) -> list[do.TaskInstruction]:
         return [

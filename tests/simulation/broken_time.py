@@ -8,6 +8,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pyarrow as pa
+from random_jobs.window_topologies import PROGRAMS
 
 from tidegate.actors.task import input_gate, output_gate, subtask_checkpoints
 from tidegate.actors.task.channels import InFlightElement
@@ -21,7 +22,6 @@ from tidegate.operators.watermarks.watermark_generator import Due, Piece, Times
 from tidegate.operators.windows.function_windows import FunctionWindows
 from tidegate.operators.windows.window_top import WindowTop
 from tidegate.protocol.stream_elements import MIN_WATERMARK_MS, Element, Watermark, WatermarkStatus
-from tidegate.testing.pipelines.window_topologies import PROGRAMS
 
 Patch = Callable[[], AbstractContextManager[Any]]
 
@@ -49,13 +49,13 @@ def _too_far(self: JoinOperator, keys: pa.RecordBatch) -> Times | int:
 def _as_it_comes(
     times: Times, before_ms: int, delay_ms: int, dues: list[Due], movers: Times | None = None
 ) -> list[Piece]:
-    """Breaks: a row is judged by the rows before it. Here by those of the batches before its own."""
+    """Breaks: a row is late by the rows before it. Here by the rows of earlier batches."""
     moving = times if movers is None else movers
     return [Piece(0, len(times), max(before_ms, int(moving.max())))]
 
 
 def _back_and_forth(self: WatermarkValve) -> list[Watermark | WatermarkStatus]:
-    """Breaks: event time never goes back. Here it is that of whichever channel has it, every other time."""
+    """Breaks: event time never moves back. Here, every other time, it is the event time of any channel."""
     own = vars(self)
     own["turns"] = own.get("turns", 0) + 1
     known = [ms for ms in self._watermark_ms.values() if ms > MIN_WATERMARK_MS]
@@ -122,4 +122,6 @@ TIME_FIXED: Mapping[str, Mapping[str, Hashable]] = {
     "time: watermarks in flight are not in the checkpoint": _IN_FLIGHT,
     "time: watermarks between calls are not in the checkpoint": {**_LATE, "rows": 55},
 }
-"""What is not drawn for them. The number of rows chooses the program: `late_topologies.py`, `window_topologies.py`."""
+"""Fixed values of the scenarios for these breaks. The number of rows selects the program: `late_topologies.py`,
+`window_topologies.py`.
+"""

@@ -9,23 +9,23 @@ from unittest.mock import patch
 
 import numpy as np
 
-from tidegate.state.columnar.object_state import Cells
-from tidegate.state.columnar.undo_log import CellNotes, TableNotes, UndoLog
+from tidegate.state.columnar.object_state import ObjectState
+from tidegate.state.columnar.undo_log import ObjectNotes, TableNotes, UndoLog
 from tidegate.state.columnar.vector_table import ColumnarTable
 from tidegate.storage.state.stored_rows import TIMERS_STATE
 
 Patch = Callable[[], AbstractContextManager[Any]]
 
-_go_back, _table_undo, _cells_undo = UndoLog.go_back, ColumnarTable.undo, Cells.undo
+_go_back, _table_undo, _cells_undo = UndoLog.go_back, ColumnarTable.undo, ObjectState.undo
 
 
 def _both(table: Any, cells: Any) -> Patch:
-    """The same broken in vectorised states and in cells."""
+    """Patches the same method of vectorized states and of object states."""
 
     def patched() -> AbstractContextManager[Any]:
         stack = ExitStack()
         stack.enter_context(patch.object(ColumnarTable, "undo", table))
-        stack.enter_context(patch.object(Cells, "undo", cells))
+        stack.enter_context(patch.object(ObjectState, "undo", cells))
         return stack
 
     return patched
@@ -35,7 +35,7 @@ def _both(table: Any, cells: Any) -> Patch:
 
 
 def _to_the_newest(self: UndoLog, checkpoint_id: Any) -> None:
-    # The newest freeze is that of a checkpoint which was given up, or of none that is older.
+    # The newest freeze belongs to an aborted checkpoint, or there is no older one.
     newest = self._parts[-1].checkpoint_id
     _go_back(self, newest)
 
@@ -80,7 +80,7 @@ def _notes_again(self: TableNotes, slots: Any) -> Any:
     return np.unique(slots[slots < self.slots_below])
 
 
-def _holds_again(self: CellNotes, slot: int, held: Any) -> None:
+def _holds_again(self: ObjectNotes, slot: int, held: Any) -> None:
     if slot < self.slots_below:
         self.held[slot] = held
 
@@ -88,7 +88,7 @@ def _holds_again(self: CellNotes, slot: int, held: Any) -> None:
 def _the_last_change_alone() -> AbstractContextManager[Any]:
     stack = ExitStack()
     stack.enter_context(patch.object(TableNotes, "first", _notes_again))
-    stack.enter_context(patch.object(CellNotes, "add", _holds_again))
+    stack.enter_context(patch.object(ObjectNotes, "add", _holds_again))
     return stack
 
 
@@ -137,4 +137,6 @@ _KEPT = {
 UNDO_FIXED: Mapping[str, Mapping[str, Hashable]] = dict.fromkeys(UNDO_PATCHES, _KEPT) | {
     _TIMERS_STAY: {**_KEPT, "topology": "timers"}
 }
-"""What is not drawn for them: tasks that are stopped because another one has died, after many checkpoints."""
+"""Fixed values of the scenarios for these breaks: tasks are stopped because another one has died, after many
+checkpoints.
+"""

@@ -11,12 +11,14 @@ from unittest.mock import patch
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from random_jobs import window_topologies
+from random_jobs.window_topologies import PROGRAMS, Program
 
 from tidegate.operators.operator import Emit, OperatorContext
 from tidegate.operators.windows.count_windows import ROWS
 from tidegate.operators.windows.function_windows import FunctionSessions, KeptWindows
 from tidegate.operators.windows.process_windows import WindowLife
-from tidegate.operators.windows.row_windows import KEPT_STATE, TOLD_STATE, WindowBuffer
+from tidegate.operators.windows.row_windows import KEPT_STATE, RESULTS_STATE, WindowBuffer
 from tidegate.operators.windows.session_windows import END, START, SessionWindows
 from tidegate.operators.windows.slices import CumulatingSlices, Merge
 from tidegate.operators.windows.window_operator import FiredGroups, WindowOperator
@@ -24,27 +26,25 @@ from tidegate.operators.windows.window_specs import Count, Cumulating, Session, 
 from tidegate.operators.windows.window_state import AggregateWindows
 from tidegate.state.columnar.row_table import ColumnarRows
 from tidegate.storage.state.snapshot import StateTable
-from tidegate.testing.pipelines import window_topologies
-from tidegate.testing.pipelines.window_topologies import PROGRAMS, Program
 
 Patch = Callable[[], AbstractContextManager[Any]]
 
-_merges, _open, _told = CumulatingSlices.merges, AggregateWindows.open, SessionWindows._told
+_merges, _open, _change_batches = CumulatingSlices.merges, AggregateWindows.open, SessionWindows._change_batches
 _load_table, _emit = WindowBuffer.load_table, FunctionSessions._emit
 
 
 def _left_behind(self: CumulatingSlices, nodes: Any, fired_ms: int, until_ms: int) -> list[Merge]:
-    """Breaks: a slice counts once. Here it stays beside what it was merged into."""
+    """Breaks: a slice counts once. Here it stays after it was merged into another."""
     return [merge._replace(taken=False) for merge in _merges(self, nodes, fired_ms, until_ms)]
 
 
 def _only_what_comes(self: SessionWindows, parts: Sequence[tuple[str, pa.RecordBatch]]) -> list[pa.RecordBatch]:
-    """Breaks: what has come out is taken back when a session grows. Here it stays."""
-    return _told(self, [(kind, rows) for kind, rows in parts if kind.startswith("+")])
+    """Breaks: an emitted result is retracted when a session grows. Here it stays."""
+    return _change_batches(self, [(kind, rows) for kind, rows in parts if kind.startswith("+")])
 
 
 def _restored_with(column: str, of: str, more: int) -> Callable[..., None]:
-    """An `open` for which each stored row has in one column what another one says."""
+    """Returns an `open` that copies one column of each stored row to another column."""
 
     def opened(self: AggregateWindows, context: OperatorContext, restored: Sequence[StateTable]) -> None:
         tables = []
@@ -89,18 +89,18 @@ def _nothing_back(self: FunctionSessions, parts: Sequence[tuple[str, pa.RecordBa
 
 
 _LASTING = Program(Session(13), lateness_ms=300, applied=True)
-"""Sessions that may grow for so long that one which was told before a restore hardly ever does not grow after it."""
+"""A program whose sessions grow long enough that an emitted one almost always grows after a restore."""
 
 
 @contextmanager
 def _forgetting_what_was_returned() -> Iterator[None]:
-    """Breaks: what has come out of a session is known after a restore. Here it is not, in a program of its own.
+    """Breaks: a restore includes which sessions were emitted. Here it does not, in a program of its own.
 
-    In those that are drawn a session grows within a few rows, or never.
+    Sessions of drawn programs grow within a few rows, or never.
     """
     with (
         patch.object(window_topologies, "PROGRAMS", (_LASTING,)),
-        patch.object(WindowBuffer, "load_table", _without(TOLD_STATE)),
+        patch.object(WindowBuffer, "load_table", _without(RESULTS_STATE)),
     ):
         yield
 
@@ -121,7 +121,7 @@ WINDOW_PATCHES: dict[str, tuple[int, Patch]] = {
     ),
     "windows: a session that has grown is not taken back": (
         6,
-        lambda: patch.object(SessionWindows, "_told", _only_what_comes),
+        lambda: patch.object(SessionWindows, "_change_batches", _only_what_comes),
     ),
     "windows: what the end of the input leaves open is dropped": (
         6,
@@ -170,7 +170,7 @@ _WINDOWS: Mapping[str, Hashable] = {
 
 
 def _rows_for(program: Program) -> int:
-    """As many rows as choose a program, and are enough to break it."""
+    """Returns a number of rows that selects a program and is enough to break it."""
     return 4 * len(PROGRAMS) + PROGRAMS.index(program)
 
 
@@ -206,4 +206,4 @@ WINDOW_FIXED: Mapping[str, Mapping[str, Hashable]] = {
         "ending": "finish",
     },
 }
-"""What is not drawn for them. The number of rows chooses the windows, as `window_topologies.py` says."""
+"""Fixed values of the scenarios for these breaks. The number of rows selects the windows (`window_topologies.py`)."""

@@ -1,4 +1,4 @@
-"""What every test of the simulator shares."""
+"""Fixtures of all tests of the simulator."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from tidegate.cli.seed_runs import quiet
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """Simulated faults are no news."""
+    """Silences the log, because simulated faults are expected."""
     with quiet():
         yield

@@ -1,11 +1,11 @@
-"""Pairs of values of two dimensions: those that may be drawn together, and those that were."""
+"""Pairs of values of two dimensions that may be drawn together, and pairs that were drawn."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Hashable, Iterable
 
-from tidegate.testing.pipelines.draw import CONTRADICTIONS, DIMENSIONS, Scenario
+from random_jobs.draw import CONTRADICTIONS, DIMENSIONS, Scenario
 
 Pair = tuple[tuple[str, Hashable], tuple[str, Hashable]]
 

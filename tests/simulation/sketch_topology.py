@@ -1,6 +1,7 @@
-"""A pipeline of sketches for scenarios that draw all but this: it needs a library that not everybody has installed.
+"""A pipeline of sketches, which needs an optional library and is therefore not among the drawn pipelines.
 
-Up to a few dozen values sketches are exact, so plain Python says what they must give: as of `topologies.py`.
+Up to a few dozen values sketches are exact, so plain Python computes their results. The rules are in
+`random_jobs/topologies.py`.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from dataclasses import replace
 from unittest.mock import patch
 
 import polars as pl
+from random_jobs.draw import Scenario, draw
+from random_jobs.pieces import Data, Topology, source_of, table_of
+from random_jobs.topologies import TOPOLOGIES
 
 import tidegate as tg
-from tidegate.testing.pipelines.draw import Scenario, draw
-from tidegate.testing.pipelines.pieces import Data, Topology, source_of, table_of
-from tidegate.testing.pipelines.topologies import TOPOLOGIES
 from tidegate.testing.runtime.run import Rows, counted
 
 NAME = "sketches"
@@ -45,13 +46,13 @@ def expect_sketches(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
 
 @contextmanager
 def known() -> Iterator[None]:
-    """While it lasts the pipeline is one of those that a scenario may name."""
+    """Adds the pipeline to the ones that a scenario may name, in a `with` block."""
     with patch.dict(TOPOLOGIES, {NAME: Topology(sketches, expect_sketches)}):  # type: ignore[arg-type]
         yield
 
 
 def scenario_of(seed: int, faults: str) -> Scenario:
-    """What a seed draws, over sketches that a job makes exactly once."""
+    """Returns the scenario of a seed with the pipeline of sketches, exactly once."""
     values = {"topology": NAME, "mode": "exactly-once", "sources": "at once", "interval_ms": 60, "faults": faults}
     drawn = draw(seed)
     return replace(drawn, values={**drawn.values, **values}, rows=40 + seed)

@@ -59,13 +59,13 @@ BATCHES = SimulatedPipeline(build_batches)
     ],
 )
 def test_every_row_has_one_result(pipeline: SimulatedPipeline, seed: int) -> None:
-    """As in a run without faults, also behind a window that no late row may miss."""
+    """Rows are as in a run without faults, also behind a window that must not lose late rows."""
     report = pipeline.run(seed, HARSH)
     assert report.ok, f"{report}\n{report.sequence()}"
 
 
 def _all_ok(pipeline: SimulatedPipeline) -> bool:
-    """Whether no seed shows a violation; without looking for the shortest run that shows it, which takes long."""
+    """Returns whether no seed shows a violation. It does not shrink runs, which takes long."""
     return all(pipeline._run(seed, HARSH, None).ok for seed in range(5))
 
 

@@ -18,7 +18,7 @@ LAST_MS = 2**62
 
 
 class Totals(tg.ProcessFunction):
-    """Counts and adds up the rows of each key, and tells both at the end."""
+    """Counts and sums the rows of each key, and emits both at the end."""
 
     def open(self, context: tg.ProcessContext) -> None:
         self.totals = context.state(tg.ValueState("totals", pa.struct({"n": pa.int64(), "t": pa.int64()})))

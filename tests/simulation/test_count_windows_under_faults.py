@@ -1,4 +1,4 @@
-"""Count windows, or so long, under faults: each row is in one of them, or in those of a slide."""
+"""Count windows with a time limit, under faults: each row is in one window, or in the windows of a slide."""
 
 from __future__ import annotations
 

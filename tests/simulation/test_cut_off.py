@@ -1,4 +1,4 @@
-"""A coordinator that is cut off hears nobody and takes all tasks for hung: what it causes meanwhile, and what not."""
+"""A coordinator that is cut off takes all tasks for hung: what it causes meanwhile, and what it must not cause."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def run(seed: int) -> SimulationReport:
 
 @pytest.mark.parametrize("seed", [ENDED_WHAT_WAS_ADOPTED, 5])
 def test_tasks_that_a_successor_has_adopted_go_on(seed: int) -> None:
-    """What a coordinator that was replaced asks for does not end them: it cannot write down that it gave them up."""
+    """A replaced coordinator does not end tasks, because it cannot log that it gave them up."""
     report = run(seed)
     assert report.ok, f"{report}\n" + "\n".join(report.trace[-60:])
     assert report.coverage["all_taken_for_hung"]
@@ -30,7 +30,7 @@ def test_tasks_that_a_successor_has_adopted_go_on(seed: int) -> None:
     "rule", ["takeover: who seems to hang is ended at once", "takeover: who was replaced ends its tasks"]
 )
 def test_what_a_replaced_coordinator_ends_is_seen(rule: str) -> None:
-    """As it was: it ended what it took for hung at once, and all tasks when it heard that it was replaced."""
+    """Once a coordinator killed processes that it took for hung at once, and all tasks when it was replaced."""
     report = BROKEN[rule].simulate(ENDED_WHAT_WAS_ADOPTED)
     assert "ends the process" in str(report.violation)
 
@@ -43,7 +43,7 @@ def test_a_process_that_hangs_is_ended_and_its_task_goes_on() -> None:
 
 
 def test_who_was_given_up_gets_no_task_of_a_successor() -> None:
-    """What its coordinator has asked for may come late: in this seed it did, and ended what the successor had begun."""
+    """Kills of a replaced coordinator may arrive late. In this seed they ended tasks that the successor had started."""
     rule = "takeover: who was given up gets a task again"
     assert BROKEN[rule].simulate(0).violation is not None
     report = Break(8, fixed=BROKEN[rule].fixed).simulate(0)

@@ -1,4 +1,4 @@
-"""Checkpoints that are damaged after they have completed: the job goes on from the one before, and rows are right."""
+"""Checkpoints are damaged after they have completed. The job continues from the one before, and rows are right."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 from broken import BROKEN
 from broken_fallback import FALLBACK_BREAKS
 from broken_tables import TABLE_FIXED
+from random_jobs.draw import draw
+from random_jobs.scenarios import simulate_scenario
 
 from tidegate.testing import SimulationReport
-from tidegate.testing.pipelines.draw import draw
-from tidegate.testing.scenarios import simulate_scenario
 
 SEEDS = (1, 9, 29, 400, 402, 413, 418, 421)
 """Short ones, in which checkpoints are damaged that would have been restored."""

@@ -12,11 +12,11 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from pipelines import HARSH
+from random_jobs.sources import TricklingSource
 
 import tidegate as tg
 from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind
 from tidegate.storage.tables.table_files import read_table
-from tidegate.testing.pipelines.trickling_source import TricklingSource
 from tidegate.testing.report import report_of
 from tidegate.testing.runtime.run import STORAGE, Action, JobRun, JobSetting, Simulation
 from tidegate.testing.simulated import INLINE_BYTES, SMALL_BUFFERS
@@ -54,7 +54,7 @@ def _build(run: int, env: tg.StreamEnvironment) -> None:
 
 
 def _wrong(rows: pl.DataFrame) -> str | None:
-    """What is wrong with the rows of all runs."""
+    """Returns how the rows of all runs are wrong, or None."""
     for (key,), of in rows.sort("k", "n").group_by("k", maintain_order=True):
         if of["n"].to_list() != list(range(1, ROWS // KEYS + 1)):
             return f"key {key} counts {of['n'].to_list()}"

@@ -10,11 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pipelines import HARSH
+from random_jobs.sources import TricklingSource
 
 import tidegate as tg
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.tables.table_files import read_table
-from tidegate.testing.pipelines.trickling_source import TricklingSource
 from tidegate.testing.report import report_of
 from tidegate.testing.runtime.run import STORAGE, Action, JobRun, JobSetting, Simulation
 from tidegate.testing.simulated import INLINE_BYTES, SMALL_BUFFERS
@@ -24,7 +24,7 @@ FAULTS = replace(HARSH, crash=0.04, slow=0.0, storage=0.03, delay="0ms..20ms", d
 KEYS, ROWS = 4, 48
 WIDTHS = (1, 2, 3)
 INPUT = pa.table({"k": [n % KEYS for n in range(ROWS)], "x": [(n * 7) % 11 - 5 for n in range(ROWS)], "n": range(ROWS)})
-"""One split has all rows, so those of a key have one order."""
+"""Uses one split, so that the rows of a key have one order."""
 
 
 def _build(env: tg.StreamEnvironment) -> None:

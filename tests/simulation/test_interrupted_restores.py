@@ -21,7 +21,7 @@ def test_rows_count_once_though_restores_are_interrupted(name: str) -> None:
 
 @pytest.mark.parametrize("seed", [3, 6])
 def test_interrupted_restores_go_with_other_faults(seed: int) -> None:
-    """Of the coordinator and of storage, with whatever settings are drawn."""
+    """No invariant breaks when the coordinator and storage fail too, with any drawn settings."""
     report = Break(7, fixed={"faults": "restores"}).simulate(seed)
     assert report.ok, report
     assert report.coverage["restore_interrupted"]

@@ -53,7 +53,7 @@ def when(job: SimulatedJob, due: Callable[[JobStatus, int], bool], strike: Calla
 @HOW
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_job_whose_first_deployment_is_interrupted_is_deployed_anew(seed: int, cut_off: bool) -> None:
-    """Nobody knows how far it had come. That is no failure, and all rows come once."""
+    """The progress of a task is unknown. That is not a failure, and all rows come once."""
 
     def strike(job: SimulatedJob) -> None:
         when(job, lambda status, _: status is JobStatus.DEPLOYING, lambda: job.lose_coordinator(cut_off=cut_off))
@@ -65,8 +65,10 @@ def test_a_job_whose_first_deployment_is_interrupted_is_deployed_anew(seed: int,
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_coordinator_that_is_cut_off_costs_no_restart(seed: int) -> None:
-    """It takes all tasks for hung. When it ended them two or three attempts followed: what it asks for comes bit by
-    bit, and struck the next attempt as well.
+    """A coordinator that is cut off takes all tasks for hung.
+
+    When it killed them, two or three attempts followed, because its kills arrive one by one and also hit the next
+    attempt.
     """
 
     def strike(job: SimulatedJob) -> None:
@@ -82,7 +84,9 @@ def test_a_coordinator_that_is_cut_off_costs_no_restart(seed: int) -> None:
 @HOW
 @pytest.mark.parametrize("after_ms", [0, 150, 310])
 def test_a_stop_that_nobody_hears_at_first_ends_the_job_with_a_savepoint(after_ms: int, cut_off: bool) -> None:
-    """The successor hears it, before or while it adopts the tasks: no attempt is lost for it, and it is answered."""
+    """The successor receives the request before or while it adopts the tasks. It loses no attempt and answers the
+    request.
+    """
 
     def strike(job: SimulatedJob) -> None:
         def lose() -> None:

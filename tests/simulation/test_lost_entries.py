@@ -7,11 +7,11 @@ from dataclasses import replace
 from unittest.mock import patch
 
 from pipelines import keyed
+from random_jobs.draw import draw
+from random_jobs.scenarios import simulate_scenario
 
 from tidegate.storage.tables.table_log import TableLog
 from tidegate.testing import Faults, SimulationReport, simulate
-from tidegate.testing.pipelines.draw import draw
-from tidegate.testing.scenarios import simulate_scenario
 
 SEEDS = range(9, 16)
 LOSES_ROWS = 15
@@ -25,7 +25,7 @@ def run(seed: int) -> SimulationReport:
 
 
 def test_lost_entries_are_reported_or_committed_again() -> None:
-    """Both happen in these seeds, beside crashes and faults of storage."""
+    """Both happen in these seeds, together with crashes and faults of storage."""
     ends: Counter[str | None] = Counter()
     for seed in SEEDS:
         report = run(seed)
@@ -36,7 +36,7 @@ def test_lost_entries_are_reported_or_committed_again() -> None:
 
 
 def test_the_oracle_sees_a_job_that_expects_nothing_of_a_log() -> None:
-    """Rows are missing then, and nobody reports it."""
+    """Rows are missing then, and the loss is not reported."""
     with patch.object(TableLog, "expect", lambda *_: None):
         report = run(LOSES_ROWS)
     assert str(report.violation).startswith("invariant 6")

@@ -12,11 +12,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pipelines import HARSH
+from random_jobs.sources import TricklingSource
 
 import tidegate as tg
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.tables.table_files import read_table
-from tidegate.testing.pipelines.trickling_source import TricklingSource
 from tidegate.testing.report import report_of
 from tidegate.testing.runtime.run import STORAGE, Action, JobRun, JobSetting, Simulation
 from tidegate.testing.simulated import INLINE_BYTES, SMALL_BUFFERS
@@ -26,7 +26,7 @@ FAULTS = replace(HARSH, crash=0.04, slow=0.0, storage=0.03, delay="0ms..20ms", d
 KEYS, ROWS = 4, 32
 WIDTHS = (1, 2, 3)
 SIDES = [pa.table({"k": [n % KEYS for n in range(ROWS)], name: [n // KEYS + 1 for n in range(ROWS)]}) for name in "vw"]
-"""Of each key the rows of a side are numbered from 1."""
+"""Numbers the rows of each key on a side from 1."""
 Pair = tuple[int, int]
 
 
@@ -37,7 +37,7 @@ def _build(env: tg.StreamEnvironment) -> None:
 
 
 def _wrong(emit: str, pairs: Sequence[Pair]) -> str | None:
-    """What is wrong with the results of a key: the number of the row on either side, 0 for none."""
+    """Returns how the results of a key are wrong. A result has the number of the row on either side, 0 for none."""
     steps = sorted(pairs, key=sum)
     grows = all(a[0] <= b[0] and a[1] <= b[1] for a, b in pairwise(steps))
     each = ROWS // KEYS

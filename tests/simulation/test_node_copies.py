@@ -1,4 +1,4 @@
-"""Copies of state on the disks of simulated nodes: tasks are restored from them, and only from those that are right."""
+"""Copies of state on the disks of simulated nodes: tasks are restored only from right copies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ A_SEED = 0
 
 
 def test_tasks_are_restored_from_copies_of_which_some_are_wrong() -> None:
-    """What is wrong, or was not kept, is read from storage, and no row is."""
+    """A wrong or missing copy is read from storage instead, so that all rows are right."""
     report = Break(5, fixed=KEPT).simulate(A_SEED)
     assert report.ok, report
     assert report.coverage["copy_restored"]

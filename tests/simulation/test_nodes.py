@@ -37,7 +37,7 @@ def test_a_node_that_is_cut_off_comes_back(cut_for: str) -> None:
 
 
 def test_a_cut_that_is_short_costs_no_restart() -> None:
-    """What was on its way arrives late. In this seed no cut ends with the loss of the node."""
+    """Messages in flight arrive late. In this seed no cut ends with the loss of the node."""
     report = rows_survive(Faults(cut=0.05, cut_for="20ms..100ms", heartbeats="700ms", duration="5s"), seed=7)
     assert (report.coverage["node_lost"], report.restarts) == (0, 0)
 
@@ -50,7 +50,7 @@ def test_a_cut_that_is_short_costs_no_restart() -> None:
     ],
 )
 def test_regions_that_fail_together_all_start_again(rule: str, seed: int) -> None:
-    """A node has tasks of several. Whoever forgets one of them is found out."""
+    """A node has tasks of several regions. A coordinator that forgets one of them is noticed."""
     assert BROKEN[rule].simulate(seed).violation is not None
     report = Break(7, fixed=BROKEN[rule].fixed).simulate(seed)
     assert report.ok, report

@@ -1,4 +1,4 @@
-"""The oracle of causes sees what a log may not say, and the trace says what has led to what."""
+"""The oracle of causes notices wrong causes in a log, and the trace shows causes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tidegate.protocol.identity import TaskId
 from tidegate.storage.checkpoints.event_log import LogEntry
 from tidegate.storage.ids import AttemptNumber, CheckpointId, EventId, Generation, SubtaskIndex, VertexId
 from tidegate.testing import Faults, simulate
-from tidegate.testing.oracle.decisions.causes import CausesOracle, Truths
-from tidegate.testing.oracle.violation import InvariantViolated
+from tidegate.testing.oracle import InvariantViolated
+from tidegate.testing.oracle.causes import CausesOracle, Truths
 
 TASK = TaskId(VertexId("v"), SubtaskIndex(0))
 STARTED = co.CoordinatorStarted(0, Generation(1))
@@ -24,12 +24,12 @@ FAILED = co.TaskFailed(0, AttemptNumber(0), TASK, "boom")
 
 
 def trigger(number: int) -> do.TriggerCheckpoint:
-    """What tells tasks of a checkpoint."""
+    """Returns the instruction that starts a checkpoint."""
     return do.TriggerCheckpoint(AttemptNumber(0), CheckpointId(number), 0, (TASK,))
 
 
 def declined(number: int) -> co.CheckpointDeclined:
-    """What a task may answer."""
+    """Returns an answer of a task."""
     reason = CheckpointFailureReason.TASK_CLOSING
     return co.CheckpointDeclined(0, AttemptNumber(0), TASK, CheckpointId(number), reason, "closing")
 
@@ -50,7 +50,7 @@ class Log:
         self.oracle.carried_out(2, trigger(1))
 
     def log(self, *entries: LogEntry) -> None:
-        """The coordinator writes these, and has heard from tasks what is in them."""
+        """The coordinator logs these events, whose contents come from tasks."""
         for one in entries:
             for event in one.events:
                 self.truths.heard(event, self.oracle.of_tasks(event))
@@ -58,7 +58,7 @@ class Log:
 
 
 def test_the_right_cause_is_the_event_that_made_the_order() -> None:
-    """It may be told by two coordinators: then either is right."""
+    """Two coordinators may send the same order. Either is then a right cause."""
     log = Log()
     log.log(entry(2, 3, (declined(1), 2)))
     log.oracle.carried_out(3, trigger(1))
@@ -92,7 +92,7 @@ def test_storage_comes_back_from_where_it_went() -> None:
 
 
 def test_a_coordinator_that_takes_over_does_not_count_back() -> None:
-    """Also where it has read entries whose writer never heard that they were written."""
+    """The check also holds for entries that were written, although their writer received no answer."""
     log = Log()
     log.oracle.replayed(3, 5)
     log.log(entry(3, 5, (STARTED, None)))

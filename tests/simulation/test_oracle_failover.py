@@ -1,4 +1,4 @@
-"""The oracle of failover knows when a failure of one task is one of all that union list state may join."""
+"""The oracle of failover accepts when one failure counts for all tasks that union list state may connect."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tidegate.actors.coordinator import events as co
 from tidegate.actors.coordinator.job_spec import FailoverStrategy, RestorePoint
 from tidegate.protocol.identity import TaskId
 from tidegate.storage.ids import AttemptNumber, CheckpointId
+from tidegate.testing.oracle import InvariantViolated
 from tidegate.testing.oracle.coverage import Coverage
-from tidegate.testing.oracle.decisions.failover import FailoverOracle
-from tidegate.testing.oracle.violation import InvariantViolated
+from tidegate.testing.oracle.restart_oracles import FailoverOracle
 
 GRAPH = graph_of({"a": 3})
 A0, A1, A2 = GRAPH.tasks()
@@ -25,7 +25,7 @@ WHOLE = (A0, A1, A2)
 
 
 def deployed(*heard: co.CoordinatorEvent, restored: bool, again: tuple[TaskId, ...] = WHOLE) -> None:
-    """A job whose coordinator hears this, and deploys these tasks anew when a checkpoint of its own is complete."""
+    """Checks a deployment of `again`, by a coordinator that has received these events, after its first checkpoint."""
     restore = RestorePoint("memory://", JOB, FIVE, final=False) if restored else None
     spec = replace(SPEC, tasks=WHOLE, restore=restore, failover=FailoverStrategy.REGION, adoption_timeout_ms=1_000)
     oracle = FailoverOracle(spec, GRAPH, Coverage())
@@ -36,7 +36,7 @@ def deployed(*heard: co.CoordinatorEvent, restored: bool, again: tuple[TaskId, .
 
 
 def test_all_may_go_back_that_failed_before_the_first_checkpoint_of_a_restored_job() -> None:
-    """Also where it is complete by the time they start anew: nobody knew better when they were stopped."""
+    """The wider failure holds even if the checkpoint completes before the tasks restart."""
     deployed(LOST, COMPLETE, restored=True)
 
 

@@ -1,4 +1,4 @@
-"""Storage that is away for minutes: what a job survives, and what it says when it does not."""
+"""Storage is unreachable for minutes: what a job survives, and what it reports when it does not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tidegate.testing import Faults, simulate
 @pytest.mark.parametrize("name", PIPELINES)
 @pytest.mark.parametrize("begin", ["100ms", "300ms", "1s"])
 def test_an_outage_of_nine_minutes_is_survived_without_a_restart(name: str, begin: str) -> None:
-    """The same rows as without it, and the same attempt."""
+    """Rows are the same as without an outage, in the same attempt."""
     report = simulate(PIPELINES[name], seed=1, faults=Faults(outage=f"{begin}..540s"))
     assert report.ok, report
     assert (report.status, report.restarts) == ("finished", 0)
@@ -27,7 +27,7 @@ def test_an_outage_is_survived_among_other_faults(seed: int) -> None:
 
 
 def test_an_outage_of_eleven_minutes_fails_the_job_with_the_reason() -> None:
-    """It is given up after the time that is allowed, and does not hang."""
+    """The job is given up after the allowed time, and does not hang."""
     report = simulate(keyed, seed=1, faults=Faults(outage="300ms..661s"))
     assert (report.status, report.restarts) == ("failed", 0)
     assert "the event log could not be written for 600" in str(report.violation)

@@ -63,7 +63,7 @@ class WorldSink(tg.Sink):
             raise ConnectionError("no answer")
 
     def abort(self, job_id: str) -> None:
-        """What is not shown is dropped."""
+        """Drops transactions that were not committed."""
         self.world.prepared = {name: rows for name, rows in self.world.prepared.items() if self.world.commits[name]}
 
 

@@ -1,4 +1,4 @@
-"""A partitioned table under faults: the rows of a run without faults, each once, and no file that nobody refers to."""
+"""A partitioned table under faults: the rows of a run without faults, each once, and no file without a reference."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROWS = pa.table({"k": [n % 7 for n in range(80)], "p": [str(n % 3) if n % 4 else
 
 
 def build(env: tg.StreamEnvironment) -> None:
-    """All rows by partition, and the newest count of each key by partition."""
+    """Writes all rows by partition, and the newest count of each key by partition."""
     rows = env.from_batches(ROWS, splits=4, uid="rows")
     rows.to_table("sim://all", partition_by=["p"], uid="all")
     counts = rows.key_by("p", "k").aggregate(n=tg.count(), uid="counts")

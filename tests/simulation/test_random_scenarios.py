@@ -15,15 +15,15 @@ import pytest
 from broken import BROKEN, Break
 from drawn_pairs import all_pairs, pairs_of
 from pipelines import keyed
+from random_jobs.draw import CONTRADICTIONS, Scenario, draw
+from random_jobs.scenarios import simulate_random, simulate_scenario
 
 from tidegate.cli.seed_runs import quiet
-from tidegate.testing import Faults, SimulationReport, simulate, simulate_random
+from tidegate.testing import Faults, SimulationReport, simulate
 from tidegate.testing.oracle.coverage import EFFECTS
-from tidegate.testing.pipelines.draw import CONTRADICTIONS, Scenario, draw
-from tidegate.testing.scenarios import simulate_scenario
 
 SEEDS = (*range(20), 23, 33, 46, 50, 57, 103, 120, 178, 317, 517, 545)
-"""As few as show every effect."""
+"""A small set of seeds that shows every effect."""
 SEEDS_FOR_ALL_PAIRS = 2_000
 _INDUCED_STOP = Scenario(
     seed=5648,
@@ -48,10 +48,10 @@ _STOP_AFTER_PARTLY_FINISHED = Scenario(
 )  # fmt: skip
 SEEDS_ELSEWHERE = (2, 5, 11)
 ELSEWHERE_HASH_SEED = "20131225"
-"""Of the other process: sets and dictionaries are in another order there than here."""
+"""Hash seed of the other process, in which sets have another order."""
 _TRACES = """
 import hashlib, logging, sys
-from tidegate.testing import simulate_random
+from random_jobs.scenarios import simulate_random
 logging.getLogger("tidegate").setLevel(logging.CRITICAL)
 for seed in sys.argv[1:]:
     print(hashlib.sha256("\\n".join(simulate_random(int(seed)).trace).encode()).hexdigest())
@@ -101,7 +101,7 @@ def test_no_random_scenario_violates_an_invariant(reports: list[SimulationReport
     ],
 )
 def test_seeds_that_once_violated_an_invariant(seed: int) -> None:
-    """What each has shown once."""
+    """Each seed once showed a violation, and no longer does."""
     report = simulate_random(seed, shrink=False)
     assert report.ok, report
 
@@ -117,7 +117,7 @@ def test_seeds_that_once_violated_an_invariant(seed: int) -> None:
     ],
 )
 def test_seeds_that_once_violated_an_invariant_with_some_values_chosen(seed: int, chosen: dict[str, str | int]) -> None:
-    """What each has shown once, where not all of its values were drawn."""
+    """Each seed once showed a violation with these values, and no longer does."""
     report = Break(5, fixed=chosen).simulate(seed)
     assert report.ok, report
 
@@ -132,7 +132,7 @@ def test_a_violation_can_be_sent_to_another_process() -> None:
 
 
 def test_a_stop_right_after_a_source_was_restored_partly_finished_knows_all_splits() -> None:
-    """Nobody has finished again when the savepoint is taken, and the job that follows is not refused."""
+    """No task has finished again when the savepoint is taken, and the next job is not refused."""
     report = simulate_scenario(_STOP_AFTER_PARTLY_FINISHED, shrink=False)
     assert report.ok, report
 
@@ -152,7 +152,7 @@ def test_the_seeds_exercise_every_effect(reports: list[SimulationReport]) -> Non
 
 
 def test_the_page_explains_every_effect() -> None:
-    """The names that `tidegate simulate` prints can be looked up in the docs, with the same words."""
+    """Each name that `tidegate simulate` prints is on the page, with the same words."""
     page = (Path(__file__).parents[2] / "docs" / "simulation.md").read_text()
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", page.partition("| effect |")[2], re.MULTILINE))
     assert rows == EFFECTS
@@ -171,7 +171,7 @@ def test_what_contradicts_is_never_drawn() -> None:
 
 
 def test_a_seed_is_a_scenario() -> None:
-    """The same seed is the same run, and another one another."""
+    """A seed gives the same run each time, and another seed gives another run."""
     assert simulate_random(3).trace == simulate_random(3).trace
     assert str(draw(3)) != str(draw(4))
 
@@ -180,7 +180,7 @@ def test_a_seed_is_a_scenario_in_every_process(reports: list[SimulationReport]) 
     """A seed replays elsewhere: nothing in a run follows the order of a set, or anything else that a process draws."""
     elsewhere = subprocess.run(
         [sys.executable, "-c", _TRACES, *map(str, SEEDS_ELSEWHERE)],
-        env={**os.environ, "PYTHONHASHSEED": ELSEWHERE_HASH_SEED},
+        env={**os.environ, "PYTHONHASHSEED": ELSEWHERE_HASH_SEED, "PYTHONPATH": os.pathsep.join(sys.path)},
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -191,7 +191,9 @@ def test_a_seed_is_a_scenario_in_every_process(reports: list[SimulationReport]) 
 
 
 def test_every_lost_message_is_in_the_trace() -> None:
-    """What a drop took away can be read: frames, grants of credit, acknowledgements, and what the coordinator tells."""
+    """The trace has every message that a drop lost: frames, grants of credit, acknowledgements and messages of the
+    coordinator.
+    """
     lost = 0
     for seed in range(3):
         report = simulate(keyed, seed=seed, faults=Faults(drop=0.02, duration="2s"))
@@ -202,7 +204,7 @@ def test_every_lost_message_is_in_the_trace() -> None:
 
 
 def test_a_violation_is_shown_by_a_shorter_run() -> None:
-    """What is reported needs no more faults than the first run that violated, still violates, and says how."""
+    """The report needs no more faults than the first violating run, still violates, and describes how."""
     broken = BROKEN["gaps are ignored"]
     seed, first = next(
         (seed, report) for seed in range(100) if not (report := broken.simulate(seed)).ok and report.faults_happened > 1

@@ -11,11 +11,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pipelines import HARSH
+from random_jobs.sources import TricklingSource
 
 import tidegate as tg
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.tables.table_files import read_table
-from tidegate.testing.pipelines.trickling_source import TricklingSource
 from tidegate.testing.report import report_of
 from tidegate.testing.runtime.run import STORAGE, Action, JobRun, JobSetting, Simulation
 from tidegate.testing.simulated import INLINE_BYTES, SMALL_BUFFERS

@@ -12,7 +12,7 @@ import tidegate as tg
 from tidegate.testing import Faults, simulate
 
 MOMENT = re.compile(r" *(?P<ms>\d+) coordinator -> \S+ Checkpoint(?P<event>Triggered|Completed)\((?P<checkpoint>\d+)\)")
-"""A line of a trace, which begins with the milliseconds since the beginning, whatever the clocks say."""
+"""Matches a line of a trace, which begins with the milliseconds since the start, whatever the clocks show."""
 
 
 @pytest.mark.parametrize("name", PIPELINES)
@@ -26,9 +26,9 @@ def test_no_seed_violates_an_invariant_where_the_clock_is_set(name: str, clock: 
 
 @pytest.mark.parametrize("seed", [1, 2, 3, 6])
 def test_checkpoints_go_on_while_the_clock_is_set(seed: int) -> None:
-    """They do not wait for what that clock says, though it goes back by an hour again and again.
+    """Timers do not follow the wall clock, though it moves back by an hour again and again.
 
-    A checkpoint takes longer here than the interval between two. So the next one begins when one is complete.
+    A checkpoint takes longer here than the interval, so the next one begins when one is complete.
     """
     report = simulate(keyed, seed=seed, faults=Faults(clock="1h", delay="0ms..50ms"))
     moments: dict[tuple[str, int], int] = {}

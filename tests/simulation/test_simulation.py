@@ -25,7 +25,7 @@ def test_no_seed_violates_an_invariant(name: str, seed: int) -> None:
 
 
 def test_faults_happen() -> None:
-    """The runs that prove so much do contain crashes, restarts and checkpoints."""
+    """These runs do contain crashes, restarts and checkpoints."""
     reports = [simulate(keyed, seed=seed, faults=HARSH) for seed in range(3)]
     assert sum(report.crashes for report in reports) > 0
     assert sum(report.coordinator_crashes for report in reports) > 0
@@ -54,7 +54,7 @@ def test_the_oracle_sees_a_broken_rule(rule: str) -> None:
 
 @pytest.mark.parametrize("rule", sorted(BROKEN.keys() - set(FAST)))
 def test_a_break_fits_the_code(rule: str) -> None:
-    """What it replaces is still called as it was: an error of the break itself is no proof that somebody looks."""
+    """Each patched function is still called as it was. An error of the break itself would prove nothing."""
     broken = replace(BROKEN[rule], fixed={**BROKEN[rule].fixed, "rows": 8})
     try:
         broken.simulate(0)
@@ -81,7 +81,7 @@ def firsts(env: tg.StreamEnvironment) -> None:
 
 
 def test_output_that_depends_on_the_order_of_rows_is_no_violation() -> None:
-    """It differs without any fault, and the report names the rows and the step that makes them."""
+    """The output differs without any fault. The report names the rows and the step that makes them."""
     pipeline = SimulatedPipeline(firsts)
     reports = [pipeline.run(seed, HARSH) for seed in range(6)]
     found = next(report for report in reports if not report.ok)
@@ -139,7 +139,7 @@ def test_a_range_of_delays_is_read() -> None:
 
 
 def test_building_does_not_execute() -> None:
-    """`simulate` runs the pipeline; a `build` that does so itself is told."""
+    """`simulate` runs the pipeline. A `build` that executes it itself gets an error that explains this."""
 
     def build(env: tg.StreamEnvironment) -> None:
         env.from_batches(ROWS).collect()

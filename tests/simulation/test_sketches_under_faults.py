@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from random_jobs.scenarios import simulate_scenario
 from sketch_topology import known, scenario_of
-
-from tidegate.testing.scenarios import simulate_scenario
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -18,8 +18,8 @@ from tidegate.protocol.identity import ChannelId, TaskId
 from tidegate.storage.errors import StorageError
 from tidegate.storage.ids import AttemptNumber, SubtaskIndex, VertexId
 from tidegate.testing import Faults
-from tidegate.testing.oracle.decisions.local_queues import LocalQueuesOracle
-from tidegate.testing.oracle.violation import InvariantViolated
+from tidegate.testing.oracle import InvariantViolated
+from tidegate.testing.oracle.task_oracles import LocalQueuesOracle
 from tidegate.testing.runtime.run import STORAGE, JobRun, JobSetting, Simulation, Slots
 from tidegate.testing.runtime.simulated_job import SimulatedJob
 from tidegate.testing.simulated import SMALL_BUFFERS
@@ -60,7 +60,7 @@ def raises(job: SimulatedJob, task: TaskId) -> None:
 
 @pytest.mark.parametrize("slots", ["shared", "halves", "apart"])
 def test_a_process_takes_its_slot_along(slots: Slots) -> None:
-    """All subtasks of one slot, or the one that has it alone. All rows come once."""
+    """Restarts all subtasks of one slot, or the single subtask of a slot. All rows come once."""
     lost: list[TaskId] = []
     failed: list[TaskId] = []
 
@@ -88,7 +88,7 @@ def test_a_process_takes_its_slot_along(slots: Slots) -> None:
 
 
 def test_a_subtask_that_raises_fails_alone() -> None:
-    """Its process goes on, and the others go back to the checkpoint from what they have left in it."""
+    """Its process continues, and all other subtasks go back to the checkpoint with the state they have left in it."""
     found = run("shared", lambda job: raises(job, job.spec.tasks[0]))
     assert (found.violation, found.status, found.restarts) == (None, "finished", 1)
     assert {process.name.rpartition("#")[2] for process in found.job.processes.known} == {"0"}
@@ -96,7 +96,7 @@ def test_a_subtask_that_raises_fails_alone() -> None:
 
 
 def test_a_subtask_whose_end_was_not_reported_fails_with_its_process() -> None:
-    """What a process was about to report is lost with it."""
+    """Unsent reports of a process are lost with it."""
 
     def strike(job: SimulatedJob) -> None:
         task = job.spec.tasks[0]
@@ -151,7 +151,7 @@ def test_frames_come_in_their_order_before_the_next_turn(oracle: LocalQueuesOrac
 
 
 def test_what_was_sent_to_a_subtask_that_is_over_need_not_come(oracle: LocalQueuesOracle) -> None:
-    """It has failed, or is in another attempt by now."""
+    """The receiver has failed, or is in another attempt by now."""
     oracle.turn(OLD, {RECEIVER: SECOND})
     oracle.turn(OLD, {})
 

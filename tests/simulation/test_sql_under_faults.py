@@ -12,11 +12,11 @@ import polars as pl
 import pyarrow as pa
 import pytest
 from pipelines import HARSH
+from random_jobs.sources import TricklingSource
 
 import tidegate as tg
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.tables.table_files import read_table
-from tidegate.testing.pipelines.trickling_source import TricklingSource
 from tidegate.testing.report import report_of
 from tidegate.testing.runtime.run import STORAGE, Action, JobRun, JobSetting, Simulation
 from tidegate.testing.simulated import INLINE_BYTES, SMALL_BUFFERS
@@ -49,15 +49,15 @@ SELLERS = pa.table(
     {"seller": ["X", "Y", "Z"], "rank": pa.array([3, 2, 1], pa.uint32()), "city": ["Oslo", "Rome", "Bonn"]}
 )
 PARTS = pa.table({"bidder": ["ann", "ann", "bob", "cy"], "part": ["a", "", "bob", "cy"]})
-"""What is between the n of each bidder."""
+"""Yields the gaps between the n of each bidder."""
 MANY = "TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), INTERVAL '20' SECONDS))"
 
 
 @dataclass(frozen=True)
 class Program:
-    """A query, with what `sql` is told, and keys for a table that is upserted; and the same for polars.
+    """A query with the arguments of `sql`, keys for an upserted table, and the same query for polars.
 
-    There the rows of `bids` have the bounds of their windows in the columns `ws` and `we`.
+    For polars, the rows of `bids` have the bounds of their windows in the columns `ws` and `we`.
     """
 
     query: str
@@ -118,7 +118,7 @@ PROGRAMS = {
 
 @cache
 def expected(name: str) -> list[tuple[Any, ...]]:
-    """What polars gives."""
+    """Returns the rows that polars computes."""
     start = pl.col("ts").dt.truncate(f"{WINDOW_S}s")
     bids = pl.DataFrame(BIDS).with_columns(ws=start, we=start.dt.offset_by(f"{WINDOW_S}s"))
     opened = pl.col("opened")

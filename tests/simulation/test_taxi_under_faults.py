@@ -10,13 +10,13 @@ from functools import cache, partial
 import polars as pl
 import pytest
 from pipelines import HARSH
+from random_jobs.sources import TricklingSource
 from taxi_data import rides_and_fares
 from taxi_exercises import EXERCISES
 
 import tidegate as tg
 from tidegate.storage.checkpoints.metadata import SnapshotKind
 from tidegate.storage.tables.table_files import read_table
-from tidegate.testing.pipelines.trickling_source import TricklingSource
 from tidegate.testing.report import SimulationReport, report_of
 from tidegate.testing.runtime.run import STORAGE, Action, JobRun, JobSetting, Simulation
 from tidegate.testing.simulated import INLINE_BYTES, SMALL_BUFFERS

@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from random_jobs import pieces
+from random_jobs.scenarios import simulate_random
 
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.tables import maintenance, table_log
@@ -16,9 +18,7 @@ from tidegate.storage.tables.log.entries import TableEntry, TableFold, TableVacu
 from tidegate.storage.tables.log.vacuum import Retention
 from tidegate.storage.tables.maintenance import RunningVacuum
 from tidegate.storage.tables.table_log import TableLog
-from tidegate.testing import simulate_random
-from tidegate.testing.oracle.violation import InvariantViolated
-from tidegate.testing.pipelines import pieces
+from tidegate.testing.oracle import InvariantViolated
 
 SEEDS = (0, 2, 3, 23, 103)
 HISTORY_MS = 1
@@ -37,7 +37,7 @@ def test_vacuums_beside_commits_break_no_rule(monkeypatch: pytest.MonkeyPatch) -
     def counted(self: RunningVacuum, *arguments: object) -> bool:
         try:
             worked = step(self, *arguments)  # type: ignore[arg-type]
-        except InvariantViolated as error:  # A job goes on without its vacuums, whatever they raise.
+        except InvariantViolated as error:  # A job continues without its vacuums, whatever they raise.
             broken.append(str(error))
             raise
         steps[worked] += 1
@@ -62,7 +62,9 @@ def test_vacuums_beside_commits_break_no_rule(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("what", ["within its history", "that a checkpoint needs"])
 def test_a_vacuum_that_takes_too_much_is_noticed(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The oracle knows when a file was hidden, and which files have the rows of a checkpoint, whatever the log says."""
+    """The oracle records when a file was hidden and which files have the rows of a checkpoint, whatever the log
+    contains.
+    """
     monkeypatch.setattr(pieces, "HISTORY_MS", 1 if what == "that a checkpoint needs" else 1_000)
     broken: list[str] = []
     step = RunningVacuum.step

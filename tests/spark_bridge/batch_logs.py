@@ -9,7 +9,7 @@ import pyarrow as pa
 from staged_values import stage_values
 
 from tidegate.connectors.source import SourceReader, SourceSplit
-from tidegate.spark_bridge.dataframes.parquet_source import StagedFile
+from tidegate.connectors.staged_parquet import StagedFile
 from tidegate.spark_bridge.streams.batch_log import BatchLog, LogBatch, LogHeader, batch_after, data_folder
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.files.store import Store

@@ -9,7 +9,7 @@ from batch_logs import QUERY, SCHEMA, append, new_log, stage_rows
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.spark_bridge.dataframes.parquet_source import StagedFile
+from tidegate.connectors.staged_parquet import StagedFile
 from tidegate.spark_bridge.streams.batch_log import BatchLog, LogBatch, LogHeader, batch_after, data_folder
 from tidegate.storage.errors import AlreadyExistsError, CorruptionError, NotFoundError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from batch_logs import QUERY, append, new_log, read_on, stage_rows
 
-from tidegate.spark_bridge.dataframes.parquet_source import StagedFile
+from tidegate.connectors.staged_parquet import StagedFile
 from tidegate.spark_bridge.errors import SparkBridgeError
 from tidegate.spark_bridge.streams.batch_log import (
     BatchLog,
@@ -22,7 +22,7 @@ from tidegate.spark_bridge.streams.batch_log import (
 )
 from tidegate.spark_bridge.streams.log_source import LogSource
 from tidegate.spark_bridge.streams.stream_feed import BatchWriter, LogLedger, WriterStopped
-from tidegate.storage.checkpoints.lease import Lease, hold, let_go, write_lease
+from tidegate.storage.checkpoints.lease import Lease, hold_lease, release_lease, write_lease
 from tidegate.storage.clock import now_ms
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.file_system_store import open_store
@@ -192,14 +192,14 @@ def test_a_log_of_a_job_that_lives_is_refused(url: str) -> None:
     Writer(url)
     store = open_store(url)
     job_id, token = JobId("job-1"), "token"
-    hold(token)
+    hold_lease(token)
     try:
         write_lease(open_store(f"{url}-root"), Lease(job_id, "job", this_process(), token, now_ms(), 30_000))
         with pytest.raises(ConfigurationError, match=r"job 'job' \(job-1\) feeds the log .* stop or cancel that one"):
             check_free(store, "other", open_store, now_ms())
         assert check_free(store, "job", open_store, now_ms()) == 1
     finally:
-        let_go(token)
+        release_lease(token)
     assert check_free(store, "other", open_store, now_ms()) == 1
     assert newest_claim(store)[0] == 1
 

@@ -11,7 +11,7 @@ from batch_logs import SCHEMA, append, new_log
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.spark_bridge.dataframes.parquet_source import StagedFile
+from tidegate.connectors.staged_parquet import StagedFile
 from tidegate.spark_bridge.streams.batch_log import BatchLog, LogBatch, LogHeader, batch_after
 from tidegate.spark_bridge.streams.log_source import LOOKS_MAX, LogSource, LogWindow, split_id
 from tidegate.spark_bridge.streams.stream_feed import LogLedger, WriterStopped, needed_rows

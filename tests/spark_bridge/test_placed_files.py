@@ -162,7 +162,7 @@ def test_a_restored_job_is_refused_if_a_file_that_it_has_to_read_has_changed(tmp
     first.unlink()
     before = second.read_bytes()
     second.write_bytes(before + b"more")
-    with pytest.raises(tg.ConfigurationError, match=r"'in' cannot go on from .*part=1/a b%\.parquet was changed"):
+    with pytest.raises(tg.ConfigurationError, match=r"'in' cannot continue from .*part=1/a b%\.parquet was changed"):
         execute(saved)
     changed_at = source.manifest.splits[1].file.modified_at_ms * 10**6
     second.write_bytes(before)

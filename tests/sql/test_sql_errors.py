@@ -21,69 +21,71 @@ ERRORS: dict[str, str] = {
     "SELECT\n  price,\n  b.zz\nFROM bids b": "line 3, column 3: b.zz: there is no column 'zz'",
     "SELECT auction FROM nothing": "line 1, column 21: nothing: there is no view 'nothing'; there are auctions, bids",
     "SELECT auction FROM db.bids": "neither databases nor catalogs",
-    "SELECT auction FROM bids ORDER BY price": "a stream has no end, so it has no order: .*ROW_NUMBER",
-    "SELECT auction FROM bids LIMIT 1 + 1": r"LIMIT 1 \+ 1: LIMIT takes a whole number, written out",
+    "SELECT auction FROM bids ORDER BY price": "a stream has no end, so it cannot be sorted: .*ROW_NUMBER",
+    "SELECT auction FROM bids LIMIT 1 + 1": r"LIMIT 1 \+ 1: LIMIT takes a whole number as a literal",
     "SELECT auction FROM bids LIMIT ALL": "LIMIT takes a whole number",
     "SELECT auction FROM bids FETCH FIRST 2 ROWS WITH TIES": "LIMIT takes a whole number",
     "SELECT auction FROM bids LIMIT 2 BY auction": "EXPRESSIONS is not covered",
-    "SELECT auction FROM bids LIMIT 2 OFFSET 3": "OFFSET 3: rows that are passed over",
-    "(SELECT auction FROM bids) OFFSET 3": "OFFSET 3: rows that are passed over",
-    "SELECT auction, COUNT(*) FROM bids GROUP BY auction LIMIT 2": "LIMIT 2: rows that are replaced or taken back",
-    "SELECT * FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), INTERVAL '1' HOUR)) LIMIT 3": "rows that wait for windows",
+    "SELECT auction FROM bids LIMIT 2 OFFSET 3": "OFFSET 3: OFFSET is not covered",
+    "(SELECT auction FROM bids) OFFSET 3": "OFFSET 3: OFFSET is not covered",
+    "SELECT auction, COUNT(*) FROM bids GROUP BY auction LIMIT 2": "LIMIT 2: LIMIT cannot be applied to rows that may "
+    "be replaced or retracted",
+    "SELECT * FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), INTERVAL '1' HOUR)) LIMIT 3": "cannot be applied to rows "
+    "that wait for windows",
     "SELECT auction FROM bids ORDER BY price LIMIT 0": "keeps at least one row",
     "SELECT auction FROM bids ORDER BY 2 LIMIT 1": "the result has 1 columns, counted from 1",
-    "SELECT auction FROM bids GROUP BY auction ORDER BY MAX(price) LIMIT 1": "let the aggregate stand there",
+    "SELECT auction FROM bids GROUP BY auction ORDER BY MAX(price) LIMIT 1": "add the aggregate to SELECT",
     "SELECT UPPER(EXPLODE(SPLIT(bidder, 'n'))) FROM bids": "EXPLODE makes several rows of one",
     "SELECT auction FROM bids WHERE EXPLODE(SPLIT(bidder, 'n')) = 'a'": "or in LATERAL VIEW",
-    "SELECT EXPLODE(SPLIT(bidder, 'n')), EXPLODE(SPLIT(bidder, 'o')) FROM bids": "SPLIT.*: EXPLODE stands alone",
+    "SELECT EXPLODE(SPLIT(bidder, 'n')), EXPLODE(SPLIT(bidder, 'o')) FROM bids": "SPLIT.*: SELECT takes EXPLODE alone",
     "SELECT EXPLODE(SPLIT(bidder, 'n')) AS x, COUNT(*) FROM bids GROUP BY 1": "once and without groups",
-    "SELECT EXPLODE(SPLIT(bidder, 'n'), 1) FROM bids": "EXPLODE takes 1 argument, and here are 2",
-    "SELECT x FROM bids, UNNEST(price) AS u(x)": "price: this makes rows of a list, and here is BIGINT",
+    "SELECT EXPLODE(SPLIT(bidder, 'n'), 1) FROM bids": "EXPLODE takes 1 argument, not 2",
+    "SELECT x FROM bids, UNNEST(price) AS u(x)": "price: a list is needed here, but this is BIGINT",
     "SELECT x FROM bids, UNNEST(SPLIT(bidder, 'n')) AS u": "name the column of the elements",
-    "SELECT x FROM bids, UNNEST(SPLIT(bidder, 'n')) AS u(x, y)": r"UNNEST\(.*AS u\(x, y\): .* here are 2 names",
+    "SELECT x FROM bids, UNNEST(SPLIT(bidder, 'n')) AS u(x, y)": r"UNNEST\(.*AS u\(x, y\): .* but 2 names are given",
     "SELECT x FROM bids, UNNEST(SPLIT(bidder, 'n')) WITH ORDINALITY AS u(x, n)": "WITH ORDINALITY is not covered",
     "SELECT x FROM bids, UNNEST(SPLIT(bidder, 'n'), SPLIT(bidder, 'o')) AS u(x)": "UNNEST takes one list",
-    "SELECT x FROM bids RIGHT JOIN UNNEST(SPLIT(bidder, 'n')) AS u(x) ON TRUE": "come by CROSS JOIN, or by LEFT JOIN",
+    "SELECT x FROM bids RIGHT JOIN UNNEST(SPLIT(bidder, 'n')) AS u(x) ON TRUE": "with CROSS JOIN, or with LEFT JOIN",
     "SELECT x FROM bids JOIN UNNEST(SPLIT(bidder, 'n')) AS u(x) ON x = 'a'": "x = 'a': .* put the condition into WHERE",
     "SELECT x FROM bids JOIN UNNEST(SPLIT(bidder, 'n')) AS u(x) USING (x)": "USING is not covered",
     "SELECT x FROM UNNEST(SPLIT('a', 'n')) AS u(x)": "UNNEST in FROM is not covered",
-    "SELECT x FROM bids LATERAL VIEW POSEXPLODE(SPLIT(bidder, 'n')) u AS i, x": "POSEXPLODE.*: LATERAL is",
-    "SELECT x FROM bids, LATERAL (SELECT id AS x FROM auctions) u": "LATERAL is followed by",
-    "SELECT x FROM bids, LATERAL TABLE(f(bidder)) AS u(x)": "LATERAL is followed by",
+    "SELECT x FROM bids LATERAL VIEW POSEXPLODE(SPLIT(bidder, 'n')) u AS i, x": "POSEXPLODE.*: LATERAL takes",
+    "SELECT x FROM bids, LATERAL (SELECT id AS x FROM auctions) u": "LATERAL takes EXPLODE",
+    "SELECT x FROM bids, LATERAL TABLE(f(bidder)) AS u(x)": "LATERAL takes EXPLODE",
     (
         "SELECT x FROM (SELECT SPLIT(bidder, 'n') AS l, COUNT(*) AS n FROM bids GROUP BY SPLIT(bidder, 'n')) "
         "LATERAL VIEW EXPLODE(l) u AS x"
     ): "SQL, line 1, column",
-    "SELECT SPLIT(bidder, 'n*') FROM bids": "the pattern matches an empty text",
-    "SELECT SPLIT(bidder, '(?=n)') FROM bids": "the pattern matches an empty text",
+    "SELECT SPLIT(bidder, 'n*') FROM bids": "the pattern also matches an empty text",
+    "SELECT SPLIT(bidder, '(?=n)') FROM bids": "the pattern also matches an empty text",
     "SELECT auction FROM bids ORDER BY zz LIMIT 1": "there is no column 'zz'",
     "SELECT bidder FROM bids ORDER BY bidder LIMIT 1": "cannot be ordered by a column of type string",
     "SELECT auction FRO bids": "line 1, column 20: Invalid expression",
     "SELECT 'abc": "the text cannot be split into words",
-    "SELECT 1": "FROM is not there",
-    "SELECT auction FROM bids; SELECT 2": "sql takes one statement, and here are 2",
-    "INSERT INTO t SELECT * FROM bids": "this is INSERT: write with to_table",
-    "SELECT auction FROM bids WHERE price": "column 32: price: this is BIGINT, and stands where a condition must",
+    "SELECT 1": "a query needs FROM",
+    "SELECT auction FROM bids; SELECT 2": "sql takes one statement, not 2",
+    "INSERT INTO t SELECT * FROM bids": "not INSERT: write rows with to_table",
+    "SELECT auction FROM bids WHERE price": "column 32: price: a condition is needed here, but this is BIGINT",
     "SELECT auction FROM bids WHERE COUNT(*) > 1": "WHERE is calculated before aggregates: .*HAVING",
     "SELECT auction FROM bids HAVING price > 1": "HAVING is for groups",
     "SELECT price, COUNT(*) FROM bids GROUP BY auction": "'price' is neither in GROUP BY nor in an aggregate",
-    "SELECT SUM(COUNT(*)) FROM bids": "in no other aggregate",
+    "SELECT SUM(COUNT(*)) FROM bids": "an aggregate cannot contain another one|not within another aggregate",
     "SELECT SUM(DISTINCT price) FROM bids": "DISTINCT is for COUNT",
     "SELECT COUNT(DISTINCT price, bidder) FROM bids": "takes one column",
     "SELECT COLLECT_LIST(price) FROM bids": "tg.collect_list",
-    "SELECT auction FROM bids GROUP BY ROLLUP(auction)": "write a query for each grouping",
-    "SELECT NOW() FROM bids": "what the clock says",
-    "SELECT CURRENT_TIMESTAMP FROM bids": "what the clock says",
+    "SELECT auction FROM bids GROUP BY ROLLUP(auction)": "write one query for each grouping",
+    "SELECT NOW() FROM bids": "reads the clock",
+    "SELECT CURRENT_TIMESTAMP FROM bids": "reads the clock",
     "SELECT RAND() FROM bids": "is random",
     "SELECT FOO(price) FROM bids": "there is no function FOO",
-    "SELECT ABS(price, 1) FROM bids": "ABS takes 1 arguments, and here are 2",
-    "SELECT bidder + 1 FROM bids": "STRING is no number: cast it",
-    "SELECT price = 'x' FROM bids": r"BIGINT and STRING do not go together; say what you mean with CAST",
-    "SELECT ts > 'soon' FROM bids": "'soon' is no TIMESTAMP",
+    "SELECT ABS(price, 1) FROM bids": "ABS takes 1 argument, not 2",
+    "SELECT bidder + 1 FROM bids": "STRING is not a number: cast it",
+    "SELECT price = 'x' FROM bids": r"BIGINT and STRING cannot be combined; convert one of them with CAST",
+    "SELECT ts > 'soon' FROM bids": "'soon' is not a TIMESTAMP",
     "SELECT ts - ts FROM bids": "TIMESTAMPDIFF",
     "SELECT CAST(ts AS BIGINT) FROM bids": "UNIX_MILLIS",
-    "SELECT INTERVAL '1' DAY AS day FROM bids": "an interval is no column",
-    "SELECT bidder LIKE bidder FROM bids": "must be a text, written out",
+    "SELECT INTERVAL '1' DAY AS day FROM bids": "an interval cannot be a column",
+    "SELECT bidder LIKE bidder FROM bids": "must be a text, as a literal",
     "SELECT price & 1 FROM bids": "BitwiseAnd is not covered",
     "SELECT price BETWEEN SYMMETRIC 30 AND 1 FROM bids": "SYMMETRIC is not covered",
     "SELECT CAST(bidder AS INT DEFAULT 1 ON CONVERSION ERROR) FROM bids": "DEFAULT is not covered",
@@ -92,54 +94,55 @@ ERRORS: dict[str, str] = {
         f"AND b.ts BETWEEN SYMMETRIC a.opened AND a.opened + {HOUR}"
     ): "SYMMETRIC is not covered",
     "SELECT REGEXP_REPLACE(bidder, '(a)', '$2') FROM bids": "the pattern has no group 2",
-    "SELECT REGEXP_REPLACE(bidder, '(a)', '$') FROM bids": "before a group's number",
-    "SELECT REGEXP_REPLACE(bidder, '(a)', bidder) FROM bids": "must be a text, written out",
-    "SELECT REPLACE(bidder, 'a', NULL) FROM bids": "must be a text, written out",
+    "SELECT REGEXP_REPLACE(bidder, '(a)', '$') FROM bids": "a group's number after",
+    "SELECT REGEXP_REPLACE(bidder, '(a)', bidder) FROM bids": "must be a text, as a literal",
+    "SELECT REPLACE(bidder, 'a', NULL) FROM bids": "must be a text, as a literal",
     "SELECT DATE_FORMAT(ts, 'QQQQQ') FROM bids": "pattern 'QQQQQ' is not known",
     "SELECT auction AS x, price AS x FROM bids": "would have x twice",
     "SELECT auction FROM bids b JOIN bids c ON b.auction = c.auction": "'auction' is ambiguous: write b.auction",
     "SELECT SUM(price) OVER (PARTITION BY auction) FROM bids": "OVER .* is for ROW_NUMBER and RANK",
-    f"SELECT * FROM {RANKED.format('ROW_NUMBER()')}": "says how many rows stay, as in WHERE rn <= 10",
+    f"SELECT * FROM {RANKED.format('ROW_NUMBER()')}": "limits the number of rows, as in WHERE rn <= 10",
     f"SELECT * FROM {RANKED.format('ROW_NUMBER()')} WHERE rn = 3": "a ranking keeps the first rows",
-    f"SELECT * FROM {RANKED.format('RANK()')} WHERE rn < 3": "RANK is for windows",
+    f"SELECT * FROM {RANKED.format('RANK()')} WHERE rn < 3": "RANK is only supported for windows",
     f"SELECT * FROM {RANKED.format('DENSE_RANK()')} WHERE rn < 3": "is for ROW_NUMBER and RANK",
     (
         "SELECT n FROM (SELECT n, ROW_NUMBER() OVER (ORDER BY n DESC) AS rn FROM "
         "(SELECT COUNT(*) AS n FROM bids GROUP BY auction)) WHERE rn <= 2"
-    ): "rows that may be taken back are not ranked",
+    ): "rows that may be retracted cannot be ranked",
     f"SELECT 1 FROM {WINDOWED.format('price', HOUR, BOTH)}": "the event time of this stream is 'ts'",
-    f"SELECT 1 FROM {WINDOWED.format('ts', HOUR, 'window_start')}": "by window_start and window_end, both",
+    f"SELECT 1 FROM {WINDOWED.format('ts', HOUR, 'window_start')}": "by both window_start and window_end",
     f"SELECT 1 FROM {WINDOWED.format('ts', MONTH, BOTH)}": "windows of months have no fixed length",
-    f"SELECT 1 FROM {WINDOWED.format('ts', '10', BOTH)}": "this is an interval: INTERVAL '10' SECONDS",
-    "SELECT * FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), INTERVAL '1' HOUR))": "windows and nothing follows",
-    f"SELECT COUNT(*) FROM HOP(TABLE bids, DESCRIPTOR(ts), {HOUR}, {HOUR})": "GROUP BY names window_start",
-    "SELECT 1 FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts))) GROUP BY " + BOTH: "SIZE is not there",
+    f"SELECT 1 FROM {WINDOWED.format('ts', '10', BOTH)}": "an interval is needed here, as in INTERVAL '10' SECONDS",
+    "SELECT * FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), INTERVAL '1' HOUR))": "windows, but not used there",
+    f"SELECT COUNT(*) FROM HOP(TABLE bids, DESCRIPTOR(ts), {HOUR}, {HOUR})": "add window_start and window_end to "
+    "GROUP BY",
+    "SELECT 1 FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts))) GROUP BY " + BOTH: "SIZE is missing",
     "SELECT auction, COUNT(*) FROM TABLE(SESSION(TABLE bids, DESCRIPTOR(ts), INTERVAL '1' HOUR)) GROUP BY auction, "
-    + BOTH: "sessions are of all rows, and GROUP BY names",
+    + BOTH: "sessions are by all rows, but GROUP BY names",
     "SELECT COUNT(*) FROM bids GROUP BY window(ts, '10 parsecs')": "unknown unit 'parsecs'",
     "SELECT window, COUNT(*) FROM bids GROUP BY window(ts, '10 seconds')": "window.start, window.end",
-    "SELECT 1 FROM bids b JOIN auctions a ON b.price > 10": "needs an equality of a column of each side",
+    "SELECT 1 FROM bids b JOIN auctions a ON b.price > 10": "needs an equality between a column of each side",
     "SELECT 1 FROM bids b LEFT JOIN auctions a ON b.auction = a.id AND b.price > 10": "put it into WHERE",
-    "SELECT 1 FROM bids b LEFT JOIN auctions a ON b.auction = a.id AND b.price > a.id": "decides which rows have no",
+    "SELECT 1 FROM bids b LEFT JOIN auctions a ON b.auction = a.id AND b.price > a.id": "determine which rows have no",
     "SELECT 1 FROM bids b LEFT ANTI JOIN auctions a ON b.auction = a.id": "ANTI JOIN is for windows and intervals",
     "SELECT 1 FROM bids b NATURAL JOIN auctions a": "NATURAL JOIN is not covered",
-    "SELECT 1 FROM bids b JOIN auctions FOR SYSTEM_TIME AS OF b.price AS a ON b.auction = a.id": "names the event time",
+    "SELECT 1 FROM bids b JOIN auctions FOR SYSTEM_TIME AS OF b.price AS a ON b.auction = a.id": "needs the event time",
     "SELECT 1 FROM bids b LEFT JOIN auctions FOR SYSTEM_TIME AS OF b.ts AS a ON b.auction = a.id AND a.id > 1": (
-        "decides which rows have no partner"
+        "determine which rows have no partner"
     ),
     "SELECT 1 FROM bids FOR SYSTEM_TIME AS OF ts": "VERSION is not covered here",
-    "SELECT city FROM sellers": "a registered table is no stream",
-    "SELECT id FROM sellers s, auctions a WHERE a.seller = s.seller": "name a stream first, and join the table with it",
+    "SELECT city FROM sellers": "FROM must begin with a stream",
+    "SELECT id FROM sellers s, auctions a WHERE a.seller = s.seller": "and join the registered table with it",
     "SELECT id FROM auctions a, sellers s WHERE s.city = 'Oslo'": "a join with a table takes equalities",
     "SELECT id FROM auctions a JOIN sellers s USING (id)": "the table has no column 'id'; it has seller, city",
     f"SELECT 1 FROM {WINDOWED.replace(' GROUP', ' WHERE ts < window_end GROUP').format('ts', HOUR, BOTH)}": (
-        "holds for all of its rows, and 'ts' is of one row: put it into HAVING"
+        "holds for all of its rows, but 'ts' belongs to one row: put the condition into HAVING"
     ),
     (
         f"SELECT 1 FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), {HOUR})) b LEFT JOIN (SELECT * FROM TABLE(TUMBLE("
         f"TABLE auctions, DESCRIPTOR(opened), {HOUR})) WHERE window_end > '2024-01-01') a ON b.auction = a.id "
         "AND b.window_start = a.window_start AND b.window_end = a.window_end"
-    ): "is asked behind the join, and a LEFT JOIN keeps rows without a partner",
+    ): "is checked after the join, but a LEFT JOIN keeps rows without a partner",
     (
         f"SELECT b.window_end FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), {HOUR})) b FULL JOIN TABLE(TUMBLE("
         f"TABLE auctions, DESCRIPTOR(opened), {HOUR})) a ON b.auction = a.id AND b.window_start = a.window_start "
@@ -148,16 +151,16 @@ ERRORS: dict[str, str] = {
     (
         f"SELECT auction FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), {HOUR})) WHERE window_end > '2024-01-01' "
         "UNION ALL SELECT id FROM auctions"
-    ): "UNION of rows that wait for windows",
+    ): "UNION cannot be applied to rows that wait for windows",
     (
         f"SELECT window_end FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), {HOUR})) UNION ALL "
         "SELECT opened FROM auctions"
-    ): "UNION of rows that wait for windows",
+    ): "UNION cannot be applied to rows that wait for windows",
     (
         f"SELECT b.price FROM TABLE(TUMBLE(TABLE bids, DESCRIPTOR(ts), {HOUR})) b JOIN auctions FOR SYSTEM_TIME AS OF "
         "b.ts AS a ON b.auction = a.id WHERE b.window_end > '2024-01-01'"
-    ): "a join as of a time is of single rows",
-    "SELECT 1 FROM auctions a FULL JOIN sellers s ON a.seller = s.seller": "is INNER or LEFT",
+    ): "FOR SYSTEM_TIME AS OF joins single rows",
+    "SELECT 1 FROM auctions a FULL JOIN sellers s ON a.seller = s.seller": "must be INNER or LEFT",
     "SELECT auction FROM bids INTERSECT SELECT id FROM auctions": "INTERSECT is not covered",
     "SELECT auction, price FROM bids UNION ALL SELECT id FROM auctions": "one side has 2 columns, the other 1",
     "SELECT 1 FROM bids WHERE auction IN (SELECT id FROM auctions)": "IN takes a list of values",
@@ -215,7 +218,7 @@ def test_distinct_of_changes_takes_no_time_to_live() -> None:
     with environment() as env:
         env.sql(query)
         env.sql("SELECT DISTINCT auction FROM bids", ttl="1h")
-        with pytest.raises(tg.ConfigurationError, match="DISTINCT of changes keeps all rows"):
+        with pytest.raises(tg.ConfigurationError, match="DISTINCT of changes must keep all rows"):
             env.sql(query, ttl="1h")
 
 
@@ -237,7 +240,7 @@ def test_a_view_has_a_name_of_its_own_and_known_columns() -> None:
             env.sql("SELECT * FROM later")
         env.create_temporary_view("wide", env.from_batches(pa.table({"u": pa.array([1], pa.uint64())}), uid="wide"))
         assert env.sql("SELECT u FROM wide").schema == pa.schema({"u": pa.uint64()})
-        with pytest.raises(tg.ConfigurationError, match="column 'u' is uint64, which SQL has no type for"):
+        with pytest.raises(tg.ConfigurationError, match="column 'u' is uint64, for which SQL has no type"):
             env.sql("SELECT u + 1 FROM wide")
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 import tidegate as tg
-from tidegate.operators.functions.row_calls import RowCalls
+from tidegate.sql.functions.row_calls import RowCalls
 
 USERS = pa.table({"k": [1, 2, 3, 4], "mail": ["a@x", "b@y", None, "c@x"], "p": [1.5, 2.5, None, 4.0]})
 
@@ -118,10 +118,10 @@ def test_a_function_that_fails_fails_the_job_with_its_row(query: str, said: str)
 @pytest.mark.parametrize(
     ("query", "said"),
     [
-        ("SELECT domain(mail, k) FROM users", "DOMAIN takes 1 arguments, and here are 2"),
-        ("SELECT words() FROM users", "WORDS takes 1 to 2 arguments, and here are 0"),
+        ("SELECT domain(mail, k) FROM users", "DOMAIN takes 1 argument, not 2"),
+        ("SELECT words() FROM users", "WORDS takes 1 to 2 arguments, not 0"),
         ("SELECT unsigned(k) FROM users", r"UNSIGNED\(k\): the function returns uint64"),
-        ("SELECT domain(INTERVAL '1' DAY) FROM users", "is an interval, and no value of Python"),
+        ("SELECT domain(INTERVAL '1' DAY) FROM users", "is an interval, which cannot be passed to a Python function"),
         ("SELECT missing(k) FROM users", "there is no function MISSING.*create_temporary_function"),
     ],
 )
@@ -146,17 +146,17 @@ def _locked(lock: threading.Lock, k: int) -> int:
 @pytest.mark.parametrize(
     ("name", "function", "options", "said"),
     [
-        ("upper", domain, {}, "this name is something else already"),
-        ("count", domain, {}, "this name is something else already"),
-        ("now", domain, {}, "this name is something else already"),
-        ("case", domain, {}, "this name is something else already"),
-        ("explode", domain, {}, "this name is something else already"),
-        ("1st", domain, {}, "a name is letters"),
-        ("f", lambda k: k, {}, "say what it returns"),
+        ("upper", domain, {}, "this name has another meaning in SQL"),
+        ("count", domain, {}, "this name has another meaning in SQL"),
+        ("now", domain, {}, "this name has another meaning in SQL"),
+        ("case", domain, {}, "this name has another meaning in SQL"),
+        ("explode", domain, {}, "this name has another meaning in SQL"),
+        ("1st", domain, {}, "a name has only letters"),
+        ("f", lambda k: k, {}, "its return type is missing"),
         ("f", domain, {"returns": "text"}, "is not a type of a column"),
         ("f", lambda: 1, {"returns": int}, "at least one argument"),
-        ("f", lambda k, *, by: k, {"returns": int}, "'by' is one; give it a default"),
-        ("f", _rows, {}, "returns one value for each row"),
+        ("f", lambda k, *, by: k, {"returns": int}, "keyword argument 'by' a default"),
+        ("f", _rows, {}, "must return one value for each row"),
         ("f", _asks, {}, "map_async"),
         ("f", 3, {"returns": int}, "a function is needed, not 3"),
         ("f", lambda k, model=b"x" * 2_000_000: k, {"returns": int}, "at most 1,048,576 are allowed"),

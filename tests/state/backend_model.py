@@ -13,7 +13,7 @@ import pyarrow as pa
 from rocksdb_backends import CACHE_BYTES, SMALL_CACHE_BYTES, LoggedBackend, rocks_backend
 
 from tidegate.state.columnar.columnar_backend import ColumnarBackend
-from tidegate.state.common.backend import CellSpec, KeyedBackend, ValueSpec, VectorTable
+from tidegate.state.common.backend import KeyedBackend, StateDescriptor, ValueSpec, VectorTable
 from tidegate.state.kernels import accumulate
 from tidegate.state.kernels.columns import NO_MASK
 from tidegate.state.kernels.hashing import hash_columns
@@ -142,9 +142,9 @@ def _in_order(value: Any) -> Any:
     return sorted(value) if isinstance(value, list) and value and isinstance(value[0], tuple) else value
 
 
-VALUE = CellSpec("v", pa.string())
-LIST = CellSpec("l", pa.list_(pa.int64()))
-MAP = CellSpec("m", pa.map_(pa.string(), pa.int64()))
+VALUE = StateDescriptor("v", pa.string())
+LIST = StateDescriptor("l", pa.list_(pa.int64()))
+MAP = StateDescriptor("m", pa.map_(pa.string(), pa.int64()))
 COLUMNS = (ValueSpec("n", pa.int64(), 0), ValueSpec("most", pa.float64(), float("-inf")))
 
 
@@ -153,7 +153,7 @@ REMOVE = "remove"
 TableChange = float | str | None
 
 
-class Cells:
+class ObjectState:
     """A backend with a value, a list and a map for each key, beside what they should hold."""
 
     def __init__(
@@ -246,7 +246,7 @@ class Table:
     def __init__(
         self, make: MakeBackend, incremental: bool, stored: Sequence[StateTable] = (), files: Rows | None = None
     ) -> None:
-        """As of `Cells`."""
+        """As of `ObjectState`."""
         self.backend = make(incremental)
         self.table: VectorTable = self.backend.table("t", self.columns)
         self.backend.fix_keys(KEYS)
@@ -305,7 +305,7 @@ class Table:
         assert found == self._model
 
 
-Subject = Cells | Table
+Subject = ObjectState | Table
 
 
 class Snapshots:

@@ -35,7 +35,7 @@ class RowsOfKeys:
     def __init__(
         self, make: MakeBackend, incremental: bool, stored: Sequence[StateTable] = (), files: Rows | None = None
     ) -> None:
-        """As of `Cells`."""
+        """As of `ObjectState`."""
         self.backend = make(incremental)
         self.table = self.backend.rows("r", ROW_VALUES)
         self.other = self.backend.rows("other", pa.schema({"x": pa.int8()}))

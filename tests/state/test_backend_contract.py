@@ -16,8 +16,8 @@ from backend_model import (
     REMOVE,
     VALUE,
     WITH_INCREMENTS,
-    Cells,
     MakeBackend,
+    ObjectState,
     Snapshots,
     Subject,
     Table,
@@ -32,7 +32,7 @@ from value_model import VALUE_BATCHES, ValuesByBatch
 from varying_model import VaryingTable
 
 from tidegate.state.common import table_columns
-from tidegate.state.common.backend import CellSpec
+from tidegate.state.common.backend import StateDescriptor
 from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError, CorruptionError
@@ -88,7 +88,7 @@ def test_cells_are_those_of_dictionaries(name: str) -> None:
     @settings(max_examples=EXAMPLES[name], deadline=None)
     @given(steps=_steps(_CELL_BATCHES))
     def program(steps: list[tuple[str, Any]]) -> None:
-        _run(BACKENDS[name], Cells, steps)
+        _run(BACKENDS[name], ObjectState, steps)
 
     program()
 
@@ -160,7 +160,7 @@ def test_a_snapshot_keeps_values_that_a_batch_replaces(make: MakeBackend) -> Non
 
 def test_without_a_key_there_is_nothing(make: MakeBackend) -> None:
     """An empty backend freezes to nothing, full or incremental, and has no keys."""
-    cells = Cells(make, True)
+    cells = ObjectState(make, True)
     assert tables(cells.backend.freeze(Cut(CheckpointId(1)))) == []
     assert tables(cells.backend.freeze(Cut(CheckpointId(2), CheckpointId(1)))) == []
     assert list(cells.backend.keys("v", 10)) == []
@@ -170,7 +170,7 @@ def test_without_a_key_there_is_nothing(make: MakeBackend) -> None:
 
 def test_what_a_backend_holds_is_told_as_far_as_it_knows(make: MakeBackend) -> None:
     """Rows of all states; timers where that needs no look at each, and bytes where there are files."""
-    cells = Cells(make, True)
+    cells = ObjectState(make, True)
     assert cells.backend.size.rows == 0
     cells.batch([(1, "put", 1), (2, "put", 1), (3, "extend", 1)])
     size = cells.backend.size
@@ -226,7 +226,7 @@ def test_an_increment_holds_what_has_changed(name: str) -> None:
     (rows,) = tables(table.backend.freeze(Cut(CheckpointId(2), CheckpointId(1))), layer=1)
     assert dict(zip(*(rows.rows.column(n).to_pylist() for n in ("k", "n")), strict=True)) == {17: 2, 3000: 1}
     table.backend.close()
-    cells = Cells(make, True)
+    cells = ObjectState(make, True)
     cells.batch([(key, "put", 1) for key in range(3000)])
     tables(cells.backend.freeze(Cut(CheckpointId(1))))
     cells.batch([(17, "put", 5), (4000, "put", 0), (99, "remove", 0), (5000, "put", 1), (5000, "remove", 0)])
@@ -240,7 +240,7 @@ def test_an_increment_holds_what_has_changed(name: str) -> None:
 
 def test_a_given_up_snapshot_is_made_up_for(make: MakeBackend) -> None:
     """What only an aborted snapshot held is in the next one on the same base."""
-    cells = Cells(make, True)
+    cells = ObjectState(make, True)
     snapshots = Snapshots(cells)
     cells.batch([(1, "put", 1), (2, "put", 1), (3, "extend", 1)])
     snapshots.freeze(False)
@@ -271,7 +271,7 @@ def test_many_snapshots_on_one_base(make: MakeBackend) -> None:
 
 def test_a_key_that_is_stored_twice_is_refused(make: MakeBackend) -> None:
     """Two tables of layer 0 with one key would count it twice."""
-    cells, table = Cells(make, False), Table(make, False)
+    cells, table = ObjectState(make, False), Table(make, False)
     cells.batch([(1, "put", 1), (1, "extend", 1), (1, "set", 1)])
     table.batch([(1, 1.0)])
     for subject in (cells, table):
@@ -285,7 +285,7 @@ def test_other_columns_are_refused(make: MakeBackend) -> None:
     """A stored table with other columns names those found and those expected; an unknown state names those bound."""
     keys = key_batch([1])
     rows = pa.RecordBatch.from_arrays([*keys.columns, pa.array([1], pa.int32())], names=["k", "s", "v"])
-    cells = Cells(make, False)
+    cells = ObjectState(make, False)
     with pytest.raises(CorruptionError, match=r"\(k: int64, s: string, v: int32\).*expects.*v: string\)"):
         cells.backend.load(StateTable("v", StateKind.KEYED, rows))
     with pytest.raises(ConfigurationError, match=r"no state 'other'.*\['l', 'm', 'v'\]"):
@@ -298,8 +298,8 @@ def test_sweeping_forgets_what_has_expired(make: MakeBackend) -> None:
     backend = make(True)
     old = {"limit": 0}
 
-    def spec(of: CellSpec) -> CellSpec:
-        return CellSpec(of.name, of.column_type, lambda value: int(str(value).split("-")[-1]) < old["limit"])
+    def spec(of: StateDescriptor) -> StateDescriptor:
+        return StateDescriptor(of.name, of.column_type, lambda value: int(str(value).split("-")[-1]) < old["limit"])
 
     values, lists, maps = backend.values(spec(VALUE)), backend.lists(spec(LIST)), backend.maps(spec(MAP))
     backend.fix_keys(KEYS)
@@ -327,7 +327,7 @@ def test_sweeping_forgets_what_has_expired(make: MakeBackend) -> None:
 
 def test_lists_are_not_changed_under_their_readers(make: MakeBackend) -> None:
     """A snapshot of a list or map holds the moment of its freeze, however often it changes before it is written."""
-    cells = Cells(make, False)
+    cells = ObjectState(make, False)
     snapshots = Snapshots(cells)
     for number in range(4):
         cells.batch([(1, "extend", number), (1, "set", number), (2, "extend", number)])
@@ -339,7 +339,7 @@ def test_lists_are_not_changed_under_their_readers(make: MakeBackend) -> None:
 
 def test_keys_may_change_while_they_are_gone_through(make: MakeBackend) -> None:
     """A function may go through the keys of a state and change it on the way: it meets every key that stays, once."""
-    cells = Cells(make, True)
+    cells = ObjectState(make, True)
     cells.batch([(key, "put", 1) for key in range(100)])
     met = []
     for keys in cells.backend.keys("v", 10):

@@ -16,7 +16,7 @@ from tidegate.state.columnar.columnar_backend import ColumnarBackend
 from tidegate.state.columnar.key_space import BLOCK_ROWS, ROWS_AT_FIRST, BlockSize, FrozenKeys, KeyColumns
 from tidegate.state.columnar.paged_state import FrozenSlots, GatheredSlots
 from tidegate.state.columnar.row_table import ColumnarRows
-from tidegate.state.common.backend import CellSpec
+from tidegate.state.common.backend import StateDescriptor
 from tidegate.state.kernels.paged import PAGE_ROWS
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.snapshot import Cut, StateChunk
@@ -121,7 +121,7 @@ def test_objects_are_measured_while_they_are_written(canonical: bool, monkeypatc
 
     monkeypatch.setattr(BlockSize, "learn", counted)
     backend = ColumnarBackend(1_000, ("k",), False)
-    cells = backend.values(CellSpec("v", pa.string()))
+    cells = backend.values(StateDescriptor("v", pa.string()))
     backend.fix_keys(_KEYS)
     keys = 5 * PAGE_ROWS
     for slot in backend.enter(pa.record_batch({"k": range(keys)})):

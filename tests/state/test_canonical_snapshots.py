@@ -12,8 +12,8 @@ from backend_model import (
     KEYS,
     MAX_PARALLELISM,
     WITH_INCREMENTS,
-    Cells,
     MakeBackend,
+    ObjectState,
     Table,
     composed,
     key_batch,
@@ -26,7 +26,7 @@ from row_model import RowsOfKeys
 from varying_model import VaryingTable
 
 from tidegate.state.columnar.paged_state import sortable_keys
-from tidegate.state.common.backend import CellSpec, KeyedBackend
+from tidegate.state.common.backend import KeyedBackend, StateDescriptor
 from tidegate.state.kernels.hashing import hash_columns
 from tidegate.storage.errors import CorruptionError
 from tidegate.storage.files.file_system_store import open_store
@@ -59,11 +59,11 @@ def _file(frozen: Sequence[FrozenState]) -> bytes:
     return b"" if handle is None else bytes(handle.inline or b"")
 
 
-def _changed(make: MakeBackend, changes: list[list[tuple[int, str, int]]], restored: bool) -> Cells:
-    cells = Cells(make, True)
+def _changed(make: MakeBackend, changes: list[list[tuple[int, str, int]]], restored: bool) -> ObjectState:
+    cells = ObjectState(make, True)
     for number, batch in enumerate(changes):
         if restored and number == len(changes) // 2:
-            cells = Cells(make, True, tables(cells.backend.freeze(Cut(CheckpointId(1), canonical=True))))
+            cells = ObjectState(make, True, tables(cells.backend.freeze(Cut(CheckpointId(1), canonical=True))))
         cells.batch(batch)
     return cells
 
@@ -82,7 +82,7 @@ def test_the_bytes_are_the_same_on_every_backend(changes: list[list[tuple[int, s
 def test_rows_are_sorted_by_key_group_and_key() -> None:
     """On every backend, with more rows than one chunk has; keys of each group by the bytes of the key."""
     for make in BACKENDS.values():
-        cells = Cells(make, True)
+        cells = ObjectState(make, True)
         cells.batch([(number, "put", number % 9) for number in reversed(range(400))])
         states = {state.state: state for state in cells.backend.freeze(SAVEPOINT)}
         (table,) = state_tables(FrozenCanonical(states["v"]))
@@ -121,7 +121,7 @@ def test_map_keys_that_are_floats_come_in_the_same_order() -> None:
     files = set()
     for make in BACKENDS.values():
         backend = make(False)
-        cells = backend.maps(CellSpec("m", pa.map_(pa.float64(), pa.int64())))
+        cells = backend.maps(StateDescriptor("m", pa.map_(pa.float64(), pa.int64())))
         backend.fix_keys(KEYS)
         (ref,) = backend.enter(key_batch([1]))
         for number, key in enumerate((2.5, -0.0, -7.0, 1e300, -1e-9)):
@@ -137,7 +137,7 @@ def test_map_keys_that_are_floats_come_in_the_same_order() -> None:
 def test_what_is_frozen_does_not_change_and_is_let_go() -> None:
     """Rows that are changed and keys that come while a canonical snapshot is written are not in it."""
     for make in BACKENDS.values():
-        cells = Cells(make, True)
+        cells = ObjectState(make, True)
         cells.batch([(number, what, 1) for number in range(50) for what in ("put", "extend", "set")])
         expected = cells.expected()
         frozen = cells.backend.freeze(SAVEPOINT)
@@ -149,7 +149,7 @@ def test_what_is_frozen_does_not_change_and_is_let_go() -> None:
 @pytest.mark.parametrize("name", WITH_INCREMENTS)
 def test_nothing_is_built_on_a_canonical_snapshot(name: str) -> None:
     """What has changed since the snapshot before it is in the increment after it, under that one's number."""
-    cells = Cells(BACKENDS[name], True)
+    cells = ObjectState(BACKENDS[name], True)
     cells.batch([(1, "put", 1), (2, "put", 1)])
     base = tables(cells.backend.freeze(Cut(CheckpointId(3))))
     cells.batch([(2, "put", 2), (1, "remove", 0)])
@@ -166,8 +166,8 @@ def test_nothing_is_built_on_a_canonical_snapshot(name: str) -> None:
 def test_a_key_that_comes_twice_is_found_however_rows_are_sorted(numbers: Sequence[Sequence[int]]) -> None:
     """Rows in ascending order are not looked up one by one; a key that comes again breaks the order."""
     for make in BACKENDS.values():
-        sources = [Cells(make, False) for _ in numbers]
-        cells = Cells(make, False)
+        sources = [ObjectState(make, False) for _ in numbers]
+        cells = ObjectState(make, False)
         parts = []
         for source, keys in zip(sources, numbers, strict=True):
             source.batch([(key, "put", 1) for key in dict.fromkeys(keys)])

@@ -13,7 +13,7 @@ from backend_model import (
     LIST,
     MAX_PARALLELISM,
     VALUE,
-    Cells,
+    ObjectState,
     Snapshots,
     Table,
     columnar_backend,
@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from tidegate.state.columnar import key_space
 from tidegate.state.columnar import paged_state as frozen
 from tidegate.state.columnar.columnar_backend import ColumnarBackend
-from tidegate.state.common.backend import CellSpec, KeyedBackend, ValueSpec
+from tidegate.state.common.backend import KeyedBackend, StateDescriptor, ValueSpec
 from tidegate.state.kernels import accumulate
 from tidegate.state.kernels.columns import NO_MASK
 from tidegate.state.kernels.paged import PAGE_ROWS
@@ -79,7 +79,7 @@ def test_tables_over_many_pages(steps: list[tuple[str, Any]]) -> None:
 )
 def test_cells_over_many_pages(steps: list[tuple[str, Any]]) -> None:
     """The same for values, lists and maps."""
-    cells = Cells(columnar_backend, True)
+    cells = ObjectState(columnar_backend, True)
     changes = [(key, what, 1) for key in range(0, _PRELOADED, 3) for what in ("put", "extend", "set")]
     cells.batch(changes)
     _run(Snapshots(cells), steps)
@@ -105,7 +105,7 @@ def test_compaction_is_not_seen(incremental: bool, steps: list[tuple[str, Any]])
     """Rebuilding as soon as more than half of four slots are dead changes nothing of what is read or stored."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(key_space, "COMPACTED_SLOTS_MIN", 4)
-        cells = Cells(columnar_backend, incremental)
+        cells = ObjectState(columnar_backend, incremental)
         snapshots = Snapshots(cells)
         for what, argument in steps:
             if what == "batch":
@@ -125,7 +125,7 @@ def _refs(backend: KeyedBackend, keys: list[int]) -> list[int]:
 
 def test_dead_slots_are_given_up() -> None:
     """Of 10,000 keys 9,000 are removed: then the rest lies in the first thousand slots, in the order it had."""
-    cells = Cells(columnar_backend, False)
+    cells = ObjectState(columnar_backend, False)
     cells.batch([(key, "put", 1) for key in range(10_000)])
     assert list(range(10_000)) == _refs(cells.backend, list(range(10_000)))
     before = cells.backend.freeze(Cut(CheckpointId(1)))
@@ -138,7 +138,7 @@ def test_dead_slots_are_given_up() -> None:
 
 def test_dead_slots_that_a_snapshot_has_to_tell_of_are_kept() -> None:
     """While the base holds removed keys they keep their slots; with a base that does not, these are given up."""
-    cells = Cells(columnar_backend, True)
+    cells = ObjectState(columnar_backend, True)
     snapshots = Snapshots(cells)
     cells.batch([(key, "put", 1) for key in range(10_000)])
     snapshots.freeze(False)
@@ -154,7 +154,7 @@ def test_dead_slots_that_a_snapshot_has_to_tell_of_are_kept() -> None:
     snapshots.freeze(True)
     snapshots.complete(0)
     assert snapshots.completed is not None
-    Cells(columnar_backend, True, snapshots.completed[1]).check()
+    ObjectState(columnar_backend, True, snapshots.completed[1]).check()
 
 
 def test_tables_keep_up_with_compaction() -> None:
@@ -351,7 +351,7 @@ def test_changes_that_lie_far_apart_are_gathered() -> None:
 def test_values_of_functions_are_not_gathered() -> None:
     """However few they are, each may be large: they are encoded by who writes the snapshot."""
     backend = ColumnarBackend(8, ("k",), incremental=True)
-    cells = backend.values(CellSpec("v", pa.int64()))
+    cells = backend.values(StateDescriptor("v", pa.int64()))
     backend.fix_keys(pa.schema([("k", pa.int64())]))
     backend.freeze(Cut(CheckpointId(1)))
     cells.put(backend.enter(pa.record_batch({"k": [1]}))[0], "no number")
@@ -364,7 +364,7 @@ def test_values_of_functions_are_not_gathered() -> None:
 
 def test_what_has_changed_is_counted_as_a_snapshot_would_hold_it() -> None:
     """Each slot once, whatever lies between, and none that changed up to the base; of cells as of columns."""
-    cells = Cells(columnar_backend, True)
+    cells = ObjectState(columnar_backend, True)
     cells.batch([(key, "put", 1) for key in range(6)])
     cells.backend.freeze(Cut(CheckpointId(1)))
     cells.batch([(key, "put", 2) for key in (0, 1, 2)])

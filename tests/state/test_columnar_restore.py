@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from backend_model import Cells, Snapshots, Table, columnar_backend
+from backend_model import ObjectState, Snapshots, Table, columnar_backend
 
 from tidegate.state.columnar import key_space
 from tidegate.state.kernels.paged import PAGE_ROWS
@@ -46,14 +46,14 @@ def test_a_restored_table_is_the_one_that_was_stored(
 @pytest.mark.usefixtures("small_blocks")
 def test_restored_cells_are_those_that_were_stored() -> None:
     """The same for values, lists and maps, of which only the first is appended: the others ask for keys."""
-    cells = Cells(columnar_backend, True)
+    cells = ObjectState(columnar_backend, True)
     cells.batch([(key, what, 1) for key in range(_PRELOADED) for what in ("put", "extend", "set")[: 1 + key % 3]])
     snapshots = Snapshots(cells)
     snapshots.freeze(False)
     snapshots.complete_all()
     assert snapshots.completed is not None
 
-    again = Cells(columnar_backend, True, snapshots.completed[1])
+    again = ObjectState(columnar_backend, True, snapshots.completed[1])
 
     again.check()
     again.batch([(key, "remove", 1) for key in range(0, _PRELOADED, 7)])

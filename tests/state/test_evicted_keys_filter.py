@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tidegate.state.rocksdb.hot_keys import EvictedKeysFilter
+from tidegate.state.rocksdb.row_table_cache import EvictedKeysFilter
 
 _HASHES = st.lists(st.integers(0, 2**64 - 1), max_size=40)
 
@@ -66,11 +66,11 @@ def test_keys_that_are_gone_are_forgotten() -> None:
     """Once it is full, what is read of the database takes its place, with what has left meanwhile."""
     left = EvictedKeysFilter(1_024)
     left.add(of(range(3_000)))
-    assert left.wants_keys
+    assert left.needs_keys
     assert left.has(of(range(3_000, 4_000))).mean() > 0.2
     left.begin()
     assert left.is_read
-    assert not left.wants_keys
+    assert not left.needs_keys
     left.found(of(range(100)))
     left.add(of(range(3_000, 3_200)))
     assert left.has(of(range(3_200))).all()
@@ -91,7 +91,7 @@ def test_no_more_rows_are_read_than_have_left(rows_of_a_key: int, there: int, le
         left.add(of(range(keys, keys + number)))
         keys += number
         rows_left += number
-        if left.wants_keys:
+        if left.needs_keys:
             left.begin()
             before = rows_read
             for start in range(0, there * 10, 10):
@@ -110,7 +110,7 @@ def test_readings_in_vain_become_rare() -> None:
     left, begun = EvictedKeysFilter(64), list[int]()
     for number in range(4_000):
         left.add(of(range(10 * number, 10 * number + 10)))
-        if left.wants_keys:
+        if left.needs_keys:
             begun.append(number)
             left.begin()
             left.found(of(range(1_000_000, 1_000_400)))

@@ -82,5 +82,5 @@ def test_slices_out_of_order_are_no_file() -> None:
     wrong.add(strings([b"\0\2a", b"\0\1a"]), strings([b"", b""]), 1, (0, 1, 2))
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(row_writer, "_SLICE_BYTES", 1)
-        with pytest.raises(AssertionError, match="keys of an SST file ascend"):
+        with pytest.raises(AssertionError, match="keys of an SST file must ascend"):
             list(sst_file(wrong.slices(), 8_192))

@@ -282,7 +282,7 @@ def test_letting_go_on_other_threads() -> None:
                 if value != [expected]:
                     wrong.append(value)
                 held.release(page + 1)
-                frozen.let_go(page, page + 1)
+                frozen.drop_pages(page, page + 1)
 
         threads.append(threading.Thread(target=write))
         threads[-1].start()

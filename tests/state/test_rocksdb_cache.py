@@ -15,12 +15,12 @@ from native_checkpoints import frozen
 from rocksdb_backends import CACHE_BYTES, rocks_backend
 
 from tidegate.state.rocksdb.database_session import RocksSession
+from tidegate.state.rocksdb.frozen_database import FrozenRocks
 from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
 from tidegate.state.rocksdb.vector_table import CachedTable
 from tidegate.storage.errors import StorageError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import CheckpointId
-from tidegate.storage.rocksdb.frozen import FrozenRocks
 from tidegate.storage.state.backend_files import fetch_native, read_native, tables_of_fetched, write_native
 from tidegate.storage.state.snapshot import Cut
 

@@ -12,7 +12,7 @@ from backend_model import (
     LIST,
     MAP,
     MAX_PARALLELISM,
-    Cells,
+    ObjectState,
     Snapshots,
     Table,
     composed,
@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rocksdb_backends import LoggedBackend, rocks_backend
 
-from tidegate.state.common.backend import CellSpec
+from tidegate.state.common.backend import StateDescriptor
 from tidegate.state.common.options import COLLECTIONS_MAX
 from tidegate.state.rocksdb import frozen_rows as rocks_changes
 from tidegate.state.rocksdb.frozen_rows import RocksChanges
@@ -46,7 +46,9 @@ _CHANGES = st.lists(
 def kept(backend: Any) -> list[RocksChanges]:
     """What the states of a backend keep of changes."""
     assert isinstance(backend, RocksBackend)
-    found = [table.changes for table in backend._tables.values()] + [cells.changes for cells in backend._cells.values()]
+    found = [table.changes for table in backend._tables.values()] + [
+        objects.changes for objects in backend._objects.values()
+    ]
     return [changes for changes in found if changes is not None]
 
 
@@ -62,7 +64,7 @@ def test_changes_on_disk_are_as_good_as_those_in_memory(rounds: list[tuple[Any, 
     moment, and never are more keys in memory."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(rocks_changes, "KEYS_MAX", 3)
-        cells = Cells(LOGGED, True)
+        cells = ObjectState(LOGGED, True)
         snapshots = Snapshots(cells)
         for changes, then in rounds:
             cells.batch(changes)
@@ -117,7 +119,7 @@ def marks(backend: Any) -> int:
 
 def test_without_a_changelog_nothing_is_kept() -> None:
     """A backend that has its files for increments pays nothing, and gives whole states whatever the base is."""
-    cells = Cells(BACKENDS["rocksdb"], True)
+    cells = ObjectState(BACKENDS["rocksdb"], True)
     cells.batch([(1, "put", 1), (2, "put", 1)])
     assert kept(cells.backend) == []
     cells.backend.freeze(Cut(CheckpointId(1)))
@@ -128,10 +130,10 @@ def test_without_a_changelog_nothing_is_kept() -> None:
 
 def test_what_is_restored_has_not_changed() -> None:
     """The layers that a backend was restored from are those that it builds on: the first increment leaves them out."""
-    cells = Cells(LOGGED, True)
+    cells = ObjectState(LOGGED, True)
     cells.batch([(key, what, 1) for key in range(50) for what in ("put", "extend", "set")])
     stored = tables(cells.backend.freeze(Cut(CheckpointId(1))))
-    again = Cells(LOGGED, True, stored)
+    again = ObjectState(LOGGED, True, stored)
     assert tables(again.backend.freeze(Cut(CheckpointId(1), CheckpointId(0)))) == []
     again.batch([(7, "extend", 5), (8, "discard", 1)])
     changed = composed(tables(again.backend.freeze(Cut(CheckpointId(2), CheckpointId(1))), layer=1))
@@ -144,7 +146,7 @@ def test_increments_come_in_bounded_chunks(monkeypatch: pytest.MonkeyPatch) -> N
     """Large changed values make small chunks, cut within key groups, and so do many keys that are gone."""
     big = "x" * 3_000_000
     backend = rocks_backend(tuple(KEYS.names), MAX_PARALLELISM, kind=LoggedBackend)
-    cells = Cells(lambda _: backend, True, files={})
+    cells = ObjectState(lambda _: backend, True, files={})
     keys = key_batch(range(6))
     rows = pa.RecordBatch.from_arrays([*keys.columns, pa.array(["y"] * 6)], names=[*KEYS.names, "v"])
     backend.load(StateTable("v", StateKind.KEYED, rows))
@@ -156,7 +158,7 @@ def test_increments_come_in_bounded_chunks(monkeypatch: pytest.MonkeyPatch) -> N
     for ref in backend.enter(keys):
         cells.values.remove(ref)
     backend.leave()
-    monkeypatch.setattr("tidegate.storage.rocksdb.scan.CHUNK_ROWS", 4)
+    monkeypatch.setattr("tidegate.storage.state.rocksdb.scan.CHUNK_ROWS", 4)
     frozen = backend.freeze(Cut(CheckpointId(3), CheckpointId(2)))
     assert [table.rows.num_rows for table in tables(frozen, layer=2) if table.removed] == [4, 2]
     backend.close()
@@ -165,7 +167,7 @@ def test_increments_come_in_bounded_chunks(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("what", ["remove", "clear", "empty", "discard"])
 def test_what_follows_a_removal_does_not_hide_it(what: str) -> None:
     """A key that is gone is told of, though something that left no row was done to it later."""
-    cells = Cells(LOGGED, True)
+    cells = ObjectState(LOGGED, True)
     snapshots = Snapshots(cells)
     cells.batch([(1, "put", 0), (1, "replace", 1), (1, "set", 0)])
     snapshots.freeze(False)
@@ -184,8 +186,8 @@ def test_a_sweep_ends_before_what_is_kept_on_disk(monkeypatch: pytest.MonkeyPatc
     """The keys that have changed lie behind all rows, and are none."""
     monkeypatch.setattr(rocks_changes, "KEYS_MAX", 3)
     backend = LOGGED(True)
-    values = backend.values(CellSpec("v", pa.int64(), has_expired=lambda value: value < 10))
-    lists = backend.lists(CellSpec("l", pa.list_(pa.int64()), has_expired=lambda value: value < 10))
+    values = backend.values(StateDescriptor("v", pa.int64(), has_expired=lambda value: value < 10))
+    lists = backend.lists(StateDescriptor("l", pa.list_(pa.int64()), has_expired=lambda value: value < 10))
     backend.fix_keys(KEYS)
     for ref, number in zip(backend.enter(key_batch(range(20))), range(20), strict=True):
         values.put(ref, number)
@@ -208,8 +210,8 @@ def test_what_a_sweep_leaves_of_a_key_has_changed(monkeypatch: pytest.MonkeyPatc
     limit = 0
     backend = LOGGED(True)
 
-    def spec(of: CellSpec) -> CellSpec:
-        return CellSpec(of.name, of.column_type, lambda value: value < limit)
+    def spec(of: StateDescriptor) -> StateDescriptor:
+        return StateDescriptor(of.name, of.column_type, lambda value: value < limit)
 
     lists, maps = backend.lists(spec(LIST)), backend.maps(spec(MAP))
     backend.fix_keys(KEYS)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from backend_model import BACKENDS, KEYS, MAX_PARALLELISM, Cells, Table, composed
+from backend_model import BACKENDS, KEYS, MAX_PARALLELISM, ObjectState, Table, composed
 from native_checkpoints import CountingReads, frozen
 from rocksdb_backends import rocks_backend
 
@@ -18,8 +18,8 @@ from tidegate.storage.checkpoints.metadata import SubtaskState
 from tidegate.storage.errors import CorruptionError, StorageError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import CheckpointId, JobId, SubtaskIndex, VertexId
-from tidegate.storage.local_copies import LocalCopies, LocalFirstStore, PrivateFolder
 from tidegate.storage.state.backend_files import fetch_native, read_native, write_native
+from tidegate.storage.state.local_copies import LocalCopies, LocalFirstStore, PrivateFolder
 from tidegate.storage.state.snapshot import Cut
 
 
@@ -46,7 +46,7 @@ def test_a_bit_that_flips_on_the_local_disk_is_found(store: FileSystemStore, tmp
 
 def test_a_bit_that_flips_in_storage_is_found(store: FileSystemStore, tmp_path: Path) -> None:
     """In any file: neither a restore nor a reader of rows takes it."""
-    cells = Cells(BACKENDS["rocksdb"], True)
+    cells = ObjectState(BACKENDS["rocksdb"], True)
     cells.batch([(key, "put", key % 5) for key in range(100)])
     native = frozen(cells, store, 1)
     cells.backend.close()
@@ -76,7 +76,7 @@ def test_a_snapshot_that_finds_no_room_says_so(tmp_path: Path, monkeypatch: pyte
     """
     monkeypatch.setattr(database_session, "_POLLS_MAX", 10**9)
     folder = tmp_path / "work" / "db"
-    cells = Cells(lambda _: rocks_backend(tuple(KEYS.names), MAX_PARALLELISM, folder=str(folder)), True)
+    cells = ObjectState(lambda _: rocks_backend(tuple(KEYS.names), MAX_PARALLELISM, folder=str(folder)), True)
     cells.batch([(1, "put", 1)])
     os.rename(tmp_path / "work", tmp_path / "elsewhere")
     backend = cells.backend
@@ -111,7 +111,7 @@ def test_what_an_earlier_attempt_left_is_not_taken(tmp_path: Path) -> None:
     """A folder without a description was not fetched to its end, or somebody died there: the backend begins empty."""
     (tmp_path / "db").mkdir()
     (tmp_path / "db" / "CURRENT").write_bytes(b"MANIFEST-000099\n")
-    cells = Cells(
+    cells = ObjectState(
         lambda _: rocks_backend(tuple(KEYS.names), MAX_PARALLELISM, folder=str(tmp_path / "db")), True, files={}
     )
     cells.check()
@@ -123,7 +123,7 @@ def test_tables_are_linked_from_local_copies(tmp_path: Path) -> None:
     counting = CountingReads(str(tmp_path / "primary"))
     job, vertex = JobId("job-1"), VertexId("v")
     copies = LocalCopies(PrivateFolder(str(tmp_path / "node")), job, vertex, SubtaskIndex(0), size_bytes_max=10**9)
-    cells = Cells(BACKENDS["rocksdb"], True)
+    cells = ObjectState(BACKENDS["rocksdb"], True)
     cells.batch([(key, "put", key % 5) for key in range(100)])
     expected = cells.expected()
     backend = cells.backend
@@ -139,7 +139,7 @@ def test_tables_are_linked_from_local_copies(tmp_path: Path) -> None:
     assert counting.bytes_read == 0
     names = [file.name for file in native.files if file.name.endswith(".sst")]
     assert [os.stat(tmp_path / "db" / name).st_nlink for name in names] == [2] * len(names)
-    again = Cells(
+    again = ObjectState(
         lambda _: rocks_backend(tuple(KEYS.names), MAX_PARALLELISM, folder=str(tmp_path / "db")), True, files=expected
     )
     again.check()

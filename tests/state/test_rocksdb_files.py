@@ -10,11 +10,11 @@ from backend_model import KEYS, MAX_PARALLELISM, Table
 from native_checkpoints import frozen, opened
 from rocksdb_backends import rocks_backend
 
+from tidegate.state.rocksdb import frozen_database as frozen_files
+from tidegate.state.rocksdb.frozen_database import FrozenRocks
 from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import CheckpointId
-from tidegate.storage.rocksdb import frozen as frozen_files
-from tidegate.storage.rocksdb.frozen import FrozenRocks
 from tidegate.storage.state.snapshot import Cut
 
 MANY = 3_000
@@ -62,7 +62,7 @@ def test_files_are_told_as_they_would_be_if_they_were_opened(monkeypatch: pytest
         if number == 2:
             compact(table)
         snapshot = freeze(table, number + 1)
-        snapshot.files_are_there()
+        snapshot.ensure_files()
         told = snapshot._live_files()
         assert told
         found = snapshot.files()

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from backend_model import KEYS, MAX_PARALLELISM, Cells, composed, key_batch
+from backend_model import KEYS, MAX_PARALLELISM, ObjectState, composed, key_batch
 from native_checkpoints import frozen
 from rocksdb_backends import rocks_backend
 
-from tidegate.state.common.backend import CellSpec, ValueCells
+from tidegate.state.common.backend import InternalValueState, StateDescriptor
 from tidegate.state.rocksdb import database_session
 from tidegate.state.rocksdb.database_session import RocksSession
+from tidegate.state.rocksdb.frozen_database import FrozenRocks
 from tidegate.state.rocksdb.rocksdb_backend import RocksBackend
 from tidegate.storage.errors import StorageError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import CheckpointId
-from tidegate.storage.rocksdb.frozen import FrozenRocks
 from tidegate.storage.state.backend_files import read_native, write_native
 from tidegate.storage.state.snapshot import Cut
 
@@ -31,10 +31,10 @@ def store(tmp_path: Path) -> FileSystemStore:
 
 
 @pytest.fixture
-def cells(tmp_path: Path) -> Iterator[Cells]:
+def cells(tmp_path: Path) -> Iterator[ObjectState]:
     """State of a function."""
     folder = str(tmp_path / "work" / "db")
-    subject = Cells(lambda _: rocks_backend(tuple(KEYS.names), MAX_PARALLELISM, folder=folder), True)
+    subject = ObjectState(lambda _: rocks_backend(tuple(KEYS.names), MAX_PARALLELISM, folder=folder), True)
     yield subject
     subject.backend.close()
 
@@ -48,7 +48,7 @@ def freeze(backend: object, number: int) -> FrozenRocks:
 
 
 def test_a_freeze_and_what_comes_after_it_wait_for_no_file(
-    cells: Cells, store: FileSystemStore, monkeypatch: pytest.MonkeyPatch
+    cells: ObjectState, store: FileSystemStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Batches go on before anybody has linked the files, which have the moment of the freeze."""
     cells.batch([(key, "put", key) for key in range(40)])
@@ -70,7 +70,7 @@ def test_a_freeze_and_what_comes_after_it_wait_for_no_file(
 def test_who_writes_more_than_there_is_room_for_sees_to_the_files_first(store: FileSystemStore) -> None:
     """They have the moment of the freeze, though RocksDB's memory was full many times before they were asked for."""
     backend = rocks_backend(tuple(KEYS.names), MAX_PARALLELISM)
-    state = backend.values(CellSpec("v", pa.string()))
+    state = backend.values(StateDescriptor("v", pa.string()))
     backend.fix_keys(KEYS)
 
     def put(text: str) -> None:
@@ -87,13 +87,13 @@ def test_who_writes_more_than_there_is_room_for_sees_to_the_files_first(store: F
     backend.close()
 
 
-def _put(backend: RocksBackend, state: ValueCells, keys: range, text: str) -> None:
+def _put(backend: RocksBackend, state: InternalValueState, keys: range, text: str) -> None:
     for ref in backend.enter(key_batch(keys)):
         state.put(ref, text)
     backend.leave()
 
 
-def test_snapshots_are_written_beside_batches(cells: Cells, store: FileSystemStore) -> None:
+def test_snapshots_are_written_beside_batches(cells: ObjectState, store: FileSystemStore) -> None:
     """On another thread, as in a task: every one has the rows of its freeze."""
     base = None
     with ThreadPoolExecutor(1) as threads:
@@ -109,21 +109,21 @@ def test_snapshots_are_written_beside_batches(cells: Cells, store: FileSystemSto
     cells.check()
 
 
-def test_a_snapshot_that_would_have_more_fails(cells: Cells, store: FileSystemStore) -> None:
+def test_a_snapshot_that_would_have_more_fails(cells: ObjectState, store: FileSystemStore) -> None:
     """If RocksDB has made a file of what came after the freeze, its writer is told; the next one is whole."""
     cells.batch([(1, "put", 1)])
     snapshot = freeze(cells.backend, 1)
     cells.batch([(2, "put", 2)])
     assert isinstance(cells.backend, RocksBackend)
     cells.backend._session.database.flush()
-    with pytest.raises(StorageError, match="what came after"):
+    with pytest.raises(StorageError, match="would contain later changes"):
         snapshot.files()
     expected = cells.expected()
     assert composed(list(read_native(store, frozen(cells, store, 2)))) == expected
 
 
 def test_files_that_a_compaction_deletes_are_looked_for_again(
-    cells: Cells, store: FileSystemStore, monkeypatch: pytest.MonkeyPatch
+    cells: ObjectState, store: FileSystemStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Now and then one is gone before it is linked; if that goes on, the snapshot fails and the next one is whole."""
     cells.batch([(key, "put", key) for key in range(9)])
@@ -140,13 +140,15 @@ def test_files_that_a_compaction_deletes_are_looked_for_again(
         patched.setattr(RocksSession, "_link_files", gone)
         assert composed(list(read_native(store, frozen(cells, store, 1)))) == expected
         tries.clear()
-        patched.setattr(database_session, "_LOOKS_MAX", 2)
+        patched.setattr(database_session, "_LINK_ATTEMPTS", 2)
         with pytest.raises(StorageError, match="no such file"):
             frozen(cells, store, 2)
     assert composed(list(read_native(store, frozen(cells, store, 3)))) == expected
 
 
-def test_a_slow_disk_fails_no_snapshot(cells: Cells, store: FileSystemStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_disk_fails_no_snapshot(
+    cells: ObjectState, store: FileSystemStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """RocksDB may take minutes to write its memory to files: they are waited for."""
     cells.batch([(1, "put", 1)])
     expected = cells.expected()

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from rocksdb_backends import rocks_backend
 
-from tidegate.state.common.backend import CellSpec, ValueSpec
+from tidegate.state.common.backend import StateDescriptor, ValueSpec
 from tidegate.state.kernels import accumulate
 from tidegate.state.kernels.columns import NO_MASK
 from tidegate.state.rocksdb.keys import database_keys, key_group_of, key_of_state, number_bytes
@@ -23,8 +23,8 @@ from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import CheckpointId
-from tidegate.storage.rocksdb.keys import decode_rows
 from tidegate.storage.state.backend_files import fetch_native, read_native, write_native
+from tidegate.storage.state.rocksdb.keys import decode_rows
 from tidegate.storage.state.snapshot import Cut, StateTable
 
 MAX_PARALLELISM = 8
@@ -37,9 +37,9 @@ def old_program(folder: str) -> RocksBackend:
     backend = rocks_backend(("k",), MAX_PARALLELISM, folder=folder)
     table = backend.table("t", [ValueSpec("n", pa.int32(), 0)])
     values, lists, maps = (
-        backend.values(CellSpec("v", pa.struct({"a": pa.int32()}))),
-        backend.lists(CellSpec("l", pa.list_(pa.int32()))),
-        backend.maps(CellSpec("m", pa.map_(pa.int32(), pa.string()))),
+        backend.values(StateDescriptor("v", pa.struct({"a": pa.int32()}))),
+        backend.lists(StateDescriptor("l", pa.list_(pa.int32()))),
+        backend.maps(StateDescriptor("m", pa.map_(pa.int32(), pa.string()))),
     )
     backend.fix_keys(KEYS)
     upserted = table.upsert(BATCH)
@@ -91,9 +91,9 @@ def test_widened_types_are_taken_over(reopen: Reopen, tmp_path: Path) -> None:
     assert backend.stored_schema("t") == pa.schema({"k": pa.int64(), "n": pa.int32()})
     assert backend.stored_schema("other") is None
     table = backend.table("t", [ValueSpec("n", pa.int64(), 0)])
-    values = backend.values(CellSpec("v", pa.struct({"a": pa.int64(), "b": pa.string()})))
-    lists = backend.lists(CellSpec("l", pa.list_(pa.int64())))
-    maps = backend.maps(CellSpec("m", pa.map_(pa.int64(), pa.large_string())))
+    values = backend.values(StateDescriptor("v", pa.struct({"a": pa.int64(), "b": pa.string()})))
+    lists = backend.lists(StateDescriptor("l", pa.list_(pa.int64())))
+    maps = backend.maps(StateDescriptor("m", pa.map_(pa.int64(), pa.large_string())))
     backend.fix_keys(KEYS)
     upserted = table.upsert(BATCH)
     assert len(upserted.new_rows) == 0
@@ -125,9 +125,9 @@ def test_the_same_types_are_not_rewritten(reopen: Reopen) -> None:
     backend = reopen()
     tables_before = {name for name in os.listdir(reopen.folder) if name.endswith(".sst")}
     backend.table("t", [ValueSpec("n", pa.int32(), 0)])
-    backend.values(CellSpec("v", pa.struct({"a": pa.int32()})))
-    backend.lists(CellSpec("l", pa.list_(pa.int32())))
-    backend.maps(CellSpec("m", pa.map_(pa.int32(), pa.string())))
+    backend.values(StateDescriptor("v", pa.struct({"a": pa.int32()})))
+    backend.lists(StateDescriptor("l", pa.list_(pa.int32())))
+    backend.maps(StateDescriptor("m", pa.map_(pa.int32(), pa.string())))
     backend.fix_keys(KEYS)
     native = backend.freeze_native(Cut(CheckpointId(2)))
     assert native is not None
@@ -139,9 +139,9 @@ def test_other_types_are_refused(reopen: Reopen) -> None:
     """The state, the operator and both types are named; so is a state that has become another kind."""
     backend = reopen()
     with pytest.raises(ConfigurationError, match=r"state 'l' of operator 'op' .*list<.*int32.*list<.*string"):
-        backend.lists(CellSpec("l", pa.list_(pa.string())))
+        backend.lists(StateDescriptor("l", pa.list_(pa.string())))
     with pytest.raises(ConfigurationError, match="state 'v' of operator 'op' is a value in the checkpoint, and a list"):
-        backend.lists(CellSpec("v", pa.list_(pa.int32())))
+        backend.lists(StateDescriptor("v", pa.list_(pa.int32())))
     backend.close()
 
 
@@ -170,10 +170,10 @@ def test_a_state_may_be_added(reopen: Reopen) -> None:
     """A state that the files do not have begins empty, beside those that they have."""
     backend = reopen()
     backend.table("t", [ValueSpec("n", pa.int32(), 0)])
-    backend.values(CellSpec("v", pa.struct({"a": pa.int32()})))
-    backend.lists(CellSpec("l", pa.list_(pa.int32())))
-    backend.maps(CellSpec("m", pa.map_(pa.int32(), pa.string())))
-    added = backend.values(CellSpec("new", pa.int64()))
+    backend.values(StateDescriptor("v", pa.struct({"a": pa.int32()})))
+    backend.lists(StateDescriptor("l", pa.list_(pa.int32())))
+    backend.maps(StateDescriptor("m", pa.map_(pa.int32(), pa.string())))
+    added = backend.values(StateDescriptor("new", pa.int64()))
     backend.fix_keys(KEYS)
     refs = backend.enter(BATCH)
     assert [added.get(ref) for ref in refs] == [None] * 3
@@ -187,8 +187,8 @@ def test_layers_of_another_backend_are_applied() -> None:
     """Rows that were put override, keys that were removed go, for every kind of state."""
     backend = rocks_backend(("k",), MAX_PARALLELISM)
     backend.table("t", [ValueSpec("n", pa.int32(), 0)])
-    backend.lists(CellSpec("l", pa.list_(pa.int32())))
-    backend.maps(CellSpec("m", pa.map_(pa.string(), pa.int32())))
+    backend.lists(StateDescriptor("l", pa.list_(pa.int32())))
+    backend.maps(StateDescriptor("m", pa.map_(pa.string(), pa.int32())))
     backend.fix_keys(KEYS)
     base = {"t": [1, 2, 3], "l": [[1, 2], [3], [4]], "m": [[("a", 1)], [("b", 2), ("c", 3)], [("d", 4)]]}
     over = {"t": [9], "l": [[]], "m": [[("c", 9)]]}

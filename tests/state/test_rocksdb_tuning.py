@@ -7,7 +7,7 @@ from pathlib import Path
 from tidegate.state.common.options import BackendPlace, StateBackendOptions
 from tidegate.state.factory import open_backend
 from tidegate.storage.ids import OperatorUid
-from tidegate.storage.rocksdb.tuning import DatabaseTuning
+from tidegate.storage.state.rocksdb.tuning import DatabaseTuning
 
 
 def _options_of(folder: Path, tuning: DatabaseTuning) -> dict[str, str]:

@@ -14,7 +14,7 @@ from backend_model import (
     MAP,
     MAX_PARALLELISM,
     REMOVE,
-    Cells,
+    ObjectState,
     Snapshots,
     Subject,
     Table,
@@ -32,7 +32,7 @@ from varying_model import VaryingTable
 from tidegate.state.columnar import key_space, paged_state, undo_log
 from tidegate.state.columnar.columnar_backend import ColumnarBackend
 from tidegate.state.common import table_columns
-from tidegate.state.common.backend import CellSpec, KeyedBackend, ValueSpec
+from tidegate.state.common.backend import KeyedBackend, StateDescriptor, ValueSpec
 from tidegate.state.kernels.paged import PAGE_ROWS
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
@@ -115,7 +115,7 @@ def _run(kind: type[Subject], undo_bytes_max: int, steps: list[tuple[str, Any]])
     subject.check()
     assert snapshots.completed is not None
     number, stored = snapshots.completed
-    last: dict[type[Subject], Any] = {Table: (None,), Cells: ("put", 9), RowsOfKeys: ("append", 4)}
+    last: dict[type[Subject], Any] = {Table: (None,), ObjectState: ("put", 9), RowsOfKeys: ("append", 4)}
     last |= {ValuesByBatch: ("put", 2), VaryingTable: (None,)}
     subject.batch([(key, *last[kind]) for key in range(9)])
     if subject.backend.kept(number) is not None:
@@ -167,7 +167,7 @@ def test_values_by_the_batch_go_back(noted: int, steps: list[tuple[str, Any]], u
 @given(steps=_steps(_CELL_BATCHES), undo_bytes_max=st.sampled_from([0, 700, 3_000, _ENOUGH]))
 def test_cells_go_back(steps: list[tuple[str, Any]], undo_bytes_max: int) -> None:
     """Values, lists and maps likewise."""
-    _run(Cells, undo_bytes_max, steps)
+    _run(ObjectState, undo_bytes_max, steps)
 
 
 @settings(max_examples=200, deadline=None)
@@ -177,10 +177,10 @@ def test_row_tables_go_back(steps: list[tuple[str, Any]], undo_bytes_max: int) -
     _run(RowsOfKeys, undo_bytes_max, steps)
 
 
-@pytest.mark.parametrize("kind", [Table, Cells])
-def test_with_enough_memory_the_newest_complete_checkpoint_is_there(kind: type[Cells] | type[Table]) -> None:
+@pytest.mark.parametrize("kind", [Table, ObjectState])
+def test_with_enough_memory_the_newest_complete_checkpoint_is_there(kind: type[ObjectState] | type[Table]) -> None:
     """Also after more checkpoints were given up than are remembered; those, and older ones, are not."""
-    changes: list[Any] = [(1, "put", 3), (2, "set", 1)] if kind is Cells else [(1, 3.0), (2, None)]
+    changes: list[Any] = [(1, "put", 3), (2, "set", 1)] if kind is ObjectState else [(1, 3.0), (2, None)]
     snapshots = Snapshots(kind(_made(_ENOUGH), True))
     for complete in (True, True, *[False] * 40):
         snapshots.subject.batch(changes)
@@ -196,13 +196,13 @@ def test_with_enough_memory_the_newest_complete_checkpoint_is_there(kind: type[C
 
 def test_what_was_restored_is_there_again() -> None:
     """Lists and maps that came from storage are not changed in place once they may be gone back to."""
-    cells = Cells(_made(_ENOUGH), True)
+    cells = ObjectState(_made(_ENOUGH), True)
     cells.batch([(1, "extend", 1), (1, "set", 2)])
     snapshots = Snapshots(cells)
     snapshots.freeze(False)
     snapshots.complete(0)
     assert snapshots.completed is not None
-    restored = Cells(_made(_ENOUGH), True, snapshots.completed[1])
+    restored = ObjectState(_made(_ENOUGH), True, snapshots.completed[1])
     restored.backend.keep(snapshots.completed[0])
 
     restored.batch([(1, "extend", 4), (1, "set", 4)])
@@ -211,9 +211,9 @@ def test_what_was_restored_is_there_again() -> None:
 
 
 @pytest.mark.parametrize("written_first", [True, False])
-@pytest.mark.parametrize("kind", [Table, Cells])
+@pytest.mark.parametrize("kind", [Table, ObjectState])
 def test_slots_that_mean_other_keys(
-    kind: type[Cells] | type[Table], written_first: bool, monkeypatch: pytest.MonkeyPatch
+    kind: type[ObjectState] | type[Table], written_first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Dead slots are given up in between: those that were dead at the checkpoint, but none that was live then.
     Before the snapshot is written, what it reads is kept by the page."""
@@ -223,10 +223,12 @@ def test_slots_that_mean_other_keys(
     assert isinstance(backend, ColumnarBackend)
 
     def put(keys: range) -> None:
-        subject.batch([(key, "put", key) for key in keys] if kind is Cells else [(key, float(key)) for key in keys])  # type: ignore[misc]
+        subject.batch(
+            [(key, "put", key) for key in keys] if kind is ObjectState else [(key, float(key)) for key in keys]
+        )  # type: ignore[misc]
 
     def remove(keys: range) -> None:
-        if isinstance(subject, Cells):
+        if isinstance(subject, ObjectState):
             subject.batch([(key, "remove", 0) for key in keys])
         else:
             backend.load(StateTable("t", StateKind.KEYED, key_batch(keys), removed=True))
@@ -345,15 +347,15 @@ def test_what_is_noted_in_vain_is_noted_less_often() -> None:
 def test_other_bindings_are_refused() -> None:
     """What was a value cannot become a list, or another type, from one attempt to the next."""
     bindings: list[Callable[[KeyedBackend], object]] = [
-        lambda backend: backend.lists(CellSpec("v", pa.list_(pa.int64()))),
-        lambda backend: backend.values(CellSpec("v", pa.int64())),
+        lambda backend: backend.lists(StateDescriptor("v", pa.list_(pa.int64()))),
+        lambda backend: backend.values(StateDescriptor("v", pa.int64())),
         lambda backend: backend.values(MAP),
         lambda backend: backend.table("v", (ValueSpec("n", pa.int64(), 0),)),
     ]
     for bind in bindings:
-        cells = Cells(_made(_ENOUGH), True)
+        cells = ObjectState(_made(_ENOUGH), True)
         cells.batch([(1, "put", 1)])
         tables(cells.backend.freeze(Cut(CheckpointId(1))))
         cells.backend.go_back(CheckpointId(1))
-        with pytest.raises(ConfigurationError, match="bound in another way"):
+        with pytest.raises(ConfigurationError, match="bound with another type"):
             bind(cells.backend)

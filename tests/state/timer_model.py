@@ -26,7 +26,7 @@ class TimersSubject:
         stored: Sequence[StateTable] = (),
         files: Rows | None = None,
     ) -> None:
-        """As of `Cells`."""
+        """As of `ObjectState`."""
         self.backend = make(incremental) if callable(make) else make
         self.backend.fix_keys(KEYS)
         for table in stored:

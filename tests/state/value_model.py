@@ -11,7 +11,7 @@ import pyarrow as pa
 from backend_model import KEYS, Key, MakeBackend, Rows, composed, key_batch, key_of
 from hypothesis import strategies as st
 
-from tidegate.state.common.backend import CellSpec
+from tidegate.state.common.backend import StateDescriptor
 from tidegate.storage.state.snapshot import StateTable
 
 VALUE_BATCHES = st.lists(
@@ -21,9 +21,9 @@ VALUE_BATCHES = st.lists(
 """Batches of changes of `ValuesByBatch`."""
 _RECORD = pa.struct({"a": pa.int64(), "b": pa.bool_(), "at": pa.timestamp("us")})
 _SPECS = (
-    CellSpec("n", pa.int32(), by_batch=True),
-    CellSpec("r", _RECORD, by_batch=True),
-    CellSpec("t", pa.string(), by_batch=True),
+    StateDescriptor("n", pa.int32(), by_batch=True),
+    StateDescriptor("r", _RECORD, by_batch=True),
+    StateDescriptor("t", pa.string(), by_batch=True),
 )
 
 
@@ -33,7 +33,7 @@ class ValuesByBatch:
     def __init__(
         self, make: MakeBackend, incremental: bool, stored: Sequence[StateTable] = (), files: Rows | None = None
     ) -> None:
-        """As of `Cells`."""
+        """As of `ObjectState`."""
         self.backend = make(incremental)
         self.states = {spec.name: self.backend.values(spec) for spec in _SPECS}
         self.backend.fix_keys(KEYS)

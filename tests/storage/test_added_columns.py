@@ -62,7 +62,7 @@ def test_older_rows_have_nulls_and_older_commits_their_columns() -> None:
     [
         ([("k", pa.string())], "only the table has a column 'v'"),
         ([("k", pa.string()), ("v", pa.int32())], "column 'v' is int64 in the table, int32 in the job"),
-        ([("w", pa.int64()), ("k", pa.string()), ("v", pa.int64())], "columns behind those that are there"),
+        ([("w", pa.int64()), ("k", pa.string()), ("v", pa.int64())], "columns after the existing ones"),
         ([("k", pa.string()), ("v", pa.int64()), pa.field("w", pa.int64(), False)], "'w' is new .* and not nullable"),
     ],
 )

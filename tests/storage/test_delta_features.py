@@ -249,7 +249,7 @@ def test_a_table_for_appends_only_hides_nothing(tmp_path: Path) -> None:
     assert job.compaction.step()
     assert len(active(tmp_path)) == 1
     job.commit(4)
-    with pytest.raises(TableError, match="takes appends only"):
+    with pytest.raises(TableError, match="allows only appends"):
         TableLog(open_store(str(tmp_path))).check_claim(DELTA, B, (A, CheckpointId(3)))
 
 

@@ -57,7 +57,7 @@ def test_what_the_table_says_counts(tmp_path: Path) -> None:
     assert TableLog(FileSystemStore(str(tmp_path))).delta_retention_ms() == 30 * 86_400_000
     properties = {"delta.deletedFileRetentionDuration": "interval 2 fortnights"}
     table.alter.set_table_properties(properties, raise_if_not_exists=False)
-    with pytest.raises(TableError, match="'interval 2 fortnights', which is not understood"):
+    with pytest.raises(TableError, match="'interval 2 fortnights', which is not an interval"):
         TableLog(FileSystemStore(str(tmp_path))).delta_retention_ms()
 
 

@@ -14,7 +14,7 @@ import pytest
 from tidegate.storage.errors import StorageError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import CheckpointId, JobId, SubtaskIndex, VertexId
-from tidegate.storage.local_copies import LocalCopies, PrivateFolder
+from tidegate.storage.state.local_copies import LocalCopies, PrivateFolder
 
 DISK_BYTES = 64 * 1024
 

@@ -18,11 +18,11 @@ from tidegate.storage.checkpoints.lease import (
     Lease,
     Life,
     delete_lease,
-    hold,
+    hold_lease,
     is_alive,
-    let_go,
     life_of,
     read_lease,
+    release_lease,
     why_alive,
     write_lease,
 )
@@ -105,9 +105,9 @@ def test_the_end_of_its_process_is_the_end_of_its_job() -> None:
     assert life_of(lease(dead, driver=ELSEWHERE), AT_MS) is Life.UNKNOWN
     assert life_of(lease(own, driver=dead), AT_MS) is Life.UNKNOWN, "Ray ends what its driver leaves behind"
     assert life_of(lease(own, driver=own), AT_MS) is Life.ALIVE
-    hold("held")
+    hold_lease("held")
     assert life_of(lease(own, token="held"), AT_MS) is Life.ALIVE
-    let_go("held")
+    release_lease("held")
     assert life_of(lease(own, token="held"), AT_MS) is Life.DEAD
 
 
@@ -138,7 +138,9 @@ def test_nothing_of_a_living_job_is_swept(store: FileSystemStore) -> None:
     write_lease(store, replace(lease(), renewed_at_ms=late_ms))
 
     assert may_run(store, JOB, late_ms)
-    with pytest.raises(ConfigurationError, match="may be running, its lease was renewed by process 1 on another host"):
+    with pytest.raises(
+        ConfigurationError, match="may be running, because its lease was renewed by process 1 on another host"
+    ):
         sweep(store, JOB, now_ms=late_ms, dry_run=False)
     assert store.exists(f"{JOB}/chk-1/map-0")
 
@@ -154,7 +156,7 @@ def test_nothing_is_deleted_as_long_as_its_process_is_there(store: FileSystemSto
 
     assert not is_alive(store, JOB, EXPIRES_MS + 1)
     assert may_run(store, JOB, EXPIRES_MS + 1)
-    assert (why_alive(store, JOB) or "").startswith(f"process {os.getpid()} on ")
+    assert (why_alive(store, JOB) or "").startswith(f"because process {os.getpid()} on ")
     write_lease(store, lease(this_process(), token="let go"))
     assert not may_run(store, JOB, EXPIRES_MS + 1)
     write_lease(store, lease(this_process()).ended_at(AT_MS))

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from counting_store import CountingStore
 
-from tidegate.storage import local_copies
 from tidegate.storage.errors import StorageError
 from tidegate.storage.files.store import Buffer
 from tidegate.storage.ids import CheckpointId, JobId, SubtaskIndex, VertexId
-from tidegate.storage.local_copies import (
+from tidegate.storage.state import local_copies
+from tidegate.storage.state.local_copies import (
     LocalCopies,
     PrivateFolder,
     UnfinishedFile,
@@ -170,7 +170,7 @@ def test_a_full_disk_costs_nothing_but_the_copy(
 ) -> None:
     """Checkpoints are written whole, one warning says what is wrong, and copies are kept again when there is room."""
     copies = copies_in(folder)
-    monkeypatch.setattr("tidegate.storage.local_copies.FileIO", _BrokenDisk)
+    monkeypatch.setattr("tidegate.storage.state.local_copies.FileIO", _BrokenDisk)
     with caplog.at_level(logging.WARNING):
         for number in (ONE, TWO):
             for name in ("a", "b"):

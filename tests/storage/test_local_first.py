@@ -18,7 +18,7 @@ from tidegate.storage.files.envelope import checksum_of
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
-from tidegate.storage.local_copies import LocalCopies, LocalFirstStore, PrivateFolder
+from tidegate.storage.state.local_copies import LocalCopies, LocalFirstStore, PrivateFolder
 from tidegate.storage.state.snapshot import FrozenTable
 from tidegate.storage.state.state_file import read_state, write_state
 

@@ -76,10 +76,10 @@ def test_history_tells_of_each_commit(table: TableLog) -> None:
 @pytest.mark.parametrize(
     ("as_of", "said"),
     [
-        (1, "never had a commit 1: they are 2 to 6"),
-        (7, "never had a commit 7: they are 2 to 6"),
+        (1, "never had a commit 1: its commits are 2 to 6"),
+        (7, "never had a commit 7: its commits are 2 to 6"),
         (-1, "never had a commit -1"),
-        (4, "4 is no commit of the table at .*: a job became its owner there. What it showed then is as_of=3"),
+        (4, "4 is not a commit of the table at .*: a job became its owner there. The version at that point is as_of=3"),
         (at(99), r"nothing had been committed to the table at .* by .*: its first commit, 2, was made at 1970-01-01"),
     ],
 )
@@ -139,7 +139,7 @@ def test_a_table_of_a_former_tidegate_goes_on(memory_store: FileSystemStore) -> 
     assert read_table(store)["v"].to_pylist() == [*range(1, 29), 101, 102, 103]
     assert read_table(store, as_of=31)["v"].to_pylist() == list(range(1, 31))
     assert {entry.at for entry in old.history()} == {None}
-    with pytest.raises(TableError, match=r"commits up to 35 of the table at .* noted no times; give the number"):
+    with pytest.raises(TableError, match=r"commits up to 35 of the table at .* stored no times; give the number"):
         old.snapshot(at(10**9))
 
     log = TableLog(store, entries_per_snapshot=2, now_ms=lambda: 1_000)

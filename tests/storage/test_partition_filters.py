@@ -98,12 +98,12 @@ def test_the_newest_row_of_a_key_is_found_in_its_partition() -> None:
     [
         (("row", "=", 1), r"the table is partitioned only by \['s', 'n', 'b', 'd'\]; filter the rows"),
         (("n", "~", 1), "comparisons are \"in\" and '=', '!=', '<'"),
-        (("n", "=", "1"), "'1' is no value of a column of type int16"),
-        (("n", "=", True), "True is no value of a column of type int16"),
-        (("b", "=", 1), "1 is no value of a column of type bool"),
-        (("d", ">", dt.datetime(2013, 1, 1, tzinfo=dt.UTC)), "is no value of a column of type date32"),
+        (("n", "=", "1"), "'1' is not a value of a column of type int16"),
+        (("n", "=", True), "True is not a value of a column of type int16"),
+        (("b", "=", 1), "1 is not a value of a column of type bool"),
+        (("d", ">", dt.datetime(2013, 1, 1, tzinfo=dt.UTC)), "is not a value of a column of type date32"),
         (("s", "in", "abc"), '"in" takes several values'),
-        (("s", "in", [1]), "1 is no value of a column of type string"),
+        (("s", "in", [1]), "1 is not a value of a column of type string"),
         (("n", "<", None), 'nothing is less or greater than None; use "=" or "!="'),
         (("n", "="), "give column, comparison and value"),
         ("n = 1", "give column, comparison and value"),
@@ -124,5 +124,5 @@ def test_tables_without_partitions_have_no_filters() -> None:
         matching_files(plain, (), [("n", "=", 1)])
     store, _ = _table([("a", 1, True, None)])
     (file,) = TableLog(store).snapshot().files
-    with pytest.raises(CorruptionError, match="no folder of a partition by 1 columns"):
+    with pytest.raises(CorruptionError, match="not the folder of a partition by 1 columns"):
         matching_files(TableInfo.of(_SCHEMA, "append", (), ("n",)), (file,), [("n", "=", 1)])

@@ -22,7 +22,7 @@ from tidegate.storage.files.private_folders import (
     remove_inside,
 )
 from tidegate.storage.ids import CheckpointId, JobId, SubtaskIndex, VertexId
-from tidegate.storage.local_copies import LocalCopies, PrivateFolder, remove_copies, remove_stale_copies
+from tidegate.storage.state.local_copies import LocalCopies, PrivateFolder, remove_copies, remove_stale_copies
 
 JOB = JobId("job-12345678")
 VERTEX, SUBTASK, ONE = VertexId("map"), SubtaskIndex(0), CheckpointId(1)

@@ -18,9 +18,9 @@ from tidegate.state.rocksdb.keys import packed_rows
 from tidegate.storage.checkpoints.metadata import NativeState
 from tidegate.storage.errors import CodecError, ConfigurationError, CorruptionError
 from tidegate.storage.ids import OperatorUid
-from tidegate.storage.rocksdb import keys
-from tidegate.storage.rocksdb.keys import decode_rows, row_end
-from tidegate.storage.rocksdb.value_layout import (
+from tidegate.storage.state.rocksdb import keys
+from tidegate.storage.state.rocksdb.keys import decode_rows, row_end
+from tidegate.storage.state.rocksdb.value_layout import (
     RocksDescription,
     RocksForm,
     RocksState,
@@ -175,7 +175,7 @@ def test_torn_rows_are_no_rows(row: bytes) -> None:
     schema = pa.schema({"a": pa.int64(), "b": pa.string()})
     good = WORD + TEXT
     assert decode_rows([good], schema).num_rows == 1
-    with pytest.raises(CorruptionError, match="are no rows of the key columns"):
+    with pytest.raises(CorruptionError, match="are not rows of the key columns"):
         decode_rows([good, row, good], schema)
 
 

@@ -65,7 +65,7 @@ def test_a_file_that_has_not_the_rows_of_the_log_is_never_replaced(memory_store:
     """Rows would be lost for good once nobody reads the old files."""
     files = [_staged(memory_store, str(n), {"k": ["a"], "v": [n]}, _SCHEMA) for n in range(2)]
     wrong = DataFile(files[0].path, 2, files[0].size_bytes, files[0].checksum)
-    with pytest.raises(InvariantError, match="have 2 rows, which is not what the log says"):
+    with pytest.raises(InvariantError, match="have 2 rows, but 3 rows according to the log"):
         rewritten(memory_store, TableInfo.of(_SCHEMA, "append"), "data/c/0", "", rewrites_of([wrong, files[1]], 10**6))
 
 

@@ -22,7 +22,7 @@ from tidegate.storage.files.file_system_store import FileSystemStore, check_cond
 from tidegate.storage.files.retrying_store import RetryingStore
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import CheckpointId, JobId, SubtaskIndex, VertexId
-from tidegate.storage.local_copies import DuplicatingStore, LocalCopies, LocalFirstStore, PrivateFolder
+from tidegate.storage.state.local_copies import DuplicatingStore, LocalCopies, LocalFirstStore, PrivateFolder
 from tidegate.testing.world.disk import SimulatedDisk, SimulatedStore
 from tidegate.testing.world.faults import Faults
 from tidegate.testing.world.virtual_time import World

@@ -167,7 +167,7 @@ class Actor:
     report: Reports = field(default_factory=Reports)
     counted: Method = field(default_factory=Method)
     live: Method = field(default_factory=Method)
-    knows: Method = field(default_factory=Method)
+    membership: Method = field(default_factory=Method)
 
 
 class Process:
@@ -206,7 +206,7 @@ class Process:
 
     def tell_all(self, event: ev.TaskEvent, *tasks: TaskId, attempt: AttemptNumber = FIRST) -> None:
         """The coordinator sends these tasks an event, with one message."""
-        self.actor.tell(tuple((task, attempt, event) for task in tasks or self.tasks))
+        self.actor.deliver(tuple((task, attempt, event) for task in tasks or self.tasks))
 
     def drop(self, attempt: AttemptNumber, generation: Generation = ev.UNFENCED) -> None:
         """The coordinator stops an attempt of all tasks."""

@@ -1,9 +1,9 @@
 """How a run of several processes (`make test`) deals tests out: what shares something expensive stays together.
 
-The tests on Ray and Spark have two sessions, each of them for half of the modules: they wait more than they compute.
-Those on S3 and on Kafka have one server, and those of a module with a fixture of its own that fixture. Everything else
-goes to whoever is free, small tests a handful of a module at a time: to hand one over costs as much as to run it, and
-more with each that was handed over before. The long ones come first, so that all processes end together.
+The tests on Ray and Spark have one session, those on S3 and on Kafka one server, and those of a module with a fixture
+of its own that fixture. Everything else goes to whoever is free, small tests a handful of a module at a time: to hand
+one over costs as much as to run it, and more with each that was handed over before. The long ones come first, so that
+all processes end together.
 
 The process that deals out knows tests by their names alone. So those that run them say what each has to stay with.
 Where somebody asks for another way of dealing (`--dist worksteal`), xdist deals, and nothing stays together.
@@ -56,7 +56,6 @@ def together(item: pytest.Item) -> str | None:
 def spread(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Sort tests, the long ones first where several processes run them, and tell what stays together."""
     groups = {item.nodeid: together(item) for item in items}
-    halves = halves_of([item.path for item in items if groups[item.nodeid] == RAY])
     workerinput: dict[str, Any] | None = getattr(config, "workerinput", None)
     order = _QUICK_FIRST if workerinput is None else _LONG_FIRST
     items.sort(key=lambda item: order.get(groups[item.nodeid] or "", 0))
@@ -64,24 +63,8 @@ def spread(config: pytest.Config, items: list[pytest.Item]) -> None:
         # All write the same; whoever reads waits for all of them, and finds a whole file.
         target = Path(workerinput["groups"])
         own = target.with_name(f"{target.name}-{workerinput['workerid']}")
-        dealt = {item.nodeid: groups[item.nodeid] or group for item, group in handfuls(items)}
-        dealt |= {item.nodeid: f"{RAY}, {halves[item.path]}" for item in items if groups[item.nodeid] == RAY}
-        own.write_text(json.dumps(dealt))
+        own.write_text(json.dumps({item.nodeid: groups[item.nodeid] or group for item, group in handfuls(items)}))
         os.replace(own, target)
-
-
-def halves_of(tests: Iterable[Path]) -> dict[Path, int]:
-    """Return for each module, which is named once for each of its tests, the half that it is in: 0 or 1.
-
-    The largest module comes first, and each goes to the half that has fewer tests so far.
-    """
-    counts = Counter(tests)
-    sizes = [0, 0]
-    halves = {}
-    for module in sorted(counts, key=lambda module: (-counts[module], module)):
-        halves[module] = sizes.index(min(sizes))
-        sizes[halves[module]] += counts[module]
-    return halves
 
 
 def handfuls(items: Iterable[pytest.Item]) -> Iterator[tuple[pytest.Item, str]]:

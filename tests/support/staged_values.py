@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from tidegate.spark_bridge.dataframes.parquet_source import FileLimits, StagedFile, write_files
+from tidegate.connectors.staged_parquet import FileLimits, StagedFile, write_files
 from tidegate.storage.files.store import Store
 
 LIMITS = FileLimits(rows_per_group=4)

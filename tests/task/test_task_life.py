@@ -177,7 +177,7 @@ def test_a_repeated_frame_is_processed_once_and_a_gap_refused() -> None:
 def test_a_task_is_restored_once() -> None:
     """A second TaskRestored is a fault of the runtime."""
     subject = worker()
-    with pytest.raises(ProtocolError, match="is running and was told that it is restored"):
+    with pytest.raises(ProtocolError, match="is running and got `TaskRestored` again"):
         subject.start()
 
 

@@ -1,5 +1,8 @@
-"""What a driver script is made of.
+"""The public API: everything a driver script uses.
 
-`environment.py` is where it begins, and `topologies.py` says where jobs run. `streams/` describes a program, and
-`program.py` holds it until it runs. `submission/` makes a job of it, `tables/` has what jobs write, `config/` settings.
+- `environment.py` makes environments and runs programs.
+- `streams/` holds the methods of streams. `program.py` collects their steps until they are executed.
+- `submission/` turns a program into a job.
+- `tables/` reads the rows that jobs write.
+- `config/` declares and reads the settings.
 """

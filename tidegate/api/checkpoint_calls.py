@@ -1,18 +1,21 @@
 """`CheckpointCalls`: calls the function of `Stream.for_each_checkpoint`, in the driver, checkpoint by checkpoint.
 
-It is a service of the job. `StreamEnvironment.execute` makes it from a `CheckpointFunction`. One of its threads reads
-the table's log, and holds the sources back while too many commits wait; the other calls the function. `HandedRows`,
-which both use, knows which commits wait and which are done.
+`StreamEnvironment.execute` makes this service of the job from a `CheckpointFunction`. One thread of the service reads
+the log of the table, and holds the sources back while too many commits wait. The other thread calls the function.
+`HandedRows`, which both threads use, records which commits wait and which are done.
 
 Rules:
 
-- The function is called with one commit after the other. The next call begins once the mark of the last is durable.
-- An Exception is retried a limited number of times, after growing pauses. Anything else that the function raises fails
-  the job at once.
-- While more than `max_behind` commits wait, the sources of the job read nothing. They read on once half as many wait.
-- With Spark, a call is given up when Spark's driver or all of its executors are lost: its actions would never end.
-- When the job has ended by itself, everything that is committed is still handed out. When it was cancelled, or another
-  job has taken its table over, the running call is the last one.
+- The function is called with one commit after the other. The next call begins once the mark of the last call is
+  durable.
+- An Exception is retried a limited number of times, after growing pauses. Any other error of the function fails the job
+  at once.
+- While more than `max_behind` commits wait, the sources of the job read nothing. They continue once half that number
+  waits.
+- With Spark, a call is given up when Spark's driver or all of its executors are lost, because its actions would never
+  end.
+- When the job has ended by itself, all committed rows are still passed to the function. When the job was cancelled, or
+  another job has taken its table over, the running call is the last one.
 """
 
 from __future__ import annotations
@@ -47,18 +50,18 @@ PAUSE_S_FIRST, PAUSE_S_MAX = 0.5, 60.0
 LOOK_S_FIRST, LOOK_S_MAX = 0.02, 0.5
 """Seconds between two looks at the log; they grow while nothing is committed."""
 LEAVE_WAIT_S = 10.0
-"""How long a running call is waited for once the job was cancelled."""
+"""How long a cancelled job waits for a running call."""
 _MARK_PAUSES_S = (0.1, 0.4, 1.6, 6.4)
 
 FunctionOfRows = Callable[[Any, int], object]
-"""A function of the user: it gets the rows of a checkpoint, and its id."""
+"""A function of the user. Its arguments are the rows of a checkpoint, and the checkpoint's id."""
 MakeCall = Callable[[FunctionOfRows, HandedRows, WaitingCommit, str], None]
-"""Calls a function with the rows of a commit. The text says what for."""
+"""Calls a function with the rows of a commit. The text describes the call in logs and errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFunction:
-    """A function to be called with the rows of each checkpoint, and how."""
+    """A function that is called with the rows of each checkpoint, and its limits."""
 
     fn: FunctionOfRows
     rows: CollectedRows
@@ -67,14 +70,16 @@ class CheckpointFunction:
 
     @property
     def text(self) -> str:
-        """What it is called in errors."""
+        """The name of the function in logs and errors."""
         return f"for_each_checkpoint (uid {self.rows.uid!r})"
 
 
 def check_function(fn: object, retries: object, max_behind: object, name: str) -> None:
-    """Raise ConfigurationError if `fn` cannot be called as `fn(df, checkpoint_id)`, or a limit is out of range."""
+    """Raises ConfigurationError if `fn` cannot be called as `fn(df, checkpoint_id)`, or a limit is out of range."""
     if not callable(fn):
-        raise ConfigurationError(f"{name}: {fn!r} is no function; give one that is called as fn(df, checkpoint_id)")
+        raise ConfigurationError(
+            f"{name}: {fn!r} is not a function; give a function that can be called as fn(df, checkpoint_id)"
+        )
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):
@@ -91,31 +96,34 @@ def check_function(fn: object, retries: object, max_behind: object, name: str) -
         ("max_behind", max_behind, 1, BEHIND_MAX),
     ):
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-            raise ConfigurationError(f"{name}: {setting}={value!r}: it is a number from {least} to {most:,}")
+            raise ConfigurationError(f"{name}: {setting}={value!r}: give a whole number from {least} to {most:,}")
 
 
 def check_functions(functions: Sequence[CheckpointFunction], config: CheckpointConfig, *, detached: bool) -> None:
-    """Raise ConfigurationError for a job that would lose rows of a function, or outlive the driver that calls it."""
+    """Raises ConfigurationError for a job that would lose rows of a function, or outlive the driver that calls it."""
     for function in functions[:1]:
         if detached:
             raise ConfigurationError(
-                f"{function.text}: fn is called in the driver, so the job cannot live on without it; leave "
-                "detached=True out, or write to a table with to_table and read that elsewhere"
+                f"{function.text}: fn is called in the driver, so the job cannot continue without its driver. Remove "
+                "detached=True, or write to a table with to_table and read that table elsewhere"
             )
         if config.retention != "retain_on_cancellation":
             raise ConfigurationError(
                 f"{function.text}: with retention={config.retention!r} rows that wait for fn would be lost when the "
-                'job ends, since no checkpoint is left to go on from; it needs retention="retain_on_cancellation"'
+                'job ends, because its checkpoints are deleted; set retention="retain_on_cancellation"'
             )
 
 
 def call_with_arrow(fn: FunctionOfRows, rows: HandedRows, commit: WaitingCommit, what: str) -> None:
-    """Call a function with the rows of a commit as an Arrow table."""
+    """Calls a function with the rows of a commit as an Arrow table."""
     fn(read_files(rows.store, rows.info, commit.files), commit.number)
 
 
 def calling_with_spark(spark: SparkSession) -> MakeCall:
-    """Calls functions with a Spark DataFrame of the rows. A call is given up when Spark is lost (SparkLostError)."""
+    """Returns a function that makes calls with a Spark DataFrame of the rows.
+
+    A call raises SparkLostError when Spark is lost.
+    """
     from tidegate.spark_bridge import files_to_dataframe
     from tidegate.spark_bridge.spark_calls import run_spark_action
 
@@ -140,10 +148,10 @@ class CheckpointCalls(DriverService):
         self._rows: HandedRows
         self._job_over = threading.Event()
         self._ended = False
-        """Whether the log was read to its end after the end of the job."""
+        """True once the log has been read to its end after the end of the job."""
 
     def start(self, fail: Callable[[str], None]) -> None:
-        """Begin to follow the log. Raises TidegateError where it cannot be read."""
+        """Begins to follow the log. Raises TidegateError if the log cannot be read."""
         self._rows = HandedRows(self._open_store(self._function.rows.url), self._job_id)
         self._look()
         name = f"tidegate-{self._function.rows.uid}"
@@ -151,14 +159,14 @@ class CheckpointCalls(DriverService):
         self._begin(f"{name}-calls", partial(self._guarded, fail, self._call_all))
 
     def job_ended(self, status: str) -> None:
-        """The job is over. What is committed is still handed out, unless the job was cancelled."""
+        """Records that the job is over. Committed rows still reach the function, unless the job was cancelled."""
         if status == "cancelled":
             self.stop()
         self._job_over.set()
 
     @property
     def complete(self) -> bool:
-        """Whether the function has had all that was committed."""
+        """True if the function has received all committed rows."""
         return not self._rows.waiting()
 
     def _pause(self, seconds: float) -> None:
@@ -171,14 +179,14 @@ class CheckpointCalls(DriverService):
             log.warning("%s: nothing is called any more: %s", self.text, error)
             self.stop()
         except BaseException as error:  # noqa: BLE001 (code of the user: whatever it raises has failed the job)
-            told = str(error) if isinstance(error, JobFailedError) else f"{self.text}: {error_text(error)}"
+            reason = str(error) if isinstance(error, JobFailedError) else f"{self.text}: {error_text(error)}"
             log_failure(log, self.text, error)
-            fail(told)
+            fail(reason)
         finally:
             self._release()
 
     def _release(self) -> None:
-        """Let the sources read on. Both threads call it when they leave, so nobody holds the job back afterwards."""
+        """Lets the sources read again. Both threads call this when they end, so the job is not held back afterwards."""
         try:
             self._rows.hold(False)
         except StorageError as error:
@@ -198,10 +206,13 @@ class CheckpointCalls(DriverService):
                 return
 
     def _look(self) -> bool:
-        """Read on in the log. Returns whether it had anything new. FencedError if another job took the table over."""
+        """Reads new entries of the log, and returns whether there were any.
+
+        Raises FencedError if another job took the table over.
+        """
         found = self._rows.refresh()
         if not self._rows.owned:
-            raise FencedError("a newer job has taken over, and hands on what waits")
+            raise FencedError("a newer job has taken over, and makes the pending calls; this job makes no more")
         self._hold()
         if found:
             with self._changed:
@@ -238,7 +249,10 @@ class CheckpointCalls(DriverService):
             )  # fmt: skip
 
     def _call(self, commit: WaitingCommit) -> bool:
-        """Call the function until it succeeds; False if it was stopped before. JobFailedError after the last retry."""
+        """Calls the function until it succeeds. Returns False if the service was stopped before.
+
+        Raises JobFailedError after the last retry.
+        """
         calls, pause_s = 0, PAUSE_S_FIRST
         what = f"{self.text}: checkpoint {commit.number}"
         while not self._stopping.is_set():
@@ -260,7 +274,7 @@ class CheckpointCalls(DriverService):
         return False
 
     def _mark(self, commit: WaitingCommit) -> None:
-        """Mark the commit as done. After a StorageError the mark may be there or not, so it is made again."""
+        """Marks the commit as done. After a StorageError the mark may or may not exist, so it is made again."""
         for pause_s in (*_MARK_PAUSES_S, None):
             try:
                 self._rows.done(commit)

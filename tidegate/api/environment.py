@@ -1,11 +1,11 @@
-"""`StreamEnvironment`: where a driver script makes its streams and runs them as jobs.
+"""`StreamEnvironment`: makes the streams of a driver script and runs them as jobs.
 
-The class methods `local`, `ray`, `raydp` and `on_spark` make one: they differ in where jobs run, and in whether there
-is Spark (`docs/topologies.md`). An argument that is None is taken from the configuration (`config_file.py`). The
-methods that begin streams are in `streams/sources.py`.
+The class methods `local`, `ray`, `raydp` and `on_spark` make an environment. They differ in where jobs run, and in
+whether there is Spark (`docs/topologies.md`). An argument that is None is taken from the configuration
+(`config_file.py`). The methods that begin streams are in `streams/sources.py`.
 
-An environment holds one `Program` at a time. `execute` checks it, prepares it (`submission/`) and submits it to the
-runtime of this environment: Ray, or this process.
+An environment holds one `Program` at a time. `execute` checks the program, prepares it (`submission/`) and submits it
+to the runtime of this environment: Ray, or this process.
 """
 
 from __future__ import annotations
@@ -83,26 +83,28 @@ _Otherwise = TypeVar("_Otherwise")
 log = logging.getLogger(__name__)
 
 PREVIEW_INTERVAL = "100ms"
-"""Interval of checkpoints of a job that only shows rows: it ends as soon as one covers enough rows."""
+"""Interval of checkpoints of a job that only shows rows. The job ends as soon as a checkpoint covers enough rows."""
 PREVIEW_LOOK_MS = 50
 
 
 class StreamEnvironment(StreamSources):
-    """Makes streams and runs them. Make one with `local`, `ray`, `raydp` or `on_spark`; it is a context manager.
+    """Makes streams and runs them as jobs.
+
+    Make an environment with `local`, `ray`, `raydp` or `on_spark`. It is a context manager.
 
     Parameters that many methods have in common:
 
-    - `parallelism`: the number of subtasks of steps that name none, at least 1.
-    - `max_parallelism`: the number of key groups, from 1 to 32,768: the most subtasks that a step may ever have.
+    - `parallelism`: the number of subtasks of steps that do not set their own, at least 1.
+    - `max_parallelism`: the number of key groups, from 1 to 32,768. No step can ever have more subtasks.
     - `config`: a YAML file, or a mapping of settings (`docs/configuration.md`). Arguments of a call take precedence.
     - `options`: a `tg.DataPlaneOptions`, the sizes of buffers.
-    - `log_level`: "DEBUG", "INFO", "WARNING", "ERROR" or "CRITICAL", for all of tidegate's loggers. `log_rows`: whether
-      values of rows may be in logs and on the job page (`docs/logging.md`).
+    - `log_level`: "DEBUG", "INFO", "WARNING", "ERROR" or "CRITICAL", for all of tidegate's loggers.
+    - `log_rows`: whether values of rows may be in logs and on the job page (`docs/logging.md`).
     - `placement`: on which nodes slots are placed: "spread" over as many as possible, "pack" onto as few as possible,
       or "strict_pack" all on one (`docs/placement.md`).
-    - `standbys`: spare processes of each job, unless its own settings say another number. "auto", the default, is one
-      for each free slot: 1 to 4, and at most as many as tasks. "warm" adds one for each keyed task, which holds the
-      state of that task (`docs/recovery.md`).
+    - `standbys`: the number of spare processes of each job, unless its own settings give another number. "auto", the
+      default, is one for each free slot: 1 to 4, and at most the number of tasks. "warm" adds one for each keyed task,
+      which holds the state of that task (`docs/recovery.md`).
     """
 
     def __init__(
@@ -131,7 +133,7 @@ class StreamEnvironment(StreamSources):
         self._standbys = standbys
         self._connection: Connection | None = None
         self._submitted: Callable[[Job, bool], object] | None = None
-        """Called with each job, and whether it is detached; None if there is no listener."""
+        """Called with each job, and whether the job is detached. None if there is no listener."""
         self._jobs_with_services: list[JobWithServices] = []
         self._temporary: deque[TemporaryJob] = deque(maxlen=ENDED_MAX)
         """Folders of the newest jobs without storage, which their pages show."""
@@ -141,7 +143,7 @@ class StreamEnvironment(StreamSources):
 
     @classmethod
     def from_config(cls, config: str | os.PathLike[str] | Mapping[str, object] | None = None) -> Self:
-        """Make the environment that the configuration names: `execution.target` is local, ray, raydp or on_spark.
+        """Makes the environment that the configuration names: `execution.target` is local, ray, raydp or on_spark.
 
         `on_spark` takes the SparkSession of this process, or makes one of the settings that begin with `spark.`, as a
         program that `spark-submit` starts does.
@@ -178,9 +180,10 @@ class StreamEnvironment(StreamSources):
         log_level: str | None = None,
         log_rows: bool | None = None,
     ) -> Self:
-        """Run jobs in this process: no Ray, no JVM.
+        """Runs jobs in this process: no Ray, no JVM.
 
-        - `parallelism`: 1 by default. All parameters: see `StreamEnvironment`.
+        - `parallelism`: 1 by default.
+        - All other parameters: see `StreamEnvironment`.
 
         Raises ConfigurationError for wrong settings.
 
@@ -222,7 +225,7 @@ class StreamEnvironment(StreamSources):
         log_level: str | None = None,
         log_rows: bool | None = None,
     ) -> Self:
-        """Run jobs as Ray actors that are placed next to Spark executors; `env.spark` is the SparkSession.
+        """Runs jobs as Ray actors that are placed next to Spark executors; `env.spark` is the SparkSession.
 
         Starts Ray on this machine, or joins the cluster at `ray_address`, and starts Spark on it through RayDP. An
         executor and its slots are on one node. A slot holds one subtask of each vertex.
@@ -231,7 +234,8 @@ class StreamEnvironment(StreamSources):
           `executor_memory` ("1gb") of heap each.
         - `slots_per_executor`: task slots next to each executor, 2 by default.
         - `parallelism`: the number of executors by default, and at most the number of slots.
-        - `ray_address`: "host:port" of a Ray cluster that runs. `ray_options`: arguments of `ray.init`.
+        - `ray_address`: "host:port" of a running Ray cluster.
+        - `ray_options`: arguments of `ray.init`.
         - `app_name`, `spark_configs`: the name of the Spark application, and settings of Spark.
         - `include_dashboard`: whether a Ray that is started has its dashboard.
         - All other parameters: see `StreamEnvironment`.
@@ -296,17 +300,19 @@ class StreamEnvironment(StreamSources):
         log_level: str | None = None,
         log_rows: bool | None = None,
     ) -> Self:
-        """Run jobs as Ray actors in the executors of an existing Spark cluster; `env.spark` is `spark`.
+        """Runs jobs as Ray actors in the executors of an existing Spark cluster; `env.spark` is `spark`.
 
         Starts Ray by `ray.util.spark`, and ends it with the environment; the session continues. Each slot takes a core
         of its executor from Spark.
 
         - `spark`: a SparkSession.
-        - `executors`: how many executors run Ray, by default all.
-        - `slots_per_executor`: by default all cores but one; of executors with one core, all of them but one executor.
+        - `executors`: the number of executors that run Ray, by default all.
+        - `slots_per_executor`: by default all cores but one. If executors have one core each, Ray runs in all executors
+          but one.
         - `parallelism`: the number of executors with Ray by default, and at most the number of slots.
-        - `object_store_memory`: of each node, such as "256mb". `ray_options`: arguments of `ray.init`.
-          `cluster_options`: arguments of `ray.util.spark.setup_ray_cluster`.
+        - `object_store_memory`: the size of Ray's object store on each node, such as "256mb".
+        - `ray_options`: arguments of `ray.init`.
+        - `cluster_options`: arguments of `ray.util.spark.setup_ray_cluster`.
         - `include_dashboard`: whether Ray has its dashboard.
         - All other parameters: see `StreamEnvironment`.
 
@@ -364,13 +370,13 @@ class StreamEnvironment(StreamSources):
         log_level: str | None = None,
         log_rows: bool | None = None,
     ) -> Self:
-        """Run jobs without Spark on a Ray cluster, or attach to jobs there.
+        """Runs jobs without Spark on a Ray cluster, or attach to jobs there.
 
-        - `address`: "host:port"; by default that of RAY_ADDRESS, or the one cluster of this user.
+        - `address`: "host:port" of the cluster. By default the value of RAY_ADDRESS, or the only cluster of this user.
         - `parallelism`: 1 by default.
-        - `slots`: task slots to reserve, a CPU each, until the environment is closed. Without it only steps with
-          resources reserve any, and `standbys="auto"` is 1.
-        - `runtime_env`: that of `ray.init`; this call connects the program, unless it is connected already.
+        - `slots`: the number of task slots to reserve, a CPU each, until the environment is closed. Without it only
+          steps with resources reserve any, and `standbys="auto"` is 1.
+        - `runtime_env`: the argument of `ray.init`. It applies unless this process is already connected to Ray.
         - All other parameters: see `StreamEnvironment`.
 
         Raises ConfigurationError for wrong settings, and if there is no such cluster.
@@ -402,7 +408,8 @@ class StreamEnvironment(StreamSources):
 
     @property
     def parallelism(self) -> int:
-        """Parallelism of steps that name none, at least 1. Setting it applies to steps that are added afterwards."""
+        """Parallelism of steps that do not set their own, at least 1. Setting it applies to steps that are added
+        afterwards."""
         return self._program.parallelism
 
     @parallelism.setter
@@ -415,8 +422,8 @@ class StreamEnvironment(StreamSources):
     def max_parallelism(self) -> int | None:
         """Number of key groups, from 1 to 32,768: the most subtasks that an operator may ever have.
 
-        None, the default: as in the checkpoint that a job is restored from; for a new job at least 128, with room to
-        grow by half (Flink's `pipeline.max-parallelism`). It cannot change as long as a job's state lives.
+        None is the default. A restored job then has the number of its checkpoint. A new job has at least 128, with room
+        to grow by half (Flink's `pipeline.max-parallelism`). The number cannot change as long as a job's state lives.
         """
         return self._program.max_parallelism
 
@@ -437,7 +444,7 @@ class StreamEnvironment(StreamSources):
 
     @property
     def spark(self) -> SparkSession:
-        """The SparkSession. ConfigurationError if this environment has none."""
+        """The SparkSession. Raises ConfigurationError if this environment has none."""
         if self._session is None:
             raise ConfigurationError(
                 "this environment has no Spark; make one with StreamEnvironment.raydp(...) or on_spark(...)"
@@ -446,26 +453,27 @@ class StreamEnvironment(StreamSources):
 
     @property
     def dashboard_url(self) -> str | None:
-        """Where Ray's dashboard is. None without one, and where this environment has not initialised Ray."""
+        """Address of Ray's dashboard, or None if there is none or this environment did not start Ray."""
         return None if self._session is None else self._session.dashboard_url
 
     @property
     def web_url(self) -> str | None:
-        """Where the jobs are shown; None before `serve_web`."""
+        """Address at which the jobs are shown, or None before `serve_web`."""
         return self._web.url
 
     def serve_web(self, port: int | None = None, address: str | None = None) -> str:
-        """Show the jobs of this runtime on a page, and answer scripts under Flink's REST paths (`docs/rest.md`).
+        """Shows the jobs of this runtime on a page, and answers scripts under Flink's REST paths (`docs/rest.md`).
 
-        On Ray one small actor does so for all jobs of the cluster; otherwise a thread of this process, until the
-        environment is closed. Returns the address; `job.web_url` is that of a job's page. With the setting
-        `rest.enabled` the first `execute` calls this. Needs the extra `tidegate[web]`.
+        On Ray one small actor serves all jobs of the cluster. Otherwise a thread of this process serves them until the
+        environment is closed. With the setting `rest.enabled` the first `execute` calls this. Needs the extra
+        `tidegate[web]`.
 
-        - `port`: by default 8081, or the next port that is free; 0 is any free port.
-        - `address`: the address to listen at, by default loopback, where everybody on this machine may read. Elsewhere
-          reading needs the token, as all changes of a job do everywhere.
+        - `port`: by default 8081, or the next port that is free. 0 is any free port.
+        - `address`: the address to listen at, by default loopback. Every user of this machine may then read. At any
+          other address reading needs the token. Changes of a job always need the token.
 
-        Raises ConfigurationError.
+        Returns the address of the server. `job.web_url` is the address of a job's page. Raises ConfigurationError if
+        the address or the port cannot be used.
 
         Example:
 
@@ -487,12 +495,13 @@ class StreamEnvironment(StreamSources):
         max_stale: str | timedelta | int | None = None,
         replace: bool = False,
     ) -> None:
-        """Register a stream or a table under a name, by which queries of this program read it.
+        """Registers a stream or a table under a name, by which queries of this program read it.
 
         Like streams, views are gone when the program is executed.
 
-        - `name`: in any case.
-        - `view`: a stream, or a table as `lookup_join` takes it, with `refresh` and `max_stale` as there.
+        - `name`: letters, digits and underscores. Upper and lower case are not distinguished.
+        - `view`: a stream, or any table that `lookup_join` accepts.
+        - `refresh`, `max_stale`: of a table, as in `lookup_join`.
         - `replace`: whether a view of the same name may be replaced.
 
         Raises ConfigurationError for a name that is taken.
@@ -514,18 +523,18 @@ class StreamEnvironment(StreamSources):
         vectorized: bool = False,
         replace: bool = False,
     ) -> None:
-        """Register a Python function under a name, by which queries call it. Needs the extra `tidegate[sql]`.
+        """Registers a Python function under a name, by which queries call it. Needs the extra `tidegate[sql]`.
 
         Unlike views, functions stay for the queries of later programs. A function must return the same for the same
         values, however rows are cut into batches. Several threads may call it at the same time. If it raises, the job
         fails, and the error shows the row.
 
-        - `name`: in any case.
+        - `name`: letters, digits and underscores. Upper and lower case are not distinguished.
         - `function`: takes the values of each row, None for null, and returns one value.
-        - `returns`: its type, by default that of its annotation: a Python type such as `list[str]`, a dataclass, or a
-          pyarrow type.
-        - `vectorized`: whether it takes a polars Series for each argument, and returns a Series, an Arrow array or a
-          list of the same length.
+        - `returns`: the type of the value: a Python type such as `list[str]`, a dataclass, or a pyarrow type. By
+          default the return annotation of the function.
+        - `vectorized`: whether the function takes a polars Series for each argument, and returns a Series, an Arrow
+          array or a list of the same length.
         - `replace`: whether a function of the same name may be replaced.
 
         Raises ConfigurationError for a name that is taken.
@@ -551,19 +560,19 @@ class StreamEnvironment(StreamSources):
         ttl: str | timedelta | int | None = None,
         uid: str | None = None,
     ) -> Stream:
-        """Return the stream of a SELECT over views. Needs the extra `tidegate[sql]`.
+        """Returns the stream of a SELECT over views. Needs the extra `tidegate[sql]`.
 
-        A query becomes the same steps that methods of streams add: `docs/sql.md` says which, and what is not covered.
-        Words and types are Spark's; windows are written as in Flink or as in Spark.
+        A query becomes the same steps that methods of streams add. `docs/sql.md` lists these steps, and what is not
+        covered. Words and types are Spark's. Windows are written as in Flink or as in Spark.
 
         - `query`: the text of a SELECT.
         - `emit`: how running aggregates and rankings are emitted. "changes" marks inserted and retracted rows in the
           column `row_kind`. "update" emits rows that replace others, for the outermost aggregate or ranking. "final"
           emits aggregates once, at the end of the input.
         - `ttl`: how long joins without a window, aggregates, rankings and DISTINCT keep state, a duration.
-        - `uid`: names the state of the query in checkpoints; by default it is made of the text of the query.
+        - `uid`: names the state of the query in checkpoints. By default it is made of the text of the query.
 
-        Raises ConfigurationError for what is not covered, with its place in the query.
+        Raises ConfigurationError for a query that is not covered, with the line and column of the part.
 
         Example:
 
@@ -597,31 +606,31 @@ class StreamEnvironment(StreamSources):
         local_aggregation: CombiningMode | None = None,
         slot_sharing: bool | None = None,
     ) -> Job:
-        """Run the streams made so far as one job, and start anew with an empty program.
+        """Runs the streams made so far as one job, and begins an empty program.
 
         - `name`: by default the name of the script (`orders` for `orders.py`), or "job".
-        - `checkpoints`: a `tg.CheckpointConfig`. Each setting that it does not give is taken from the configuration.
+        - `checkpoints`: a `tg.CheckpointConfig`. Settings that it does not give are taken from the configuration.
         - `restart`: a `tg.RestartStrategy`. By default a job with periodic checkpoints restarts without limit
           (`tg.RestartStrategy.exponential_delay()`), and a job without them never.
         - `restore`: where the job starts.
             - None: at the beginning.
-            - "latest": at the newest complete checkpoint of a job of this name; at the beginning if there never was
+            - "latest": at the newest complete checkpoint of a job of this name, or at the beginning if there never was
               one.
-            - "latest_or_fresh": the same, and at the beginning as well if all of them are damaged or gone.
-            - A path, `<storage>/<job>/chk-N` or that of a savepoint.
-        - `allow_non_restored_state`: whether state may be dropped whose operator, or whose declaration, is no longer in
-          the program. Otherwise it is an error.
+            - "latest_or_fresh": like "latest", and also at the beginning if all checkpoints are damaged or gone.
+            - A path: `<storage>/<job>/chk-N`, or the path of a savepoint.
+        - `allow_non_restored_state`: whether state may be dropped if its operator or its declaration is no longer in
+          the program. By default such state is an error.
         - `hooks`: `tg.MasterHook` objects, which are called at every checkpoint.
-        - `detached`: whether the job continues when this script ends or is killed, if its Ray cluster does. Any driver
-          finds it with `attach`.
+        - `detached`: whether the job continues when this script ends or is killed, as long as its Ray cluster runs. Any
+          driver finds the job with `attach`.
         - `progress`: how a job that ends by itself is shown on stderr: as a "bar", as "lines", or not ("off"). "auto",
           the default, is a bar in a terminal.
-        - `local_aggregation`: whether rows are combined before they are sent to aggregates: "auto" (if that is faster),
-          "on" or "off".
+        - `local_aggregation`: whether rows are combined before they are sent to aggregates: "auto" (only where it is
+          faster), "on" or "off".
         - `slot_sharing`: with False each subtask runs in a process of its own (`docs/placement.md`).
 
-        Raises ConfigurationError, TableError or StorageError for what cannot work; nothing has started then. The
-        streams can still be executed in another way, until a new source begins another program.
+        Raises ConfigurationError, TableError or StorageError if the job cannot run. Nothing has started then, and the
+        streams can be executed again with other arguments, until a new source begins another program.
 
         Example:
 
@@ -680,17 +689,17 @@ class StreamEnvironment(StreamSources):
         return job
 
     def _preview(self, stream: Stream, n: int, timeout_ms: int) -> tuple[pa.Table, str]:
-        """Returns the first rows of a stream, of a job of its own that is deleted afterwards, and a note on what is not
-        shown.
+        """Returns the first rows of a stream, and a note on the rows that are not shown.
 
-        The job runs in the same place as other jobs of this environment, from the beginning of the sources, until a
-        checkpoint covers enough rows, or the input has ended. Raises JobFailedError, and as `execute` does.
+        A job of its own computes the rows, and is deleted afterwards. It runs in the same place as other jobs of this
+        environment, from the beginning of the sources, until a checkpoint covers enough rows or the input has ended.
+        Raises JobFailedError, and the errors of `execute`.
         """
         self._check_open("show")
         other = copy.copy(self)
         other._program = self._program.up_to([node for node, _ in stream._inputs])
         other._submitted = None
-        # Where the configuration lets jobs start is for the program that is executed.
+        # `restore` of the configuration applies to the program that is executed, not to its previews.
         other._config = replace(self._config, job=self._config.job.model_copy(update={"restore": None}))
         name = f"show-{uuid.uuid4().hex[:8]}"
         shown = Stream(other._program, stream._inputs, stream._keyed_by, stream.timestamp, stream._changelog)
@@ -712,7 +721,7 @@ class StreamEnvironment(StreamSources):
                 enough = rows.rows_committed() > n
             found = rows.head(n)
         except JobFailedError as error:
-            # The job's own message leads to its checkpoints, which go.
+            # The message of the job itself names its checkpoints, which are deleted below.
             raise JobFailedError(f"show: {job._failure_reason()}") from error.__cause__
         finally:
             job.cancel()
@@ -745,10 +754,10 @@ class StreamEnvironment(StreamSources):
         return job
 
     def attach(self, name: str) -> Job:
-        """Return the running job with a name or id, whichever driver started it.
+        """Returns the running job with a name or id, whichever driver started it.
 
-        On Ray the jobs of all drivers are found, on the local runtime those of this process. Closing this environment
-        does not affect the job.
+        On Ray the jobs of all drivers are found, on the local runtime the jobs of this process. Closing this
+        environment does not affect the job.
 
         - `name`: the name or the id of the job.
 
@@ -770,15 +779,16 @@ class StreamEnvironment(StreamSources):
         checkpoints: CheckpointConfig | None = None,
         allow_non_restored_state: bool | None = None,
     ) -> RestoreReport:
-        """Return a report of what `execute(restore=path)` would do with the streams made so far.
+        """Returns a report of what `execute(restore=path)` would do with the streams made so far.
 
         The report names what would be restored, start empty, be dropped or be converted, and holds the error of a
         refusal. Nothing is started or written, and the streams can still be executed.
 
         - `path`, `checkpoints`, `allow_non_restored_state`: as in `execute`.
-        - `name`: the name of the job; needed for "latest".
+        - `name`: the name of the job. It is needed for "latest".
 
-        Raises ConfigurationError if there is no such checkpoint, CorruptionError and StorageError.
+        Raises ConfigurationError if there is no such checkpoint, CorruptionError if the checkpoint is damaged, and
+        StorageError if it cannot be read.
 
         Example:
 
@@ -802,16 +812,17 @@ class StreamEnvironment(StreamSources):
         local_aggregation: CombiningMode | None = None,
         slot_sharing: bool | None = None,
     ) -> Plan:
-        """Return what `execute` would submit, after every check; sources are staged and tables claimed.
+        """Returns the job that `execute` would submit, after every check.
 
-        In a notebook it is a picture of the graph: vertices with their operators and parallelism, and how rows are
-        partitioned between them. Printed, it is the same in words. The streams can be executed afterwards. Unlike
-        `execute` this does not check whether a job of this name runs.
+        Sources are staged and tables claimed. In a notebook the plan is a picture of the graph: vertices with their
+        operators and parallelism, and how rows are partitioned between them. `print` writes the same as text. The
+        streams can be executed afterwards. Unlike `execute`, `plan` does not check whether a job of this name runs.
 
-        - `suffix`: of the job's id, and `seed`: random unless they are given.
+        - `suffix`: the end of the job's id, random by default.
+        - `seed`: the seed of the job's random choices, random by default.
         - All other parameters: as in `execute`.
 
-        Raises as `execute` does.
+        Raises the errors of `execute`.
 
         Example:
 
@@ -832,7 +843,7 @@ class StreamEnvironment(StreamSources):
             local_aggregation=local_aggregation,
             slot_sharing=slot_sharing,
         )
-        # Imported late: only a plan needs what draws the graph of the job page.
+        # Imported late: only a plan needs the modules that draw the graph of the job page.
         from tidegate.api.submission.plan_picture import Plan
 
         return Plan.of(prepare(request, self.open_store))
@@ -854,7 +865,7 @@ class StreamEnvironment(StreamSources):
     ) -> JobRequest:
         """Returns the request for a job, after the checks that need only the program and the stores.
 
-        `starts`: whether the job is going to be started. Otherwise nothing is prepared for it, and nothing is probed.
+        `starts`: whether the job is going to be started. If not, no storage is prepared or probed for it.
         """
         check_given("checkpoints", checkpoints, CheckpointConfig, 'tg.CheckpointConfig(interval="10s", storage=...)')
         check_given("restart", restart, RestartStrategy, 'tg.RestartStrategy.fixed_delay(attempts=3, delay="1s")')
@@ -865,7 +876,7 @@ class StreamEnvironment(StreamSources):
         if name is None:
             if restore in ("latest", "latest_or_fresh"):
                 raise ConfigurationError(
-                    f"execute(restore={restore!r}): a job is found again by its name; give it, or as pipeline.name"
+                    f"execute(restore={restore!r}): a job is found again by its name; give name=, or set pipeline.name"
                 )
             name = script_name()
         check_functions(self._program.functions, config, detached=detached)
@@ -878,17 +889,20 @@ class StreamEnvironment(StreamSources):
         check_outlives_ray(store.url, "the checkpoints of the job")
         for table in self._program.tables:
             check_outlives_ray(table.url, "a table of the job")
-        urls = [store.url, *(table.url for table in self._program.tables)]
+        urls = {store.url: config.title("storage")}
+        for table in self._program.tables:
+            urls.setdefault(table.url, "the URL of a table")
         if config.savepoints is not None:
-            urls.append(self.open_store(config.savepoints).url)
-            check_savepoint_target(urls[-1], "savepoints of the job")
+            savepoints_url = self.open_store(config.savepoints).url
+            urls.setdefault(savepoints_url, config.title("savepoints"))
+            check_savepoint_target(savepoints_url, "savepoints of the job")
         check_captures(nodes, refuse=self._runtime.sends_functions)
         if starts:
             self._runtime.check(graph, urls)
         if detached:
-            self._runtime.check_detached(name, urls)
+            self._runtime.check_detached(name, tuple(urls))
         if starts:
-            for url in dict.fromkeys(urls):
+            for url in urls:
                 check_conditional_create(self.open_store(url))
         return JobRequest(
             name=name,
@@ -919,7 +933,7 @@ class StreamEnvironment(StreamSources):
         return with_event_time(with_needed_rows(with_needed_columns(graph, nodes), nodes))
 
     def _storage_of(self, config: CheckpointConfig) -> str:
-        """Returns where checkpoints go: the folder that was named, the coordinator's memory, or a temporary folder."""
+        """Returns the URL of the checkpoints: the configured folder, the coordinator's memory, or a temporary one."""
         if config.storage is not None:
             return config.storage
         return (
@@ -927,7 +941,7 @@ class StreamEnvironment(StreamSources):
         )
 
     def add_master_hook(self, hook: MasterHook) -> None:
-        """Add a hook that is called at every checkpoint of the next job.
+        """Adds a hook that is called at every checkpoint of the next job.
 
         - `hook`: a `tg.MasterHook`.
 
@@ -940,15 +954,15 @@ class StreamEnvironment(StreamSources):
         self._program.hooks.append(hook)
 
     def _check_open(self, call: str) -> None:
-        """Raises ConfigurationError if this environment is closed: a job would run where nothing ends it."""
+        """Raises ConfigurationError if this environment is closed, because it could not end the job."""
         if self._closed:
             raise ConfigurationError(
                 f"{call}: this environment is closed, so no job can run in it; call {call} before close() or inside "
-                "the with block, or make another environment and its streams anew"
+                "the with block, or make another environment and its streams again"
             )
 
     def close(self) -> None:
-        """Cancel running jobs, and stop Ray and Spark if this environment started them.
+        """Cancels running jobs, and stops Ray and Spark if this environment started them.
 
         Nothing can be executed or shown afterwards. Tables and collected rows can still be read.
 
@@ -1001,7 +1015,10 @@ def _or(given: _Given | None, otherwise: _Otherwise) -> _Given | _Otherwise:
 
 
 def _ray_options(configured: Mapping[str, Any], given: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Returns the arguments of `ray.init`: those given, and those of the configuration. Raises ConfigurationError."""
+    """Returns the arguments of `ray.init`: the configured arguments, overridden by the given ones.
+
+    Raises ConfigurationError.
+    """
     check_runtime_env_is_mapping(given or {}, "ray_options")
     return {**configured, **(given or {})}
 
@@ -1012,7 +1029,7 @@ def _standbys(given: object) -> Standbys | None:
 
 
 def check_slots(slots: int | None, placement: Placement, parallelism: int) -> None:
-    """Raises ConfigurationError for a placement that is not known, and for fewer slots than the parallelism needs."""
+    """Raises ConfigurationError for an unknown placement, and for fewer slots than the parallelism needs."""
     from tidegate.actors.graph.slot_plan import strategy_of
 
     strategy_of(placement)

@@ -2,12 +2,12 @@
 
 Rules:
 
-- What is shown is asked of the coordinator, `POLL_S` apart at least. It has no part in the job: when nothing can be
-  shown any more, the job goes on.
-- Lines are few: the first one after 10 seconds, then twice as far apart each time, up to 10 minutes; one at the end if
-  there was one before. A job that takes seconds says nothing.
-- One thread a job, which ends with it, or with its environment: nobody may ask a Ray that is shut down, since Ray would
-  start another one. The bars of all jobs of a process are one display.
+- Progress is requested from the coordinator at most every `POLL_S`. A display has no part in the job: if it fails, the
+  job continues.
+- Lines are few. The first one comes after 10 seconds, and the time to the next one doubles, up to 10 minutes. The end
+  of the job is a line if there was one before. A job that takes seconds prints nothing.
+- Each job has one thread, which ends with the job or with its environment. A thread must not call a Ray that is shut
+  down, because Ray would start again. The bars of all jobs of a process are one display.
 """
 
 from __future__ import annotations
@@ -39,27 +39,32 @@ ProgressKind = Literal["auto", "bar", "lines", "off"]
 """How progress is shown. "auto": bars in a terminal, else lines."""
 POLL_S = 0.5
 STOP_S = 5.0
-"""How long a thread is waited for that asks its last question."""
+"""How long `stop_progress` waits for a thread to end."""
 FIRST_LINE_S, LINES_APART_MAX_S = 10.0, 600.0
 _OVER = ("finished", "failed", "cancelled", "suspended")
 
 
 def progress_kind(given: str | None, configured: ProgressKind) -> Literal["bar", "lines", "off"]:
-    """What `progress=` says or, where it is None, the configuration. Raises ConfigurationError for anything else."""
+    """Returns the value of `progress=`, or the configured kind if the value is None, with "auto" resolved.
+
+    Raises ConfigurationError for an unknown kind.
+    """
     value = configured if given is None else given
     if value == "auto":
         return "bar" if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else "lines"
     if value in ("bar", "lines", "off"):
         return value  # type: ignore[return-value]
-    raise ConfigurationError(f"execute(progress=...): {value!r} is none of {', '.join(get_args(ProgressKind))}")
+    raise ConfigurationError(
+        f"execute(progress=...): {value!r} is not known; give one of {', '.join(get_args(ProgressKind))}"
+    )
 
 
 def show_progress(
     running: RunningJob, submission: Submission, kind: Literal["bar", "lines", "off"], runtime: object
 ) -> None:
-    """Show how far a job is, until it is over or `stop_progress` is called; nothing of one that may never end.
+    """Shows the progress of a job in a thread, until the job is over or `stop_progress` is called.
 
-    Returns at once.
+    Shows nothing for a job that may never end. Returns at once.
     """
     given = bounded_input(submission)
     if kind == "off" or given is None:
@@ -69,7 +74,8 @@ def show_progress(
     follower = Follower(running, ProgressMeter(given), shown)
     with _LOCK:
         if not _FOLLOWERS:
-            # What is registered last is called first: this must be before Ray's own, which came with its import.
+            # Exit functions run in reverse order, and this one must run before Ray's own, which `import ray`
+            # registered.
             atexit.unregister(stop_progress)
             atexit.register(stop_progress)
         try:
@@ -82,7 +88,7 @@ def show_progress(
 
 
 def stop_progress(runtime: object | None = None) -> None:
-    """Nothing is asked of the jobs of a runtime (None: of all) any more."""
+    """Stops showing the progress of the jobs of a runtime, or of all jobs if it is None."""
     with _LOCK:
         found = [_FOLLOWERS.pop(each, []) for each in ([*_FOLLOWERS] if runtime is None else [runtime])]
     followers = [follower for of_one in found for follower in of_one]
@@ -93,17 +99,17 @@ def stop_progress(runtime: object | None = None) -> None:
 
 
 class Shown(Protocol):
-    """Where the progress of one job is shown."""
+    """A display of the progress of one job."""
 
     def update(self, now_s: float, reading: Reading) -> None:
-        """The job is here now."""
+        """Shows the progress at a time."""
 
     def end(self) -> None:
-        """Nothing follows."""
+        """Ends the display."""
 
 
 class Follower:
-    """Shows a job until it is over, nobody knows of it any more, or `stopped` is set."""
+    """Shows a job until it is over, its coordinator no longer answers, or `stopped` is set."""
 
     def __init__(self, running: RunningJob, meter: ProgressMeter, shown: Shown) -> None:
         self._running, self._meter, self._shown = running, meter, shown
@@ -111,14 +117,14 @@ class Follower:
         self.thread = threading.Thread(target=self.follow, name="progress of a job", daemon=True)
 
     def follow(self) -> None:
-        """What the thread does."""
+        """Requests and shows the progress again and again. Runs in the thread."""
         try:
             while not self.stopped.wait(POLL_S):
                 progress, now_s = self._running.progress(), time.monotonic()
                 self._shown.update(now_s, self._meter.read(now_s, progress))
                 if progress.status in _OVER:
                     return
-        except Exception as error:  # noqa: BLE001 (the job is not the less alive; whoever waits for it is told)
+        except Exception as error:  # noqa: BLE001 (the job itself is not affected; callers of `wait` get its errors)
             log.debug("the progress of a job is not shown any more: %s", error_text(error))
         finally:
             self._shown.end()
@@ -126,7 +132,7 @@ class Follower:
 
 
 def _forget(follower: Follower) -> None:
-    """Let go of a follower whose thread ends, and with it of the job and all that the job holds."""
+    """Removes a follower whose thread ends. It refers to the job and all objects of the job."""
     with _LOCK:
         for runtime, followers in list(_FOLLOWERS.items()):
             if follower in followers:
@@ -136,7 +142,7 @@ def _forget(follower: Follower) -> None:
 
 
 class Lines:
-    """Lines about one job, further and further apart."""
+    """Prints lines about one job at growing intervals."""
 
     def __init__(self, name: str, write: Callable[[str], None]) -> None:
         self._name = name
@@ -146,7 +152,7 @@ class Lines:
         self._wrote = False
 
     def update(self, now_s: float, reading: Reading) -> None:
-        """Write a line if it is time, or if the job is over and there was one."""
+        """Writes a line if it is due, or if the job is over and a line was written before."""
         if self._due_s is None:
             self._due_s = now_s + self._apart_s
         over = reading.status in _OVER
@@ -160,11 +166,11 @@ class Lines:
         self._write(f"{self._name}: {reading}")
 
     def end(self) -> None:
-        """Nothing is left open."""
+        """Does nothing, because lines need no end."""
 
 
 class Bars:
-    """The bars of all jobs of this process."""
+    """The display with the bars of all jobs of this process."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console
@@ -173,8 +179,8 @@ class Bars:
         self._jobs = 0
 
     def add(self, name: str) -> Bar:
-        """A bar for one more job."""
-        # Only now: it takes long, and most drivers have no terminal.
+        """Returns the bar of one more job."""
+        # Imported late: the import is slow, and most drivers have no terminal.
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
 
@@ -191,7 +197,7 @@ class Bars:
             return Bar(self, self._progress, self._progress.add_task(name, total=None, reading=""))
 
     def ended(self) -> None:
-        """One job is over. The display ends with the last one; what it has shown stays."""
+        """Records the end of one job. The display ends with the last job, and stays on the screen."""
         with self._lock:
             self._jobs -= 1
             if not self._jobs and self._progress is not None:
@@ -206,12 +212,12 @@ class Bar:
         self._bars, self._progress, self._task = bars, progress, task
 
     def update(self, now_s: float, reading: Reading) -> None:
-        """Move it. It goes to and fro where nobody knows how much is to be done."""
+        """Moves the bar. Without a known total it moves to and fro."""
         known = {} if reading.part is None else {"total": 1.0, "completed": reading.part}
         self._progress.update(self._task, reading=str(reading), **known)  # type: ignore[arg-type]
 
     def end(self) -> None:
-        """It stays as it is."""
+        """Stops the bar where it is."""
         self._progress.stop_task(self._task)
         self._bars.ended()
 
@@ -219,7 +225,7 @@ class Bar:
 BARS = Bars()
 _LOCK = threading.Lock()
 _FOLLOWERS: dict[object, list[Follower]] = {}
-"""Those of the jobs of each runtime that has any."""
+"""Followers of running jobs, by runtime."""
 
 
 def _print_line(line: str) -> None:
@@ -227,15 +233,15 @@ def _print_line(line: str) -> None:
 
 
 WINDOW_S = 30.0
-"""The rate is measured over this time."""
+"""The time over which the rate is measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class BoundedInput:
-    """What a bounded job has to read. `rows` is None where a split does not say how many it has."""
+    """The input of a bounded job. `rows` is None if the number of rows of a split is unknown."""
 
     vertices: frozenset[str]
-    """The sources."""
+    """The source vertices."""
     rows: int | None
     splits: int
     assigned: frozenset[str]
@@ -243,7 +249,7 @@ class BoundedInput:
 
 
 def bounded_input(submission: Submission) -> BoundedInput | None:
-    """What a job has to read; None if it may never end."""
+    """Returns the input of a job, or None if the job may never end."""
     sources = [vertex for vertex in submission.context.graph.vertices if vertex.source is not None]
     if any(vertex.source is None or is_unbounded(vertex.source.source) for vertex in sources):
         return None
@@ -263,7 +269,7 @@ def bounded_input(submission: Submission) -> BoundedInput | None:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How far a job is at one moment. What nobody knows is None."""
+    """Progress of a job at one moment. Unknown numbers are None."""
 
     status: str
     rows: int
@@ -276,7 +282,7 @@ class Reading:
     left_s: float | None
 
     def __str__(self) -> str:
-        """One line for people."""
+        """Returns the progress as one line of text."""
         rows = f"{self.rows:,} rows" if self.rows_total is None else f"{self.rows:,} of {self.rows_total:,} rows"
         begun = f"{self.splits:,}" if self.splits_begun is None else f"{self.splits_begun:,} of {self.splits:,}"
         shown = [
@@ -291,15 +297,15 @@ class Reading:
 
 
 class ProgressMeter:
-    """Of one job. The time that it is given only grows."""
+    """Computes the progress of one job. Times passed to it only grow."""
 
     def __init__(self, given: BoundedInput) -> None:
         self._input = given
         self._seen: deque[tuple[float, int]] = deque()
-        """Rows at moments of the window, and at the last one before it."""
+        """Numbers of rows at times within the window, and at the last time before it."""
 
     def read(self, now_s: float, progress: JobProgress) -> Reading:
-        """How far the job is, by what the coordinator says at this moment."""
+        """Returns the progress of the job, computed from an answer of the coordinator at this time."""
         given = self._input
         rows = self._of_sources(progress.rows_before) + self._of_sources(progress.rows_in)
         if given.rows is not None:
@@ -324,7 +330,7 @@ class ProgressMeter:
         return sum(count for vertex, count in rows.items() if vertex in self._input.vertices)
 
     def _rate(self, now_s: float, rows: int) -> float | None:
-        """Rows a second over the window; None until there is something to measure."""
+        """Returns the rows per second over the window, or None before there are two measurements."""
         if self._seen and rows < self._seen[-1][1]:
             self._seen.clear()
         self._seen.append((now_s, rows))

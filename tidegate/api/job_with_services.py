@@ -1,16 +1,16 @@
 """`JobWithServices`: a job with its services, which its driver sees as one job.
 
-A service lives with the job in the driver: the feed of a streaming DataFrame, the calls of `for_each_checkpoint`.
-`StreamEnvironment.execute` makes an `JobWithServices` if a job has any. Rules:
+A service lives with the job in the driver. Examples are the feed of a streaming DataFrame and the calls of
+`for_each_checkpoint`. `StreamEnvironment.execute` makes a `JobWithServices` if a job has any services. Rules:
 
-- Services start once the job was submitted. If one cannot start, the job is cancelled.
+- Services start once the job is submitted. If one cannot start, the job is cancelled.
 - `wait` returns when the job and its services are over.
-- Services are told when the job has ended, however it ended, even if nobody waits for it.
+- Services are notified when the job has ended, however it ended, even if no caller waits for it.
 - If a service fails, the job is cancelled. Its checkpoints stay, and it counts as failed, for the service's reason.
-- Whoever cancels the job or closes its environment stops the services. They leave within a bounded time. If they
-  leave work undone, a job whose tasks have finished counts as cancelled.
-- The next job of the environment may go on with what this one had. So a job that was cancelled here is over before the
-  next one is submitted, and services that are leaving have left before those of the next one start.
+- Cancelling the job or closing its environment stops the services. They end within a bounded time. If they leave work
+  undone, a job whose tasks have finished counts as cancelled.
+- The next job of the environment may continue from the state and tables of this one. So a job that was cancelled here
+  is over before the next one is submitted, and its services have ended before the services of the next job start.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 CANCELLED_WAIT_S = 60.0
 """How long the next job of an environment waits for one that was cancelled."""
 WATCHER_WAIT_S = 10.0
-"""How long `close` waits for the thread that waits for the end of the job."""
+"""How long `close` waits for the thread that watches for the end of the job."""
 _OVER = ("finished", "failed", "cancelled", "suspended")
 
 
@@ -42,7 +42,7 @@ class JobWithServices:
 
     def __init__(self, alone: RunningJob, services: Sequence[DriverService]) -> None:
         self._alone = alone
-        self._companions = tuple(services)
+        self._services = tuple(services)
         self._lock = threading.Lock()
         self._failure: str | None = None
         self._cancelled = False
@@ -50,45 +50,52 @@ class JobWithServices:
         self._watcher = threading.Thread(target=self._await_end, name="tidegate-driver-services", daemon=True)
 
     def start(self, before: Iterable[JobWithServices] = ()) -> None:
-        """Start the services, once those of the jobs `before` have left. If one cannot start, cancel and raise."""
+        """Starts the services, once the services of the jobs `before` have ended.
+
+        If a service cannot start, the job is cancelled and the error is raised.
+        """
         try:
             self._watcher.start()
             for job in before:
                 job.make_way()
-            for service in self._companions:
+            for service in self._services:
                 service.start(self.fail)
         except BaseException:
             self.cancel()
             raise
 
     def await_cancelled(self) -> None:
-        """If this job was cancelled, wait until it is over, for a bounded time. Called before the next job starts."""
+        """If this job was cancelled, waits up to `CANCELLED_WAIT_S` until it is over. Called before the next job
+        starts."""
         if not self._cancelled:
             return
         if not self.over:
-            log.info("a job that was cancelled is waited for, for %g s at most", CANCELLED_WAIT_S)
+            log.info("waiting up to %g s for the end of a cancelled job", CANCELLED_WAIT_S)
         try:
             if self.wait(CANCELLED_WAIT_S) is None:
-                log.warning("a job that was cancelled is not over after %g s", CANCELLED_WAIT_S)
+                log.warning("a cancelled job is not over after %g s", CANCELLED_WAIT_S)
         except JobFailedError as error:
-            log.warning("nobody knows whether a job that was cancelled is over: %s", error)
+            log.warning("cannot determine whether a cancelled job is over: %s", error)
 
     def make_way(self) -> None:
-        """Tell the services if the job is over, and wait for those that leave. Called before the next job's start."""
+        """Notifies the services if the job is over, and waits for services that are stopping.
+
+        Called before the next job starts.
+        """
         end = self._alone.wait(0.0)
         if end is not None:
-            self._tell(end.status)
-        for service in self._companions:
+            self._notify(end.status)
+        for service in self._services:
             if service.stopping:
                 service.wait(None)
 
     @property
     def over(self) -> bool:
-        """Whether job and services are over, as far as is known without asking."""
-        return self._ended.is_set() and all(service.wait(0.0) for service in self._companions)
+        """True if the job and its services are over, as far as this object has been notified."""
+        return self._ended.is_set() and all(service.wait(0.0) for service in self._services)
 
     def fail(self, reason: str) -> None:
-        """Cancel the job, because a service cannot go on. The first failure is the one that is reported."""
+        """Cancels the job, because a service has failed. The first failure is the one that is reported."""
         with self._lock:
             if self._failure is not None:
                 return
@@ -96,80 +103,82 @@ class JobWithServices:
         try:
             self.cancel()
         except TidegateError as error:
-            log.warning("the job goes on without what has failed beside it (%s): %s", reason, error)
+            log.warning(
+                "the job continues without its failed service (%s), because it cannot be cancelled: %s", reason, error
+            )
 
     def progress(self) -> JobProgress:
-        """The progress of the job now. It counts as running until its services are over."""
+        """Returns the progress of the job now. The job counts as running until its services are over."""
         progress = self._alone.progress()
         if progress.status not in _OVER:
             return progress
-        if not all(service.wait(0.0) for service in self._companions):
+        if not all(service.wait(0.0) for service in self._services):
             return replace(progress, status="running", reason=None)
         return self._as_a_whole(progress)
 
     def wait(self, timeout_s: float | None) -> JobProgress | None:
-        """Wait for the end of the job and of its services; None when the time is over first."""
+        """Waits for the end of the job and of its services. Returns None if the timeout passes first."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         progress = self._alone.wait(timeout_s)
         if progress is None:
             return None
-        for service in self._companions:
+        for service in self._services:
             if not service.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
                 return None
         return self._as_a_whole(progress)
 
     def cancel(self) -> None:
-        """Cancel the job, and stop the services."""
+        """Cancels the job, and stops the services."""
         self._cancelled = True
         try:
             self._alone.cancel()
         finally:
-            for service in self._companions:
+            for service in self._services:
                 service.stop()
 
     def close(self) -> None:
-        """Stop the services and wait for them. The environment calls it when it closes, after it ended the job."""
-        for service in self._companions:
+        """Stops the services and waits for them. The environment has ended the job before."""
+        for service in self._services:
             service.stop()
-        for service in self._companions:
+        for service in self._services:
             service.wait(None)
         if self._watcher.ident is not None:
             self._watcher.join(WATCHER_WAIT_S)
 
     def tasks(self) -> tuple[TaskProcessInfo, ...]:
-        """Those of the job."""
+        """Returns the process of each task of the job."""
         return self._alone.tasks()
 
     def vertices(self) -> tuple[VertexMetrics, ...]:
-        """Those of the job."""
+        """Returns the metrics of each vertex of the job."""
         return self._alone.vertices()
 
     def statistics(self) -> CheckpointStatistics:
-        """Those of the job."""
+        """Returns the checkpoint statistics of the job."""
         return self._alone.statistics()
 
     def request(self, wanted: SnapshotRequest, timeout_s: float) -> Answer:
-        """Ask the job."""
+        """Requests a checkpoint or savepoint from the job."""
         return self._alone.request(wanted, timeout_s)
 
     def _await_end(self) -> None:
         try:
             end = self._alone.wait(None)
-        except BaseException as error:  # noqa: BLE001 (without news of the job its services may not go on)
-            if not all(service.stopping for service in self._companions):
-                self.fail(f"nothing is known of the job: {error_text(error)}")
+        except BaseException as error:  # noqa: BLE001 (services must not continue if the job cannot be observed)
+            if not all(service.stopping for service in self._services):
+                self.fail(f"the job cannot be observed: {error_text(error)}")
         else:
             assert end is not None, "the wait has no end of its own"
-            self._tell(end.status)
+            self._notify(end.status)
 
-    def _tell(self, status: str) -> None:
+    def _notify(self, status: str) -> None:
         self._ended.set()
-        for service in self._companions:
+        for service in self._services:
             service.job_ended(status)
 
     def _as_a_whole(self, progress: JobProgress) -> JobProgress:
         if self._failure is None:
-            complete = progress.status == "failed" or all(service.complete for service in self._companions)
+            complete = progress.status == "failed" or all(service.complete for service in self._services)
             return progress if complete else replace(progress, status="cancelled")
         reason = self._failure if progress.status != "failed" else f"{progress.reason}; and {self._failure}"
         whole = progress.reason_with_values and f"{progress.reason_with_values}; and {self._failure}"

@@ -1,4 +1,4 @@
-"""Checks what users give: places, uids of operators, names and settings of jobs. It is refused where it is given."""
+"""Checks names and places that users give, at the call that gives them: URLs, uids of operators, names of jobs."""
 
 from __future__ import annotations
 
@@ -17,68 +17,81 @@ _ESCAPED_UID_BYTES_MAX = 110
 
 
 def location(given: object, setting: str) -> str:
-    """A folder or URL that a user gave, as a string; `~` is the user's home. ConfigurationError if it is no place."""
+    """Returns a folder or URL that a user gave as a string. `~` is replaced by the user's home.
+
+    Raises ConfigurationError if it is not a place, or contains a password or key.
+    """
     path = os.fspath(given) if isinstance(given, str | os.PathLike) else given
     if not isinstance(path, str) or not path or "\0" in path:
-        raise ConfigurationError(f"{setting}: {path!r} is no place; give a folder, or a URL such as s3://bucket/folder")
+        raise ConfigurationError(
+            f"{setting}: {path!r} is not a folder or URL; give a folder, or a URL such as s3://bucket/folder"
+        )
     if without_secrets(path) != path:
         raise ConfigurationError(
             f"{setting}: {without_secrets(path)!r} contains a password or a key, and URLs are written to logs and "
-            "checkpoints. Remove it from the URL; give it by the variables of the environment that the storage reads"
+            "checkpoints. Remove it from the URL, and set it in the environment variables that the storage reads"
         )
     check_name(setting, "a place", path, characters_max=None)
     return os.path.expanduser(path)
 
 
 def pointer(restore: str | os.PathLike[str] | None) -> str | None:
-    """The value of `restore=` as a string: a word such as "latest" stays as it is, anything else is a place."""
+    """Returns the value of `restore=` as a string. A word such as "latest" stays as it is, anything else is a place."""
     if restore is None or (isinstance(restore, str) and "/" not in restore):
         return restore
     return location(restore, "restore")
 
 
 def script_name() -> str:
-    """Returns the name of the script that runs, without its ending: the name of a job that was given none."""
+    """Returns the name of the running script without its ending, or "job" if there is no script.
+
+    A job without a name gets it.
+    """
     file = getattr(sys.modules.get("__main__"), "__file__", None)
     stem = "" if file is None else os.path.splitext(os.path.basename(file))[0]
     return stem if stem.isidentifier() and not stem.startswith("__") else "job"
 
 
 def check_name(setting: str, what: str, name: object, characters_max: int | None = _NAME_CHARACTERS_MAX) -> None:
-    """Raise ConfigurationError for a name that is empty, too long, or has characters that cannot be printed."""
+    """Raises ConfigurationError for a name that is empty, is too long, or has characters that cannot be printed."""
     if not isinstance(name, str) or not name:
         raise ConfigurationError(f"{setting}: {what} must be a string that is not empty, not {name!r}")
     if not name.isprintable():
         raise ConfigurationError(f"{setting}: {what} cannot have control characters or halves of surrogate pairs")
     if characters_max is not None and len(name) > characters_max:
-        raise ConfigurationError(f"{setting}: {what} has {len(name)} characters; {characters_max} are the limit")
+        raise ConfigurationError(f"{setting}: {what} has {len(name)} characters; use at most {characters_max}")
 
 
 def check_uid(uid: object, name: str) -> None:
-    """Raise ConfigurationError for a uid that cannot be part of a file's name."""
+    """Raises ConfigurationError for a uid that cannot be part of a file name."""
     setting = f"operator {name!r}"
     check_name(setting, "uid", uid)
     text = str(uid)
     if text in (".", "..") or "/" in text:
         raise ConfigurationError(
-            f"{setting}: uid {uid!r} cannot be part of the names of files; leave out slashes and dots"
+            f"{setting}: uid {uid!r} cannot be part of a file name; use a uid without slashes that is not a dot"
         )
     if len(escape(text)) > _ESCAPED_UID_BYTES_MAX:
         raise ConfigurationError(
-            f"{setting}: uid {uid!r} is too long for names of files; use at most {_ESCAPED_UID_BYTES_MAX} letters and "
+            f"{setting}: uid {uid!r} is too long for a file name; use at most {_ESCAPED_UID_BYTES_MAX} letters and "
             "digits (any other character counts for up to 12)"
         )
 
 
 def check_given(setting: str, given: object, kind: type, example: str) -> None:
-    """Raise ConfigurationError for an argument of `execute` that is neither None nor of its kind."""
+    """Raises ConfigurationError for an argument of `execute` that is neither None nor of type `kind`."""
     if given is not None and not isinstance(given, kind):
         raise ConfigurationError(f"execute({setting}=...): give {example}, not {given!r}")
 
 
 def combining_mode(given: str | None, configured: CombiningMode) -> CombiningMode:
-    """What `local_aggregation=` says or, where it is None, the configuration. ConfigurationError for anything else."""
+    """Returns the value of `local_aggregation=`, or the configured mode if the value is None.
+
+    Raises ConfigurationError for an unknown mode.
+    """
     modes: dict[str, CombiningMode] = {mode: mode for mode in get_args(CombiningMode)}
     if given is not None and given not in modes:
-        raise ConfigurationError(f"execute(local_aggregation=...): {given!r} is none of {', '.join(modes)}")
+        raise ConfigurationError(
+            f"execute(local_aggregation=...): {given!r} is not known; give one of {', '.join(modes)}"
+        )
     return configured if given is None else modes[given]

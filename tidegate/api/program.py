@@ -1,7 +1,7 @@
 """`Program`: the operators, tables and hooks that a driver script has added since it last executed a job.
 
-An environment has one for life, and clears it once a job was submitted. Streams know the program that they belong to,
-and nothing of the environment.
+An environment keeps one program and clears it after each submitted job. Streams refer to their program, and not to the
+environment.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NAME_IN_UID_CHARACTERS = 100
 
 
 class Program:
-    """Operators, tables, collected streams, views, functions of checkpoints and master hooks, as they were added."""
+    """Operators, tables, collected streams, views, checkpoint functions and hooks, in the order they were added."""
 
     def __init__(
         self, parallelism: int, open_store: OpenStore, preview: Callable[[Any, int, int], tuple[pa.Table, str]]
@@ -45,16 +45,16 @@ class Program:
         """`preview` runs the steps before a stream for its first rows (`StreamEnvironment._preview`)."""
         self.preview = preview
         self.parallelism = parallelism
-        """Parallelism of operators that name none."""
+        """Parallelism of operators that do not set their own."""
         self.max_parallelism: int | None = None
-        """Number of key groups; None if the user has not said how many."""
+        """Number of key groups, or None if the user has not set it."""
         self.open_store = open_store
         self.given_up = False
-        """Whether it could not be executed; then the next source begins another program."""
+        """True if an `execute` of this program has failed. The next source then begins another program."""
         self.clear()
 
     def clear(self) -> None:
-        """Begin an empty program. Streams made so far belong to none."""
+        """Begins an empty program. Streams made before belong to no program any more."""
         self.nodes: list[StreamNode] = []
         self.tables: list[OutputTable] = []
         self.collected: list[CollectedRows] = []
@@ -64,10 +64,10 @@ class Program:
         self.given_up = False
 
     def up_to(self, streams: Sequence[StreamNode]) -> Program:
-        """Another program, of these nodes and all nodes whose rows lead to them. This one stays as it is."""
+        """Returns a new program of these nodes and all nodes upstream of them. This program stays as it is."""
         other = Program(self.parallelism, self.open_store, self.preview)
         other.max_parallelism = self.max_parallelism
-        # A node comes behind those it reads. They are looked at twice: on the way to them, and on the way back.
+        # A node comes after its inputs, so each node is visited twice: before and after its inputs are added.
         left = [(node.maker, False) for node in reversed(streams)]
         while left:
             node, complete = left.pop()
@@ -79,7 +79,7 @@ class Program:
         return other
 
     def new_uid(self, name: str, uid: str | None) -> OperatorUid:
-        """The uid given, or one made of the operator's name and its place in the program."""
+        """Returns `uid`, or a uid made of the operator's name and its position in the program."""
         check_name("an operator's name", "name", name)
         if uid is None:
             uid = f"{name.replace('/', '-')[:_NAME_IN_UID_CHARACTERS]}-{len(self.nodes)}"
@@ -87,9 +87,11 @@ class Program:
         return OperatorUid(uid)
 
     def add_node(self, node: StreamNode, own: Collection[str] = ()) -> None:
-        """Add an operator. ConfigurationError if its input is of an earlier program, or its schema cannot be.
+        """Adds an operator.
 
-        `own` are the columns that tidegate itself adds in this step. They may pass through the steps behind.
+        `own` are the columns that tidegate itself adds in this step. They may pass through later steps.
+
+        Raises ConfigurationError if the input belongs to an earlier program, or the schema is not valid.
         """
         known = {*own}.union(*(upstream.schema.names for upstream, _ in node.inputs if upstream.schema is not None))
         if not isinstance(node.parallelism, int) or isinstance(node.parallelism, bool) or node.parallelism < 1:
@@ -108,30 +110,32 @@ class Program:
         self.nodes.append(node)
 
     def add_table(self, table: OutputTable) -> None:
-        """Add a table that a stream writes to. ConfigurationError if another stream writes to it already."""
+        """Adds a table that a stream writes to. Raises ConfigurationError if another stream writes to it already."""
         if any(other.url == table.url for other in self.tables):
             raise ConfigurationError(f"two streams of one job write to {table.url}; join them with union first")
         self.tables.append(table)
 
 
 def check_plain(schema: pa.Schema, where: str, own: Collection[str] = ()) -> None:
-    """Raise ConfigurationError for what is no schema, for columns that are called as tidegate's own, and for views.
+    """Raises ConfigurationError for a schema that rows of a stream cannot have.
 
-    So for columns of which Arrow cannot take single rows. Files and kernels lack all of these. `own` are columns that
-    are tidegate's own.
+    Refused are objects that are not a pyarrow Schema, columns with reserved names or with the same name twice, views,
+    and types of which Arrow cannot take single rows. Files and kernels support none of these. `own` are reserved
+    columns that tidegate itself added.
     """
     if not isinstance(schema, pa.Schema):
         raise ConfigurationError(f"{where}: the schema must be a pyarrow Schema, not {type(schema).__name__}")
     check_not_reserved((name for name in schema.names if name not in own), where)
     if doubles := sorted({name for name in schema.names if schema.names.count(name) > 1}):
-        raise ConfigurationError(f"{where}: columns {doubles} are there twice; rename or drop one of each")
+        raise ConfigurationError(f"{where}: columns {doubles} occur twice; rename or drop one of each")
     for field in schema:
         if holds_views(field.type):
             instead = without_views(field.type)
             raise ConfigurationError(f"{where}: column {field.name!r} is {field.type}, a view; use {instead} instead")
         if (instead := form_with_rows(field.type)) is not None:
             raise ConfigurationError(
-                f"{where}: column {field.name!r} is {field.type}, of which single rows cannot be taken; {instead}"
+                f"{where}: column {field.name!r} is {field.type}, and Arrow cannot take single rows of this type; "
+                f"{instead}"
             )
 
 
@@ -141,7 +145,7 @@ Duration = str | timedelta | int
 
 @dataclass(frozen=True, slots=True)
 class LookupView:
-    """A table that is looked up, and how often it is read again."""
+    """A table that queries look up, and how often it is read again."""
 
     table: Any
     refresh: Duration | None
@@ -153,7 +157,7 @@ View = Any
 
 
 class Views:
-    """The views of one program. Names are any case."""
+    """The views of one program. Names are not case-sensitive."""
 
     def __init__(self) -> None:
         self._views: dict[str, tuple[str, View]] = {}
@@ -167,10 +171,11 @@ class Views:
         max_stale: Duration | None,
         replace: bool,
     ) -> None:
-        """Register a stream, or a table. ConfigurationError for a name that is taken, or no name."""
+        """Registers a stream or a table. Raises ConfigurationError if the name is taken or not valid."""
         if not isinstance(name, str) or _NAME.fullmatch(name) is None:
             raise ConfigurationError(
-                f"create_temporary_view({name!r}): a name is letters, digits and underscores, and begins with no digit"
+                f"create_temporary_view({name!r}): a name has only letters, digits and underscores, and does not begin "
+                "with a digit; choose another name"
             )
         if name.lower() in self._views and not replace:
             raise ConfigurationError(
@@ -183,12 +188,12 @@ class Views:
         self._views[name.lower()] = (name, view if is_stream else LookupView(view, refresh, max_stale))
 
     def find(self, name: str) -> View | None:
-        """What is registered under a name; None if nothing is."""
+        """Returns the view with a name, or None if there is none."""
         found = self._views.get(name.lower())
         return None if found is None else found[1]
 
     def listed(self) -> str:
-        """The names, for errors."""
+        """Returns the names, for errors."""
         return ", ".join(sorted(name for name, _ in self._views.values())) or "none yet"
 
 
@@ -199,7 +204,7 @@ _ARGUMENTS_MAX = 1_000
 
 @dataclass(frozen=True, slots=True)
 class UserFunction:
-    """A function, the type of what it returns, whether it takes columns, and how many arguments it takes."""
+    """A function of the user, its result type, and the columns and number of arguments that it takes."""
 
     name: str
     function: Callable[..., Any]
@@ -210,16 +215,19 @@ class UserFunction:
 
 
 class UserFunctions:
-    """The functions of one environment. Names are any case."""
+    """The functions of one environment. Names are not case-sensitive."""
 
     def __init__(self) -> None:
         self._functions: dict[str, UserFunction] = {}
 
     def add(self, name: str, function: object, returns: Any, vectorized: bool, replace: bool) -> None:
-        """Register a function. ConfigurationError for one that queries could not call."""
+        """Registers a function. Raises ConfigurationError if queries could not call it."""
         what = f"create_temporary_function({name!r})"
         if not isinstance(name, str) or _NAME.fullmatch(name) is None:
-            raise ConfigurationError(f"{what}: a name is letters, digits and underscores, and begins with no digit")
+            raise ConfigurationError(
+                f"{what}: a name has only letters, digits and underscores, and does not begin with a digit; choose "
+                "another name"
+            )
         if name.lower() in self._functions and not replace:
             raise ConfigurationError(f"{what}: there is such a function already; take another name, or replace=True")
         if not callable(function) or isinstance(function, type):
@@ -227,8 +235,8 @@ class UserFunctions:
         called = function if inspect.isroutine(function) else type(function).__call__
         if inspect.iscoroutinefunction(called) or inspect.isgeneratorfunction(called):
             raise ConfigurationError(
-                f"{what}: a function returns one value for each row. To ask a service use map_async. To make several "
-                "rows return a list, and UNNEST it"
+                f"{what}: a function must return one value for each row. To call a service use map_async. To make "
+                "several rows return a list, and UNNEST it"
             )
         least, most = _arguments(function, what)
         _check_pickles(function, what)
@@ -236,7 +244,7 @@ class UserFunctions:
         self._functions[name.lower()] = UserFunction(name.upper(), function, made, vectorized, least, most)
 
     def find(self, name: str) -> UserFunction | None:
-        """The function of a name; None if there is none."""
+        """Returns the function with a name, or None if there is none."""
         return self._functions.get(name.lower())
 
 
@@ -245,7 +253,7 @@ _CALLABLE: ContextVar[UserFunctions | None] = ContextVar("functions that the que
 
 @contextmanager
 def functions_of(functions: UserFunctions | None) -> Iterator[None]:
-    """Expressions that are translated inside may call these functions."""
+    """Lets expressions that are translated within this context call these functions."""
     token = _CALLABLE.set(functions)
     try:
         yield
@@ -254,7 +262,7 @@ def functions_of(functions: UserFunctions | None) -> Iterator[None]:
 
 
 def user_function(name: str) -> UserFunction | None:
-    """The function of the user that a query may call by this name; None if there is none."""
+    """Returns the function of the user with a name, or None if the query may not call one."""
     functions = _CALLABLE.get(None)
     return None if functions is None else functions.find(name)
 
@@ -267,7 +275,9 @@ def _arguments(function: Callable[..., Any], what: str) -> tuple[int, int]:
     by_place = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
     needed = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY and each.default is each.empty]
     if needed:
-        raise ConfigurationError(f"{what}: SQL has no arguments by name, and {needed[0]!r} is one; give it a default")
+        raise ConfigurationError(
+            f"{what}: SQL has no arguments by name; give the keyword argument {needed[0]!r} a default"
+        )
     most = _ARGUMENTS_MAX if any(each.kind is each.VAR_POSITIONAL for each in parameters) else len(by_place)
     if not most:
         raise ConfigurationError(f"{what}: a function takes at least one argument, a value of the row")
@@ -282,7 +292,7 @@ def _returned(called: Any, returns: Any, what: str) -> pa.DataType:
             returns = getattr(called, "__annotations__", {}).get("return")
     if returns is None or returns is type(None):
         raise ConfigurationError(
-            f"{what}: say what it returns, by an annotation (def f(x: str) -> str) or by returns=str"
+            f"{what}: its return type is missing; give an annotation (def f(x: str) -> str), or returns=str"
         )
     return arrow_type(returns, f"{what}, returns")
 
@@ -294,11 +304,11 @@ def _check_pickles(function: object, what: str) -> None:
         if not is_failure(error):
             raise
         raise ConfigurationError(
-            f"{what}: the function cannot be pickled ({error_text(error)}), and goes to the tasks. Make what cannot be "
-            "pickled inside the function"
+            f"{what}: the function is sent to the tasks, and cannot be pickled ({error_text(error)}). Create objects "
+            "that cannot be pickled inside the function"
         ) from error
     if size > _PICKLED_BYTES_MAX:
         raise ConfigurationError(
-            f"{what}: the function carries {size:,} bytes, and at most {_PICKLED_BYTES_MAX:,} are allowed; let it load "
-            "what is large from a file when it is first called, or use map_batches with a tg.BatchFunction"
+            f"{what}: the function has {size:,} bytes when pickled, and at most {_PICKLED_BYTES_MAX:,} are allowed; "
+            "load large objects from a file in its first call, or use map_batches with a tg.BatchFunction"
         )

@@ -1,4 +1,4 @@
-"""`WebAccess`: the web server of an environment: on Ray the one of the cluster, else one in this process."""
+"""`WebAccess`: starts or finds the web server of an environment. All environments on a Ray cluster share one server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class WebAccess:
-    """That of one environment. `url` is None before `serve`."""
+    """The web server of one environment. `url` is None before `serve`."""
 
     def __init__(self, runtime: Runtime) -> None:
         self.url: str | None = None
@@ -25,7 +25,10 @@ class WebAccess:
         self._server: WebServer | None = None
 
     def serve(self, options: WebOptions) -> str:
-        """Have the jobs served, unless they are, and say so once. Returns the address. Raises ConfigurationError."""
+        """Starts serving the jobs, unless they are served already, and prints the address.
+
+        Returns the address. Raises ConfigurationError.
+        """
         if self.url is not None:
             return self.url
         need("serve_web", "web")
@@ -38,11 +41,11 @@ class WebAccess:
         return self.url
 
     def page_of(self, job_id: JobId) -> str | None:
-        """The page of a job; None where nobody serves it."""
+        """Returns the address of the page of a job, or None before `serve`."""
         return None if self.url is None else f"{self.url}/ui/jobs/{quote(job_id)}"
 
     def close(self) -> None:
-        """End a server in this process. That of a cluster is not this environment's alone."""
+        """Ends a server in this process. The server of a cluster continues, because other environments use it."""
         server, self._server, self.url = self._server, None, None
         if server is not None:
             server.stop()

@@ -1,2 +1,2 @@
-"""The commands of `tidegate`: each group parses in a module `*_command.py`; `tidegate/cli/main.py` puts them
+"""The commands of `tidegate`. Each module `*_command.py` parses one command group, and `main.py` puts the groups
 together."""

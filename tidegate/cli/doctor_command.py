@@ -1,7 +1,7 @@
-"""The commands `doctor` and `--version`: what of tidegate works on this machine, and how to get the rest.
+"""The commands `doctor` and `--version`: which parts of tidegate work on this machine, and how to install the rest.
 
-`doctor` changes nothing and connects to no cluster. It looks at installed packages, at the Java that Spark would get,
-and at the disk, the memory and the ports of this machine.
+`doctor` changes nothing and connects to no cluster. It checks installed packages, the Java that Spark would use, and
+the disk, the memory and the ports of this machine.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PORTS = {8081: "the page of the jobs takes the next free one", 8265: "the dashb
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at: what was found, and what to do if it does not work."""
+    """The result of one check: what was found, and what to do if it does not work."""
 
     what: str
     state: State
@@ -42,7 +42,7 @@ class Finding:
 
 
 def show_version(wanted: bool) -> None:
-    """Print the version and end, where `--version` was given."""
+    """Prints the version and ends, if `--version` is given."""
     if wanted:
         print(f"tidegate {metadata.version('tidegate')}")
         raise typer.Exit
@@ -74,7 +74,7 @@ def doctor_command(as_json: JsonOption = False) -> None:
 
 
 def examine() -> Iterator[Finding]:
-    """Yields what was found on this machine, from what every program needs to what only some do."""
+    """Yields the results of all checks, from what every program needs to what only some programs need."""
     yield Finding("tidegate", "ok", f"{metadata.version('tidegate')}, Python {sys.version.split()[0]} in {sys.prefix}")
     yield from _libraries()
     yield from _extras()

@@ -1,6 +1,6 @@
 """The commands `events`, `checkpoints explain`, `checkpoints relocate`, `state read` and `state write`.
 
-They need the meaning of events and keys, and so `tidegate.recovery.state_processor`. Their exit codes are those of
+They interpret events and keys, and so need `tidegate.recovery.state_processor`. Their exit codes are the exit codes of
 `checkpoints_command.py`.
 """
 
@@ -36,7 +36,7 @@ ArrowOption = Annotated[
 AllOption = Annotated[bool, typer.Option("--all", help="With --why: print a long chain whole.")]
 RawOption = Annotated[bool, typer.Option("--raw", help="Print the events themselves, entry by entry.")]
 TimelineCheckpointOption = Annotated[
-    int | None, typer.Option("--checkpoint", metavar="NUMBER", help="Print all that is known of one checkpoint.")
+    int | None, typer.Option("--checkpoint", metavar="NUMBER", help="Print all details of one checkpoint.")
 ]
 RestartsOption = Annotated[bool, typer.Option("--restarts", help="Print failures and restarts alone.")]
 StateAtOption = Annotated[
@@ -44,14 +44,12 @@ StateAtOption = Annotated[
     typer.Option(
         "--state-at",
         metavar="WHEN",
-        help="Print what the coordinator knew: behind an event, by its number; or at 2026-11-23T16:27 (UTC), or 10min.",
+        help="Print the coordinator's state after an event, by its number, or at 2026-11-23T16:27 (UTC), or 10min ago.",
     ),
 ]
 SinceOption = Annotated[
     str | None,
-    typer.Option(
-        "--since", metavar="WHEN", help="Leave out what is older: 10min before now, or 2026-11-23T16:27 (UTC)."
-    ),
+    typer.Option("--since", metavar="WHEN", help="Print only newer lines: since 10min ago, or 2026-11-23T16:27 (UTC)."),
 ]
 
 
@@ -68,13 +66,12 @@ def events_command(
     state_at: StateAtOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print what happened to jobs, a line for each decision; or with --why the chain of events that led to one event.
+    """Print what happened to jobs, a line for each decision; or with --why the causes of one event.
 
-    Each checkpoint has one line. The numbers are those of events. Exit code 1 if an entry cannot be read.
+    Each checkpoint has one line. The numbers are the numbers of events. Exit code 1 if an entry cannot be read.
     """
     # Imported here, so that `--help` is fast.
-    from tidegate.cli.event_printing import print_chain, print_history
-    from tidegate.cli.timeline_printing import Choice, moment_ms, print_timeline
+    from tidegate.cli.event_printing import LineFilter, moment_ms, print_chain, print_history, print_timeline
     from tidegate.recovery.event_history import EventHistory
     from tidegate.recovery.state_processor.job_states import logs_under, only_one
     from tidegate.recovery.state_processor.timeline import read_timeline
@@ -93,7 +90,7 @@ def events_command(
         if raw:
             unreadable = sum(print_history(EventHistory.read(log, job_id)) for job_id, log in logs.items())
         else:
-            choice = Choice(checkpoint, restarts, None if since is None else moment_ms(since))
+            choice = LineFilter(checkpoint, restarts, None if since is None else moment_ms(since))
             found = [read_timeline(log, job_id) for job_id, log in logs.items()]
             for timeline in found:
                 print_timeline(timeline, choice, as_json)
@@ -149,15 +146,15 @@ def relocate_command(
 def read_command(
     path: CheckpointArgument,
     uid: Annotated[str, typer.Option("--uid", help="The operator.")],
-    state: Annotated[str | None, typer.Option("--state", help="Its state; may be left out where it has one.")] = None,
-    rows: Annotated[int, typer.Option("--rows", min=0, help="Print so many rows at most.")] = 20,
+    state: Annotated[str | None, typer.Option("--state", help="Its state. Not needed if it has only one.")] = None,
+    rows: Annotated[int, typer.Option("--rows", min=0, help="Print at most this many rows.")] = 20,
     out: Annotated[
         str | None, typer.Option("--out", metavar="FILE", help="Write all rows to this file: .parquet, else Arrow IPC.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Read one state of one operator in a checkpoint or savepoint: print some rows, or write all of them to a file."""
-    from tidegate.recovery.state_processor.row_files import print_rows, write_rows
+    from tidegate.cli.row_files import print_rows, write_rows
     from tidegate.recovery.state_reader import read_state_batches
 
     with explained(), read_state_batches(path, uid=uid, state=state) as reader:
@@ -171,18 +168,20 @@ def write_command(
     target: Annotated[str, typer.Argument(metavar="TARGET", help="The folder in which it gets a folder of its own.")],
     files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Rows: .parquet, else Arrow IPC.")],
     uid: Annotated[str, typer.Option("--uid", help="The operator that gets the state.")],
-    state: Annotated[str, typer.Option("--state", help="Its state, which is put as `state read` gives it.")],
-    key: Annotated[list[str] | None, typer.Option("--key", help="A key column; again for another one.")] = None,
-    job: Annotated[str | None, typer.Option("--job", help="Begin with nothing, for a job of this name.")] = None,
+    state: Annotated[str, typer.Option("--state", help="Its state. Rows have the form that `state read` prints.")],
+    key: Annotated[list[str] | None, typer.Option("--key", help="A key column. Repeat the option for more.")] = None,
+    job: Annotated[
+        str | None, typer.Option("--job", help="Begin with an empty savepoint, for a job of this name.")
+    ] = None,
     base: Annotated[str | None, typer.Option("--base", metavar="PATH", help="Begin with a savepoint.")] = None,
     max_parallelism: Annotated[int | None, typer.Option("--max-parallelism", help="Key groups.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a savepoint with one keyed state out of files, and print its path.
+    """Write a savepoint with one keyed state from files, and print its path.
 
     The operator keeps the key columns that it has in the base.
     """
-    from tidegate.recovery.state_processor.row_files import rows_of_files
+    from tidegate.cli.row_files import rows_of_files
     from tidegate.recovery.state_processor.savepoint_writer import SavepointWriter
 
     with explained():
@@ -196,8 +195,8 @@ def write_command(
 
 
 def _print_state(path: str, job: str | None, when: str, as_json: bool) -> None:
+    from tidegate.cli.event_printing import moment_ms
     from tidegate.cli.terminal import time_text
-    from tidegate.cli.timeline_printing import moment_ms
     from tidegate.recovery.state_processor.job_states import job_state
 
     with explained():
@@ -212,8 +211,8 @@ def _print_state(path: str, job: str | None, when: str, as_json: bool) -> None:
 
 
 def _write_history(path: str, job: str | None, file: str) -> None:
+    from tidegate.cli.row_files import write_rows
     from tidegate.recovery.state_processor.explanations import history
-    from tidegate.recovery.state_processor.row_files import write_rows
 
     with explained():
         found = history(path, job)

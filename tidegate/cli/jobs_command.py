@@ -198,7 +198,7 @@ def _once_it_runs(job: Job, what: str, timeout: str) -> int:
 
 
 def _is_over(job: Job) -> bool:
-    """Whether the job has ended and its log records the end."""
+    """Returns whether the job has ended and its log records the end."""
     try:
         job.wait(0)
     except JobTimeoutError:
@@ -373,7 +373,7 @@ class JobTimeline:
 
     def news(self) -> list[str]:
         """Returns the decisions since the previous call, as lines of text or of JSON."""
-        from tidegate.cli.timeline_printing import line_object, line_text
+        from tidegate.cli.event_printing import line_object, line_text
 
         lines = [line for line in self._reader.read() if not line.line.detail]
         timeline = self._reader.timeline()

@@ -1,6 +1,6 @@
 """The `tidegate` command, whose entry point is `main`.
 
-It puts the command groups together; `terminal.py` has what they share.
+It puts the command groups together. `terminal.py` has the helpers that all groups share.
 """
 
 from __future__ import annotations

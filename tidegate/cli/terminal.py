@@ -1,8 +1,8 @@
-"""What all command groups of `tidegate` share: options, error reports, JSON, tables and times.
+"""Helpers of all command groups of `tidegate`: options, error reports, JSON, tables and times.
 
 `main.py` puts the groups together. Rules of every command:
 
-- It imports what it needs when it runs, so that `--help` is fast.
+- It imports the modules that it needs when it runs, so that `--help` is fast.
 - It ends with 0 on success, 1 for a checkpoint that is damaged or cannot be read, and 2 for wrong usage.
 - A TidegateError is printed as one sentence, without a traceback.
 """
@@ -57,9 +57,9 @@ def print_found(found: _Found, as_json: bool, print_text: Callable[[_Found], Non
 
 
 def print_json(value: object) -> None:
-    """Prints a dataclass, or what consists of dataclasses, as one line of JSON.
+    """Prints a dataclass, or a collection of dataclasses, as one line of JSON.
 
-    Names are those of the fields; sizes are in bytes, times in milliseconds since the epoch.
+    The names are the fields of the dataclasses. Sizes are in bytes, times in milliseconds since the epoch.
     """
     typer.echo(json.dumps(plain_value(value), ensure_ascii=False))
 

@@ -56,9 +56,9 @@ class BadRowsLog:
         self._seen = 0
 
     def add(self, letters: pa.RecordBatch, place: str) -> pa.RecordBatch:
-        """Log some, and return them as they leave their reader: without marks of values (`user_values.py`).
+        """Logs some of them, and returns all as they leave their reader: without marks of values (`user_values.py`).
 
-        `place` is a format that takes the columns of a letter, such as "line {line} of {file}".
+        `place` is a format string with the columns of a letter, such as "line {line} of {file}".
         """
         for number in range(letters.num_rows):
             self._seen += 1

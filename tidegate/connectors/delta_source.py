@@ -2,12 +2,13 @@
 
 A split is a file. Rules:
 
-- The version is chosen once, when the job is submitted. A restored job goes on in the files of its checkpoint, whatever
-  the table has by then: Delta never changes a file, and whoever does so all the same is found out by size and time.
-- Columns by which the table is partitioned have the values of Delta's log; a column that was added to the table is null
-  in files that lack it. Files are passed over whose values the program's filter drops.
-- What this would read otherwise than Spark is refused, and says so: deletion vectors, column mapping, and features that
-  came later. A table that only could have such is fine.
+- The version is chosen once, when the job is submitted. A restored job continues in the files of its checkpoint, even
+  if the table has changed. Delta never changes a file, and a file that was changed all the same is detected by size and
+  time.
+- Columns by which the table is partitioned have the values of Delta's log. A column that was added to the table is null
+  in files that lack it. Files are skipped whose values the program's filter drops.
+- A table that this source would read differently than Spark is refused with the reason: deletion vectors, column
+  mapping, and features that came later. A table that only could use them is accepted.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _READER_VERSION_MAX = 3
 _READ_ALIKE = frozenset(
     {"appendOnly", "deletionVectors", "columnMapping", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"}
 )
-"""Features of a table for readers that change nothing here, or are looked at one by one."""
+"""Reader features of a table that do not affect this source, or that are checked one by one."""
 _ADVICE = Advice(
     "Delta never changes a file, so something else did; put it back as it was, or start without restore",
     "A vacuum may have deleted it: let vacuums keep files for longer than jobs run (RETAIN n HOURS), and start without "
@@ -63,13 +64,13 @@ class DeltaSource:
     version: int
     schema: pa.Schema
     files: tuple[tuple[DeltaFile, int], ...]
-    """Each with its number of rows, -1 where Delta does not know that."""
+    """Each file with its number of rows, -1 if Delta's log does not have it."""
     rows: Rows = None
-    """Rows that count."""
+    """The rows that count for the program."""
 
     @staticmethod
     def open(url: str, version: int | None = None) -> DeltaSource:
-        """The newest version, or an earlier one. Raises ConfigurationError, StorageError."""
+        """Opens the newest version, or an earlier one. Raises ConfigurationError, StorageError."""
         store = open_store(url)
         check_place(store.url)
         if version is not None and (not isinstance(version, int) or isinstance(version, bool) or version < 0):
@@ -97,11 +98,14 @@ class DeltaSource:
         return DeltaSource(store.url, table.version(), schema, tuple(files))
 
     def splits(self) -> Sequence[SourceSplit]:
-        """One for each file."""
+        """Returns one split for each file."""
         return tuple(SourceSplit(file.file.path, encode(file), rows) for file, rows in self.files)
 
     def check_restored(self, splits: Sequence[SourceSplit]) -> None:
-        """A restored job reads the files of the version that the first one had found."""
+        """Raises ConfigurationError for splits of another source.
+
+        A restored job reads the files of the version that was found at the first submission.
+        """
         if strange := [s.split_id for s in splits if s.payload and not isinstance(decode(s.payload), DeltaFile)]:
             raise ConfigurationError(
                 f"its split {strange[0]!r} is not a file of a Delta table; give the source of the checkpoint, or start "
@@ -128,7 +132,7 @@ class _DeltaReader:
         self._open: OpenFile | None = None
 
     def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
-        """Rows of a file. Raises UnreadableFileError, StorageError."""
+        """Returns rows of a file. Raises UnreadableFileError, StorageError."""
         source = self._source
         if self._open is None or self._open.path != split.split_id:
             file = decode(split.payload)

@@ -45,7 +45,7 @@ class MemorySource:
 
     @staticmethod
     def of(data: InMemory, splits: int) -> MemorySource:
-        """A source of a table, a polars DataFrame, a record batch, or several of these with one schema."""
+        """Returns a source of a table, a polars DataFrame, a record batch, or several of these with one schema."""
         table = _as_table(data)
         data = _joined(data) if table is None else table
         plain = plain_schema(data.schema)
@@ -54,7 +54,10 @@ class MemorySource:
             data.validate(full=True)
             plain_data = data if plain is data.schema else data.cast(plain)
         except ValueError as error:
-            raise ConfigurationError(f"from_batches: the data does not match its own schema: {error}") from error
+            raise ConfigurationError(
+                f"from_batches: the data does not match its own schema: {error}. Build the Arrow data again from "
+                "its values"
+            ) from error
         return MemorySource(owned_table(plain_data), splits)
 
     @property
@@ -69,7 +72,7 @@ class MemorySource:
         return pa.Table.from_batches(self._batch, self._schema).column(name)
 
     def splits(self) -> Sequence[SourceSplit]:
-        """The ranges. The payload is the first row; the number in the id keeps empty ranges apart."""
+        """Returns the ranges. The payload is the first row; the number in the id distinguishes empty ranges."""
         bounds = [self._rows * i // self._splits for i in range(self._splits + 1)]
         return [
             SourceSplit(f"{number}: rows {start} to {stop}", f"{start}".encode(), stop - start)
@@ -77,7 +80,7 @@ class MemorySource:
         ]
 
     def reader(self) -> SourceReader:
-        """A reader over the same memory."""
+        """Returns a reader over the same memory."""
         return _MemoryReader(pa.Table.from_batches(self._batch, self._schema))
 
 
@@ -86,12 +89,12 @@ class _MemoryReader:
         self._table = table
 
     def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
-        """Rows of one range."""
+        """Returns rows of one range."""
         rows = min(rows_max, split.rows - offset)
         if rows <= 0:
             return ReadResult(None, offset, True)
         start = int(split.payload) + offset
-        # Of more than 2 GiB of strings there are several: the others are read next.
+        # More than 2 GiB of strings make several batches. The next read returns the next one.
         batch = self._table.slice(start, rows).combine_chunks().to_batches()[0]
         next_offset = offset + batch.num_rows
         return ReadResult(batch, next_offset, next_offset >= split.rows)

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     import polars as pl
 
 ALTERNATIVES_MAX = 16
-"""For a stream with more alternatives than this, all rows count."""
+"""The most groups of tests. Beyond that all rows count."""
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnTest:
-    """`column test constant`, where the constant is as polars writes it down; empty for tests of null."""
+    """The test `column test constant`. The constant is serialized by polars; empty for tests of null."""
 
     column: str
     test: str
@@ -33,18 +33,21 @@ class ColumnTest:
 
 
 Rows: TypeAlias = tuple[tuple[ColumnTest, ...], ...] | None
-"""Rows that count: those for which all tests of one of these groups hold. None: all rows."""
+"""Groups of tests. A row counts if all tests of one group hold. None: all rows count."""
 
 
 def either(first: Rows, second: Rows) -> Rows:
-    """The rows that count for one reader of a stream or the other."""
+    """Returns the rows that count for at least one of two readers of a stream."""
     if first is None or second is None or len(first) + len(second) > ALTERNATIVES_MAX:
         return None
     return first + tuple(tests for tests in second if tests not in first)
 
 
 def rows_renamed(columns: dict[str, str], after: Rows) -> Rows:
-    """The rows that count before a step which only copies columns: name in its output to name in its input."""
+    """Returns the rows that count before a step that only copies columns.
+
+    The mapping is from the name in its output to the name in its input.
+    """
     if after is None or any(test.column not in columns for tests in after for test in tests):
         return None
     return tuple(tuple(replace(test, column=columns[test.column]) for test in tests) for tests in after)
@@ -65,10 +68,10 @@ def rows_kept(condition: pl.Expr, after: Rows) -> Rows:
 
 
 def tests_of(condition: pl.Expr) -> tuple[ColumnTest, ...] | None:
-    """The tests that must all hold where a condition is true; None if not all of it is understood."""
+    """Returns the tests that must all hold for a condition to be true, or None if a part of it is not supported."""
     condition = condition.meta.undo_aliases()
     written = json.loads(condition.meta.serialize(format="json"))
-    # As JSON it has lost NaN and infinity; its parts have them.
+    # JSON loses NaN and infinity. The parts of the expression still have them.
     parts = condition.meta.pop()[::-1]
     match written:
         case {"BinaryExpr": {"op": "And"}}:

@@ -2,12 +2,14 @@
 
 Rules:
 
-- Row `i` has value `i`, and the timestamp at which it is due. So replay is exact: rows depend on their number.
-- The first timestamp is that of the submission. It is in the payload of each split: a restored job goes on with it.
-- No row comes before it is due. Rows that are overdue, after a restore or a pause, come as fast as they are taken.
-- Rows become due in steps of TICK_MS. So a high rate makes large batches, and not many small ones. At a low rate the
-  rows of a step are in one split, and those of the next step in the next split: a batch costs the same however few rows
-  it has.
+- Row `i` has value `i`, and the timestamp at which it is due. Replay is exact, because rows depend on their number
+  only.
+- The first timestamp is the time of the submission. The payload of each split contains it, so a restored job keeps it.
+- A row is never returned before it is due. Overdue rows, after a restore or a pause, are returned as fast as they are
+  read.
+- Rows become due in steps of TICK_MS, so that a high rate makes large batches instead of many small ones. At a low rate
+  all rows of a step are in one split, and the rows of the next step in the next split, because a batch costs the same
+  however few rows it has.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from tidegate.storage.errors import ConfigurationError
 
 TICK_MS = 20
 ROWS_A_BATCH = 16
-"""Fewer rows of each split in a step are too few for a batch of their own."""
+"""The rows of each split in a step that make a batch worth its cost."""
 _MS = 1_000
 
 
@@ -61,7 +63,7 @@ class RateSource:
 
     @property
     def ends(self) -> bool:
-        """Whether the source has a last row."""
+        """True if the source has a last row."""
         return self.rows is not None
 
     @property
@@ -70,7 +72,10 @@ class RateSource:
         return pa.schema([("timestamp", pa.timestamp("ms", "UTC")), ("value", pa.int64())])
 
     def splits(self) -> Sequence[SourceSplit]:
-        """Every `split_count`-th block of rows. The payload is the timestamp of row 0, and the rate."""
+        """Returns a split for every `split_count`-th block of rows.
+
+        The payload is the timestamp of row 0, and the rate.
+        """
         payload = f"{self.clock()} {self._rate}".encode()
         return [
             SourceSplit(
@@ -80,7 +85,7 @@ class RateSource:
         ]
 
     def length(self, number: int) -> int:
-        """Rows of a split of a bounded source."""
+        """Returns the number of rows of a split of a bounded source."""
         assert self.rows is not None
         return _share(self.rows, number, self.split_count, self.block)
 
@@ -91,7 +96,10 @@ class RateSource:
         return a_step if 1 <= a_step < ROWS_A_BATCH * self.split_count else 1
 
     def check_restored(self, splits: Sequence[SourceSplit]) -> None:
-        """Rate, number of rows and number of splits cannot change: timestamps and places of rows depend on them."""
+        """Raises ConfigurationError if rate, number of rows or number of splits have changed.
+
+        Timestamps and places of rows depend on them.
+        """
         now = {split.split_id: split.rows for split in self.splits()}
         rates = {split.payload.split()[1].decode() for split in splits}
         changed = [split.split_id for split in splits if now.get(split.split_id) != split.rows]
@@ -119,7 +127,7 @@ class _RateReader:
     clock: Callable[[], int]
 
     def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
-        """The rows of a split that are due."""
+        """Returns the rows of a split that are due."""
         number = int(split.split_id.split()[1])
         first_ms = int(split.payload.split()[0])
         stop = offset + rows_max

@@ -45,7 +45,7 @@ from ray.data import Dataset, Datasource, ReadTask
 from ray.data.block import BlockMetadata
 
 from tidegate.connectors.source import Source, SourceReader, SourceSplit
-from tidegate.spark_bridge.dataframes.parquet_source import (
+from tidegate.connectors.staged_parquet import (
     MANIFEST_PATH,
     FileLimits,
     ParquetSource,
@@ -89,7 +89,7 @@ class RayDataError(TidegateError):
 
 
 def _check_whole(ds: Dataset) -> None:
-    """Raise ConfigurationError if Ray Data may leave blocks of a dataset out."""
+    """Raises ConfigurationError if Ray Data may drop blocks of a dataset."""
     if ds.context.max_errored_blocks:
         raise ConfigurationError(
             f"from_ray_dataset: max_errored_blocks is {ds.context.max_errored_blocks} in the context of the dataset, "
@@ -159,7 +159,7 @@ class RayDatasetSource:
         raise ConfigurationError("a ray.data.Dataset is read only after it was staged: use env.from_ray_dataset(ds)")
 
     def _files(self, store: Store, folder: str) -> tuple[StagedFile, ...]:
-        """The files that tasks of Ray Data have written, in the order of blocks."""
+        """Returns the files that tasks of Ray Data have written, in the order of blocks."""
         if ray.is_initialized() and ray.available_resources().get("CPU", 0.0) < 1.0:
             log.warning(
                 "from_ray_dataset: no CPU is free in the Ray cluster, and Ray Data's tasks need one each. Without any "
@@ -209,11 +209,11 @@ def _write_block(block: pa.Table, *, store: Store, folder: str, schema: pa.Schem
 
 
 def _in_schema(block: pa.Table, schema: pa.Schema) -> pa.Table:
-    """A block with the columns of the dataset. ConfigurationError unless it has these, of types that fit."""
+    """Returns a block in the columns of the dataset. Raises ConfigurationError if its columns or types do not fit."""
     if sorted(block.column_names) != sorted(schema.names):
         raise ConfigurationError(
             f"a block of the dataset has columns {columns_text(block.schema)}, and not {columns_text(schema)}. All "
-            "blocks need the same columns; give schema= if those of the first block are not right"
+            "blocks need the same columns; give schema= if the columns of the first block are not right"
         )
     table = block.select(schema.names)
     for field, found in zip(schema, table.schema, strict=True):
@@ -229,7 +229,7 @@ def _in_schema(block: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _fits(found: pa.Field, wanted: pa.Field) -> bool:
-    """Whether every value of one type is also a value of the wanted type.
+    """Returns whether every value of one type is also a value of the wanted type.
 
     Arrow treats floats as wider than decimals, but rounds these.
     """
@@ -244,14 +244,14 @@ def _fits(found: pa.Field, wanted: pa.Field) -> bool:
 
 
 def _rounds(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether decimals, also inside a type, would become floats. `wanted` begins with the fields of `found`."""
+    """Returns whether decimals, also inside a type, would become floats. `wanted` begins with the fields of `found`."""
     if pa.types.is_decimal(found):
         return bool(pa.types.is_floating(wanted))
     return any(_rounds(found.field(at).type, wanted.field(at).type) for at in range(found.num_fields))
 
 
 def _schema_of(ds: Dataset) -> pa.Schema:
-    """Columns of a dataset, from its first block if need be. ConfigurationError if it has none."""
+    """Returns the columns of a dataset, from its first block if necessary. Raises ConfigurationError without any."""
     try:
         found = ds.schema()
         if found is not None and not isinstance(found.base_schema, pa.Schema):
@@ -271,7 +271,7 @@ def _same(block: pa.Table) -> pa.Table:
 
 
 def _checked(schema: pa.Schema) -> pa.Schema:
-    """The schema without metadata. ConfigurationError, by name, for columns that streams do not have."""
+    """Returns the schema without metadata. Raises ConfigurationError, by name, for columns that streams do not have."""
     twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
     if twice:
         raise ConfigurationError(f"from_ray_dataset: the dataset has several columns called {', '.join(twice)}")
@@ -297,12 +297,12 @@ def _checked(schema: pa.Schema) -> pa.Schema:
 
 
 def _has_null(kind: pa.DataType) -> bool:
-    """Whether a type, or a type inside it, is the null type."""
+    """Returns whether a type, or a type inside it, is the null type."""
     return bool(pa.types.is_null(kind)) or any(_has_null(kind.field(at).type) for at in range(kind.num_fields))
 
 
 def _extension_of(kind: pa.DataType) -> str:
-    """Name of the extension that a type, or one inside it, is of; "" if none is."""
+    """Returns the name of the extension type of a type, or of one inside it, or "" if there is none."""
     if isinstance(kind, pa.BaseExtensionType):
         return str(kind.extension_name)
     inner = (_extension_of(kind.field(at).type) for at in range(kind.num_fields))
@@ -310,10 +310,10 @@ def _extension_of(kind: pa.DataType) -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """Why Ray Data failed, without stack traces.
+    """Returns why Ray Data failed, without stack traces.
 
-    The text of a task's error begins with the stack trace of the cause: the first line that begins with the name of an
-    error names it. Other errors are shown as they are.
+    The text of a task's error begins with the stack trace of the cause, in which the first line that begins with the
+    name of an error is the cause. Other errors are shown as they are.
     """
     named = [line.rstrip(". ") for line in str(error).splitlines() if _NAMES_CAUSE.match(line)]
     if named and isinstance(error, ray.exceptions.RayError):
@@ -371,17 +371,17 @@ class _TableFiles(Datasource):
         self._files = tuple(files)
 
     def get_name(self) -> str:
-        """Name of the read in Ray Data's plans and progress bars."""
+        """Returns name of the read in Ray Data's plans and progress bars."""
         return "TidegateTable"
 
     def estimate_inmemory_data_size(self) -> int | None:
-        """Bytes of the files, compressed: what Ray Data chooses the number of read tasks by."""
+        """Returns the compressed bytes of the files, from which Ray Data chooses the number of read tasks."""
         return sum(file.size_bytes for file in self._files)
 
     def get_read_tasks(
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: object = None
     ) -> list[ReadTask]:
-        """At most `parallelism` tasks in append mode; in upsert mode as many as the size of the files needs."""
+        """Returns up to `parallelism` tasks in append mode, and as many as the files need in upsert mode."""
         if not self._files:
             return [self._task(_no_rows, (), 0, per_task_row_limit)]
         if self._info.mode == "upsert":
@@ -412,7 +412,7 @@ class _TableFiles(Datasource):
         return ReadTask(read_fn, metadata, schema=self._info.arrow_schema, per_task_row_limit=row_limit)
 
     def _buckets(self) -> int:
-        """Number of tasks that share the keys: one if a key is of a type without a hash."""
+        """Returns the number of tasks that share the keys: one if a key is of a type without a hash."""
         size_bytes = sum(file.size_bytes for file in self._files)
         try:
             _hashes(self._info.arrow_schema.empty_table(), self._info)
@@ -426,7 +426,7 @@ def _no_rows(store: Store, info: TableInfo, files: Sequence[DataFile]) -> Iterat
 
 
 def _appended(store: Store, info: TableInfo, files: Sequence[DataFile]) -> Iterator[pa.Table]:
-    """The rows of files of an append table, a block for each file."""
+    """Yields the rows of files of an append table, a block for each file."""
     for file in files:
         yield read_rows(store, info, file)
 
@@ -443,5 +443,5 @@ def _newest(
 
 
 def _hashes(rows: pa.Table, info: TableInfo) -> NDArray[np.uint64]:
-    """The hash of the key of each row."""
+    """Returns the hash of the key of each row."""
     return hash_columns(one_batch(rows.select(list(info.keys)), "table.to_ray"), info.keys)

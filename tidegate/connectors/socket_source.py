@@ -47,7 +47,7 @@ class SocketSource:
 
     @property
     def schema(self) -> pa.Schema:
-        """Spark's: a line."""
+        """Spark's columns: a single one, the line."""
         return LINE_SCHEMA
 
     @property
@@ -56,11 +56,11 @@ class SocketSource:
         return LETTERS if self.bad_rows == "side" else None
 
     def splits(self) -> Sequence[SourceSplit]:
-        """One connection."""
+        """Returns a single split, the connection."""
         return [SourceSplit(f"{self.host}:{self.port}", b"")]
 
     def reader(self) -> SourceReader:
-        """A reader with a connection of its own."""
+        """Returns a reader with a connection of its own."""
         return _SocketReader(self)
 
 
@@ -72,7 +72,7 @@ class _SocketReader:
         self._rest = b""
         """The begin of a line that has not ended yet."""
         self._passes = False
-        """Whether the bytes up to the next line feed belong to a line that was too long, and was given already."""
+        """True while the bytes up to the next line feed belong to a line that was too long, and is already reported."""
         self._lines: list[bytes] = []
         self._line = 1
         """The number of the first of these lines."""
@@ -80,7 +80,10 @@ class _SocketReader:
         self._log = BadRowsLog(log)
 
     def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
-        """Lines that have come, without waiting. OSError without a connection, ConfigurationError for a bad line."""
+        """Returns lines that have arrived, without waiting.
+
+        Raises OSError without a connection, ConfigurationError for a bad line.
+        """
         if not self._lines and not self._closed:
             self._receive()
         lines = self._lines[:rows_max]
@@ -97,13 +100,13 @@ class _SocketReader:
         return ReadResult(batch, offset + len(lines), at_end, bad=bad)
 
     def close(self) -> None:
-        """Close the connection."""
+        """Closes the connection."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
     def _letters(self, lines: Sequence[bytes], faults: Mapping[int, str]) -> pa.RecordBatch:
-        """Dead letters. Raises ConfigurationError if a bad line fails the job."""
+        """Returns dead letters. Raises ConfigurationError if a bad line fails the job."""
         rows = [
             {
                 "raw": lines[number][:LETTER_BYTES_MAX],

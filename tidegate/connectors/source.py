@@ -74,10 +74,10 @@ class ReadResult:
     bad: pa.RecordBatch | None = None
     lost: int = 0
 
-    def says_nothing(self, offset: int) -> bool:
-        """Whether a read from `offset` on returned neither rows nor any other news."""
-        told = self.at_end or self.found or self.induces is not None or self.payload is not None
-        return self.next_offset == offset and not told
+    def is_empty(self, offset: int) -> bool:
+        """Returns whether a read from `offset` on returned neither rows nor any other news."""
+        has_news = self.at_end or self.found or self.induces is not None or self.payload is not None
+        return self.next_offset == offset and not has_news
 
 
 class SourceReader(Protocol):
@@ -88,7 +88,7 @@ class SourceReader(Protocol):
         ...
 
     def close(self) -> None:
-        """Release files."""
+        """Releases files."""
         ...
 
 
@@ -137,7 +137,7 @@ class EndingSource(Protocol):
 
     @property
     def ends(self) -> bool:
-        """Whether it ends by itself."""
+        """True if it ends by itself."""
         ...
 
 
@@ -201,19 +201,19 @@ class StaticSource(Protocol):
 
 
 def is_assignable(source: Source) -> bool:
-    """Whether the coordinator may assign the splits of this source while the job runs."""
+    """Returns whether the coordinator may assign the splits of this source while the job runs."""
     if is_unbounded(source) or isinstance(source, ExternallyInducedSource):
         return False
     return not (isinstance(source, StaticSource) and source.static_splits)
 
 
 def is_unbounded(source: Source) -> bool:
-    """Whether subtasks read the splits of this source in turn."""
+    """Returns whether subtasks read the splits of this source in turn."""
     return isinstance(source, UnboundedSource) and source.unbounded
 
 
 def never_ends(source: Source) -> bool:
-    """Whether a job that reads this source has no end of its own."""
+    """Returns whether a job that reads this source has no end of its own."""
     return is_unbounded(source) and not (isinstance(source, EndingSource) and source.ends)
 
 

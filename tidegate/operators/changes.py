@@ -34,7 +34,7 @@ CHANGE = "row_kind"
 INSERT, UPDATE_AFTER, UPDATE_BEFORE, DELETE = "+I", "+U", "-U", "-D"
 _KINDS = (INSERT, UPDATE_AFTER, UPDATE_BEFORE, DELETE)
 _COMES = 2
-"""Kinds before this position are of rows that come."""
+"""Kinds before this position mark added rows."""
 
 _KIND_BYTES = 2
 _IT_COMES, _IT_GOES = 1, 2
@@ -51,7 +51,10 @@ def with_kind(schema: pa.Schema) -> pa.Schema:
 
 
 def rows_that_come(batch: pa.RecordBatch) -> Flags:
-    """Which rows of a batch of changes come; the others are taken back. ValueError for a row that is none."""
+    """Returns True for each added row of a batch of changes, False for each retracted row.
+
+    Raises ValueError for a row without a valid kind.
+    """
     column = plain(batch.column(CHANGE))
     codes = _codes(column)
     if codes is not None and (meanings := _MEANINGS[codes]).all():

@@ -1,4 +1,4 @@
-"""The column that marks combined rows, which stand for several rows of one key, and what is counted of them."""
+"""Combined rows, which represent several rows of one key each: the column that marks them, and how to count them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COMBINED = own_name("combined")
 
 
 def is_combined(schema: pa.Schema) -> bool:
-    """Whether batches of this schema have combined rows."""
+    """Returns whether batches of this schema have combined rows."""
     return len(schema) > 0 and schema.names[-1] == COMBINED
 
 

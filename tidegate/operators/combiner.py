@@ -124,10 +124,10 @@ class Combiner:
 
 
 def _counts_rows(aggregate: Aggregate) -> bool:
-    """Whether it counts all rows of a group, whatever they hold."""
+    """Returns whether an aggregate counts all rows of a group, independent of their values."""
     return aggregate.kind is AggregateKind.COUNT and aggregate.column is None and aggregate.condition is None
 
 
 def _are_exact(aggregates: Mapping[str, Aggregate], fields: Fields) -> bool:
-    """Whether no sum is one of floats."""
+    """Returns whether combining is exact: there is no sum of floats."""
     return not any(a.kind in _SUMS and pa.types.is_floating(fields[name][0].type) for name, a in aggregates.items())

@@ -9,13 +9,13 @@ Rules of `CombiningRule` in mode `auto`:
 - Combining pays where many rows make few groups, so the rule measures groups per row. Batches with fewer than
   `ROWS_MIN` rows are sent as they are and are not measured: there the call costs more than it saves.
 - The rule turns combining on when `LOOKED_AT` measured batches together have made at most `ON_AT` groups per row, and
-  off at `OFF_AT`. Between the two it changes nothing. After a change it measures as many batches anew, so it cannot
-  switch more often.
+  off at `OFF_AT`. Between the two it changes nothing. After a change it measures the same number of new batches, so it
+  cannot switch more often.
 - While combining is off, the rule measures only now and then: first after `PAUSE_MIN` batches, then after twice as
   many each time, and at most after `PAUSE_MAX`. It looks at the first rows of a batch (one in `LOOKED_INTO`). If these
   alone make more groups than `OFF_AT` allows for the whole batch, the measurement ends there.
-- What the rule measures does not depend on what it decides: a row has its key whether or not it was combined. So the
-  rule cannot oscillate.
+- The measurements do not depend on the decisions: a row has its key whether or not it was combined. The rule therefore
+  cannot oscillate.
 - The rule is pure and is in memory alone. A restored task starts with a new one.
 """
 
@@ -48,7 +48,7 @@ _KINDS = frozenset({AggregateKind.COUNT, AggregateKind.SUM, AggregateKind.MEAN})
 
 @dataclass(frozen=True, slots=True)
 class LocalAggregation:
-    """What senders may combine on one edge. `window` and `time` describe windows of event time, if there are any."""
+    """Describes what senders may combine on one edge. `window` and `time` (a column) are None without windows."""
 
     keys: tuple[str, ...]
     aggregates: Mapping[str, Aggregate]
@@ -60,20 +60,20 @@ class LocalAggregation:
 
     @property
     def is_exact(self) -> bool:
-        """Whether combining aggregates of these kinds changes no result. Types of columns may still forbid it.
+        """True if combining rows for these kinds of aggregates changes no result. Types of columns may still forbid it.
 
-        A choice (first, last) depends on the order of rows, also across slices that share a node: late rows of sliding
-        and cumulating windows go directly to nodes of several slices. Combined rows no longer have that order.
+        `first` and `last` depend on the order of rows. Combined rows of sliding and cumulating windows lose this order,
+        because late rows are added to nodes that several slices share. So these windows combine no `first` and `last`.
         """
         from tidegate.operators.windows.window_specs import Tumbling
 
         one_slice = self.window is None or isinstance(self.window, Tumbling)
         kinds = _KINDS if one_slice else _KINDS - CHOICES
-        return all(a.kind in kinds and not a.taken_back for a in self.aggregates.values())
+        return all(a.kind in kinds and not a.retractable for a in self.aggregates.values())
 
 
 def may_pay(mode: CombiningMode, rows: int) -> bool:
-    """Whether a batch with this number of rows is worth a `CombiningRule` at all."""
+    """Returns whether a batch with this number of rows is worth a `CombiningRule` at all."""
     return rows >= ROWS_MIN if mode == "auto" else mode == "on" and rows > 1
 
 
@@ -83,14 +83,14 @@ class CombiningRule:
     def __init__(self, mode: CombiningMode) -> None:
         self._mode = mode
         self.combining = mode == "on"
-        """Whether batches are combined now."""
+        """True if batches are combined now."""
         self._rows = self._groups = self._measured = 0
         self._pause = PAUSE_MIN
         self._left = 0
         """Batches that pass before the next measurement."""
 
     def looks_at(self, rows: int) -> bool:
-        """Whether to group a batch: to combine it, or to measure whether that would pay."""
+        """Returns whether to group a batch: to combine it, or to measure whether that would pay."""
         if not may_pay(self._mode, rows):
             return False
         if self._mode == "auto" and not self.combining and self._left:
@@ -103,7 +103,10 @@ class CombiningRule:
         return rows // LOOKED_INTO if self._mode == "auto" and not self.combining else 0
 
     def gives_up(self, rows: int, groups: int) -> bool:
-        """Whether the first rows of a batch already make more groups than the whole batch may. Ends a measurement."""
+        """Returns whether the first rows of a batch already exceed the groups that the whole batch may have.
+
+        If so, the measurement ends.
+        """
         if groups <= OFF_AT * rows:
             return False
         self._forget()
@@ -111,7 +114,7 @@ class CombiningRule:
         return True
 
     def combines(self, rows: int, groups: int) -> bool:
-        """Whether to combine a batch that was grouped."""
+        """Returns whether to combine a batch that was grouped."""
         if self._mode == "auto":
             self._measure(rows, groups)
         return self.combining and groups < rows
@@ -136,6 +139,6 @@ class CombiningRule:
         self._rows = self._groups = self._measured = 0
 
     def _rest(self) -> None:
-        """Start a pause, during which batches are not measured."""
+        """Starts a pause, during which batches are not measured."""
         self._left = self._pause
         self._pause = min(2 * self._pause, PAUSE_MAX)

@@ -108,15 +108,15 @@ class Operator:
         return None
 
     generates_watermarks: bool = False
-    """Whether the operator generates the watermarks for the operators after it. Watermarks from upstream then stop
+    """True if the operator generates the watermarks for the operators after it. Watermarks from upstream then stop
     here, except the last one (`MAX_WATERMARK_MS`), which ends event time for every operator."""
 
     has_keyed_state: bool = False
-    """Whether the operator may have keyed state. Known before `open`."""
+    """True if the operator may have keyed state. Known before `open`."""
 
     @property
     def waits_for_event_time(self) -> bool:
-        """Whether the operator reacts to watermarks. Known before `open`.
+        """True if the operator reacts to watermarks. Known before `open`.
 
         Operators that do not react are not called with watermarks, because a call costs more than a batch.
         """

@@ -142,9 +142,10 @@ def blame_call(context: OperatorContext, method: str) -> Iterator[None]:
 
 
 def is_failure(error: BaseException) -> bool:
-    """Whether an exception means that user code has failed. Every exception does, also an exit or a library's panic.
+    """Returns whether an exception means that user code has failed.
 
-    Only Ctrl-C does not. Never abandon a generator inside a `Blame`: its `GeneratorExit` would count as a failure.
+    Every exception except Ctrl-C does, including SystemExit and a library's panic. Never abandon a generator inside a
+    `Blame`, because its `GeneratorExit` would count as a failure.
     """
     return not interrupts(error)
 

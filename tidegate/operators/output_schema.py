@@ -5,7 +5,7 @@ Operators that call functions of the user have one each; so has a table sink, fo
 - The first output batch fixes names and types, unless the user gave a schema.
 - A column that was all null so far takes the type of its first values.
 - Any other change is an error that names the column.
-- Strings that come out of polars get the type that the input column of that name has, else plain `string`.
+- Strings from polars get the type of the input column with that name, or else plain `string`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _GIVEN_ADVICE = "return what fits, or give the column another type in schema="
 
 
 class SchemaMismatchError(ValueError):
-    """An output batch does not have the schema of those before it."""
+    """An output batch does not have the schema of the earlier batches."""
 
 
 class PinnedSchema:
@@ -51,10 +51,13 @@ class PinnedSchema:
         self.schema: pa.Schema | None = given
         """None until the first batch."""
         self.own_row: RowCopier = owned_row_copier(given)
-        """Copies a row when a function hands it over. TypeError for what is not a row."""
+        """Copies a row that a function returns. Raises TypeError for other objects."""
 
     def conform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The batch with the columns of the schema, in their order. SchemaMismatchError if that is impossible."""
+        """The batch with the columns of the schema, in their order.
+
+        Raises SchemaMismatchError if that is impossible.
+        """
         batch = batch.replace_schema_metadata(None)
         if batch.schema is not self.schema and (plain := plain_schema(batch.schema)) is not batch.schema:
             batch = batch.cast(plain)
@@ -106,7 +109,7 @@ class PinnedSchema:
         return self.conform(batch)
 
     def _check_complete(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """SchemaMismatchError for a row that lacks a column of the schema that was given."""
+        """Raises SchemaMismatchError for a row that lacks a column of the schema that was given."""
         assert self.schema is not None
         for row in rows:
             if missing := [name for name in self.schema.names if name not in row]:
@@ -206,7 +209,10 @@ class FromPolars:
 
 
 def polars_frame(batch: pa.RecordBatch) -> pl.DataFrame:
-    """The batch as a polars frame, without a copy where polars has the type. ConfigurationError where it lacks one."""
+    """The batch as a polars frame, without a copy where polars has the type.
+
+    Raises ConfigurationError where it lacks one.
+    """
     import polars as pl
 
     check_polars_has(batch.schema)

@@ -76,7 +76,7 @@ def shown(value: object) -> str:
 
 
 def check_text(value: str) -> None:
-    """Raise InexactValueError for a string with half of a surrogate pair, which UTF-8 cannot encode."""
+    """Raises InexactValueError for a string with half of a surrogate pair, which UTF-8 cannot encode."""
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -87,7 +87,7 @@ def exact_array(values: Sequence[Any], wanted: pa.DataType | None = None, *, com
     """The values as a column of a type; without one, of the type that they have in common.
 
     `complete`: a dict must have every field of its struct. Otherwise fields that it lacks are null.
-    InexactValueError for a value that would change; ArrowException where values have no common type.
+    Raises InexactValueError for a value that would change; ArrowException where values have no common type.
     """
     kinds = set(map(type, values))
     if any(issubclass(kind, pa.Scalar) for kind in kinds):
@@ -106,12 +106,12 @@ def exact_array(values: Sequence[Any], wanted: pa.DataType | None = None, *, com
 
 
 def check_exact(values: Sequence[Any], array: pa.Array) -> None:
-    """Raise InexactValueError for a value that Arrow has changed in an array that it has made of these values."""
+    """Raises InexactValueError for a value that Arrow has changed in an array that it has made of these values."""
     _check(values, array.type, complete=False, array=array)
 
 
 def _is_missing(kind: type) -> bool:
-    """Whether values of a type are pandas' nulls, without an import of pandas."""
+    """Returns whether values of a type are pandas' nulls, without an import of pandas."""
     return kind.__name__ in ("NaTType", "NAType") and kind.__module__.partition(".")[0] == "pandas"
 
 
@@ -130,7 +130,10 @@ def _inferred(values: Sequence[Any]) -> pa.Array:
 
 
 def exact_cast(column: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """The column in another type, by the rules for single values. InexactValueError where a value would change."""
+    """The column in another type, by the rules for single values.
+
+    Raises InexactValueError where a value would change.
+    """
     if pa.types.is_integer(column.type) and pa.types.is_temporal(wanted):
         return column.cast(wanted)
     if (reason := exact_casts.refusal_of(column.type, wanted, may_drop=False)) is not None:
@@ -172,7 +175,7 @@ def column_of(values: Any, wanted: pa.DataType) -> pa.Array:
 
 
 def _first_refused(values: Sequence[Any], wanted: pa.DataType, error: Exception) -> InexactValueError:
-    """Find the value that Arrow has refused: try them one by one."""
+    """Finds the value that Arrow has refused, by trying them one by one."""
     for value in values:
         try:
             pa.array([value], type=wanted)
@@ -189,7 +192,7 @@ def _check(
     array: pa.Array | None = None,
     kinds: set[type] | None = None,
 ) -> None:
-    """Raise InexactValueError for a value that Arrow has changed in a column of this type.
+    """Raises InexactValueError for a value that Arrow has changed in a column of this type.
 
     `array` is the column and `kinds` are the types of the values, if they are at hand.
     """
@@ -349,7 +352,10 @@ RowCopier = Callable[[Any], dict[str, Any]]
 
 
 def owned_row(row: Any) -> dict[str, Any]:
-    """Returns a copy of a row that shares nothing with it that could be changed. TypeError if it is not a row."""
+    """Returns a copy of a row that shares nothing with it that could be changed.
+
+    Raises TypeError if it is not a row.
+    """
     if not isinstance(row, Mapping):
         row = _fields_of(row)
     return {name: value if type(value) in _FIXED else owned_value(value) for name, value in row.items()}
@@ -399,7 +405,7 @@ def owned_result(result: Any) -> Any:
 
 
 def _may_change(data_type: pa.DataType) -> bool:
-    """Whether a column of a type takes Python values that can be changed."""
+    """Returns whether a column of a type accepts mutable Python values."""
     kinds = pa.types
     if kinds.is_dictionary(data_type):
         return _may_change(data_type.value_type)
@@ -422,7 +428,7 @@ def is_record(value: object) -> bool:
 
 
 def _fields_of(row: Any) -> dict[str, Any]:
-    """Returns the fields of a dataclass object or a named tuple. TypeError for anything else."""
+    """Returns the fields of a dataclass object or a named tuple. Raises TypeError for anything else."""
     if dataclasses.is_dataclass(type(row)):
         return {field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
     if is_record(row):
@@ -441,7 +447,7 @@ _TEXT = frozenset({pa.string().id, pa.large_string().id})
 
 
 def python_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """A dict for each row. ValueError if two columns share a name, or for a time that Python cannot hold."""
+    """A dict for each row. Raises ValueError if two columns share a name, or for a time that Python cannot hold."""
     names = batch.schema.names
     if not names or len(set(names)) < len(names):
         rows: list[dict[str, Any]] = batch.to_pylist()
@@ -462,7 +468,10 @@ def _maker(names: tuple[str, ...]) -> Callable[..., list[dict[str, Any]]]:
 
 
 def python_values(column: pa.Array, where: str = "a column") -> list[Any]:
-    """The values of a column, None for null. ValueError for a time that Python cannot hold; `where` begins it."""
+    """The values of a column, None for null.
+
+    Raises ValueError for a time that Python cannot hold; `where` begins it.
+    """
     if column.type.id in _TEXT:
         texts: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
         return texts
@@ -485,7 +494,7 @@ def python_values(column: pa.Array, where: str = "a column") -> list[Any]:
 
 @lru_cache(maxsize=256)
 def _has_fine_times(data_type: pa.DataType) -> bool:
-    """Whether values of a type have times of day in nanoseconds."""
+    """Returns whether values of a type have times of day in nanoseconds."""
     if isinstance(data_type, pa.BaseExtensionType):
         return _has_fine_times(data_type.storage_type)
     if pa.types.is_dictionary(data_type) or pa.types.is_run_end_encoded(data_type):
@@ -496,7 +505,7 @@ def _has_fine_times(data_type: pa.DataType) -> bool:
 
 
 def _check_fine_times(column: pa.Array, where: str) -> None:
-    """Raise ValueError for a time of day with a fraction of a microsecond."""
+    """Raises ValueError for a time of day with a fraction of a microsecond."""
     column = plain(column)
     if not _has_fine_times(column.type):
         return

@@ -41,7 +41,7 @@ def as_they_are(times: NDArray[np.int64], watermarks: NDArray[np.int64]) -> NDAr
 
 @dataclass(frozen=True, slots=True)
 class DueByAge:
-    """A `Due`: rows that are so far behind the watermark are too late."""
+    """A `Due`: rows that are this far behind the watermark are too late."""
 
     age_ms: int
 
@@ -55,7 +55,7 @@ class SourceSplits:
     """State of the source for the rows that are being processed."""
 
     in_turn: bool = False
-    """Whether the task has a source whose splits are read in turn."""
+    """True if the task has a source whose splits are read in turn."""
     current: int | None = None
     """The split that they are from, by its number in the task."""
     active: set[int] = field(default_factory=set)
@@ -67,11 +67,11 @@ class SourceSplits:
 
     @property
     def all_idle(self) -> bool:
-        """Whether no other task needs to wait for the event time of this task."""
+        """True if no other task needs to wait for the event time of this task."""
         return bool(self.idle) and not self.active
 
     def begin(self, splits: Iterable[int], without_rows: Iterable[int] = ()) -> None:
-        """The source begins with these splits, and reads them in turn; some of them never have rows."""
+        """Called when the source begins with these splits, and reads them in turn. Some never have rows."""
         self.in_turn, self.active, self.idle = True, set(splits), set(without_rows)
 
     def restore(self, split: int | None, event_times: EventTimes) -> None:
@@ -85,21 +85,21 @@ class SourceSplits:
         return tuple((uid, newest[split]) for uid, newest in self.newest_ms.items() if split in newest)
 
     def joins(self, split: int, *, has_rows: bool) -> None:
-        """The source reads this split as well from now on."""
+        """Called when the source starts to read another split."""
         (self.active if has_rows else self.idle).add(split)
 
     def has_rows(self, split: int) -> None:
-        """The rows that come now are from this split."""
+        """Called when the next rows are from this split."""
         self.current = split
         self.idle.discard(split)
         self.active.add(split)
 
     def has_nothing(self, split: int) -> None:
-        """A split has had no rows for long."""
+        """Called when a split has had no rows for the time of `idleness=`."""
         self.active.discard(split)
         self.idle.add(split)
 
     def has_ended(self, split: int) -> None:
-        """The rows that come now are the last ones of this split, if there are any."""
+        """Called when a split has ended, before its last rows are processed."""
         self.active.discard(split)
         self.idle.discard(split)

@@ -1,4 +1,4 @@
-"""What an edge of the job graph carries: rows by a partitioning, or the side output of an operator.
+"""The content of an edge of the job graph: rows by a partitioning, or the side output of an operator.
 
 Rules of side outputs:
 

@@ -1,8 +1,8 @@
-"""Why checkpoints and tasks fail: a closed list of reasons, the error of an operator, and errors as bounded text.
+"""Reasons for failures of checkpoints and tasks: a closed list, the error of an operator, and errors as bounded text.
 
-The reasons are those of Flink's `CheckpointFailureReason` that can happen in tidegate. A *counted* reason counts
-towards the tolerable number of failed checkpoints. The other reasons are not a fault of the job: a request that came
-too early, a task that had just finished, an attempt that failed for another reason.
+The list contains the reasons of Flink's `CheckpointFailureReason` that can happen in tidegate. A *counted* reason
+counts towards the tolerable number of failed checkpoints. The other reasons are not a fault of the job: a request that
+came too early, a task that had just finished, an attempt that failed for another reason.
 
 Runtimes, drivers and the API turn errors into text with the functions of this module. They never raise, whatever the
 class of a user's error does.
@@ -51,7 +51,7 @@ class CheckpointFailureReason(enum.Enum):
 
     @property
     def counted(self) -> bool:
-        """Whether the failure counts against the tolerable number of failed checkpoints."""
+        """Returns whether the failure counts against the tolerable number of failed checkpoints."""
         return self in _COUNTED
 
 
@@ -213,7 +213,7 @@ class OperatorError(TidegateError):
     """
 
     permanent = False
-    """Whether a restart would fail in the same way. Then the job is not restarted."""
+    """True if a restart would fail in the same way. Then the job is not restarted."""
 
     fingerprint = ""
     """Equal for two failures of one operator with the same error at the same row. Empty for failures that may pass."""

@@ -67,12 +67,12 @@ class BarrierOptions:
 
     @property
     def canonical(self) -> bool:
-        """Whether state is written as a full snapshot of sorted rows: a savepoint in canonical format."""
+        """Returns whether state is written as a full snapshot of sorted rows: a savepoint in canonical format."""
         return self.kind.is_savepoint and self.savepoint_format is SavepointFormat.CANONICAL
 
     @property
     def timeoutable(self) -> bool:
-        """Whether the barrier may become unaligned on its way."""
+        """Returns whether the barrier may become unaligned on its way."""
         return self.alignment is Alignment.ALIGNED and self.aligned_timeout_ms is not None
 
 
@@ -83,7 +83,7 @@ ALIGNED_BARRIER = BarrierOptions()
 @wire
 @dataclass(frozen=True, slots=True)
 class Barrier:
-    """Separates the elements that belong to checkpoint `checkpoint_id` (before) from those that do not (after).
+    """Separates the elements of checkpoint `checkpoint_id`, before it, from the later elements.
 
     `base`: a completed checkpoint that an incremental snapshot may build on. Its files are kept meanwhile. With None
     the snapshot is full.

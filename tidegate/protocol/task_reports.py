@@ -1,4 +1,4 @@
-"""What a task reports to the coordinator: figures of a snapshot, and where its state was restored from."""
+"""Values that a task reports to the coordinator: figures of a snapshot, and where its state was restored from."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NO_METRICS = SnapshotMetrics()
 
 @wire
 class StateOrigin(enum.Enum):
-    """Where a task of an attempt got its state from: the most expensive place that it needed.
+    """The place from which a task of an attempt got its state: the most expensive place that it needed.
 
     A restore reads each piece of state from the cheapest place that has it. Small parts may come from storage in any
     case.

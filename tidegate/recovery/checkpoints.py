@@ -2,9 +2,10 @@
 
 Rules:
 
-- Only completed checkpoints are listed, never one that was given up.
-- A damaged one is listed as damaged. `latest` passes it over for the one before it, with a warning that says why.
-- To verify a checkpoint is to read every byte that it refers to.
+- Only completed checkpoints are listed, never an aborted one.
+- A damaged checkpoint is listed as damaged. `latest` skips it for the one before it, with a warning that gives the
+  reason.
+- To verify a checkpoint is to read every byte to which it refers.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ _logger = logging.getLogger(__name__)
 class CheckpointSummary:
     """One completed checkpoint or savepoint.
 
-    `size_bytes` is that of the state, in-flight data included. `triggered_at_ms` is in ms since the epoch. Both are -1
-    if the metadata cannot be read.
+    `size_bytes` is the size of the state, in-flight data included. `triggered_at_ms` is in ms since the epoch. Both are
+    -1 if the metadata cannot be read.
 
     `verified` is None if only the metadata was read, True if every file was, and False if something is damaged;
-    `reason` then says what.
+    `reason` then names the damage.
     """
 
     path: str
@@ -54,14 +55,14 @@ class CheckpointSummary:
     verified: bool | None = None
     reason: str | None = None
     restored_from: str | None = None
-    """Path of the checkpoint that the job itself was restored from."""
+    """Path of the checkpoint from which the job itself was restored."""
     savepoint: bool = False
-    """Whether it is a savepoint: self-contained, and never deleted by a job."""
+    """True for a savepoint, which is self-contained, and never deleted by a job."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerificationReport:
-    """What `verify` found: whether all is whole, else the problems in words; how many files and bytes it has read."""
+    """The result of `verify`: whether everything is whole, the problems as text, and the files and bytes read."""
 
     path: str
     ok: bool
@@ -73,10 +74,10 @@ class VerificationReport:
 def list_checkpoints(
     url: str, job: str | None = None, *, open_store: OpenStore = open_store
 ) -> list[CheckpointSummary]:
-    """All completed checkpoints and savepoints directly under a root; with `job` those of the job of this name or id.
+    """Returns all completed checkpoints and savepoints directly under a root. `job` selects the job of this name or id.
 
-    Oldest first; a savepoint comes before the checkpoint that it is a copy of. State files are not read.
-    Raises StorageError.
+    Oldest first. A savepoint comes before the checkpoint of which it is a copy. State files are not read. Raises
+    StorageError.
     """
     store = open_store(url)
     ordered: list[tuple[int, CheckpointSummary]] = []
@@ -86,7 +87,7 @@ def list_checkpoints(
         if summary is not None and job in (None, summary.job_id, summary.job_name):
             ordered.append((summary.triggered_at_ms, summary))
     for job_id in map(JobId, names):
-        # A checkpoint whose time can't be read is sorted by its number, after the one before it.
+        # A checkpoint whose time cannot be read is sorted by its number, after the one before it.
         at_ms = 0
         for checkpoint_id in _checkpoint_ids(store, job_id):
             summary = _summarise(store, CheckpointPointer(store.url, job_id, checkpoint_id), store)
@@ -99,11 +100,11 @@ def list_checkpoints(
 
 
 def latest(url: str, job: str | None = None, *, open_store: OpenStore = open_store) -> CheckpointSummary | None:
-    """The newest checkpoint or savepoint of which every byte verifies, or None if there is none.
+    """Returns the newest checkpoint or savepoint of which every byte verifies, or None if there is none.
 
-    If a job was restored from another one, its checkpoints go first, whatever the other one still completed: the tables
-    belong to the successor. Damaged checkpoints are passed over, with a warning in the log. Raises StorageError if the
-    storage does not answer.
+    If a job was restored from another one, its checkpoints come first, even if the other job completed newer ones,
+    because the tables belong to the successor. Damaged checkpoints are skipped, with a warning in the log. Raises
+    StorageError if the storage does not answer.
     """
     return latest_and_damaged(url, job, open_store=open_store)[0]
 
@@ -111,7 +112,7 @@ def latest(url: str, job: str | None = None, *, open_store: OpenStore = open_sto
 def latest_and_damaged(
     url: str, job: str | None = None, *, open_store: OpenStore = open_store
 ) -> tuple[CheckpointSummary | None, tuple[CheckpointSummary, ...]]:
-    """What `latest` finds, and the damaged ones that it has passed over, each with its reason, newest first."""
+    """Returns the result of `latest`, and the damaged checkpoints that it skipped, with reasons, newest first."""
     damaged: list[CheckpointSummary] = []
     summaries = list_checkpoints(url, job, open_store=open_store)
     later = _jobs_after(summaries)
@@ -121,18 +122,18 @@ def latest_and_damaged(
         if report.ok:
             return replace(summary, verified=True), tuple(damaged)
         reason = "; ".join(report.problems)
-        _logger.warning("Checkpoint %s is damaged and passed over for the one before it: %s", summary.path, reason)
+        _logger.warning("Checkpoint %s is damaged and skipped for the one before it: %s", summary.path, reason)
         damaged.append(replace(summary, verified=False, reason=reason))
     return None, tuple(damaged)
 
 
 def _jobs_after(summaries: Sequence[CheckpointSummary]) -> dict[JobId, int]:
-    """How many jobs come after a job in its longest line of restores; jobs without a successor are left out."""
+    """Returns how many jobs come after a job in its longest chain of restores. Jobs without a successor are absent."""
     origin = {s.job_id: parse_pointer(s.restored_from).job_id for s in summaries if s.restored_from is not None}
     after: dict[JobId, int] = {}
     for last in origin:
         job_id, distance = last, 0
-        # A line is no longer than there are jobs.
+        # A chain is not longer than the number of jobs. Damaged metadata could contain a cycle.
         while job_id in origin and distance < len(origin):
             job_id, distance = origin[job_id], distance + 1
             after[job_id] = max(after.get(job_id, 0), distance)
@@ -140,7 +141,7 @@ def _jobs_after(summaries: Sequence[CheckpointSummary]) -> dict[JobId, int]:
 
 
 def job_name(store: Store, job_id: JobId) -> str:
-    """The name of a job under a root: as its lease says, else the part of its id that is made from the name."""
+    """Returns the name of a job under a root: from its lease, else the part of its id that is made from the name."""
     try:
         lease = read_lease(store, job_id)
     except CorruptionError:
@@ -149,12 +150,12 @@ def job_name(store: Store, job_id: JobId) -> str:
 
 
 def is_of_job(store: Store, job_id: JobId, job: str | None) -> bool:
-    """Whether a folder under a root belongs to the job with this name or id; None is any job."""
+    """Returns whether a folder under a root belongs to the job with this name or id. None matches any job."""
     return job is None or job in (job_id, name_in(job_id)) or job == job_name(store, job_id)
 
 
 def verify(path: str, *, open_store: OpenStore = open_store) -> VerificationReport:
-    """Read every file of a checkpoint or savepoint, and compare it with its checksum. `path` is as for `inspect`.
+    """Reads every file of a checkpoint or savepoint, and compares it with its checksum. `path` is as for `inspect`.
 
     Damaged and missing files are problems in the report, not exceptions. Raises ConfigurationError for a path that
     names no checkpoint, StorageError if the storage does not answer.
@@ -187,7 +188,7 @@ def verify(path: str, *, open_store: OpenStore = open_store) -> VerificationRepo
         try:
             verify_native(store, file)
         except DAMAGE as error:
-            problems.append(f"what it has of its job: {error}")
+            problems.append(f"its copy of a file of its job: {error}")
         files += 1
         size_bytes += file.size_bytes
     return VerificationReport(path, not problems, tuple(problems), files, size_bytes)
@@ -196,10 +197,10 @@ def verify(path: str, *, open_store: OpenStore = open_store) -> VerificationRepo
 def load_operator_state(
     store: Store, metadata: CheckpointMetadata, uid: OperatorUid, key_groups: range | None = None
 ) -> list[StateTable]:
-    """The state of one operator, verified: tables of all subtasks, layer by layer, in a layer by subtask.
+    """Returns the verified state of one operator: tables of all subtasks, by layer, and in a layer by subtask.
 
-    With `key_groups`, keyed tables have only the rows of these groups, and tables without such rows are left out.
-    Empty if the checkpoint has no state of this uid. Raises CorruptionError, NotFoundError, StorageError.
+    With `key_groups`, keyed tables have only the rows of these groups, and tables without such rows are omitted. Empty
+    if the checkpoint has no state of this uid. Raises CorruptionError, NotFoundError, StorageError.
     """
     tables: list[StateTable] = []
     for subtask in sorted(metadata.subtasks, key=lambda s: (s.vertex, s.subtask)):
@@ -220,7 +221,10 @@ def _checkpoint_ids(store: Store, job_id: JobId) -> list[CheckpointId]:
 
 
 def _summarise(store: Store, at: CheckpointPointer, names: Store) -> CheckpointSummary | None:
-    """What the metadata says; None if there is none, or it is void. `names` is the store with the job's lease."""
+    """Returns a summary from the metadata, or None if there is none or it is void.
+
+    `names` is the store with the job's lease.
+    """
     path, job_id = str(at), at.job_id
     try:
         metadata = read_pointed(store, at)

@@ -1,21 +1,21 @@
-"""Deletes checkpoints: a checkpoint or savepoint that a user deletes, and all but the retained ones at a job's end.
+"""Deletes checkpoints: a checkpoint or savepoint that a user deletes, and at a job's end all except the retained ones.
 
 Rules of `delete`:
 
-- Nothing of a living job is deleted: `deletion_permits.py` refuses it and names the reason, or gives the permit. What
-  the coordinator of a living job may delete is decided in `tidegate/actors/coordinator/invariants.py`.
+- Nothing of a living job is deleted: `deletion_permits.py` refuses it and names the reason, or gives the permit. The
+  coordinator of a living job deletes by its own rules (`tidegate/actors/coordinator/invariants.py`).
 - `_metadata` is marked as deleted first, so that a half deleted checkpoint is never found, and is deleted last. The
   next deletion therefore finishes one that was interrupted, and reads in `_metadata` which files may remain.
-- A shared file stays as long as another checkpoint of the job refers to it. If the metadata of another checkpoint
-  cannot be read, all shared files stay.
+- A shared file stays while another checkpoint of the job refers to it. If the metadata of another checkpoint cannot be
+  read, all shared files stay.
 - Rows that the job has written to tables do not belong to the checkpoint, and stay.
 
 Rules of `sweep_checkpoints`, which runs when a job is over:
 
-- Of a checkpoint that is deleted, `_metadata` goes first, so that a half deleted checkpoint is never found.
+- `_metadata` of a deleted checkpoint is deleted first, so that a half deleted checkpoint is never found.
 - A tombstone stays: a coordinator that was cut off may still try to complete that checkpoint, also after the end.
 - A checkpoint that may still complete stays. If its metadata does not exist yet, all shared files stay with it.
-- Shared files go last, when it is known what the retained checkpoints refer to. If the metadata of a retained
+- Shared files go last, when the files that the retained checkpoints need are known. If the metadata of a retained
   checkpoint is damaged or gone, no shared file is deleted.
 """
 
@@ -46,13 +46,13 @@ _logger = logging.getLogger(__name__)
 
 
 def delete(path: str, *, force: bool = False, open_store: OpenStore = open_store) -> int:
-    """Delete a checkpoint or savepoint; returns how many of its files were deleted. `path` is as for `inspect`.
+    """Deletes a checkpoint or savepoint, and returns how many of its files were deleted. `path` is as for `inspect`.
 
-    `force` deletes a checkpoint of a job whose lease has not expired: the caller knows that the job is dead.
+    `force` deletes a checkpoint of a job whose lease has not expired: the caller is sure that the job is dead.
 
     Raises ConfigurationError for a path that names no checkpoint, or one of a job that may be running; NotFoundError if
-    it was never completed; CorruptionError or CodecError if its metadata cannot be read, since nobody can tell then
-    which files belong to it; StorageError.
+    it was never completed; CorruptionError or CodecError if its metadata cannot be read, because then its files are
+    unknown; StorageError.
     """
     at = parse_pointer(path)
     store = open_store(at.root)
@@ -65,7 +65,7 @@ def delete(path: str, *, force: bool = False, open_store: OpenStore = open_store
 
 
 def _without_metadata(store: Store, at: CheckpointPointer) -> str:
-    """Why there is nothing to delete, and what to do about files that are there all the same."""
+    """Returns why there is nothing to delete, and what to do about files that exist all the same."""
     folder = "" if at.savepoint else CheckpointLayout(at.job_id).checkpoint_dir(at.checkpoint_id)
     if not store.list(folder):
         return f"there is no {'savepoint' if at.savepoint else 'checkpoint'} {at}"
@@ -99,13 +99,13 @@ def _delete(store: Store, at: CheckpointPointer, metadata: CheckpointMetadata, p
 
 
 def _mark(store: Store, at: CheckpointPointer, metadata: CheckpointMetadata) -> None:
-    """From now on nobody finds it."""
+    """Marks a checkpoint as deleted, so that it is no longer found."""
     if not metadata.deleted:
         store.write(at.metadata, [encode_metadata(replace(metadata, deleted=True))])
 
 
 def _unneeded(store: Store, at: CheckpointPointer, metadata: CheckpointMetadata) -> set[str]:
-    """Shared files of a checkpoint that no other one of its job refers to."""
+    """Returns the shared files of a checkpoint to which no other checkpoint of its job refers."""
     unneeded = set(_shared_paths(metadata))
     if unneeded:
         for other in _others(store, at):
@@ -135,7 +135,10 @@ def _shared_paths(metadata: CheckpointMetadata) -> Iterator[str]:
 
 
 def sweep_checkpoints(store: Store, layout: CheckpointLayout, permit: EndPermit) -> None:
-    """Delete all checkpoints of a job but the retained ones, and shared files that these do not need. StorageError."""
+    """Deletes all checkpoints of a job except the retained ones, and shared files that these do not need.
+
+    Raises StorageError.
+    """
     kept = sorted(permit.retained | permit.undecided)
     for name in store.list(layout.job_dir()):
         number = parse_checkpoint_name(name)

@@ -1,8 +1,8 @@
-"""Decides what people and sweeps may delete, where no coordinator decides: nothing of a job that lives.
+"""Decides what users and sweeps may delete, where no coordinator decides: nothing of a job that lives.
 
-A living job needs the checkpoints that it retains, deletes the others itself, and may be about to refer to their files.
-Its lease tells whether it lives. With `force` the caller vouches that the job is dead. `deletion.py` and `sweeper.py`
-request a permit here (`tidegate/storage/checkpoints/permits.py`). Without a permit nothing is deleted.
+A living job needs the checkpoints that it retains, deletes other checkpoints itself, and may be about to refer to their
+files. Its lease shows whether it lives. With `force` the caller vouches that the job is dead. `deletion.py` and
+`sweeper.py` request a permit here (`tidegate/storage/checkpoints/permits.py`). Without a permit nothing is deleted.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ GRACE_MS_DEFAULT = 3_600_000
 
 
 class WalkableStore(Store, Protocol):
-    """A store that knows all files below a folder."""
+    """A store that can list all files below a folder."""
 
     def walk(self, prefix: str) -> Sequence[FileInfo]:
-        """Every file at any depth, by its path from the folder on."""
+        """Returns every file at any depth, by its path relative to the folder."""
         ...
 
 
 def may_run(store: WalkableStore, job_id: JobId, now_ms: int, grace_ms: int = GRACE_MS_DEFAULT) -> bool:
-    """Whether a job may live, by its lease, and by its process where that can be known.
+    """Returns whether a job may live, by its lease, and by its process if this machine can check it.
 
-    A job that never had a lease may live if it wrote to its event log within the grace period, or nobody can tell when.
+    A job that never had a lease may live if it wrote to its event log within the grace period, or at an unknown time.
     """
     if store.exists(CheckpointLayout(job_id).lease()):
         return may_live(store, job_id, now_ms)
@@ -42,28 +42,32 @@ def may_run(store: WalkableStore, job_id: JobId, now_ms: int, grace_ms: int = GR
 
 
 def why_may_run(store: Store, job_id: JobId) -> str:
-    """In words, why a job counts as one that may run."""
-    return why_alive(store, job_id) or "it wrote to its event log not long ago"
+    """Returns why a job counts as one that may run, as text."""
+    return why_alive(store, job_id) or "because it wrote to its event log recently"
 
 
 def permit_deletion(store: Store, at: CheckpointPointer, *, force: bool) -> DeletePermit:
-    """The permit to delete a checkpoint of a dead job, or any savepoint: that belongs to the user, and no job needs it.
+    """Returns the permit to delete a checkpoint of a dead job, or any savepoint, which belongs to the user.
 
-    `force`: the caller knows that the job is dead. ConfigurationError for a checkpoint of a job that may be running.
+    With `force` the caller is sure that the job is dead. Raises ConfigurationError for a checkpoint of a job that may
+    be running.
     """
     if not (at.savepoint or force) and may_live(store, at.job_id, now_ms()):
         raise ConfigurationError(
             f"{at} stays: job {at.job_id} may be running, {why_alive(store, at.job_id)}. A running job deletes its "
-            "checkpoints itself, all but those that it retains. Wait for its end, or stop or cancel it (job.stop(), "
-            "job.cancel()), then delete this one; or use force if you know that the job is dead"
+            "checkpoints itself, except the retained ones. Wait for its end, or stop or cancel it (job.stop(), "
+            "job.cancel()), then delete this one; or use force if the job is certainly dead"
         )
     return DeletePermit(_DECIDED, at.checkpoint_id)
 
 
 def permit_orphans(store: WalkableStore, job_id: JobId, now_ms: int, grace_ms: int, *, force: bool) -> OrphanPermit:
-    """The permit to delete a dead job's files to which nothing refers. ConfigurationError if the job may run."""
+    """Returns the permit to delete a dead job's files to which nothing refers.
+
+    Raises ConfigurationError if the job may be running.
+    """
     if not force and may_run(store, job_id, now_ms, grace_ms):
         raise ConfigurationError(
-            f"job {job_id} may be running, {why_may_run(store, job_id)}. Wait, or use force if you know that it is dead"
+            f"job {job_id} may be running, {why_may_run(store, job_id)}. Wait, or use force if it is certainly dead"
         )
     return OrphanPermit(_DECIDED, job_id)

@@ -48,8 +48,8 @@ _POSITION_COLUMNS = ("split_id", "next_offset")
 class StateDiff:
     """One state of one operator. In a pair the older value comes first; None on the side that does not have the state.
 
-    `keys` is None if they were not compared: it was not asked for, the state is not keyed, or neither checkpoint says
-    which columns are the key (older versions did not always).
+    `keys` is None if keys were not compared: because that was not requested, because the state is not keyed, or because
+    neither checkpoint records the key columns (older versions did not always).
     """
 
     uid: OperatorUid
@@ -64,7 +64,7 @@ class StateDiff:
 class SplitDiff:
     """A split of a source that has moved: the next row to read, the older one first; None where it is not listed.
 
-    `read`: whether a finished subtask had read it to its end, in the older and in the newer checkpoint.
+    `read` is whether a finished subtask had read it to its end, in the older and in the newer checkpoint.
     """
 
     split_id: str
@@ -74,10 +74,11 @@ class SplitDiff:
 
 @dataclass(frozen=True, slots=True)
 class OperatorDiff:
-    """One operator. In a pair the older value comes first; None (of sizes 0) on the side that does not have it.
+    """One operator. In a pair the older value comes first; None (0 for sizes) on the side that does not have it.
 
-    `splits`: those of a source that have moved, by id. `waiting_splits`: how many splits no subtask had taken.
-    `read_splits`: how many splits its finished subtasks had read to the end.
+    - `splits`: the splits of a source that have moved, by id.
+    - `waiting_splits`: the number of splits that no subtask had taken.
+    - `read_splits`: the number of splits that finished subtasks had read to the end.
     """
 
     uid: OperatorUid
@@ -93,7 +94,7 @@ class OperatorDiff:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointDiff:
-    """What `diff` found. Operators of the older checkpoint come first, then those that are new."""
+    """The result of `diff`. Operators of the older checkpoint come first, followed by new operators."""
 
     old: str
     new: str
@@ -107,11 +108,11 @@ class CheckpointDiff:
 
 
 def diff(old: str, new: str, *, keys: bool = False, open_store: OpenStore = open_store) -> CheckpointDiff:
-    """What has changed from one checkpoint or savepoint to another. Paths are as for `inspect`.
+    """Returns what has changed from one checkpoint or savepoint to another. Paths are as for `inspect`.
 
-    They may be of different jobs. With `keys` keyed states are read, and keys added, removed and changed are counted.
-    Raises what `inspect` raises, CorruptionError or NotFoundError where a file of state is damaged or gone, and with
-    `keys` what `read_state` raises.
+    They may belong to different jobs. With `keys` keyed states are read, and keys added, removed and changed are
+    counted. Raises as `inspect` does, CorruptionError or NotFoundError if a file of state is damaged or gone, and with
+    `keys` as `read_state` does.
     """
     before, now = inspect(old, open_store=open_store), inspect(new, open_store=open_store)
     uids = list(dict.fromkeys([*(o.uid for o in before.operators), *(o.uid for o in now.operators)]))
@@ -204,7 +205,7 @@ class _Comparison:
             yield SplitDiff(split_id, (None, None), (split_id in read[0], split_id in read[1]))
 
     def _positions(self, report: CheckpointReport, uid: OperatorUid, state: str) -> Mapping[str, int]:
-        """Returns the next row of each split; nothing where the state is not the position of a source."""
+        """Returns the next row of each split. Empty if the state is not the position of a source."""
         selection = self._selection(report, uid, state)
         if not set(_POSITION_COLUMNS) <= set(selection.schema.names):
             return {}
@@ -226,7 +227,7 @@ def _read_splits(report: CheckpointReport, uid: OperatorUid) -> frozenset[str]:
 
 
 def _contents(report: CheckpointReport, open_store: OpenStore) -> Mapping[tuple[OperatorUid, str], list[object]]:
-    """Returns what is stored of each state, as checksums in the order of subtasks, layers and chunks."""
+    """Returns the stored content of each state, as checksums in the order of subtasks, layers and chunks."""
     found: dict[tuple[OperatorUid, str], list[object]] = defaultdict(list)
     store = open_store(parse_pointer(report.path).root)
     for subtask in sorted(report.metadata.subtasks, key=lambda subtask: (subtask.vertex, subtask.subtask)):
@@ -243,7 +244,10 @@ def _contents(report: CheckpointReport, open_store: OpenStore) -> Mapping[tuple[
 
 
 def _parts(old: StateSelection, new: StateSelection, size_bytes: int) -> Iterator[range | None]:
-    """Ranges of key groups to compare one after the other. None is all at once: a key may have different groups."""
+    """Yields ranges of key groups to compare one after the other.
+
+    Yields None for all at once if a key may change its group.
+    """
     groups = old.operator.max_parallelism
     if groups != new.operator.max_parallelism:
         yield None
@@ -260,8 +264,11 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class KeyChanges:
-    """How many keys of a state are only in the newer checkpoint (`added`), only in the older one (`removed`), in both
-    with another value (`changed`), and in both with the same (`same`)."""
+    """The numbers of added, removed, changed and unchanged keys of a state.
+
+    `added` keys are only in the newer checkpoint, `removed` keys only in the older one. Keys in both have another value
+    (`changed`) or the same value (`same`).
+    """
 
     added: int
     removed: int
@@ -281,13 +288,13 @@ NO_CHANGES = KeyChanges(0, 0, 0, 0)
 
 
 def compare_rows(old: pa.Table, new: pa.Table, keys: Sequence[str], what: str) -> KeyChanges:
-    """Compare the keys of two tables of one state, which `what` names in errors.
+    """Compares the keys of two tables of one state. `what` names the state in errors.
 
-    ConfigurationError if the tables have other columns, or types that cannot be made the same.
+    Raises ConfigurationError if the tables have other columns, or types that cannot be made equal.
     """
     if old.schema.names != new.schema.names:
         raise ConfigurationError(
-            f"{what} has the columns {old.schema.names} in one and {new.schema.names} in the other"
+            f"{what} has the columns {old.schema.names} in the older and {new.schema.names} in the newer checkpoint"
         )
     try:
         old = old.cast(new.schema)
@@ -319,7 +326,7 @@ def _taken(column: pa.ChunkedArray, rows: pa.Array) -> pa.Array:
 
 
 def _equal(one: pa.Array, other: pa.Array) -> Flags:
-    """Whether the values of two columns of one type are equal, row by row."""
+    """Returns for each row whether the values of two columns of one type are equal."""
     valid, other_valid = _flags(one.is_valid()), _flags(other.is_valid())
     result: Flags = valid == other_valid
     both = np.flatnonzero(valid & other_valid)
@@ -330,7 +337,7 @@ def _equal(one: pa.Array, other: pa.Array) -> Flags:
 
 
 def _equal_values(one: pa.Array, other: pa.Array) -> Flags:
-    """As `_equal`, for columns without nulls and without an offset."""
+    """Does the work of `_equal` for columns without nulls and without an offset."""
     data_type = one.type
     types = pa.types
     if types.is_dictionary(data_type):
@@ -355,12 +362,12 @@ def _equal_values(one: pa.Array, other: pa.Array) -> Flags:
 
 
 def _equal_lists(one: tuple[NDArray[np.int64], pa.Array], other: tuple[NDArray[np.int64], pa.Array]) -> Flags:
-    """Whether lists are equal, row by row. A list is given by its length and its part of all values."""
+    """Returns for each row whether lists are equal. A list is given by its length and its part of all values."""
     result: Flags = one[0] == other[0]
     parts = []
     for lengths, values in (one, other):
-        wanted = np.repeat(result, lengths)
-        parts.append(values.take(pa.array(np.flatnonzero(wanted))))
+        selected = np.repeat(result, lengths)
+        parts.append(values.take(pa.array(np.flatnonzero(selected))))
     lengths = one[0][result]
     rows = np.repeat(np.flatnonzero(result), lengths)
     result[rows[~_equal(*parts)]] = False
@@ -373,7 +380,7 @@ def _lengths(column: pa.Array) -> NDArray[np.int64]:
 
 
 def _lengths_and_entries(column: pa.Array) -> tuple[NDArray[np.int64], pa.Array]:
-    """The sizes of maps, and all their entries as structs; those of one map are sorted by key."""
+    """Returns the sizes of maps, and all their entries as structs. Entries of one map are sorted by key."""
     lengths = _lengths(column)
     rows = pa.array(np.repeat(np.arange(len(column)), lengths))
     first = int(column.offsets[0].as_py()) if len(column) else 0

@@ -1,8 +1,9 @@
 """`EventHistory`: the events of one job's log with their numbers, and the chain of causes that led to one of them.
 
-It knows no kinds of events; what they mean is known to those who print them. Rules:
+It does not interpret events; the modules that print them do. Rules:
 
-- An entry that cannot be read is reported as such. The others are there, and so are those that were cut and kept.
+- An entry that cannot be read is reported as unreadable. All other entries are included, also entries that were cut
+  from the log and kept.
 - Older versions wrote no numbers. Their events are numbered from the beginning of the log; if that was cut, they have
   no number.
 - A chain begins with an event that has no cause, where the log was cut, or where an older version wrote no cause.
@@ -23,13 +24,13 @@ from tidegate.storage.ids import EventId, JobId
 
 @dataclass(frozen=True, slots=True)
 class LoggedEvent:
-    """One event. `number` is None if nobody can tell it. `tells`: whether its entry says what led to it."""
+    """An event of the log. `number` is None if it is unknown. `has_causes` is whether its entry records causes."""
 
     number: EventId | None
     event: Any
     logged_at_ms: int
     cause: EventId | None
-    tells: bool
+    has_causes: bool
 
     @property
     def at_ms(self) -> int:
@@ -39,8 +40,10 @@ class LoggedEvent:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """What led to an event, which comes last. `cut` is the cause of the first one if the log does not have it, and
-    `cut_why` says why not."""
+    """The events that led to an event, which comes last.
+
+    `cut` is the cause of the first event if the log does not have it, and `cut_why` gives the reason.
+    """
 
     events: tuple[LoggedEvent, ...]
     cut: EventId | None = None
@@ -49,16 +52,16 @@ class Chain:
 
 @dataclass
 class EventHistory:
-    """What is left of a log. `entries` are (index, entry, its events, None), or (index, None, (), what is wrong)."""
+    """The remaining entries of a log: (index, entry, its events, None), or (index, None, (), error text)."""
 
     job_id: JobId
     entries: list[tuple[int, LogEntry | None, tuple[LoggedEvent, ...], str | None]] = field(default_factory=list)
 
     @staticmethod
     def read(log: EventLog, job_id: JobId, from_index: int = 0) -> EventHistory:
-        """Read all entries that are there, from `from_index` on.
+        """Reads all existing entries from `from_index` on.
 
-        It begins again if a running job cuts its log meanwhile, as often as `RACES_MAX`. StorageError.
+        It starts again if a running job cuts its log meanwhile, up to `RACES_MAX` times. Raises StorageError.
         """
         for races in itertools.count(1):
             try:
@@ -90,11 +93,11 @@ class EventHistory:
 
     @property
     def unreadable(self) -> int:
-        """How many entries cannot be read."""
+        """The number of entries that cannot be read."""
         return sum(entry is None for _, entry, _, _ in self.entries)
 
     def why(self, number: int) -> Chain:
-        """The chain that led to an event. ConfigurationError if there is no such event in the log."""
+        """Returns the chain that led to an event. Raises ConfigurationError if the log has no such event."""
         known = {logged.number: logged for _, _, events, _ in self.entries for logged in events}
         known.pop(None, None)
         found = known.get(EventId(number))
@@ -103,7 +106,7 @@ class EventHistory:
         chain = [found]
         while (cause := chain[0].cause) is not None:
             if cause not in known or cause >= number:
-                why = "is not in the log any more: it was folded into a snapshot, and cut"
+                why = "was folded into a snapshot, and cut from the log"
                 if self.unreadable:
                     why = "was cut from the log, or is in one of the entries that cannot be read"
                 return Chain(tuple(chain), cause, why)
@@ -119,12 +122,15 @@ class EventHistory:
             first = EventId(first - 1)
         older = "; older ones were folded into a snapshot, and cut" if first > 0 else ""
         unreadable = f"; {self.unreadable} entries cannot be read" if self.unreadable else ""
-        return f"its log holds the events {first} to {last}{older}{unreadable}"
+        return f"its log has the events {first} to {last}{older}{unreadable}"
 
 
 def _readers(log: EventLog, from_index: int) -> list[tuple[int, Callable[[], LogEntry]]]:
-    """How each entry is read, in order: in the log, or among what was cut and kept."""
-    # The log first: what is missing there is kept by then.
+    """Returns a reader for each entry, in order.
+
+    It reads the entry from the log, or from the segments of cut entries.
+    """
+    # List the log first: entries that are missing there are in segments by then.
     found: dict[int, Callable[[], LogEntry]] = {index: partial(log.read, index) for index in log.indices()}
     for span in log.segments.spans(from_index):
         try:
@@ -141,7 +147,7 @@ def _raise(error: Exception) -> LogEntry:
 
 
 def _events(entry: LogEntry, first: int | None) -> tuple[LoggedEvent, ...]:
-    tells = entry.first_event is not None
+    has_causes = entry.first_event is not None
     causes = entry.causes or (None,) * len(entry.events)
     return tuple(
         LoggedEvent(
@@ -149,7 +155,7 @@ def _events(entry: LogEntry, first: int | None) -> tuple[LoggedEvent, ...]:
             event,
             entry.at_ms,
             None if cause is None else EventId(cause),
-            tells,
+            has_causes,
         )
         for place, (event, cause) in enumerate(zip(entry.events, causes, strict=True))
     )

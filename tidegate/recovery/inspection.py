@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
-from tidegate.recovery.restore_chain import COLLECT, SOURCE, lineage
+from tidegate.recovery.restore_chain import COLLECT, SOURCE, restore_chain
 from tidegate.storage.checkpoints.layout import CheckpointLayout, CheckpointPointer, parse_pointer
 from tidegate.storage.checkpoints.metadata import (
     CheckpointMetadata,
@@ -51,37 +51,37 @@ class OperatorReport:
 
     @property
     def finished(self) -> bool:
-        """Whether all of its subtasks had finished."""
+        """True if all of its subtasks had finished."""
         return self.finished_subtasks == self.parallelism
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointReport:
-    """What `inspect` found. `metadata` is all that the checkpoint says of itself."""
+    """The result of `inspect`. `metadata` is the complete metadata of the checkpoint."""
 
     path: str
     operators: tuple[OperatorReport, ...]
     metadata: CheckpointMetadata
     needs: tuple[str, ...] = ()
-    """Of a savepoint: URLs of folders outside of it that must stay, and of tables with files that it covers."""
+    """For a savepoint: URLs of folders outside of it that must stay, and of tables with files that it covers."""
 
     @property
     def size_bytes(self) -> int:
-        """State of all subtasks, in-flight data included."""
+        """The state of all subtasks, in-flight data included."""
         return self.metadata.size_bytes
 
     @property
     def in_flight_bytes(self) -> int:
-        """In-flight data, which unaligned barriers have overtaken."""
+        """The in-flight data, which unaligned barriers have overtaken."""
         return sum(s.in_flight.size_bytes for s in self.metadata.subtasks if s.in_flight is not None)
 
     def operator(self, uid: str) -> OperatorReport | None:
-        """The operator of this uid; None if there is none."""
+        """Returns the operator of this uid, or None if there is none."""
         return next((operator for operator in self.operators if operator.uid == uid), None)
 
 
 def inspect(path: str, *, open_store: OpenStore = open_store) -> CheckpointReport:
-    """What the checkpoint at `<root>/<job>/chk-N` or the savepoint at `<folder>/savepoint-<job>-N` holds.
+    """Returns the content of the checkpoint at `<root>/<job>/chk-N` or the savepoint at `<folder>/savepoint-<job>-N`.
 
     Raises ConfigurationError for a path that names no checkpoint, NotFoundError if it was never completed,
     CorruptionError or CodecError if its metadata cannot be read, StorageError.
@@ -93,7 +93,7 @@ def inspect(path: str, *, open_store: OpenStore = open_store) -> CheckpointRepor
 
 
 def report_of(path: str, metadata: CheckpointMetadata) -> CheckpointReport:
-    """As `inspect`, of metadata that was read already; without `needs`."""
+    """Returns the report of metadata that was already read, without `needs`."""
     states = states_of(metadata)
     sizes: Counter[OperatorUid] = Counter()
     for subtask in metadata.subtasks:
@@ -120,7 +120,7 @@ def report_of(path: str, metadata: CheckpointMetadata) -> CheckpointReport:
 
 
 def read_splits(metadata: CheckpointMetadata) -> Mapping[OperatorUid, Sequence[StoredSplit]]:
-    """The splits that finished subtasks have read to the end, by the uid of the source."""
+    """Returns the splits that finished subtasks have read to the end, by the uid of the source."""
     # A source is the first operator of its vertex.
     sources = {info.vertex: info.uid for info in reversed(metadata.operators)}
     found: dict[OperatorUid, list[StoredSplit]] = {}
@@ -137,8 +137,9 @@ _LISTED_MAX = 50
 class StateInfo:
     """One state of one operator, over all subtasks.
 
-    `rows` is None if only reading the state could tell: it lies in layers, or in files of a backend. `size_bytes` is
-    None if it shares files with other states. `state` is empty if files of a backend cannot be read by this version.
+    `rows` is None if the state must be read to count them: it is stored in layers, or in files of a backend.
+    `size_bytes` is None if it shares files with other states. `state` is empty if files of a backend cannot be read by
+    this version.
     """
 
     uid: OperatorUid
@@ -148,13 +149,13 @@ class StateInfo:
     size_bytes: int | None
     subtasks: int
     layers: int = 0
-    """The most layers that it has in one subtask; 0 if it was written whole."""
+    """The greatest number of layers that it has in one subtask; 0 if it was written whole."""
     backend: str | None = None
-    """The backend whose own files hold it; None if it is in state files."""
+    """The backend whose own files contain it; None if it is in state files."""
 
 
 def states_of(metadata: CheckpointMetadata) -> tuple[StateInfo, ...]:
-    """All states of a checkpoint, by uid, then in the order in which they were written."""
+    """Returns all states of a checkpoint, by uid, and for each uid in the order in which they were written."""
     found: dict[tuple[OperatorUid, str], StateInfo] = {}
     for subtask in metadata.subtasks:
         for info in _states_in(subtask):
@@ -164,9 +165,9 @@ def states_of(metadata: CheckpointMetadata) -> tuple[StateInfo, ...]:
 
 
 def find_state(metadata: CheckpointMetadata, uid: str, state: str | None) -> tuple[OperatorInfo, StateInfo]:
-    """The operator of a uid, and its state of that name. With `state` None, the only state that it has.
+    """Returns the operator of a uid, and its state of that name. `state` None selects the only state that it has.
 
-    ConfigurationError, which lists what the checkpoint holds, if there is no such operator or state.
+    Raises ConfigurationError, which lists the states of the checkpoint, if there is no such operator or state.
     """
     states = states_of(metadata)
     where = f"checkpoint {metadata.checkpoint_id} of job {metadata.job_id}"
@@ -182,7 +183,7 @@ def find_state(metadata: CheckpointMetadata, uid: str, state: str | None) -> tup
         return operator, own[0]
     if state is None and own:
         raise ConfigurationError(
-            f"operator {uid!r} of {where} has several states: say which by state=, one of {_names(own)}"
+            f"operator {uid!r} of {where} has several states: choose one with state=, from {_names(own)}"
         )
     chosen = next((info for info in own if info.state == state), None)
     if chosen is None:
@@ -191,7 +192,7 @@ def find_state(metadata: CheckpointMetadata, uid: str, state: str | None) -> tup
         subtasks = [subtask for subtask in metadata.subtasks if subtask.vertex == operator.vertex]
         finished = sum(subtask.finished for subtask in subtasks)
         over = (
-            f" ({finished} of its {len(subtasks)} subtasks had finished, and what has finished keeps no state: read an "
+            f" ({finished} of its {len(subtasks)} subtasks had finished, and finished subtasks keep no state: read an "
             "earlier checkpoint)"
             if finished
             else ""
@@ -222,9 +223,9 @@ def _states_in(subtask: SubtaskState) -> Iterator[StateInfo]:
 
 
 def native_states(native: NativeState) -> tuple[str, ...]:
-    """Returns the names of the states in the files of a backend, or one empty name if this version cannot read them."""
+    """Returns the names of the states in the files of a backend. One empty name if this version cannot read them."""
     # Imported late: only RocksDB has such files, and its library is large.
-    from tidegate.storage.rocksdb.value_layout import describe
+    from tidegate.storage.state.rocksdb.value_layout import describe
 
     try:
         return tuple(state.name for state in describe(native).states)
@@ -266,13 +267,13 @@ def _holdings(operators: Iterable[OperatorInfo], states: Iterable[StateInfo]) ->
 
 
 def needed_urls(at: CheckpointPointer, metadata: CheckpointMetadata, open_store: OpenStore) -> tuple[str, ...]:
-    """URLs of the folders that must stay for a savepoint to be restored, and of the tables with files that it covers.
+    """Returns URLs of the folders that a savepoint needs for its restore, and of the tables with files that it covers.
 
-    A folder that cannot be listed is named as a whole: what is in it may be needed.
+    A folder that cannot be listed is named as a whole, because any of its content may be needed.
     """
     folders: dict[str, str] = {}
     if metadata.carried is None:
-        for root, job_id in lineage(at, metadata, at.root, open_store):
+        for root, job_id in restore_chain(at, metadata, at.root, open_store):
             folder = join_url(root, CheckpointLayout(job_id).taskowned_dir())
             try:
                 names = [name for name in open_store(folder).list("") if name.startswith((SOURCE, COLLECT))]

@@ -1,16 +1,16 @@
-"""`RestartStrategy`: whether and when a job that failed starts again.
+"""`RestartStrategy`: decides whether and when a failed job starts again.
 
 A strategy is a value that travels with the job. The coordinator calls it after each failure. Rules:
 
-- It is pure: times come from events, and chance from a number that the log decides. A coordinator that replays its log
-  therefore comes to the same decisions.
+- It is pure: times come from events, and chance from a number that the log determines. A coordinator that replays its
+  log therefore reaches the same decisions.
 - It remembers a `FailureHistory`, whose size has a limit however long the job runs. The history is stored with the
   coordinator's state.
 - The answer None means: give up, and report the failure to the user.
 
-Names, defaults and the arithmetic are those of Flink 2, with two exceptions. With `fixed_delay` a completed checkpoint
-resets the count of failures; in Flink the attempts are for the life of the job. And the back-off of `exponential_delay`
-is reset by the time for which all tasks have run. Flink counts from the restart on, so an attempt that takes long to
+Names, defaults and the arithmetic follow Flink 2, with two exceptions. With `fixed_delay` a completed checkpoint resets
+the count of failures; in Flink the attempts are for the life of the job. And the back-off of `exponential_delay` is
+reset by the time for which all tasks have run. Flink counts from the restart on, so an attempt that takes long to
 deploy and never runs may reset it there.
 """
 
@@ -25,30 +25,30 @@ from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.units import parse_duration_ms
 
 FAILURES_MAX = 10_000
-"""The most failures that `failure_rate` may allow in its interval: it remembers the time of each."""
+"""The greatest `failures` of `failure_rate`, because the strategy remembers the time of each failure."""
 WAIT_MS_MAX = 366 * 24 * 3_600_000
-"""No duration may be longer than a year; a longer one is a mistake."""
+"""The longest duration that is allowed, a year. A longer one is a mistake."""
 
 Duration = str | timedelta | int
-"""`"10s"`, a timedelta, or milliseconds."""
+"""A text such as `"10s"`, a timedelta, or milliseconds."""
 
 
 class RestartStrategy:
-    """Base of all strategies; make one with `none`, `fixed_delay`, `exponential_delay` or `failure_rate`."""
+    """The base class of all strategies. Make one with `none`, `fixed_delay`, `exponential_delay` or `failure_rate`."""
 
     __slots__ = ()
 
     @staticmethod
     def none() -> RestartStrategy:
-        """Never restart: the first failure fails the job."""
+        """Never restarts: the first failure fails the job."""
         return NoRestart()
 
     @staticmethod
     def fixed_delay(attempts: int, delay: Duration) -> RestartStrategy:
-        """Restart up to `attempts` times in a row, `delay` (`"1s"`, a timedelta, or ms) after each failure.
+        """Restarts up to `attempts` times in a row, `delay` (`"1s"`, a timedelta, or ms) after each failure.
 
-        Only failures since the newest completed checkpoint count. So a job that fails now and then, and completes
-        checkpoints in between, goes on for ever. Raises ConfigurationError for a negative or unreadable value.
+        Only failures since the newest completed checkpoint count. A job that fails now and then, and completes
+        checkpoints in between, therefore runs forever. Raises ConfigurationError for a negative or unreadable value.
         """
         at_least = _whole("fixed_delay(attempts)", attempts, 0)
         return FixedDelay(at_least, _duration_ms("fixed_delay(delay)", delay, 0))
@@ -63,14 +63,16 @@ class RestartStrategy:
         attempts: int | None = None,
         same_errors: int | None = 4,
     ) -> RestartStrategy:
-        """Restart after `initial`, then after `multiplier` times as long with every further failure, up to `maximum`.
+        """Restarts after `initial`, and with every further failure after `multiplier` times as long, up to `maximum`.
 
-        A job that has run for `reset_after` without a failure begins with `initial` again. It is restarted after at
-        most `attempts` failures in a row; None is no limit. Chance makes a wait longer or shorter by up to `jitter` of
-        it (0 to 1), so that jobs that failed together do not come back together. No wait is longer than `maximum`.
-        A function that fails `same_errors` times in a row with the same error at the same row fails the job: such an
-        error does not pass. Errors of connections and timeouts do not count; None restarts without end.
-        Durations are `"1s"`, a timedelta, or ms. Raises ConfigurationError for values that make no sense.
+        - A job that has run for `reset_after` without a failure begins with `initial` again.
+        - It is restarted after at most `attempts` failures in a row; None is no limit.
+        - Chance makes a wait longer or shorter by up to `jitter` of it (0 to 1), so that jobs that failed together do
+          not restart together. No wait is longer than `maximum`.
+        - A function that fails `same_errors` times in a row with the same error at the same row fails the job, because
+          such an error does not pass. Errors of connections and timeouts do not count; None restarts without end.
+
+        Durations are `"1s"`, a timedelta, or ms. Raises ConfigurationError for invalid values.
         """
         name = "exponential_delay"
         strategy = ExponentialDelay(
@@ -83,7 +85,9 @@ class RestartStrategy:
             same_errors=None if same_errors is None else _whole(f"{name}(same_errors)", same_errors, 1),
         )
         if strategy.initial_ms > strategy.maximum_ms:
-            raise ConfigurationError(f"{name}(initial={initial!r}, maximum={maximum!r}): initial is the longer one")
+            raise ConfigurationError(
+                f"{name}(initial={initial!r}, maximum={maximum!r}): initial is longer than maximum; make it shorter"
+            )
         if not 1 < strategy.multiplier < math.inf:
             raise ConfigurationError(
                 f"{name}(multiplier={multiplier!r}): give a number above 1; fixed_delay always waits as long"
@@ -94,14 +98,14 @@ class RestartStrategy:
 
     @staticmethod
     def failure_rate(failures: int = 1, interval: Duration = "1min", delay: Duration = "1s") -> RestartStrategy:
-        """Restart `delay` after each failure, unless the `interval` before it has more than `failures` of them.
+        """Restarts `delay` after each failure, unless the `interval` before it has more than `failures` of them.
 
         The interval ends with the newest failure, which counts. Durations are `"1s"`, a timedelta, or ms. `failures` is
-        at most 10,000. Raises ConfigurationError for values that make no sense.
+        at most 10,000. Raises ConfigurationError for invalid values.
         """
         count = _whole("failure_rate(failures)", failures, 1)
         if count > FAILURES_MAX:
-            raise ConfigurationError(f"failure_rate(failures={failures}): {FAILURES_MAX} are the most that are counted")
+            raise ConfigurationError(f"failure_rate(failures={failures}): give at most {FAILURES_MAX}")
         interval_ms = _duration_ms("failure_rate(interval)", interval, 1)
         return FailureRate(count, interval_ms, _duration_ms("failure_rate(delay)", delay, 0))
 
@@ -111,26 +115,26 @@ class RestartStrategy:
         return 0
 
     def count(self, before: FailureHistory, at_ms: int, ran_ms: int | None) -> FailureHistory:
-        """The failures that count, with one that happens at `at_ms`.
+        """Returns the failures that count, including a new one at `at_ms`.
 
-        `ran_ms` is for how long all tasks had been running; None if this attempt never got so far.
+        `ran_ms` is how long all tasks had been running, or None if this attempt never had all tasks running.
         """
         return FailureHistory(before.in_a_row + 1)
 
     @property
     def same_errors_max(self) -> int | None:
-        """How often the same error may come at the same row before the job fails; None for no limit of its own."""
+        """How often the same error may occur at the same row before the job fails; None for no limit of its own."""
         return None
 
     def after_checkpoint(self, before: FailureHistory) -> FailureHistory:
-        """The failures that still count once a checkpoint is complete."""
+        """Returns the failures that still count once a checkpoint is complete."""
         return before
 
     def decide(self, failures: FailureHistory, chance: float) -> int | None:
-        """Milliseconds to wait before the restart, or None to give up.
+        """Returns the milliseconds to wait before the restart, or None to give up.
 
-        `failures` are those of `count`, the present one included. `chance` is a number in [0, 1), another one for each
-        failure, which follows from the log.
+        `failures` is the result of `count`, the present failure included. `chance` is a number in [0, 1), a different
+        one for each failure, which follows from the log.
         """
         raise NotImplementedError
 
@@ -189,8 +193,8 @@ class ExponentialDelay(RestartStrategy):
         return FailureHistory(1 if reset else before.in_a_row + 1)
 
     def backoff_ms(self, in_a_row: int) -> int:
-        """Milliseconds to wait after so many failures in a row, without jitter."""
-        # Compared by logarithms: after days of failures the power would be too large for a float.
+        """Returns the milliseconds to wait after this many failures in a row, without jitter."""
+        # Compare logarithms, because after days of failures the power would be too large for a float.
         growth = (in_a_row - 1) * math.log(self.multiplier)
         if growth >= math.log(self.maximum_ms / self.initial_ms):
             return self.maximum_ms
@@ -228,10 +232,10 @@ class FailureRate(RestartStrategy):
 
 
 def default_strategy(*, periodic_checkpoints: bool) -> RestartStrategy:
-    """The strategy of a job for which none was chosen, as in Flink 2.
+    """Returns the strategy of a job for which none was chosen, as in Flink 2.
 
-    A job that takes checkpoints is restarted without end. One that takes none would begin from the start each time, so
-    it is never restarted.
+    A job that takes checkpoints is restarted without end. A job that takes none would begin from the start each time,
+    so it is never restarted.
     """
     return RestartStrategy.exponential_delay() if periodic_checkpoints else RestartStrategy.none()
 
@@ -258,18 +262,18 @@ def _number(setting: str, value: object) -> float:
 @wire
 @dataclass(frozen=True, slots=True)
 class FailureHistory:
-    """The failures that still count. The strategy decides which do, and for how long."""
+    """The failures that still count. The strategy decides which failures do, and for how long."""
 
     in_a_row: int = 0
-    """How many failures count, the present one included."""
+    """The number of failures that count, the present one included."""
     times_ms: tuple[int, ...] = ()
-    """When the newest of them happened, oldest first, for a strategy that needs times. Their number is limited."""
+    """The times of the newest of them, oldest first, for a strategy that needs times. Their number is limited."""
 
     def moved_before(self, at_ms: int) -> tuple[int, ...]:
-        """The times, moved so that none is later than `at_ms`.
+        """Returns the times, moved so that none is later than `at_ms`.
 
-        If the wall clock was set back, old failures lie in the future, and would count until the clock gets there. So
-        the newest one is moved to `at_ms`, and the others with it.
+        If the wall clock was set back, old failures are in the future, and would count until the clock gets there. The
+        newest one is therefore moved to `at_ms`, and the earlier ones by the same distance.
         """
         ahead_ms = max(0, self.times_ms[-1] - at_ms) if self.times_ms else 0
         return tuple(time_ms - ahead_ms for time_ms in self.times_ms)

@@ -1,4 +1,4 @@
-"""The chain of jobs that were restored from one another. The last job reads what the first one staged.
+"""The chain of jobs that were restored from one another. The last job reads data that the first one staged.
 
     <root>/<job>/taskowned/source-<uid>    a source that was written to storage when its job was submitted
     <root>/<job>/taskowned/collect-<uid>   the rows of `collect()`
@@ -17,39 +17,39 @@ from tidegate.storage.files.file_system_store import join_url
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import JobId, OperatorUid
 
-LINEAGE_MAX = 1_000
+CHAIN_MAX = 1_000
 SOURCE, COLLECT = "source-", "collect-"
 
 
-def lineage(
+def restore_chain(
     at: CheckpointPointer, metadata: CheckpointMetadata, own_root: str, open_store: OpenStore
 ) -> Iterator[tuple[str, JobId]]:
-    """The jobs behind a checkpoint as (root, job id): the one that took it, the one before that, ...
+    """Yields the jobs behind a checkpoint as (root, job id): the job that took it, the job before that, ...
 
-    `own_root` is taken for the root of a job if nobody knows it any more. ConfigurationError for a line of more than
+    `own_root` is used as the root of a job whose root is unknown. Raises ConfigurationError for a chain of more than
     1,000 jobs, CorruptionError, CodecError, StorageError.
     """
     yield metadata.origin_root or at.root, at.job_id
-    for _ in range(LINEAGE_MAX):
+    for _ in range(CHAIN_MAX):
         if metadata.restored_from is None or metadata.carried is not None:
             return
         before = parse_pointer(metadata.restored_from)
         try:
             metadata = read_pointed(open_store(before.root), before)
         except NotFoundError:
-            # It was subsumed, deleted or moved, so the jobs further back cannot be known any more. If it was a
-            # savepoint, its job's root is not known either; most jobs of a line share one.
+            # It was subsumed, deleted or moved, so earlier jobs are unknown. If it was a savepoint, the root of its
+            # job is unknown too, but most jobs of a chain share one root.
             yield own_root if before.savepoint else before.root, before.job_id
             return
         yield metadata.origin_root or before.root, before.job_id
-    raise ConfigurationError(f"more than {LINEAGE_MAX} jobs lie behind {at}; start from a new input")
+    raise ConfigurationError(f"{at} has a chain of more than {CHAIN_MAX} restored jobs; start from a new input")
 
 
 def taskowned_url(root: str, job_id: JobId, kind: str, uid: OperatorUid) -> str:
-    """The folder of a source (`SOURCE`) or of collected rows (`COLLECT`)."""
+    """Returns the URL of the folder of a source (`SOURCE`) or of collected rows (`COLLECT`)."""
     return join_url(root.rstrip("/"), taskowned_path(job_id, kind, uid))
 
 
 def taskowned_path(job_id: JobId, kind: str, uid: OperatorUid) -> str:
-    """The same, relative to the root."""
+    """Returns the path of that folder relative to the root."""
     return f"{CheckpointLayout(job_id).taskowned_dir()}/{kind}{escape(uid)}"

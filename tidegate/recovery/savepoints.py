@@ -1,18 +1,19 @@
 """Writes savepoints: self-contained copies of a checkpoint, owned by the user. The coordinator's effects call it.
 
-    <target>/savepoint-<job>-17/_metadata           created last: a savepoint is there when this file is
+    <target>/savepoint-<job>-17/_metadata           created last: a savepoint exists once this file does
     <target>/savepoint-<job>-17/<vertex>-<subtask>  the files of chk-17, byte for byte
-    <target>/savepoint-<job>-17/shared/chk-<n>/...  those that it shares with other checkpoints
+    <target>/savepoint-<job>-17/shared/chk-<n>/...  files that it shares with other checkpoints
 
 Rules:
 
 - Paths in the metadata are relative to the savepoint's own folder, so it can be moved or copied as a whole.
 - Every byte is verified while it is copied. Memory holds a bounded part of a file.
 - A coordinator that was replaced may still be copying. Its successor creates a tombstone in the place of `_metadata`:
-  whichever of the two was first decides, and both learn which. The tombstone stays; who finds it deletes his copy.
+  the first of the two decides, and both find out which one was first. The tombstone stays. A coordinator that finds it
+  deletes its own copy.
 - A copy that is to stop ends before its next part of a file, before `_metadata`, or right after it. It deletes what it
   has written.
-- Data files of sinks stay in their tables. Staged inputs stay with the job that staged them; `origin_root` says where.
+- Data files of sinks stay in their tables. Staged inputs stay with the job that staged them, in the root `origin_root`.
 """
 
 from __future__ import annotations
@@ -59,12 +60,16 @@ def write_savepoint(
     stops: Callable[[], bool] = _never,
     contested: bool = False,
 ) -> str:
-    """Copy the state of a checkpoint under `root_url` to a savepoint under `target_url`; returns the savepoint's path.
+    """Copies the state of a checkpoint under `root_url` to a savepoint under `target_url`.
 
-    It can be repeated: an interrupted copy is written again, and a complete one stays as it is. Raises
-    AlreadyExistsError if another savepoint has its name, or what is left of one, FencedError if it was voided,
-    CorruptionError, NotFoundError, StorageError. `stops`: whether the copy is to stop; it raises SavepointStoppedError.
-    `contested`: whether a coordinator that was lost may be copying it as well.
+    Returns the savepoint's path.
+
+    It can be repeated: an interrupted copy is written again, and a complete one stays as it is. `stops` returns whether
+    the copy is to stop, which raises SavepointStoppedError. `contested` is whether a coordinator that was lost may be
+    copying it as well.
+
+    Raises AlreadyExistsError if another savepoint, or the rest of one, has its name, FencedError if it was voided, and
+    CorruptionError, NotFoundError, StorageError.
     """
     permit.check(metadata.checkpoint_id)
     job_id, checkpoint_id = metadata.job_id, metadata.checkpoint_id
@@ -90,7 +95,7 @@ def _create_metadata(target: Store, own: CheckpointMetadata) -> None:
     try:
         target.create(METADATA_NAME, encode_metadata(own))
     except AlreadyExistsError:
-        # Created meanwhile: by another call, or by this one, whose answer was lost so that it was sent again.
+        # It was created meanwhile: by another call, or by this create, which was repeated because its answer was lost.
         try:
             there = _is_there(target, own)
         except FencedError:
@@ -101,10 +106,10 @@ def _create_metadata(target: Store, own: CheckpointMetadata) -> None:
 
 
 def complete_savepoint(target: Store, metadata: CheckpointMetadata) -> None:
-    """Create `_metadata`: the savepoint is there from now on. No error if it is there already, with this very content.
+    """Creates `_metadata`, which completes the savepoint. Succeeds if it exists already with exactly this content.
 
-    A create whose answer was lost has done its work all the same. AlreadyExistsError if another savepoint is there,
-    FencedError if a tombstone is, StorageError.
+    A create whose answer was lost has done its work all the same. Raises AlreadyExistsError if another savepoint exists
+    there, FencedError if a tombstone does, StorageError.
     """
     try:
         target.create(METADATA_NAME, encode_metadata(metadata))
@@ -116,10 +121,10 @@ def complete_savepoint(target: Store, metadata: CheckpointMetadata) -> None:
 def void_savepoint(
     open_store: OpenStore, target_url: str, job_id: JobId, job_name: str, now_ms: int, permit: DeletePermit
 ) -> bool:
-    """Make sure that the savepoint which the permit names is none, now and later; its tombstone is all that stays.
+    """Ensures that the savepoint named by the permit does not exist, now or later. Only its tombstone remains.
 
-    Returns whether it had become whole before. It can be repeated, and gives the same answer then. Raises
-    CorruptionError, StorageError.
+    Returns whether it had become whole before. It can be repeated, and returns the same then. Raises CorruptionError,
+    StorageError.
     """
     checkpoint_id = permit.checkpoint_id
     target = open_store(_savepoint_url(open_store, target_url, job_id, checkpoint_id))
@@ -132,8 +137,9 @@ def void_savepoint(
     except AlreadyExistsError:
         tombstone = read_metadata(target, job_id, checkpoint_id, savepoint=True, deleted=True)
         if not tombstone.void:
-            # Whoever has created it writes nothing more. Replaced and not deleted: it is never missing. A user may have
-            # begun to delete it, and did not get to the end; a tombstone stays all the same, for who is still copying.
+            # The coordinator that created it has finished writing. Replace it instead of deleting it, so that it is
+            # never missing. The tombstone stays even if a user has begun to delete the savepoint, because a replaced
+            # coordinator may still be copying.
             tombstone = _tombstone(tombstone)
             target.write(METADATA_NAME, [encode_metadata(tombstone)])
     clear_folder(target)
@@ -141,7 +147,7 @@ def void_savepoint(
 
 
 def clear_folder(store: Store, folder: str = "") -> None:
-    """Delete all of a folder but its `_metadata`. StorageError."""
+    """Deletes everything in a folder except its `_metadata`. Raises StorageError."""
     prefix = f"{folder}/" if folder else ""
     others = [name for name in store.list(folder) if name != METADATA_NAME]
     store.delete_all(f"{prefix}{name}" for name in others)
@@ -152,7 +158,7 @@ def clear_folder(store: Store, folder: str = "") -> None:
 
 
 def copy_subtask(source: Store, target: Store, subtask: SubtaskState, path: Callable[[str], str]) -> SubtaskState:
-    """Copy a subtask's files to other paths, and verify them. Returns the subtask with these paths.
+    """Copies a subtask's files to other paths, and verifies them. Returns the subtask with these paths.
 
     Raises CorruptionError, NotFoundError, StorageError.
     """
@@ -172,7 +178,7 @@ def _copy(
 
 
 def _parts(parts: Iterable[Buffer], stops: Callable[[], bool]) -> Iterator[Buffer]:
-    """Parts of a file, as long as the copy is not to stop."""
+    """Yields the parts of a file until the copy is to stop."""
     _go_on(stops)
     for part in parts:
         yield part
@@ -185,11 +191,11 @@ def _go_on(stops: Callable[[], bool]) -> None:
 
 
 def _delete_stopped(target: Store, own: CheckpointMetadata, contested: bool) -> None:
-    """Delete a copy that was given up, even if it has become whole: nobody gets its path, and the job may be over.
+    """Deletes a copy that was given up, even if it is whole, because its path is not returned and the job may be over.
 
-    A tombstone stays, because a coordinator that has taken over has created it; and so does another savepoint. Where a
-    lost coordinator may be copying as well, one is put in the place of `_metadata`: were it missing for a moment, the
-    savepoint could become whole again, and the discard after it would report that it never was.
+    A tombstone stays, because a coordinator that has taken over created it, and so does another savepoint. If a lost
+    coordinator may be copying too, a tombstone replaces `_metadata`: without `_metadata` for a moment, the savepoint
+    could become whole again, and the discard after it would report that it never was.
     """
     try:
         if _is_there(target, own):
@@ -206,12 +212,12 @@ def _delete_stopped(target: Store, own: CheckpointMetadata, contested: bool) -> 
 
 
 def _tombstone(of: CheckpointMetadata) -> CheckpointMetadata:
-    """What takes the place of a whole `_metadata`. It keeps `origin_root`, which tells that the savepoint was whole."""
+    """Returns the replacement of a whole `_metadata`. Its `origin_root` shows that the savepoint was whole."""
     return replace(of, operators=(), subtasks=(), hooks=(), void=True, deleted=False)
 
 
 def discard_savepoint(open_store: OpenStore, target_url: str, job_id: JobId, permit: DeletePermit) -> None:
-    """Delete the savepoint that the permit names, complete or not; `_metadata` first. Nobody finds it half deleted.
+    """Deletes the savepoint named by the permit, complete or not; `_metadata` first, so that it is never half deleted.
 
     Raises StorageError.
     """
@@ -225,7 +231,10 @@ def _savepoint_url(open_store: OpenStore, target_url: str, job_id: JobId, checkp
 
 
 def _is_there(target: Store, metadata: CheckpointMetadata) -> bool:
-    """Whether the savepoint is complete. AlreadyExistsError if another one is there, FencedError if a tombstone is."""
+    """Returns whether the savepoint is complete.
+
+    Raises AlreadyExistsError if another savepoint exists there, FencedError if a tombstone does.
+    """
     try:
         found = read_metadata(target, metadata.job_id, metadata.checkpoint_id, savepoint=True, deleted=True)
     except NotFoundError:
@@ -236,11 +245,11 @@ def _is_there(target: Store, metadata: CheckpointMetadata) -> bool:
             "choose another folder, or delete this one"
         ) from error
     if found.void:
-        raise FencedError(f"{target.url}: the coordinator that has taken over has given this savepoint up")
+        raise FencedError(f"{target.url}: the coordinator that has taken over has aborted this savepoint")
     if found.deleted:
         raise AlreadyExistsError(
-            f"{target.url} is what a deletion that was interrupted has left of a savepoint of this name; "
-            f"`tidegate checkpoints delete {target.url}` deletes the rest, or choose another folder"
+            f"{target.url} has the rest of a savepoint of this name, whose deletion was interrupted; "
+            f"`tidegate checkpoints delete {target.url}` deletes it, or choose another folder"
         )
     if found != metadata:
         raise AlreadyExistsError(
@@ -250,6 +259,6 @@ def _is_there(target: Store, metadata: CheckpointMetadata) -> bool:
 
 
 def _rebased(metadata: CheckpointMetadata, layout: CheckpointLayout, root_url: str) -> CheckpointMetadata:
-    """The metadata with paths that are relative to the savepoint's folder."""
+    """Returns the metadata with paths that are relative to the savepoint's folder."""
     moved = partial(layout.path_in_savepoint, metadata.checkpoint_id)
     return replace(metadata, subtasks=tuple(s.moved(moved) for s in metadata.subtasks), origin_root=root_url)

@@ -34,10 +34,10 @@ from tidegate.storage.state.stored_rows import TIMER_MOMENT, TIMERS_STATE
 from tidegate.storage.state.subtask_state import StoredSchemas, SubtaskStream
 
 BATCH_ROWS_MAX = 65_536
-"""So many rows of a state are in memory at a time, whoever reads or writes it outside of a job."""
+"""The most rows of a state that are in memory at a time, in readers and writers outside of a job."""
 
 AGGREGATE_STATE = "aggregate"
-"""Name of the state of `aggregate(...)`: a row has the columns of all its aggregates."""
+"""The name of the state of `aggregate(...)`, whose rows have the columns of all its aggregates."""
 
 
 def read_state_batches(
@@ -49,11 +49,11 @@ def read_state_batches(
     key_groups: range | None = None,
     open_store: OpenStore = open_store,
 ) -> pa.RecordBatchReader:
-    """`read_state` for what is larger than memory: a reader of batches of up to 65,536 rows.
+    """Reads state that is larger than memory: returns a reader of batches of up to 65,536 rows.
 
-    Memory is bounded: about 16 MB of a state file; of layers a run of key groups with up to a million rows and 128 MB.
-    Files of RocksDB are fetched into the folder for temporary files, those of one subtask at a time. Arguments and
-    errors are those of `read_state`; damage of a file shows when it is read.
+    Memory is bounded: about 16 MB of a state file, and for layers a run of key groups with up to a million rows and 128
+    MB. Files of RocksDB are fetched into the folder for temporary files, one subtask at a time. Arguments and errors
+    are as for `read_state`; damage of a file is raised when it is read.
     """
     at = parse_pointer(path)
     store = open_store(at.root)
@@ -63,26 +63,26 @@ def read_state_batches(
 
 @dataclass(frozen=True, slots=True)
 class StateSelection:
-    """One state of one operator in one checkpoint, and which of its columns are shown. `stored` has all of them."""
+    """One state of one operator in one checkpoint, and the columns to show. `stored` has all columns."""
 
     operator: OperatorInfo
     info: StateInfo
     streams: tuple[SubtaskStream, ...]
     stored: pa.Schema
     keys: tuple[str, ...] | None
-    """The columns that tell stored rows apart. None for operator state, and if nobody knows."""
+    """The columns that identify stored rows. None for operator state, and if they are unknown."""
     column: str | None = None
-    """Of the state of `aggregate(...)`: the one aggregate to show. None shows all columns."""
+    """For the state of `aggregate(...)`: the one aggregate to show. None shows all columns."""
 
     @staticmethod
     def find(
         store: Store, metadata: CheckpointMetadata, uid: str, state: str | None, keys: Sequence[str] | None = None
     ) -> StateSelection:
-        """Find the state that is meant; arguments and ConfigurationError as those of `read_state`."""
+        """Finds a state. Arguments and errors are as for `read_state`."""
         if metadata.void:
             raise ConfigurationError(
                 f"checkpoint {metadata.checkpoint_id} of job {metadata.job_id} was given up and never completed; "
-                "tidegate checkpoints list shows those that were"
+                "`tidegate checkpoints list` shows the completed ones"
             )
         column = None
         try:
@@ -105,7 +105,7 @@ class StateSelection:
         chosen = StateSelection(operator, info, streams, stored, selection.keys, column)
         if chosen.keys is None:
             raise ConfigurationError(
-                f"operator {uid!r}: the checkpoint does not say which of its columns {stored.names} are the key: an "
+                f"operator {uid!r}: the checkpoint does not name its key columns among {stored.names}, because an "
                 f"older version wrote it. Name them with keys=[...], or read all columns with state={info.state!r}"
             )
         return chosen
@@ -121,15 +121,15 @@ class StateSelection:
 
     @property
     def key_groups(self) -> range:
-        """All key groups of the operator."""
+        """The range of all key groups of the operator."""
         return range(self.operator.max_parallelism)
 
     def reader(self, key_groups: range | None = None) -> pa.RecordBatchReader:
-        """The rows of some key groups, or of all. Errors of the storage are raised while it is read."""
+        """Returns a reader of the rows of some key groups, or of all. Storage errors are raised while it is read."""
         return pa.RecordBatchReader.from_batches(self.schema, self.batches(key_groups))
 
     def batches(self, key_groups: range | None = None) -> Iterator[pa.RecordBatch]:
-        """The same rows, as an iterator of batches of up to `BATCH_ROWS_MAX` rows."""
+        """Yields the rows of `reader` in batches of up to `BATCH_ROWS_MAX` rows."""
         adapt: Callable[[pa.RecordBatch], pa.RecordBatch] = partial(
             adapted, schema=self.stored, state=self.info.state, uid=self.info.uid
         )
@@ -147,7 +147,7 @@ class StateSelection:
         if self.column in self.stored.names:
             value, field = rows.column(self.column), self.stored.field(self.column)
             seen = part_name(self.column, ".seen")
-            if seen in self.stored.names:  # of a chosen row: there may be none yet
+            if seen in self.stored.names:  # the aggregate chooses a row, and there may be none yet
                 value = pc.if_else(pc.equal(rows.column(seen), 1), value, pa.scalar(None, value.type))
         else:
             counts = rows.column(part_name(self.column, ".count"))
@@ -159,7 +159,7 @@ class StateSelection:
 
 
 def _aggregate_of(metadata: CheckpointMetadata, uid: str, state: str | None) -> tuple[OperatorInfo, StateInfo] | None:
-    """The state of an operator's aggregates, if it has one: `state` may be the name of one of them."""
+    """Returns the state of an operator's aggregates, if it has one, because `state` may name one aggregate."""
     if state is None or not any(info.uid == uid and info.state == AGGREGATE_STATE for info in states_of(metadata)):
         return None
     return find_state(metadata, uid, AGGREGATE_STATE)
@@ -185,7 +185,7 @@ def _row_keys(
     schemas: Sequence[StoredSchemas],
     given: Sequence[str] | None,
 ) -> tuple[str, ...] | None:
-    """The columns that tell rows of a keyed state apart, from the surest source; None if there is none."""
+    """Returns the columns that identify rows of a keyed state, from the most reliable source, or None if unknown."""
     names: list[str] = stored.names
     if info.kind is not StateKind.KEYED:
         return None

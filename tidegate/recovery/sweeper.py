@@ -1,10 +1,10 @@
-"""Finds orphans, and deletes them on request: files that crashes have left in a job's folder and nothing refers to.
+"""Finds orphans, and deletes them on request: files in a job's folder that crashes have left and nothing refers to.
 
 `tidegate checkpoints sweep` calls it. Rules:
 
 - These files are referred to: everything that a completed checkpoint under the root names, of any job; data files of
-  collected rows that the table's log, a checkpoint or a savepoint names; staged rows, as long as there is a checkpoint
-  or savepoint that goes back to their job. If a checkpoint cannot be read, nothing that it might need is an orphan.
+  collected rows that the table's log, a checkpoint or a savepoint names; staged rows, while a checkpoint or savepoint
+  exists that goes back to their job. If a checkpoint cannot be read, nothing that it might need is an orphan.
 - A file that was written within the grace period is not an orphan yet: a checkpoint may be about to refer to it.
 - Only folders and names that tidegate makes are examined, and only the folders of a job that has an event log.
 - Tasks write changelogs ahead of checkpoints. A changelog file is an orphan only if a later attempt has completed a
@@ -46,7 +46,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """A file that nothing refers to; `path` is relative to the root."""
+    """A file to which nothing refers. `path` is relative to the root."""
 
     path: str
     size_bytes: int
@@ -54,7 +54,7 @@ class Orphan:
 
 
 def is_job(store: Store, job_id: JobId) -> bool:
-    """Whether there is a job of this id: only a job has an event log."""
+    """Returns whether there is a job of this id: only a job has an event log."""
     return bool(EventLog(store, job_id).indices())
 
 
@@ -67,13 +67,14 @@ def find_orphans(
     savepoints: Iterable[Store] = (),
     open_store: OpenStore = open_store,
 ) -> list[Orphan]:
-    """Files of a job to which nothing refers, sorted by path; empty if there is no such job.
+    """Returns the files of a job to which nothing refers, sorted by path. Empty if there is no such job.
 
-    With `written_before_ms` (ms since the epoch) only older ones. With `dead` also files to which the job could still
-    refer if it lived. Savepoints are looked for under the root, and under each of `savepoints`. Raises StorageError.
+    `written_before_ms` (ms since the epoch) selects older files. With `dead` it also returns files to which the job
+    could still refer if it lived. Savepoints are searched under the root, and under each of `savepoints`. Raises
+    StorageError.
     """
     layout = CheckpointLayout(job_id)
-    # Files first: what is completed meanwhile then counts as referred to.
+    # List files first, so that files of a checkpoint that completes meanwhile count as referred to.
     files = [replace(file, path=f"{layout.job_dir()}/{file.path}") for file in store.walk(layout.job_dir())]
     candidates = [
         file
@@ -98,9 +99,9 @@ def sweep(
     savepoints: Sequence[Store] = (),
     open_store: OpenStore = open_store,
 ) -> list[Orphan]:
-    """The orphans of a job; with `dry_run=False` they are deleted.
+    """Returns the orphans of a job, and deletes them if `dry_run` is False.
 
-    `now_ms` is in ms since the epoch. `force` sweeps a job whose lease has not expired: the caller knows that it is
+    `now_ms` is in ms since the epoch. `force` sweeps a job whose lease has not expired: the caller is sure that it is
     dead. Raises ConfigurationError for a job that may run, if it is not a dry run; StorageError.
     """
 
@@ -132,7 +133,7 @@ def _delete_orphans(store: Store, permit: OrphanPermit, orphans: Iterable[Orphan
 
 
 def _delete_unfinished(store: Store, job_id: JobId) -> None:
-    """Delete what interrupted writes of checkpoint files left. Not below `taskowned`, where other jobs may write."""
+    """Deletes temporary files of interrupted checkpoint writes. Not below `taskowned`, where other jobs may write."""
     if not isinstance(store, FileSystemStore):
         return
     layout = CheckpointLayout(job_id)
@@ -142,7 +143,7 @@ def _delete_unfinished(store: Store, job_id: JobId) -> None:
 
 
 def _void_incomplete(store: Store, permit: OrphanPermit, orphans: Iterable[Orphan], now_ms: int) -> None:
-    """Void the incomplete checkpoints whose files are about to be deleted, so that nobody completes them."""
+    """Voids the incomplete checkpoints whose files are about to be deleted, so that no coordinator completes them."""
     job_id = permit.job_id
     layout = CheckpointLayout(job_id)
     for number in sorted({n for n in (_checkpoint_of(orphan.path, job_id) for orphan in orphans) if n is not None}):
@@ -166,7 +167,7 @@ def _void_incomplete(store: Store, permit: OrphanPermit, orphans: Iterable[Orpha
 
 
 def _checkpoint_of(path: str, job_id: JobId) -> CheckpointId | None:
-    """The checkpoint that a file in a job's folder was written for; None for other files."""
+    """Returns the checkpoint for which a file in a job's folder was written, or None for other files."""
     layout = CheckpointLayout(job_id)
     folder = layout.shared_dir() if path.startswith(f"{layout.shared_dir()}/") else layout.job_dir()
     parts = path.removeprefix(f"{folder}/").split("/")
@@ -175,7 +176,7 @@ def _checkpoint_of(path: str, job_id: JobId) -> CheckpointId | None:
 
 @dataclass(slots=True)
 class _Known:
-    """What the checkpoints and savepoints say."""
+    """The metadata of all checkpoints and savepoints."""
 
     complete: dict[tuple[JobId, CheckpointId], CheckpointMetadata] = field(default_factory=dict)
     savepoints: list[CheckpointMetadata] = field(default_factory=list)
@@ -183,7 +184,7 @@ class _Known:
 
     @property
     def metadata(self) -> list[CheckpointMetadata]:
-        """All that can be restored."""
+        """The metadata of everything that can be restored."""
         return [*self.complete.values(), *self.savepoints]
 
 
@@ -206,7 +207,7 @@ def _read_all(store: Store, savepoint_stores: Iterable[Store], open_store: OpenS
 
 
 def _read(store: Store, at: CheckpointPointer, known: _Known) -> CheckpointMetadata | None:
-    """The metadata of a completed checkpoint; None if it is void, is not there, or cannot be read."""
+    """Returns the metadata of a completed checkpoint, or None if it is void, missing or unreadable."""
     try:
         metadata = read_pointed(store, at)
     except NotFoundError:
@@ -219,7 +220,7 @@ def _read(store: Store, at: CheckpointPointer, known: _Known) -> CheckpointMetad
 
 
 class _Sweep:
-    """Knows which files of one job's folder are referred to."""
+    """Decides which files of one job's folder are orphans."""
 
     def __init__(self, store: Store, job_id: JobId, known: _Known, open_store: OpenStore, dead: bool) -> None:
         self._store = store
@@ -231,10 +232,12 @@ class _Sweep:
         self._paths = {path for metadata in complete for subtask in metadata.subtasks for path in subtask.paths}
         attempts = (metadata.attempt for (job, _), metadata in known.complete.items() if job == job_id)
         self._attempt = None if dead else max(attempts, default=AttemptNumber(0))
-        """The attempt of the newest checkpoint: it, and later ones, may still use their changelogs. None: the job is
-        dead, and nobody does."""
+        """The attempt of the newest checkpoint. This and later attempts may still use their changelogs.
+
+        None if the job is dead.
+        """
         self._unreadable = {at.checkpoint_id for at in known.unreadable if at.job_id == job_id and not at.savepoint}
-        # The root may be spelled in another way in the URL of the table; what follows it is the same.
+        # The URL of the table may spell the root differently, but the path after the root is the same.
         own, mark = self._layout.taskowned_dir(), f"/{self._layout.taskowned_dir()}/"
         self._data_files = {
             f"{own}/{committable.table.rpartition(mark)[2].rstrip('/')}/{file.path}"
@@ -248,7 +251,7 @@ class _Sweep:
         self._committed: dict[str, frozenset[str] | None] = {}
 
     def is_orphan(self, path: str) -> bool:
-        """Whether nothing refers to a file; False for files that tidegate did not make."""
+        """Returns whether nothing refers to a file. False for files that tidegate did not make."""
         taskowned = f"{self._layout.taskowned_dir()}/"
         if path.startswith(taskowned):
             return self._is_orphan_of_tasks(path, *path.removeprefix(taskowned).split("/", 1))
@@ -263,7 +266,7 @@ class _Sweep:
         return number not in self._unreadable
 
     def _is_left(self, path: str) -> bool:
-        """Whether no checkpoint to come can refer to a file of a changelog."""
+        """Returns whether no future checkpoint can refer to a file of a changelog."""
         written = parse_changelog_file_name(path.rpartition("/")[2])
         return written is not None and (self._attempt is None or written[2] < self._attempt)
 
@@ -279,7 +282,7 @@ class _Sweep:
         return committed is not None and below not in committed and path not in self._data_files
 
     def _committed_in(self, folder: str) -> frozenset[str] | None:
-        """Data files in the log of the table in a folder; None if it cannot be read."""
+        """Returns the data files in the log of the table in a folder, or None if the log cannot be read."""
         if folder not in self._committed:
             try:
                 log = TableLog(self._open_store(join_url(self._store.url, folder)))
@@ -291,20 +294,20 @@ class _Sweep:
 
 
 def _goes_back_to(job_id: JobId, known: _Known) -> bool:
-    """Whether a checkpoint or savepoint is there, of this job or one restored from it, that needs what was staged."""
-    # A relocated savepoint has what was staged with it.
+    """Returns whether a checkpoint or savepoint of this job, or of a job restored from it, needs its staged data."""
+    # A relocated savepoint contains the staged data.
     needing = [metadata for metadata in known.metadata if metadata.carried is None]
     restored_from = {m.job_id: parse_pointer(m.restored_from) for m in needing if m.restored_from is not None}
     known_jobs = {metadata.job_id for metadata in needing}
     for job in known_jobs:
         at: JobId | None = job
-        # A line is no longer than there are jobs.
+        # A chain is not longer than the number of jobs. Damaged metadata could contain a cycle.
         for _ in range(len(known_jobs) + 1):
             if at == job_id:
                 return True
             origin = restored_from.get(at) if at is not None else None
             if origin is None:
-                # The job in between has nothing left, so nobody knows what came before it.
+                # The job in between has no checkpoints left, so the jobs before it are unknown.
                 if at not in known_jobs:
                     return True
                 break

@@ -1,4 +1,4 @@
-"""Spark beside Ray: sessions, DataFrames as replayable sources, and tables as DataFrames.
+"""Spark next to Ray: sessions, DataFrames as replayable sources, and tables as DataFrames.
 
 `RayDPSession` starts Ray and Spark, and reserves executors and task slots together. `RayOnSparkSession` starts Ray in
 the executors of a Spark that exists. `stage_dataframe` turns a DataFrame into a `ParquetSource`. `table_to_dataframe`
@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tidegate.spark_bridge.dataframes.parquet_source import ParquetReader, ParquetSource, StagedFile
+    from tidegate.connectors.staged_parquet import ParquetReader, ParquetSource, StagedFile
     from tidegate.spark_bridge.dataframes.spark_types import arrow_schema_of, spark_schema_of
     from tidegate.spark_bridge.dataframes.staging import DataFrameSource, stage_dataframe
     from tidegate.spark_bridge.dataframes.tables import files_to_dataframe, table_to_dataframe
@@ -26,15 +26,15 @@ else:
 
     _HOME_OF = {
         "DataFrameSource": "dataframes.staging",
-        "ParquetReader": "dataframes.parquet_source",
-        "ParquetSource": "dataframes.parquet_source",
+        "ParquetReader": "tidegate.connectors.staged_parquet",
+        "ParquetSource": "tidegate.connectors.staged_parquet",
         "QueryFailedError": "errors",
         "RayDPSession": "session",
         "RayOnSparkSession": "ray_on_spark",
         "SparkBridgeError": "errors",
         "SparkLostError": "errors",
         "SparkTimeoutError": "errors",
-        "StagedFile": "dataframes.parquet_source",
+        "StagedFile": "tidegate.connectors.staged_parquet",
         "StreamSettings": "streams.stream_feed",
         "StreamingDataFrameSource": "streams.stream_feed",
         "arrow_schema_of": "dataframes.spark_types",

@@ -1,14 +1,15 @@
-"""Where Ray can run in an existing Spark cluster: its executors, how many Ray nodes they hold, and what they lack.
+"""Finds where Ray can run in an existing Spark cluster: its executors, how many Ray nodes they hold, what they lack.
 
 `ray_on_spark.py` starts the nodes. A Ray node is a Spark task that never ends. Rules:
-* A node takes a core of its executor for each of its task slots, as long as it lives. Spark needs cores for its own
-  tasks, so Ray never takes all.
-* A node that takes more than half the cores of an executor has the executor to itself. That is the default for
-  executors of three or more cores: all but one. Spark decides alone where smaller nodes go.
-* Executors of one core hold either Ray or Spark's tasks. One of them is left to Spark.
-* A Ray node that cannot start reports it in the log of an executor, minutes later. So executors are checked first, and
-  the error names the host: Python, ray and tidegate of the driver's versions, the program `ray`, enough processors, and
-  enough memory besides Spark's.
+
+- A node takes a core of its executor for each of its task slots while it lives. Spark needs cores for its own tasks, so
+  Ray never takes all.
+- A node that takes more than half the cores of an executor has the executor to itself. That is the default for
+  executors of three or more cores: all but one. Spark decides alone where smaller nodes run.
+- Executors of one core hold either Ray or Spark's tasks. One of them is left to Spark.
+- A Ray node that cannot start reports it in the log of an executor, minutes later. Executors are therefore checked
+  first, and the error names the host: Python, ray and tidegate of the driver's versions, the program `ray`, enough
+  processors, and enough memory besides Spark's.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Executor:
 
 
 def refuse_master(master: str, dynamic_allocation: bool) -> None:
-    """Raise ConfigurationError for a Spark cluster in which Ray cannot run."""
+    """Raises ConfigurationError for a Spark cluster in which Ray cannot run."""
     if _LOCAL.fullmatch(master):
         raise ConfigurationError(
             f"on_spark: this Spark runs in the driver alone (master {master!r}) and has no executors for Ray. Use a "
@@ -81,9 +82,10 @@ class NodePlan:
     def of(
         cls, executors: Sequence[Executor], nodes: int | None = None, slots: int | None = None, task_cpus: int = 1
     ) -> NodePlan:
-        """A plan for these executors; None: as many as can be. ConfigurationError if that leaves Spark no core.
+        """Returns a plan with `nodes` nodes; None: as many as possible.
 
-        `task_cpus`: how many cores a task of Spark takes (`spark.task.cpus`).
+        `task_cpus` is how many cores a task of Spark takes (`spark.task.cpus`). Raises ConfigurationError if nodes and
+        a task of Spark do not fit into the executors.
         """
         for name, count in (("executors", nodes), ("slots_per_executor", slots)):
             if count is not None and count < 1:
@@ -114,7 +116,7 @@ class NodePlan:
         return [{"CPU": float(self.slots_per_node), IN_EXECUTOR: 1.0} for _ in range(self.nodes)]
 
     def bundle_of_slot(self, slot: int) -> int:
-        """The bundle of a slot. Round robin, so that few subtasks spread over many executors."""
+        """Returns the bundle of a slot: round robin, so that few subtasks spread over many executors."""
         return slot % self.nodes
 
 
@@ -198,13 +200,16 @@ class Surroundings:
     path: str
     """`PATH`, with the folder of this Python first."""
     has_ray: bool
-    """Whether the program `ray` is found there."""
+    """True if the program `ray` is found there."""
     processors: int
     memory_bytes: int | None
 
 
 def look_at_hosts(spark: SparkSession, executors: Sequence[Executor], timeout_s: float) -> list[Surroundings]:
-    """Returns the environments of the executors, by one Spark task per core. SparkTimeoutError, SparkLostError."""
+    """Returns the environments of the executors, by one Spark task per core.
+
+    Raises SparkTimeoutError or SparkLostError.
+    """
     tasks = sum(executor.cores for executor in executors)
     probe = _probe(_PACKAGES)
     context = spark.sparkContext
@@ -234,7 +239,7 @@ def here() -> Surroundings:
 
 
 def refuse_unfit(driver: Surroundings, found: Sequence[Surroundings]) -> None:
-    """Raise ConfigurationError for the first executor that has not what a node needs."""
+    """Raises ConfigurationError for the first executor that lacks what a node needs."""
     for there in found:
         what = _what_lacks(driver, there)
         if what is not None:
@@ -247,7 +252,7 @@ def refuse_unfit(driver: Surroundings, found: Sequence[Surroundings]) -> None:
 def refuse_scarce(
     plan: NodePlan, executors: Sequence[Executor], found: Sequence[Surroundings], object_store_bytes: int | None
 ) -> None:
-    """Raise ConfigurationError for the first host with too few processors or too little memory for its Ray nodes."""
+    """Raises ConfigurationError for the first host with too few processors or too little memory for its Ray nodes."""
     on_host = Counter(executor.host for executor in executors)
     for there in found:
         if plan.slots_per_node > there.processors:
@@ -255,7 +260,7 @@ def refuse_scarce(
                 f"on_spark: slots_per_executor={plan.slots_per_node}, and host {there.host} has {there.processors} "
                 "processors: Ray starts no node with more CPUs than that. Lower slots_per_executor="
             )
-        # Spark may call a host by another name than it does itself; then it has all executors, or at least one.
+        # Spark's name of a host may differ from the host's own. Then assume all executors on it, or at least one.
         nodes = min(plan.nodes, on_host[there.host] or (len(executors) if len(on_host) == 1 else 1))
         store = OBJECT_STORE_MIN_BYTES if object_store_bytes is None else object_store_bytes
         needed = nodes * (store + plan.slots_per_node * MEMORY_A_SLOT_BYTES)

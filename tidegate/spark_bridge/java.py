@@ -61,7 +61,7 @@ _PROBE_TIMEOUT_S = 20.0
 
 
 def add_opens_options() -> tuple[str, ...]:
-    """The options with which a modular Java (9 and later) serialises RayDP's cross-language replies."""
+    """Returns the options with which a modular Java (9 and later) serialises RayDP's cross-language replies."""
     return tuple(f"--add-opens={package}=ALL-UNNAMED" for package in _OPEN_PACKAGES)
 
 
@@ -79,12 +79,12 @@ def parse_java_major(text: str) -> int | None:
 
 
 def is_supported(major: int | None, spark: int = 3) -> bool:
-    """Whether this major version of Spark (RayDP has 3) runs on this major version of Java."""
+    """Returns whether this major version of Spark (RayDP has 3) runs on this major version of Java."""
     return major in JAVAS_OF_SPARK[spark]
 
 
 def why_unusable(home: Path, spark: tuple[int, int]) -> str | None:
-    """Return why this version of Spark does not run on the Java at `home`, or None if it does."""
+    """Returns why this version of Spark does not run on the Java at `home`, or None if it does."""
     major = java_major_of(home)
     javas = JAVAS_OF_SPARK[spark[0]]
     if major is None:
@@ -105,7 +105,7 @@ def java_on_path(environ: Mapping[str, str]) -> Path | None:
 
 
 def merge_java_options(existing: str | None) -> str:
-    """A value for `JDK_JAVA_OPTIONS`: the existing options first, then the needed ones that are missing."""
+    """Returns a value for `JDK_JAVA_OPTIONS`: the existing options first, then the needed ones that are missing."""
     present = (existing or "").strip()
     words = shlex.split(present)
     # `--add-opens X=Y` in two words means the same as in one.
@@ -115,7 +115,7 @@ def merge_java_options(existing: str | None) -> str:
 
 
 def java_environment(home: Path, environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that make every process started from now on use the Java at `home`."""
+    """Returns the variables that make every later process use the Java at `home`."""
     bin_dir = str(home / "bin")
     entries = [entry for entry in environ.get("PATH", "").split(os.pathsep) if entry and entry != bin_dir]
     return {
@@ -143,13 +143,13 @@ def java_major_of(home: Path) -> int | None:
             [str(java), "-version"], capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
-        # A Java that does not answer is of no use. The caller falls back to that of the wheel.
+        # A Java that does not answer is useless. The caller falls back to the Java of the wheel.
         return None
     return parse_java_major(done.stderr + done.stdout)
 
 
 def ensure_java(environ: MutableMapping[str, str] | None = None) -> Path:
-    """Point this process and its children at a Java that runs the installed Spark. Call it before `ray.init`.
+    """Points this process and its children at a Java that runs the installed Spark. Call it before `ray.init`.
 
     Sets `JAVA_HOME`, `PATH` and `JDK_JAVA_OPTIONS` in `environ` (default: `os.environ`), and returns the chosen home.
     From then on PySpark starts JVMs that print no notices (`jvm_output.py`). A second call changes nothing. Raises
@@ -189,7 +189,7 @@ _STDERR = 2
 
 
 def filter_jvm_output() -> None:
-    """Let each JVM that PySpark starts from now on print through the filter, for all its life. Idempotent."""
+    """Makes each JVM that PySpark starts from now on print through the filter. Idempotent."""
     launch: Callable[..., Any] = spark_context.launch_gateway  # type: ignore[attr-defined]
     if hasattr(launch, "unfiltered"):
         return
@@ -208,14 +208,14 @@ def filter_jvm_output() -> None:
 
 
 def _pipe_to(target: int) -> int:
-    """The write end of a new pipe. A thread passes its lines on to a file descriptor."""
+    """Returns the write end of a new pipe. A thread passes its lines on to a file descriptor."""
     read_end, write_end = os.pipe()
     threading.Thread(target=hand_on, args=(read_end, target), name="tidegate-jvm-output", daemon=True).start()
     return write_end
 
 
 def hand_on(read_end: int, target: int) -> None:
-    """Pass on the lines of a pipe, without notices, until it is closed. Then close our end."""
+    """Passes on the lines of a pipe, without notices, until it is closed, and then closes this end."""
     open_target = True
     with os.fdopen(read_end, "rb") as pipe:
         while line := pipe.readline(_LINE_BYTES_MAX):

@@ -31,7 +31,7 @@ _REMOTE_VARIABLE = "SPARK_REMOTE"
 
 
 def spark_session(app_name: str, configs: Mapping[str, str]) -> SparkSession:
-    """Return the session of this process, or a new one with these settings.
+    """Returns the session of this process, or a new one with these settings.
 
     A new one runs on the master in `configs`, or else on the one that `spark-submit` or Spark's own configuration
     names. It belongs to the program, and ends with its process. Raises ConfigurationError for Spark Connect and for a
@@ -60,7 +60,7 @@ def spark_session(app_name: str, configs: Mapping[str, str]) -> SparkSession:
 
 
 def refuse_remote(configs: Mapping[str, str], environ: Mapping[str, str]) -> None:
-    """Raise ConfigurationError where the session would be one of Spark Connect."""
+    """Raises ConfigurationError if the session would be a session of Spark Connect."""
     for name, value in ((_REMOTE, configs.get(_REMOTE)), (_REMOTE_VARIABLE, environ.get(_REMOTE_VARIABLE))):
         if value:
             raise ConfigurationError(
@@ -70,7 +70,7 @@ def refuse_remote(configs: Mapping[str, str], environ: Mapping[str, str]) -> Non
 
 
 def check_master(master: str) -> None:
-    """Raise ConfigurationError if none of the addresses in `spark.master` accepts a connection in time.
+    """Raises ConfigurationError if none of the addresses in `spark.master` accepts a connection in time.
 
     Masters without an address ("local[2]", "yarn") are not checked.
     """
@@ -90,7 +90,10 @@ def check_master(master: str) -> None:
 
 
 def _addresses(master: str) -> list[tuple[str, int]]:
-    """The hosts and ports in `spark.master`. Raises ConfigurationError for one that Spark could not read."""
+    """Returns the hosts and ports in `spark.master`.
+
+    Raises ConfigurationError for an address that Spark could not read.
+    """
     if master.startswith(_STANDALONE):
         urls = [f"//{each}" for each in master.removeprefix(_STANDALONE).split(",")]
     elif master.startswith(_KUBERNETES):
@@ -114,7 +117,7 @@ def _addresses(master: str) -> list[tuple[str, int]]:
 
 
 def _failures(addresses: list[tuple[str, int]]) -> list[str]:
-    """Why each of the addresses refuses connections. Empty as soon as one of them accepts one."""
+    """Returns why each of the addresses refuses connections. Empty as soon as one accepts."""
     failures = []
     for host, port in addresses:
         try:

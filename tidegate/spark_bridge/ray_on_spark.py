@@ -16,8 +16,8 @@ The token: driver, head and nodes share one.
   is none.
 * It is in the environment of this process as long as the cluster lives, because Ray looks for it there. `StartHook`
   passes it to the nodes, with a `PATH` that has `ray`: Ray on Spark starts the head from this process, and the nodes
-  from Python workers of Spark, which know nothing of this process. A hook that was set before, or Ray's own hook for
-  Databricks, is called first.
+  from Python workers of Spark, which do not inherit the environment of this process. A hook that was set before, or
+  Ray's own hook for Databricks, is called first.
 
 The head: names in Ray's module are replaced while a cluster starts, because Ray has no settings for this. None of them
 is used by the Spark tasks of the nodes, because Spark sends those along. A version of Ray without such a name behaves
@@ -59,8 +59,7 @@ from ray.util.spark import cluster_init, utils
 from tidegate.actors.ray.actor_calls import NAMESPACE
 from tidegate.actors.ray.authentication import is_on_spark, token_of_this_user
 from tidegate.actors.ray.connection import clean_end_at_sigterm, filter_worker_output
-from tidegate.actors.ray.missing_resources import SlotRequest
-from tidegate.actors.ray.reservation import ask_for, await_room
+from tidegate.actors.ray.reservation import SlotRequest, ask_for, await_room
 from tidegate.actors.runtimes.driver_services import DriverService
 from tidegate.protocol.failures import bounded_text
 from tidegate.spark_bridge.errors import SparkBridgeError, SparkLostError, SparkTimeoutError
@@ -93,7 +92,7 @@ class RayOnSparkSession:
     """Ray in Spark's executors. `start` starts it; `stop`, or the end of a `with` block, stops it."""
 
     def __init__(self, spark: SparkSession, plan: NodePlan) -> None:
-        """Use `start`."""
+        """Creates the object for `start`, which users call instead."""
         self._spark = spark
         self._plan = plan
         self._placement_group: PlacementGroup | None = None
@@ -177,7 +176,7 @@ class RayOnSparkSession:
 
     @property
     def placement_group(self) -> PlacementGroup:
-        """The reservation of all slots. SparkBridgeError after `stop`."""
+        """The reservation of all slots. Raises SparkBridgeError after `stop`."""
         if self._placement_group is None:
             raise SparkBridgeError("Ray in the executors of Spark is stopped; make a new environment")
         return self._placement_group
@@ -202,7 +201,7 @@ class RayOnSparkSession:
         return SparkGuard(self._spark.sparkContext)
 
     def bundle_of_slot(self, slot: int) -> int:
-        """Index of the bundle that holds a slot (from 0). Neighbouring slots are in different bundles."""
+        """Returns index of the bundle that holds a slot (from 0). Neighbouring slots are in different bundles."""
         return self._plan.bundle_of_slot(slot)
 
     def __enter__(self) -> RayOnSparkSession:
@@ -220,9 +219,9 @@ class RayOnSparkSession:
         self._stopped.set()
         atexit.unregister(self.stop)
         self._placement_group = None
-        # Ray has no public word for these.
+        # Ray has no public API for its cluster.
         cluster: Any = cluster_init._active_ray_cluster
-        # It warns of each node that ends, also when it ends them itself.
+        # Ray warns about each node that ends, also when it ends the nodes itself.
         notices = logging.getLogger("ray.autoscaler._private.spark.spark_job_server")
         try:
             notices.disabled = True
@@ -230,7 +229,7 @@ class RayOnSparkSession:
             if cluster is not None:
                 gone = driver_gone(self._spark.sparkContext) is not None
                 if gone or not _attempt("ending Ray's nodes", ray.util.spark.shutdown_ray_cluster):
-                    # That asks Spark first, and comes no further where it is gone, and with it the other nodes.
+                    # Ray's shutdown requests the end of jobs from Spark first, and fails there if Spark is gone.
                     cluster_init._active_ray_cluster = None
                     _attempt("ending Ray's requests to Spark", lambda: HTTPServer.shutdown(cluster.spark_job_server))
                     cluster.head_proc.terminate()
@@ -248,7 +247,7 @@ class RayOnSparkSession:
             nodes_get({**environment_of_nodes(token, path, os.environ), _CONTACT: str(round(timeout_s))})
         )
         if SparkSession.getActiveSession() is None:
-            # Ray asks for the active session of this thread. Whoever makes a DataFrame is active.
+            # Ray requests the active session of this thread. Making a DataFrame activates the session.
             self._spark.createDataFrame([(1,)], "x int")
         host = socket.gethostbyname(str(self._spark.conf.get("spark.driver.host")))
         try:
@@ -259,11 +258,11 @@ class RayOnSparkSession:
                 raise SparkLostError(f"Ray did not start in Spark's executors: {gone}") from error
             cause = error.__cause__ or error
             raise SparkBridgeError(
-                f"Ray did not start in Spark's executors: {bounded_text(' '.join(str(cause).split()))}. Have they the "
-                "cores and the memory free that it needs? Their logs say more"
+                f"Ray did not start in Spark's executors: {bounded_text(' '.join(str(cause).split()))}. Check that "
+                "they have enough free cores and memory, and read their logs"
             ) from error
 
-        # Ray's head asks Spark for nodes all the time; once Spark is gone, each request would print its failure.
+        # Ray's head requests nodes from Spark all the time. Once Spark is gone, each request would print its failure.
         cluster: Any = cluster_init._active_ray_cluster
         cluster.spark_job_server.handle_error = _request_failed
 
@@ -274,8 +273,8 @@ class RayOnSparkSession:
         alive = [node for node in ray.nodes() if node["Alive"] and IN_EXECUTOR in node["Resources"]]
         if len(alive) < self._plan.nodes:
             raise SparkTimeoutError(
-                f"{len(alive)} of {self._plan.nodes} Ray nodes have started in Spark's executors: the others found no "
-                f"{self._plan.slots_per_node} free core(s). End other Spark jobs, or lower executors="
+                f"{len(alive)} of {self._plan.nodes} Ray nodes have started in Spark's executors. The remaining nodes "
+                f"found fewer than {self._plan.slots_per_node} free core(s). End other Spark jobs, or lower executors="
             )
 
     def _reserve(self, timeout_s: float) -> None:
@@ -288,7 +287,7 @@ class RayOnSparkSession:
 
 
 def _refuse(spark: SparkSession) -> None:
-    """Raise ConfigurationError where Ray cannot be started for this session."""
+    """Raises ConfigurationError if Ray cannot be started for this session."""
     # Through Spark Connect there is no context here, nor executors that this process could reach.
     if not isinstance(spark, SparkSession):
         raise ConfigurationError(
@@ -318,7 +317,7 @@ def _request_failed(request: object, address: object) -> None:
 
 
 def _await_end(head: subprocess.Popen[Any], folder: str) -> None:
-    """Wait until the head has ended, and with the last node on this machine their folder is gone."""
+    """Waits until the head has ended and, after the last node on this machine, their folder is gone."""
     deadline = time.monotonic() + _STOP_TIMEOUT_S
     while head.poll() is None or os.path.exists(folder):
         if time.monotonic() > deadline:
@@ -331,7 +330,7 @@ def _await_end(head: subprocess.Popen[Any], folder: str) -> None:
 
 
 def _attempt(what: str, call: Callable[[], object]) -> bool:
-    """Run one step of `stop`. If it fails or hangs, log that and return False."""
+    """Runs one step of `stop`. If it fails or hangs, log that and return False."""
     try:
         call_bounded(call, timeout_s=_STOP_TIMEOUT_S, what=what, advice="Its cluster seems to be dead.")
     except Exception as error:  # noqa: BLE001 - the remaining steps of the stop must still run
@@ -351,14 +350,14 @@ LEAVE_S = 10.0
 
 
 class SparkGuard(DriverService):
-    """Guards one job."""
+    """Fails one job when Spark is lost."""
 
     def __init__(self, context: SparkContext) -> None:
         super().__init__("the watch over Spark", LEAVE_S)
         self._context = context
 
     def start(self, fail: Callable[[str], None]) -> None:
-        """Start the thread that looks."""
+        """Starts the thread that watches Spark."""
         self._begin("tidegate guards a job", lambda: self._look(fail))
 
     def job_ended(self, status: str) -> None:
@@ -393,7 +392,7 @@ _TOKEN_BYTES = 32
 
 
 def token_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables that a process of the cluster needs; none where the mode is switched off."""
+    """Returns the variables that a process of the cluster needs. Empty if tokens are switched off."""
     mode = environ.get(_MODE, "").strip().lower()
     if mode and mode != "token":
         return {_MODE: mode}
@@ -419,7 +418,10 @@ def token_of_cluster(environ: MutableMapping[str, str]) -> Iterator[dict[str, st
 
 
 def environment_of_nodes(token: Mapping[str, str], path: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables of every node. `path`: where executors find `ray`; the head looks there last."""
+    """Returns the environment variables of every Ray node: the token of the cluster, and `PATH`.
+
+    `path`: the folders in which executors find the command `ray`. They come last, so the head uses its own first.
+    """
     own = [os.path.dirname(sys.executable), environ.get("PATH", "")]
     return {**token, "PATH": os.pathsep.join(entry for entry in (*own, path) if entry)}
 
@@ -447,7 +449,7 @@ _given: list[_Given] = []
 
 
 class StartHook:
-    """The hook of the session that is being started, or runs. Ray makes one whenever it needs it."""
+    """The hook of the session that is starting or running. Ray creates one whenever it needs it."""
 
     def __init__(self) -> None:
         self._given = _given[-1]
@@ -463,7 +465,7 @@ class StartHook:
 
 @contextmanager
 def nodes_get(environment: Mapping[str, str]) -> Iterator[None]:
-    """Within this context nodes of Ray on Spark get these variables."""
+    """Gives nodes of Ray on Spark these variables while the context is open."""
     before = os.environ.get(VARIABLE)
     _given.append(_Given(dict(environment), before))
     os.environ[VARIABLE] = f"{StartHook.__module__}.{StartHook.__qualname__}"
@@ -526,7 +528,7 @@ class _HeadStart:
     def begin(
         self, command: Sequence[str], synchronous: bool, extra_env: Mapping[str, str]
     ) -> tuple[subprocess.Popen[bytes], _Tail]:
-        """In place of Ray's own: start the process, which prints into a file. Ctrl-C does not reach it."""
+        """Replaces Ray's function: starts the process, which prints into a file. Ctrl-C does not reach it."""
         assert not synchronous, "Ray does not wait for the end of its head"
         folder = next(word.removeprefix(_FOLDER) for word in command if word.startswith(_FOLDER))
         printed = Path(folder) / "head.out"
@@ -537,7 +539,7 @@ class _HeadStart:
         return self._process, _Tail(printed)
 
     def is_port_in_use(self, host: str, port: int) -> bool:
-        """In place of Ray's own. Once the head was started, waits for it."""
+        """Replaces Ray's function. Once the head was started, it waits for the head."""
         while not self._answers(host, port):
             if self._process is None or self._process.poll() is not None or time.monotonic() > self._deadline:
                 return False

@@ -48,8 +48,7 @@ from tidegate.actors.ray.connection import (
     filter_worker_output,
     prepare_connection,
 )
-from tidegate.actors.ray.missing_resources import SlotRequest
-from tidegate.actors.ray.reservation import ask_for, await_room, check_fits
+from tidegate.actors.ray.reservation import SlotRequest, ask_for, await_room, check_fits
 from tidegate.spark_bridge.errors import SparkBridgeError, SparkTimeoutError
 from tidegate.spark_bridge.java import add_opens_options, ensure_java, is_supported, parse_java_major
 from tidegate.spark_bridge.spark_calls import call_bounded, registered_executors
@@ -74,7 +73,7 @@ class RayDPSession:
     _active_lock = threading.Lock()
 
     def __init__(self, app_name: str, resources: SessionResources) -> None:
-        """Use `start`."""
+        """Creates the object for `start`, which users call instead."""
         self._app_name = app_name
         self._resources = resources
         self._owns_ray = False
@@ -131,14 +130,14 @@ class RayDPSession:
 
     @property
     def spark(self) -> SparkSession:
-        """The Spark session. SparkBridgeError after `stop`."""
+        """The Spark session. Raises SparkBridgeError after `stop`."""
         if self._spark is None:
             raise SparkBridgeError(f"session {self._app_name!r} is stopped; start a new one")
         return self._spark
 
     @property
     def placement_group(self) -> PlacementGroup:
-        """The reservation that executors and task actors share. SparkBridgeError after `stop`."""
+        """The reservation that executors and task actors share. Raises SparkBridgeError after `stop`."""
         if self._placement_group is None:
             raise SparkBridgeError(f"session {self._app_name!r} is stopped; start a new one")
         return self._placement_group
@@ -154,7 +153,7 @@ class RayDPSession:
         return self._resources.slots
 
     def bundle_of_slot(self, slot: int) -> int:
-        """Index of the bundle that holds a slot (from 0). Neighbouring slots are in different bundles."""
+        """Returns index of the bundle that holds a slot (from 0). Neighbouring slots are in different bundles."""
         return self._resources.bundle_of_slot(slot)
 
     def __enter__(self) -> RayDPSession:
@@ -166,7 +165,7 @@ class RayDPSession:
         self.stop()
 
     def stop(self) -> None:
-        """Stop Spark, release the reservation, and shut down or leave the Ray that we started or joined.
+        """Stops Spark, releases the reservation, and shuts down or leaves the Ray that was started or joined here.
 
         Idempotent and bounded. On a dead cluster Spark may not stop by itself. Then its JVM is killed, with a warning.
         """
@@ -178,7 +177,7 @@ class RayDPSession:
             self._stop_spark()
             group = self._placement_group
             self._placement_group = None
-            # A cluster that we started ends with its reservations. To ask a dead one to release them takes long.
+            # A cluster that this session started ends with its reservations. Releasing them on a dead one takes long.
             if group is not None and ray.is_initialized() and not self._started_cluster:
                 self._attempt("releasing the placement group", lambda: ray.util.remove_placement_group(group))
             if self._owns_ray:
@@ -289,7 +288,7 @@ class RayDPSession:
         self._spark = None
         if not self._attempt("stopping Spark", raydp.stop_spark):
             _kill_gateway()
-            # A Ray that goes on would keep RayDP's master and its executors, whose name the next session needs.
+            # If Ray continues, it keeps RayDP's master and its executors, whose name the next session needs.
             if ray.is_initialized() and not self._owns_ray:
                 self._attempt("ending RayDP's master", self._kill_master)
 
@@ -299,7 +298,7 @@ class RayDPSession:
             ray.kill(ray.get_actor(name))
 
     def _attempt(self, what: str, call: Callable[[], object]) -> bool:
-        """Run one step of `stop`. If it fails or hangs, log that and return False."""
+        """Runs one step of `stop`. If it fails or hangs, log that and return False."""
         try:
             call_bounded(call, timeout_s=_STOP_TIMEOUT_S, what=what, advice="Its cluster seems to be dead.")
         except Exception as error:  # noqa: BLE001 - the remaining steps of the stop must still run
@@ -309,7 +308,7 @@ class RayDPSession:
 
 
 def _start_local_ray(settings: dict[str, Any]) -> Any:
-    """Start a Ray cluster of our own. Without an address Ray would join the last one seen on this machine."""
+    """Starts a Ray cluster of our own. Without an address Ray would join the last one seen on this machine."""
     for _ in range(_RAY_STARTS_MAX - 1):
         try:
             return ray.init(address="local", **settings)
@@ -348,7 +347,7 @@ def _without_notice_of_tokens() -> Iterator[None]:
 
 
 def _kill_gateway() -> None:
-    """Kill a Spark driver JVM that does not stop. This process can then start another one."""
+    """Kills a Spark driver JVM that does not stop. This process can then start another one."""
     gateway = SparkContext._gateway
     process = getattr(gateway, "proc", None)
     if process is None:
@@ -374,10 +373,7 @@ _UNIT_BYTES = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 
 
 def parse_executor_memory_bytes(memory: str | int) -> int:
-    """Bytes of a size in Spark's notation ("512m", "1g", "1GB": powers of 1024), or of a number of bytes.
-
-    Raises ConfigurationError for anything else, and for less than Spark accepts.
-    """
+    """Returns the bytes of a size in Spark's notation ("512m", "1g", "1GB": powers of 1024), or of a number."""
     if isinstance(memory, str):
         match = _MEMORY.fullmatch(memory.strip())
         if match is None:
@@ -413,7 +409,7 @@ class SessionResources:
         slots_per_executor: int,
         placement: Placement = "spread",
     ) -> SessionResources:
-        """Checked resources. Raises ConfigurationError, which names the wrong argument."""
+        """Returns checked resources. Raises ConfigurationError, which names the wrong argument."""
         counts = {
             "executors": executors,
             "executor_cores": executor_cores,
@@ -442,7 +438,7 @@ class SessionResources:
         return f"{self.executor_memory_bytes // 2**20}m"
 
     def bundles(self) -> list[dict[str, float]]:
-        """One bundle for each executor: its cores, its heap, and one CPU for each slot."""
+        """Returns one bundle for each executor: its cores, its heap, and one CPU for each slot."""
         cpus = float(self.executor_cores + self.slots_per_executor)
         return [{"CPU": cpus, "memory": float(self.executor_memory_bytes)} for _ in range(self.executors)]
 
@@ -452,7 +448,7 @@ class SessionResources:
         return SlotRequest(f"{app_name} (executors and slots)", self.bundles(), labels, strategy_of(self.placement))
 
     def bundle_of_slot(self, slot: int) -> int:
-        """The bundle of a slot: in turn, so that few subtasks spread over many executors, or packed into few."""
+        """Returns the bundle of a slot: in turn, so that few subtasks spread over executors, or packed into few."""
         if not 0 <= slot < self.slots:
             raise ConfigurationError(f"slot {slot} is not one of the {self.slots} slots 0..{self.slots - 1}")
         return slot_order(self.executors, self.slots_per_executor, self.placement)[slot]
@@ -475,7 +471,7 @@ class NodeJava:
 
 
 def java_problem(java: NodeJava) -> str | None:
-    """Why Spark on RayDP cannot use this Java. None if it can."""
+    """Returns why Spark on RayDP cannot use this Java, or None if it can."""
     if java.path is None:
         return "its PATH has no java"
     if not is_supported(java.major):
@@ -499,8 +495,8 @@ def check_cluster_java() -> None:
         found: list[NodeJava] = ray.get(list(asked.values()), timeout=_CHECK_TIMEOUT_S)
     except GetTimeoutError as error:
         raise SparkTimeoutError(
-            f"the nodes of the Ray cluster did not say within {_CHECK_TIMEOUT_S:g} s which Java they have. Check "
-            "that the cluster is alive, and that its machines have time for a small task."
+            f"the nodes of the Ray cluster did not report their Java within {_CHECK_TIMEOUT_S:g} s. Check that the "
+            "cluster is alive, and that its machines have time for a small task."
         ) from error
     for node_id, java in zip(asked, found, strict=True):
         problem = java_problem(java)

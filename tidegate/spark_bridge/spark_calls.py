@@ -61,7 +61,7 @@ class _ActionThread(InheritableThread):
 def run_spark_action(
     spark: SparkSession, action: Callable[[], T], *, timeout_s: float | None, what: str, job_group: str | None = None
 ) -> T:
-    """Result of a Spark action. `timeout_s` None: it may take as long as Spark has what it needs.
+    """Returns the result of a Spark action. Without `timeout_s` the action may take any time while Spark is alive.
 
     Its job group is `job_group`, or a new one. Ctrl-C in the caller cancels its jobs too. Raises SparkTimeoutError when
     the time is over, SparkLostError when Spark's driver or all executors are lost, and whatever the action raises.
@@ -96,8 +96,8 @@ def run_spark_action(
 def _activate(spark: SparkSession) -> None:
     """Makes a session the active one of this thread.
 
-    Spark reads settings of the active session, such as those of ANSI casts, where an expression is made. Without one a
-    new thread has Spark's defaults.
+    Spark reads settings of the active session, such as the mode of ANSI casts, where an expression is made. Without one
+    a new thread has Spark's defaults.
     """
     of_java = getattr(spark, "_get_j_spark_session_class", None)  # PySpark 4.
     jvm: Any = spark.sparkContext._jvm
@@ -132,7 +132,7 @@ class Outcome(Generic[T]):
         self._done = threading.Event()
 
     def run(self) -> None:
-        """Body of the thread. Keeps any error for the caller."""
+        """Runs the call in this thread, and keeps any error for the caller."""
         try:
             self._values.append(self._call())
         except BaseException as error:  # noqa: BLE001 - raised again in the caller by `result`
@@ -141,16 +141,16 @@ class Outcome(Generic[T]):
             self._done.set()
 
     def fail(self, error: BaseException) -> None:
-        """The thread could not even begin with the call."""
+        """Records that the thread could not start the call."""
         self._error = error
         self._done.set()
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether the call ended within the time."""
+        """Returns whether the call ended within the time."""
         return self._done.wait(timeout_s)
 
     def result(self) -> T:
-        """The value. If the call raised, raises its error in the caller."""
+        """Returns the value. Raises the error of the call in the caller."""
         if self._error is not None:
             raise self._error
         return self._values[0]
@@ -173,11 +173,11 @@ DRIVER_TIMEOUT = "spark.tidegate.driverTimeout"
 EXECUTOR_TIMEOUT_DEFAULT = "2min"
 DRIVER_TIMEOUT_DEFAULT = "1min"
 LOOK_S = 1.0
-"""Seconds between two looks at Spark."""
+"""Seconds between two checks of Spark."""
 STEP_S_MAX = 5.0
-"""The longest time between two looks that counts. If more passed, this process was stopped."""
+"""The longest time between two checks that counts. If more has passed, this process was stopped."""
 END_S = 2.0
-"""A connection breaks a moment before the process at its other end is seen to have ended."""
+"""How long to wait for the end of a process whose connection broke, because the connection breaks earlier."""
 
 _NEW_SESSION = '. Close the environment, and execute the job again in a new one with restore="latest"'
 
@@ -202,7 +202,7 @@ class SparkLook:
 
 
 class SparkRules:
-    """Whether something that waits for Spark can still end. It has no clock: `now_s` comes from outside."""
+    """Decides whether a call that waits for Spark can still end. It has no clock: `now_s` comes from outside."""
 
     def __init__(self, limits: SparkLimits, now_s: float) -> None:
         self._limits = limits
@@ -238,7 +238,7 @@ class SparkRules:
 
 
 class SparkWatch:
-    """Looks at a Spark session from a thread of its own, from the first question on, until it is closed."""
+    """Checks a Spark session from its own thread, from the first question on, until it is closed."""
 
     def __init__(self, context: SparkContext, *, needs_executors: bool, clock: Callable[[], float] = time.monotonic):
         """`needs_executors`: whether Spark is lost without executors."""
@@ -251,7 +251,10 @@ class SparkWatch:
         self._closed = threading.Event()
 
     def begin(self) -> None:
-        """Requests the state of Spark for the first time and waits for the answer. SparkLostError without one."""
+        """Requests the state of Spark for the first time and waits for the answer.
+
+        Raises SparkLostError without one.
+        """
         if gone := driver_gone(self._context):
             raise SparkLostError(gone)
         default_s = parse_duration_ms(DRIVER_TIMEOUT_DEFAULT) / 1_000
@@ -277,7 +280,7 @@ class SparkWatch:
         return self._rules.over(self._clock(), answer)
 
     def close(self) -> None:
-        """Look no more."""
+        """Stops watching."""
         self._closed.set()
 
     def _limits(self) -> SparkLimits:
@@ -288,7 +291,7 @@ class SparkWatch:
             try:
                 answer = look_at(self._context)
             except (Py4JError, OSError, AttributeError):
-                # No answer is what the rules are about. The context loses its attributes when it is stopped.
+                # The rules handle missing answers. A context loses its attributes when it is stopped.
                 continue
             with self._lock:
                 self._answer = answer
@@ -314,7 +317,7 @@ def watched(context: SparkContext, what: str, *, needs_executors: bool = True) -
 
 
 def limits_of(context: SparkContext, needs_executors: bool) -> SparkLimits:
-    """The limits that Spark's configuration sets. ConfigurationError for a value that is no time."""
+    """Returns the limits that Spark's configuration sets. Raises ConfigurationError for an invalid duration."""
     conf = context.getConf()
     driver_s, executors_s = (
         parse_duration_ms(conf.get(key) or default, setting=key) / 1_000
@@ -369,7 +372,7 @@ _levels: dict[str, object] = {}
 
 @contextmanager
 def without_logs_of(context: SparkContext, names: Sequence[str]) -> Iterator[None]:
-    """The loggers log nothing meanwhile. Blocks may overlap: the end of the last one restores the level of a logger."""
+    """Silences the loggers meanwhile. Blocks may overlap: the end of the last one restores the level of a logger."""
     jvm: Any = context._jvm
     log4j = jvm.org.apache.logging.log4j
     with _lock:

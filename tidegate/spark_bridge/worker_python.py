@@ -28,7 +28,7 @@ _PROBE = (
 
 
 def refuse_connect(given: object, what: str) -> None:
-    """Raise ConfigurationError for a DataFrame or SparkSession of Spark Connect. `what` names the call."""
+    """Raises ConfigurationError for a DataFrame or SparkSession of Spark Connect. `what` names the call."""
     kind = f"{type(given).__module__}.{type(given).__name__}"
     if kind.startswith("pyspark.sql.connect"):
         raise ConfigurationError(
@@ -38,9 +38,9 @@ def refuse_connect(given: object, what: str) -> None:
 
 
 def refuse_unfit_workers(spark: SparkSession, what: str) -> None:
-    """Raise ConfigurationError where Spark's workers are on this machine, and cannot run tidegate's code.
+    """Raises ConfigurationError if Spark's workers are on this machine and cannot run tidegate's code.
 
-    `what` names the call, such as "from_dataframe". Workers of other machines are not looked at.
+    `what` names the call, such as "from_dataframe". Workers of other machines are not checked.
     """
     context = spark.sparkContext
     if str(context.master).startswith("local"):
@@ -48,7 +48,7 @@ def refuse_unfit_workers(spark: SparkSession, what: str) -> None:
 
 
 def refuse_other_python(executable: str, what: str) -> None:
-    """Raise ConfigurationError where the Python of Spark's workers on this machine cannot run tidegate's code."""
+    """Raises ConfigurationError if the Python of Spark's workers on this machine cannot run tidegate's code."""
     found = _surroundings(executable, os.environ.get("PATH", ""))
     here = f"{sys.version_info[0]}.{sys.version_info[1]}"
     if found is None:
@@ -72,7 +72,7 @@ def other_python_advice() -> str:
 
 @lru_cache(maxsize=16)
 def _surroundings(executable: str, path: str) -> tuple[str, str] | None:
-    """Version of a Python, and of its tidegate ("none" without one); None if it does not start."""
+    """Returns version of a Python, and of its tidegate ("none" without one), or None if it does not start."""
     found = which(executable, path=path)
     if found is not None and Path(found).absolute() == Path(sys.executable).absolute():
         return f"{sys.version_info[0]}.{sys.version_info[1]}", version("tidegate")

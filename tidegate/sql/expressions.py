@@ -1,7 +1,8 @@
-"""`Expressions`: expressions of SQL as expressions of polars, each with its type.
+"""`Expressions`: translates SQL expressions into polars expressions, each with its type.
 
-What a name means is said by whoever makes one: `resolve` finds columns, `known` what has been computed already, such as
-aggregates. Everything here works row by row. What there is not is refused, with what to write instead.
+The caller of `Expressions` defines the meaning of names. `resolve` finds columns, and `known` finds expressions that
+are computed already, such as aggregates. All expressions work row by row. Others are refused, with advice on what to
+write instead.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ import pyarrow as pa
 from sqlglot import exp
 
 from tidegate.api.program import UserFunction, user_function
-from tidegate.operators.functions.row_calls import RowCalls
 from tidegate.sql.functions.aggregates import AGGREGATES, is_aggregate
 from tidegate.sql.functions.call import Call, Functions
 from tidegate.sql.functions.numbers import NUMBERS
+from tidegate.sql.functions.row_calls import RowCalls
 from tidegate.sql.functions.texts import JSON, TEXTS, position, sliced
 from tidegate.sql.functions.times import CLOCK, RANDOM, TIMES, UNIT_MONTHS, UNIT_MS, extracted, unit_of
 from tidegate.sql.operators import (
@@ -67,7 +68,7 @@ _CALCULATIONS: dict[type[exp.Expr], Callable[[exp.Expr, Typed, Typed], Typed]] =
 
 
 def balanced(conditions: Sequence[pl.Expr], join: Callable[[pl.Expr, pl.Expr], pl.Expr]) -> pl.Expr:
-    """Joins conditions as a tree that is as flat as can be: polars cannot read back what is nested over 60 deep."""
+    """Joins conditions as a tree of least depth, because polars cannot deserialize expressions nested over 60 deep."""
     if len(conditions) == 1:
         return conditions[0]
     middle = len(conditions) // 2
@@ -75,7 +76,7 @@ def balanced(conditions: Sequence[pl.Expr], join: Callable[[pl.Expr, pl.Expr], p
 
 
 class Expressions:
-    """Translates over one set of columns."""
+    """Translates expressions over one set of columns."""
 
     def __init__(
         self, resolve: Callable[[exp.Column], Typed], known: Callable[[exp.Expr], Typed | None] = lambda _: None
@@ -83,7 +84,8 @@ class Expressions:
         self._resolve, self._known = resolve, known
 
     def of(self, node: exp.Expr) -> Typed:
-        """An expression. ConfigurationError for what there is not, and for types that do not go together."""
+        """Translates an expression. Raises ConfigurationError if it is not supported, or its types cannot be
+        combined."""
         found = self._known(node)
         if found is not None:
             return found
@@ -102,11 +104,11 @@ class Expressions:
         raise refused(node, _why_not(node))
 
     def condition(self, node: exp.Expr) -> pl.Expr:
-        """A condition. ConfigurationError for an expression of another type."""
+        """Translates a condition. Raises ConfigurationError for an expression of another type."""
         return truth(node, self.of(node))
 
     def _conditions(self, node: exp.Expr) -> list[pl.Expr]:
-        """The operands of a chain of AND or OR. There may be hundreds, so they are not visited by recursion."""
+        """Returns the operands of a chain of AND or OR. There may be hundreds, so they are not visited by recursion."""
         return [self.condition(operand) for operand in node.flatten()]
 
     def _literal(self, node: exp.Expr) -> Typed:
@@ -137,22 +139,22 @@ class Expressions:
             return Typed(given.expr.is_null(), pl.Boolean())
         if isinstance(other, exp.Boolean):
             return Typed(truth(node.this, given).eq_missing(pl.lit(bool(other.this))), pl.Boolean())
-        raise refused(node, "IS is followed by NULL, TRUE, FALSE or DISTINCT FROM")
+        raise refused(node, "IS must be followed by NULL, TRUE, FALSE or DISTINCT FROM")
 
     def _not(self, node: exp.Expr) -> Typed:
         return Typed(~self.condition(node.this), pl.Boolean())
 
     def _in(self, node: exp.Expr) -> Typed:
         if node.args.get("query") is not None or node.args.get("unnest") is not None or node.args.get("field"):
-            raise refused(node, "IN takes a list of values; for those of a stream write LEFT SEMI JOIN in windows")
+            raise refused(node, "IN takes a list of values; for the values of a stream write LEFT SEMI JOIN in windows")
         given, values = self.of(node.this), [self.of(each) for each in node.expressions]
         wanted = needed_common_type(node, [given.type, *(each.type for each in values)])
         cast = [as_type(node, each, wanted) for each in values]
         expr = as_type(node, given, wanted).expr
-        said = [each.value for each, value in zip(cast, values, strict=True) if not value.is_null]
-        if all(value is not None for value in said):
-            found = expr.is_in(pl.Series(said, dtype=wanted).to_list()) if said else pl.lit(False)
-            if len(said) < len(values):  # nothing is known to be outside of a list with a null in it
+        literals = [each.value for each, value in zip(cast, values, strict=True) if not value.is_null]
+        if all(value is not None for value in literals):
+            found = expr.is_in(pl.Series(literals, dtype=wanted).to_list()) if literals else pl.lit(False)
+            if len(literals) < len(values):  # NOT IN a list with a null is never true
                 found = found | pl.lit(None, dtype=pl.Boolean)
             return Typed(found, pl.Boolean())
         found = expr == cast[0].expr
@@ -172,14 +174,14 @@ class Expressions:
             escape = str(python_value(node.expression, self.of(node.expression), str))
             node = node.this
             if len(escape) != 1 or not isinstance(node, exp.Like | exp.ILike):
-                raise refused(node, "ESCAPE is one character behind LIKE")
+                raise refused(node, "ESCAPE takes one character, and follows LIKE")
             check_only(node, *_WORDS, *_MORE_WORDS[type(node)])
         text = self._text(node.this)
         if self.of(node.expression).is_null:
             return Typed(pl.lit(None, dtype=pl.Boolean), pl.Boolean())
         if isinstance(node, exp.RegexpLike):
-            return Typed(text.str.contains(self._said(node.expression)), pl.Boolean())
-        found = like(node, text, self._said(node.expression), escape, isinstance(node, exp.ILike))
+            return Typed(text.str.contains(self._literal_text(node.expression)), pl.Boolean())
+        found = like(node, text, self._literal_text(node.expression), escape, isinstance(node, exp.ILike))
         return Typed(~found if node.args.get("negate") else found, pl.Boolean())
 
     def _case(self, node: exp.Expr) -> Typed:
@@ -221,33 +223,33 @@ class Expressions:
 
     def _trim(self, node: exp.Expr) -> Typed:
         text, where = self._text(node.this), str(node.args.get("position") or "BOTH").upper()
-        characters = " " if node.expression is None else self._said(node.expression)
+        characters = " " if node.expression is None else self._literal_text(node.expression)
         strip = {"LEADING": text.str.strip_chars_start, "TRAILING": text.str.strip_chars_end}
         return Typed(strip.get(where, text.str.strip_chars)(characters), pl.String())
 
     def _substring(self, node: exp.Expr) -> Typed:
-        asked = [node.this, node.args.get("start") or exp.Literal.number(1), node.args.get("length")]
-        call = self._call(node, "SUBSTRING", [each for each in asked if each is not None])
+        parts = [node.this, node.args.get("start") or exp.Literal.number(1), node.args.get("length")]
+        call = self._call(node, "SUBSTRING", [each for each in parts if each is not None])
         return Typed(
             sliced(call.text(0), call.integer(1), call.integer(2) if len(call.args) > 2 else None), pl.String()
         )
 
     def _position(self, node: exp.Expr) -> Typed:
-        return Typed(position(self._text(node.this), self._said(node.args["substr"])), pl.Int32())
+        return Typed(position(self._text(node.this), self._literal_text(node.args["substr"])), pl.Int32())
 
     def _interval(self, node: exp.Expr) -> Typed:
-        said = node.this
-        if said is None or node.args.get("unit") is None or not isinstance(said, exp.Literal | exp.Neg):
-            raise refused(node, "an interval is a whole number and a unit, as in INTERVAL '10' SECONDS")
+        given = node.this
+        if given is None or node.args.get("unit") is None or not isinstance(given, exp.Literal | exp.Neg):
+            raise refused(node, "an interval needs a whole number and a unit, as in INTERVAL '10' SECONDS")
         unit, text = (
             unit_of(node, node.args["unit"].name),
-            str(said.name if isinstance(said, exp.Literal) else said.sql()),
+            str(given.name if isinstance(given, exp.Literal) else given.sql()),
         )
         try:
             number = int(text)
         except ValueError:
             raise refused(
-                node, f"{text!r} is no whole number; write INTERVAL '90' MINUTES for one and a half hours"
+                node, f"{text!r} is not a whole number; write INTERVAL '90' MINUTES for one and a half hours"
             ) from None
         value = Interval(UNIT_MONTHS[unit] * number, 0) if unit in UNIT_MONTHS else Interval(0, UNIT_MS[unit] * number)
         return Typed(pl.lit(None), pl.Duration("ms"), value)
@@ -255,10 +257,10 @@ class Expressions:
     def _element(self, node: exp.Expr) -> Typed:
         given, (place_of, *more) = self.of(node.this), node.expressions
         if not isinstance(given.type, pl.List | pl.Array) or more:
-            raise refused(node, f"[…] takes one element out of a list, and this is {named(given.type)}")
+            raise refused(node, f"[…] selects one element of a list, but this is {named(given.type)}")
         index = self.of(place_of)
         if not is_integer(index.type):
-            raise refused(place_of, "elements are counted by whole numbers, from 0")
+            raise refused(place_of, "the index of an element must be a whole number, from 0")
         values = given.expr.list if isinstance(given.type, pl.List) else given.expr.arr
         found = values.get(pl.when(index.expr >= 0).then(index.expr), null_on_oob=True)
         return Typed(found, given.type.inner)
@@ -276,7 +278,7 @@ class Expressions:
             raise refused(node, _no_function(upper))
         if not function.least <= len(arguments) <= function.most:
             count = str(function.least) if function.least == function.most else f"{function.least} to {function.most}"
-            raise refused(node, f"{upper} takes {count} arguments, and here are {len(arguments)}")
+            raise refused(node, f"{upper} takes {count} argument{'' if count == '1' else 's'}, not {len(arguments)}")
         return function.make(self._call(node, upper, arguments))
 
     def _call(self, node: exp.Expr, name: str, arguments: list[exp.Expr]) -> Call:
@@ -287,12 +289,12 @@ class Expressions:
     def _text(self, node: exp.Expr) -> pl.Expr:
         return as_type(node, self.of(node), pl.String()).expr
 
-    def _said(self, node: exp.Expr) -> str:
+    def _literal_text(self, node: exp.Expr) -> str:
         return str(python_value(node, self.of(node), str))
 
 
 def field_of(node: exp.Expr, given: Typed, name: str) -> Typed:
-    """A field of a struct. ConfigurationError if there is none."""
+    """Returns a field of a struct. Raises ConfigurationError if there is no such field."""
     fields = given.type.fields if isinstance(given.type, pl.Struct) else []
     found = [field for field in fields if field.name.lower() == name.lower()]
     if len(found) != 1:
@@ -302,7 +304,7 @@ def field_of(node: exp.Expr, given: Typed, name: str) -> Typed:
 
 
 def check_function_name(name: object) -> None:
-    """ConfigurationError for a name of a function of the user that queries would read as something else."""
+    """Raises ConfigurationError for a name of a user function that has another meaning in queries."""
     if isinstance(name, str) and name.isidentifier():
         check_name(name, name.upper() in FUNCTIONS or name.upper() in (*CLOCK, *RANDOM, *AGGREGATES))
 
@@ -310,18 +312,18 @@ def check_function_name(name: object) -> None:
 def _no_function(name: str) -> str:
     if name in CLOCK:
         return (
-            f"{name} is what the clock says, so rows that are replayed after a failure would have other values; use a "
-            "column of event time"
+            f"{name} reads the clock, so rows that are replayed after a failure would have other values; use a column "
+            "of event time"
         )
     if name in RANDOM:
         return f"{name} is random, so that a replay gives other rows"
     if name in ("EXPLODE", "EXPLODE_OUTER"):
         return (
-            f"{name} makes several rows of one: it stands alone in SELECT, once and without groups, or in LATERAL VIEW "
+            f"{name} makes several rows of one: write it in SELECT, alone, once and without groups, or in LATERAL VIEW "
             f"{name}(…) t AS x"
         )
     if name in AGGREGATES:
-        return f"{name} is an aggregate: it stands in SELECT or HAVING, and in no other aggregate"
+        return f"{name} is an aggregate: write it in SELECT or HAVING, and not within another aggregate"
     return (
         f"there is no function {name}; docs/sql.md lists them, and create_temporary_function makes one of a Python "
         "function"
@@ -331,22 +333,23 @@ def _no_function(name: str) -> str:
 def _why_not(node: exp.Expr) -> str:
     if isinstance(node, exp.Window):
         return (
-            "OVER (…) is for ROW_NUMBER and RANK, with a condition such as rn <= 10 around it; running sums and counts "
-            "are GROUP BY, others are key_by(…).process(…)"
+            "OVER (…) is for ROW_NUMBER and RANK, with an outer condition such as rn <= 10; for running sums and "
+            "counts use GROUP BY, and for others key_by(…).process(…)"
         )
     if isinstance(node, exp.Exists | exp.Subquery | exp.Select):
-        return "a query cannot stand in an expression; join it"
+        return "a query within an expression is not covered; join it"
     if isinstance(node, exp.CurrentTimestamp | exp.CurrentDate | exp.CurrentTime):
         return _no_function("CURRENT_TIMESTAMP")
     if isinstance(node, exp.Filter | exp.Distinct | exp.IgnoreNulls):
-        return "this belongs to aggregates, which stand in SELECT or HAVING"
+        return "this belongs to an aggregate: write it in SELECT or HAVING"
     if isinstance(node, exp.Star):
-        return "* stands in SELECT, and in COUNT(*)"
-    return f"{type(node).__name__} is not covered; docs/sql.md says what is"
+        return "write * only in SELECT and in COUNT(*)"
+    return f"{type(node).__name__} is not covered; see docs/sql.md"
 
 
 _WORDS = ("this", "expression", "expressions", "safe", "typed")
-"""Parts that all kinds of expressions may have. The last two are sqlglot's own: no word of a query says them."""
+"""Parts that all kinds of expressions may have. The last two are set by sqlglot itself, and not by a word of the
+query."""
 _MORE_WORDS: dict[type[exp.Expr], tuple[str, ...]] = {
     exp.Between: ("low", "high"),
     exp.Case: ("ifs", "default"),
@@ -363,7 +366,10 @@ _MORE_WORDS: dict[type[exp.Expr], tuple[str, ...]] = {
     exp.Trim: ("position",),
     exp.TryCast: ("to",),
 }
-"""Those that kinds have beside them. One that is not here nobody reads: a newer sqlglot may say NOT by such a part."""
+"""Further parts of some kinds of expressions.
+
+Other parts are refused, because they may change the meaning: a newer sqlglot might represent NOT by such a part.
+"""
 
 _KINDS: dict[Any, Callable[[Expressions, Any], Typed]] = {
     exp.Paren: lambda self, node: self.of(node.this),
@@ -407,20 +413,25 @@ _OTHERS: tuple[str, ...] = (
     "EXPLODE_OUTER",
     *WINDOW_TABLES,
 )
+"""Names of functions that are not in the tables of functions."""
 _OTHERS += ("TABLE", "DESCRIPTOR", "UNNEST", "POSEXPLODE")
 """Names of functions that the tables of functions do not have."""
 
 
 def called_by_user(call: Call, function: UserFunction) -> Typed:
-    """The expression that calls a function. ConfigurationError for other arguments than it takes."""
+    """Returns the call of a user function. Raises ConfigurationError for a wrong number or kind of arguments."""
     count = len(call.args)
     if not function.least <= count <= function.most:
         wanted = str(function.least) if function.least == function.most else f"{function.least} to {function.most}"
-        raise call.refused(f"the function {function.name} takes {wanted} arguments, and here are {count}")
+        raise call.refused(
+            f"the function {function.name} takes {wanted} argument{'' if wanted == '1' else 's'}, not {count}"
+        )
     inputs = []
     for node, given in zip(call.nodes, call.args, strict=True):
         if isinstance(given.value, Interval):
-            raise call.refused(f"{node.sql(dialect='spark')} is an interval, and no value of Python")
+            raise call.refused(
+                f"{node.sql(dialect='spark')} is an interval, which cannot be passed to a Python function"
+            )
         inputs.append(given.expr)
     made = _polars_type(function.returns, call)
     calls = RowCalls(function.name, function.function, function.returns, function.columns)
@@ -430,7 +441,10 @@ def called_by_user(call: Call, function: UserFunction) -> Typed:
 
 
 def _polars_type(data_type: pa.DataType, call: Call) -> pl.DataType:
-    """The type of polars for what a function returns. ConfigurationError for one that SQL does not calculate with."""
+    """Returns the polars type of the result of a function.
+
+    Raises ConfigurationError for a type that SQL does not support.
+    """
     try:
         check_polars_has(pa.schema([pa.field(call.name, data_type)]))
         found = pl.Series(pa.array([], data_type)).dtype
@@ -441,19 +455,19 @@ def _polars_type(data_type: pa.DataType, call: Call) -> pl.DataType:
 
 
 def check_name(name: str, builtin: bool) -> None:
-    """ConfigurationError for a name that queries read as something else. `builtin`: SQL has such a function."""
+    """Raises ConfigurationError for a name with another meaning in queries. `builtin`: SQL has such a function."""
     try:
         (node,) = parse(f"SELECT {name}(a) FROM t").expressions
     except ConfigurationError:
         node = None
     if builtin or not isinstance(node, exp.Anonymous) or is_aggregate(node) or name.upper() in _OTHERS:
         raise ConfigurationError(
-            f"create_temporary_function({name!r}): in SQL this name is something else already; take another one"
+            f"create_temporary_function({name!r}): this name has another meaning in SQL; choose another one"
         )
 
 
 def like(node: exp.Expr, text: pl.Expr, pattern: str, escape: str, any_case: bool) -> pl.Expr:
-    """Whether a text is like a pattern. ConfigurationError for one that ends in an escape."""
+    """Returns whether a text matches a LIKE pattern. Raises ConfigurationError for a pattern that ends in an escape."""
     parts = _parts(node, pattern, escape)
     if any_case:
         return text.str.contains(_regex(parts, "(?is)"))
@@ -471,7 +485,7 @@ def like(node: exp.Expr, text: pl.Expr, pattern: str, escape: str, any_case: boo
 
 
 def _parts(node: exp.Expr, pattern: str, escape: str) -> list[str | None]:
-    """Texts as they are, None for any text, and an empty text for any character."""
+    """Returns the parts of a pattern: texts, None for any text, and an empty text for any character."""
     found: list[str | None] = []
     letters, kept = iter(pattern), ""
     for letter in letters:

@@ -1,4 +1,4 @@
-"""FROM: tables, windows over them, queries, and the joins between them, one after the other."""
+"""FROM: tables, windows over them, queries, and the joins between them, in the order of the text."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from sqlglot import exp
 from tidegate.api.program import LookupView, Views
 from tidegate.api.tables.lookup_tables import reader_of
 from tidegate.sql.expressions import Expressions
-from tidegate.sql.grouping import Keeping
+from tidegate.sql.grouping import EmitOptions
 from tidegate.sql.joining import StreamJoin, how_of
-from tidegate.sql.query_text import check_only, refused, standing_at
+from tidegate.sql.query_text import check_only, errors_at, refused
 from tidegate.sql.ranking import ranked, taken_limit
 from tidegate.sql.relations import Name, Relation, Steps, all_of, columns_in, columns_of, conjuncts, free_name, types_of
 from tidegate.sql.selecting import Generator, exploded, joined_generator, lateral_generator, pruned_to
@@ -25,25 +25,25 @@ from tidegate.sql.windows import window_call, windowed_table
 
 
 class From:
-    """What one SELECT reads."""
+    """The FROM of one SELECT."""
 
     def __init__(
         self,
         select: exp.Select,
         steps: Steps,
         views: Views,
-        keeping: Keeping,
+        emit_options: EmitOptions,
         query: Callable[[exp.Expr], Relation],
         named: Callable[[str], Relation | None],
     ) -> None:
-        self._select, self._steps, self._views, self._keeping = select, steps, views, keeping
+        self._select, self._steps, self._views, self._emit_options = select, steps, views, emit_options
         self._query, self._named = query, named
 
     def relation(self, conditions: list[exp.Expr]) -> Relation:
-        """The rows. Conditions of WHERE that joins and rankings need are taken out of the list."""
+        """Returns the rows. Conditions of WHERE that joins and rankings use are removed from the list."""
         from_ = self._select.args.get("from_")
         if from_ is None:
-            raise refused(self._select, "a query reads streams: FROM is not there")
+            raise refused(self._select, "a query needs FROM, with the stream that it reads")
         joins, laterals = self._select.args.get("joins") or [], self._select.args.get("laterals") or []
         generators = [joined_generator(each) for each in joins]
         movable = all(
@@ -54,7 +54,7 @@ class From:
         found = self._table(from_.this, conditions if movable else [])
         if isinstance(found, Lookup):
             raise refused(
-                from_.this, "a registered table is no stream: name a stream first, and join the table with it"
+                from_.this, "FROM must begin with a stream: name a stream first, and join the registered table with it"
             )
         relation = self._pruned(found) if joins else found
         for join, generator in zip(joins, generators, strict=True):
@@ -67,23 +67,26 @@ class From:
         return relation
 
     def _exploded(self, relation: Relation, generator: Generator) -> Relation:
-        """A row for each element of a list. What only the list was needed for is not repeated with it."""
+        """Returns a row for each element of a list.
+
+        Columns that only the list needs are not repeated.
+        """
         return exploded(relation, generator, self._steps, lambda each: self._pruned(each, generator.values))
 
     # --- tables ---------------------------------------------------------------------------------------------------
 
     def _table(self, node: exp.Expr, conditions: list[exp.Expr]) -> Relation | Lookup:
-        """A table under its alias, ranked if a condition says so."""
+        """Returns a table under its alias, ranked if a condition limits its rank."""
         found = self._read(node)
         if isinstance(found, Lookup) or found.rank is None:
             return found
         limit = taken_limit(conditions, found)
         if limit is None:
-            raise refused(node, "a rank needs a condition around it that says how many rows stay, as in WHERE rn <= 10")
-        return ranked(found, limit, self._names_rank(found), self._steps, self._keeping)
+            raise refused(node, "a rank needs an outer condition that limits the number of rows, as in WHERE rn <= 10")
+        return ranked(found, limit, self._names_rank(found), self._steps, self._emit_options)
 
     def _names_rank(self, relation: Relation) -> bool:
-        """Whether the query reads the rank. Its condition has been taken out already."""
+        """Returns whether the query reads the rank. The condition on the rank has been removed already."""
         if any(True for each in self._select.expressions for _ in each.find_all(exp.Star)):
             return True
         (rank,) = (each.name.lower() for each in relation.names if each.rank)
@@ -97,7 +100,7 @@ class From:
             check_only(node, "this", "alias", "with_")
             return self._query(node)
         if not isinstance(node, exp.Table):
-            raise refused(node, f"{node.key.upper()} in FROM is not covered; docs/sql.md says what is")
+            raise refused(node, f"{node.key.upper()} in FROM is not covered; see docs/sql.md")
         check_only(node, "this", "alias", "db", "catalog", *(["version"] if isinstance(node.parent, exp.Join) else []))
         alias, columns = node.args.get("alias"), []
         if isinstance(alias, exp.TableAlias):
@@ -114,9 +117,9 @@ class From:
 
     def _named_table(self, node: exp.Expr) -> Relation | Lookup:
         if not isinstance(node, exp.Table) or not isinstance(node.this, exp.Identifier):
-            raise refused(node, "FROM takes views, queries, and TUMBLE, HOP, CUMULATE or SESSION of one")
+            raise refused(node, "FROM takes views, queries, and TUMBLE, HOP, CUMULATE or SESSION over a view")
         if node.args.get("db") is not None:
-            raise refused(node, "views have one name: there are neither databases nor catalogs")
+            raise refused(node, "there are neither databases nor catalogs: write the name of the view alone")
         found = self._named(node.name)
         if found is not None:
             return found
@@ -132,7 +135,7 @@ class From:
     def _stream(self, node: exp.Expr) -> Relation:
         found = self._named_table(node)
         if isinstance(found, Lookup):
-            raise refused(node, "a registered table has no event time: windows are of streams")
+            raise refused(node, "a registered table has no event time: use windows over streams")
         return found
 
     # --- joins ----------------------------------------------------------------------------------------------------
@@ -147,14 +150,14 @@ class From:
         right = self._pruned(found)
         using = join.args.get("using") or []
         if using and how not in ("inner", "left", "semi", "anti"):
-            raise refused(join, f"USING of a {how.upper()} JOIN is not covered: name both columns with ON")
+            raise refused(join, f"USING in a {how.upper()} JOIN is not covered: name both columns with ON")
         conditions += [self._same(each, left, right) for each in using]
         if how == "inner":
             merged = {each.name.lower() for each in using}
             for each in [e for e in where if self._is_of(e, left, right, merged)]:
                 where.remove(each)
                 conditions.append(each)
-        made = StreamJoin(join, left, right, self._steps, self._keeping.ttl).result(conditions)
+        made = StreamJoin(join, left, right, self._steps, self._emit_options.ttl).result(conditions)
         if not using or how in ("semi", "anti"):
             return made
         merged = {each.name.lower() for each in using}
@@ -163,7 +166,7 @@ class From:
         return replace(made, names=tuple(e for e in made.names if (e.table, e.name.lower()) not in hidden))
 
     def _same(self, name: exp.Expr, left: Relation, right: Relation) -> exp.Expr:
-        """The condition that USING stands for."""
+        """Returns the condition for which USING stands."""
         found = []
         for side in (left, right):
             column = side.find(exp.column(name.copy()))
@@ -172,14 +175,20 @@ class From:
         return exp.EQ(this=found[0], expression=found[1])
 
     def _is_of(self, node: exp.Expr, left: Relation, right: Relation, merged: set[str]) -> bool:
-        """Whether a condition of WHERE is of these two alone, so that the join may have it; not of `merged` columns."""
+        """Returns whether a condition of WHERE is about these two alone, so that the join may use it.
+
+        Conditions on `merged` columns are not.
+        """
         columns = columns_in(node)
         if any(not each.table and each.name.lower() in merged for each in columns):
             return False
         return bool(columns) and all(left.has(each) or right.has(each) for each in columns)
 
     def _pruned(self, relation: Relation, besides: exp.Expr | None = None) -> Relation:
-        """Without the columns that the query does not name, or names in one part of it alone."""
+        """Returns a relation without the columns that the query does not name.
+
+        Columns that it names only in `besides` are removed as well.
+        """
         return pruned_to(self._select, relation, self._steps, besides)
 
 
@@ -188,12 +197,12 @@ def _and(node: exp.Expr | None) -> list[exp.Expr]:
 
 
 def _no_column(column: exp.Column) -> Typed:
-    raise refused(column, "this is written out: a column is not known yet")
+    raise refused(column, "this argument must be a literal, because a column has no value before the table is read")
 
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """A table in a query, under its alias."""
+    """A registered table in a query, under its alias."""
 
     view: LookupView
     table: str | None
@@ -202,13 +211,16 @@ class Lookup:
 def looked_up(
     node: exp.Join, left: Relation, lookup: Lookup, conditions: list[exp.Expr], where: list[exp.Expr], steps: Steps
 ) -> Relation:
-    """The rows of a stream with those of a table. ConfigurationError for conditions that are no equalities.
+    """Returns the join of a stream with a table.
 
-    Of an inner join equalities in `where` count, too; they are taken out of the list.
+    For an inner join, equalities in `where` count too, and are removed from the list. Raises ConfigurationError for
+    other conditions than equalities.
     """
     how = how_of(node)
     if how not in ("inner", "left"):
-        raise refused(node, "a join with a table is INNER or LEFT: rows of the table alone never come")
+        raise refused(
+            node, "a join with a table must be INNER or LEFT, because rows of the table alone are never emitted"
+        )
     read, schema, changes = reader_of(lookup.view.table)
     right = [Name(lookup.table, name, name) for name in schema.names]
     keys, rest = _keys(conditions, left, right)
@@ -223,7 +235,7 @@ def looked_up(
     types = types_of(schema)
     for number, (of_left, column) in enumerate(keys, start=1):
         typed = Expressions(left.typed).of(of_left)
-        with standing_at(node):
+        with errors_at(node):
             check_known(column, types[column])
         cast = _as_key(of_left, typed, calculated(types[column]))
         same = typed.expr.meta.output_name() if cast is typed and typed.expr.meta.is_column() else None
@@ -238,13 +250,14 @@ def looked_up(
     for name in schema.names:
         new[name] = free_name(name, [*columns_of(stream), *new.values()])
     names = {column: key for key, column in pairs}
-    # Of a LEFT join a key of the table may be null where that of the stream is not; others may be of another type.
+    # In a LEFT join the key of the table may be null where the key of the stream is not. Other keys may have another
+    # type than the column of the table.
     copied = {name for name in names if how == "left" or calculated(types[name]) != types[name]}
     keyed = [(column, f"{new[column]} key {number}") for number, (_, column) in enumerate(pairs, start=1)]
     as_calculated = {column: _ARROW.get(types[column].base_type()) for column in names}
     read_as = partial(_renamed, read, new, tuple(keyed), frozenset(copied), as_calculated)
     on = [(key, of_table) for (key, _), (_, of_table) in zip(pairs, keyed, strict=True)]
-    with standing_at(node):
+    with errors_at(node):
         made = stream.lookup_join(
             read_as,
             on=on,
@@ -264,7 +277,10 @@ def looked_up(
 
 
 def _as_key(node: exp.Expr, given: Typed, wanted: Any) -> Typed:
-    """A value in the type of a column of the table; null, which finds nothing, where that type has no equal value."""
+    """Returns a value in the type of a column of the table.
+
+    It is null, which finds no row, if that type has no equal value.
+    """
     common = needed_common_type(node, [given.type, wanted])
     cast = as_type(node, given, wanted)
     if cast is given or common == wanted:
@@ -280,7 +296,7 @@ _ARROW: dict[Any, pa.DataType] = {
     pl.Categorical: pa.string(),
     pl.Enum: pa.string(),
 }
-"""Types in which a key of a table is compared, where that is not its own (`calculated`)."""
+"""Types in which keys of a table are compared, for types that are not calculated as they are (`calculated`)."""
 
 
 def _renamed(
@@ -290,7 +306,7 @@ def _renamed(
     copied: frozenset[str],
     calculated: dict[str, pa.DataType | None],
 ) -> pa.Table:
-    """The table with other names, and its keys apart, as they are compared; also under their own where `copied`."""
+    """Returns the table with new names, and with separate key columns. Columns in `copied` also keep their own name."""
     table, by = read(), dict(keys)
     columns = {new[name]: table.column(name) for name in table.column_names if name in copied or name not in by}
     for name, key in keys:
@@ -302,7 +318,8 @@ def _renamed(
 def _taken_keys(
     where: list[exp.Expr], left: Relation, right: list[Name], merged: set[str]
 ) -> list[tuple[exp.Expr, str]]:
-    """Equalities of both in WHERE, which has them no more. Names that USING merges are the stream's."""
+    """Removes from WHERE the equalities of stream and table, and returns them. Names that USING merges belong to the
+    stream."""
     keys = []
     for node in list(where):
         if any(not each.table and each.name.lower() in merged for each in columns_in(node)):
@@ -316,7 +333,7 @@ def _taken_keys(
 
 
 def _same(name: exp.Expr, left: Relation, right: list[Name]) -> tuple[exp.Expr, str]:
-    """The equality that USING stands for."""
+    """Returns the equality for which USING stands."""
     found = left.find(exp.column(name.copy()))
     column = next((each.inner for each in right if each.name.lower() == name.name.lower()), None)
     if column is None:
@@ -328,7 +345,7 @@ def _same(name: exp.Expr, left: Relation, right: list[Name]) -> tuple[exp.Expr, 
 def _keys(
     conditions: list[exp.Expr], left: Relation, right: list[Name]
 ) -> tuple[list[tuple[exp.Expr, str]], list[exp.Expr]]:
-    """Equalities of an expression of the stream and a column of the table; and the other conditions."""
+    """Returns equalities between an expression of the stream and a column of the table, and the other conditions."""
     keys: list[tuple[exp.Expr, str]] = []
     rest: list[exp.Expr] = []
     for node in conditions:
@@ -347,7 +364,7 @@ def _keys(
 
 
 def _column(node: exp.Expr, right: list[Name], left: Relation) -> str | None:
-    """The column of the table that a name means; None if it means none of them."""
+    """Returns the column of the table that a name means, or None if it means none."""
     if not isinstance(node, exp.Column):
         return None
     named = [

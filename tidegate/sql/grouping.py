@@ -1,7 +1,7 @@
 """GROUP BY: keys, windows and aggregates become `key_by(…).aggregate(…)` or `key_by(…).window(…).aggregate(…)`.
 
-What stands in SELECT and HAVING is translated over the result: an expression that is a key, or an aggregate, is the
-column that holds it; any other column is refused.
+Expressions of SELECT and HAVING are translated over the result. An expression that is a key or an aggregate becomes the
+column that holds it. Any other column is refused.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from tidegate.operators.windows.window_specs import Session
 from tidegate.sql.expressions import Expressions
 from tidegate.sql.functions.aggregates import aggregate_of, column_of, is_aggregate
 from tidegate.sql.operators import moved
-from tidegate.sql.query_text import is_call, refused, standing_at
+from tidegate.sql.query_text import errors_at, is_call, refused
 from tidegate.sql.relations import WINDOW_TIME, Name, Relation, Spec, Steps, columns_in, columns_of, free_name
 from tidegate.sql.typed_values import Interval, Typed
-from tidegate.sql.windows import grid_of, spark_window, with_asked
+from tidegate.sql.windows import filtered_by_bounds, grid_of, spark_window
 from tidegate.storage.errors import ConfigurationError
 
 Emit = Literal["changes", "update", "final"]
 _SPARK = ("WINDOW", "SESSION_WINDOW")
-_IN_WINDOWS = "the rows are in windows: GROUP BY names window_start and window_end"
+_IN_WINDOWS = "the rows are in windows: add window_start and window_end to GROUP BY"
 _BOUND_OF = {"start": WINDOW_START, "end": WINDOW_END}
 
 
 @dataclass(frozen=True, slots=True)
-class Keeping:
-    """What a program says of running aggregates: how results come out, and how long keys live."""
+class EmitOptions:
+    """How running aggregates and rankings emit results, and how long they keep keys."""
 
     emit: Emit
     ttl: str | int | None
@@ -42,24 +42,24 @@ class Keeping:
 
 @dataclass(slots=True)
 class _Groups:
-    """The parts of GROUP BY. `keys` are named in the stream; `bounds` those of windows that are named."""
+    """The parts of GROUP BY. `bounds` are the named bounds of windows."""
 
     keys: dict[str, str] = field(default_factory=dict)
-    """Of each key how it is written and its name in the stream."""
+    """The text of each key in the query, and its column in the stream."""
     computed: dict[str, pl.Expr] = field(default_factory=dict)
     bounds: set[str] = field(default_factory=set)
     spark: exp.Expr | None = None
     names: dict[str, str] = field(default_factory=dict)
-    """Of each column of the stream that is a key what the query calls it."""
+    """The name in the query of each column of the stream that is a key."""
 
 
 def is_grouped(select: exp.Select) -> bool:
-    """Whether a query has GROUP BY or aggregates."""
+    """Returns whether a query has GROUP BY or aggregates."""
     return select.args.get("group") is not None or bool(aggregates_in([*select.expressions, select.args.get("having")]))
 
 
 def aggregates_in(nodes: Sequence[exp.Expr | None]) -> list[exp.Expr]:
-    """The aggregates in expressions, outermost first; not those with OVER."""
+    """Returns the aggregates in expressions, outermost first, except aggregates with OVER."""
     found, waiting = [], [node for node in nodes if node is not None]
     while waiting:
         node = waiting.pop(0)
@@ -71,24 +71,24 @@ def aggregates_in(nodes: Sequence[exp.Expr | None]) -> list[exp.Expr]:
 
 
 class Grouping:
-    """The GROUP BY of one query, over what stands in FROM."""
+    """The GROUP BY of one query over its FROM."""
 
-    def __init__(self, relation: Relation, select: exp.Select, steps: Steps, keeping: Keeping) -> None:
-        self._relation, self._select, self._steps, self._keeping = relation, select, steps, keeping
+    def __init__(self, relation: Relation, select: exp.Select, steps: Steps, emit_options: EmitOptions) -> None:
+        self._relation, self._select, self._steps, self._emit_options = relation, select, steps, emit_options
         self._inputs = Expressions(relation.typed)
         self._made: dict[str, str] = {}
-        """Of each key and aggregate how it is written, and the column of the result that holds it."""
+        """The text of each key and aggregate, and the column of the result that holds it."""
 
     def result(self) -> tuple[Relation, Expressions]:
-        """The rows of groups, and what translates SELECT and HAVING over them. Raises ConfigurationError."""
+        """Returns the rows of groups, and the translation of SELECT and HAVING over them. Raises ConfigurationError."""
         groups = self._groups()
-        asked = aggregates_in([*self._select.expressions, self._select.args.get("having")])
+        calls = aggregates_in([*self._select.expressions, self._select.args.get("having")])
         stream = self._steps.computed(self._relation.stream, groups.computed)
-        aggregates = self._aggregates(asked, groups)
+        aggregates = self._aggregates(calls, groups)
         keys = tuple(dict.fromkeys(groups.keys.values()))
         self._made.update(groups.keys)
-        where = asked[0] if asked else self._select
-        with standing_at(where):
+        where = calls[0] if calls else self._select
+        with errors_at(where):
             if groups.bounds:
                 stream, spec = self._windowed(stream, keys, aggregates, groups)
             else:
@@ -96,7 +96,7 @@ class Grouping:
         named = [Name(None, groups.names.get(name, name), name) for name in keys]
         bounds = [WINDOW_START, WINDOW_END] if spec is not None else []
         made = Relation(stream, (*named, *(Name(None, name, name) for name in bounds)), results=spec)
-        self._result = made = with_asked(made, self._relation.held, self._steps)
+        self._result = made = filtered_by_bounds(made, self._relation.bound_conditions, self._steps)
         return made, Expressions(self._column, self._known)
 
     # --- keys -----------------------------------------------------------------------------------------------------
@@ -110,20 +110,20 @@ class Grouping:
         for word in ("rollup", "cube", "grouping_sets", "totals", "all"):
             if group.args.get(word):
                 raise refused(
-                    group, f"{word.upper().replace('_', ' ')} is not covered: write a query for each grouping"
+                    group, f"{word.upper().replace('_', ' ')} is not covered: write one query for each grouping"
                 )
         for each in group.expressions:
             if isinstance(each, exp.Rollup | exp.Cube | exp.GroupingSets):
-                raise refused(each, "this is not covered: write a query for each grouping")
+                raise refused(each, "this is not covered: write one query for each grouping")
             self._add(groups, self._meant(each))
         if groups.bounds and not groups.bounds >= {WINDOW_START, WINDOW_END} and self._relation.windows is not None:
-            raise refused(group, "windows are grouped by window_start and window_end, both")
+            raise refused(group, "windows must be grouped by both window_start and window_end")
         if self._relation.windows is not None and not groups.bounds:
             raise refused(group, _IN_WINDOWS)
         return groups
 
     def _meant(self, node: exp.Expr) -> exp.Expr:
-        """What GROUP BY 1, or an alias of SELECT, stands for; a column is before an alias."""
+        """Returns the expression that GROUP BY 1, or an alias of SELECT, stands for. A column precedes an alias."""
         items = self._select.expressions
         if isinstance(node, exp.Literal) and not node.is_string:
             if not (str(node.this).isdigit() and 1 <= int(str(node.this)) <= len(items)):
@@ -142,12 +142,18 @@ class Grouping:
     def _add(self, groups: _Groups, node: exp.Expr) -> None:
         if is_call(node, *_SPARK):
             if groups.spark is not None or self._relation.windows is not None:
-                raise refused(node, "a query has windows of one kind; put the other ones around it")
+                raise refused(
+                    node, "a query can have windows of one kind only; put the other windows into an outer query"
+                )
             groups.spark = node
             groups.bounds |= {WINDOW_START, WINDOW_END}
             return
         if aggregates_in([node]):
-            raise refused(node, "an aggregate is no key: GROUP BY is calculated before")
+            raise refused(
+                node,
+                "an aggregate cannot be a key: GROUP BY is calculated before aggregates; "
+                "compute the aggregate in a subquery, and group its rows",
+            )
         if isinstance(node, exp.Column) and (not node.table or self._relation.has_table(node.table)):
             name = self._relation.find(node)
             if name.bound:
@@ -178,10 +184,10 @@ class Grouping:
 
     # --- aggregates -----------------------------------------------------------------------------------------------
 
-    def _aggregates(self, asked: list[exp.Expr], groups: _Groups) -> dict[str, Any]:
+    def _aggregates(self, calls: list[exp.Expr], groups: _Groups) -> dict[str, Any]:
         found: dict[str, Any] = {}
         taken = {*groups.keys.values(), *columns_of(self._relation.stream)}
-        for node in asked:
+        for node in calls:
             written = self._written(node)
             if written in self._made:
                 continue
@@ -191,7 +197,7 @@ class Grouping:
         return found
 
     def _running(self, stream: Stream, keys: tuple[str, ...], aggregates: dict[str, Any]) -> Stream:
-        emit, ttl = self._keeping.emit, self._keeping.ttl
+        emit, ttl = self._emit_options.emit, self._emit_options.ttl
         if not keys:
             return stream.aggregate(aggregates, emit=emit, uid=self._steps.uid("aggregate"))
         if not aggregates and stream._changelog is None:
@@ -214,7 +220,7 @@ class Grouping:
         assert spec is not None, "windows of no kind"
         if isinstance(spec, Session) and groups.spark is None and set(relation.sessions_by) != set(keys):
             raise ConfigurationError(
-                f"sessions are of {list(relation.sessions_by) or 'all rows'}, and GROUP BY names {list(keys)} besides "
+                f"sessions are by {list(relation.sessions_by) or 'all rows'}, but GROUP BY names {list(keys)} besides "
                 "the bounds: give SESSION(TABLE … PARTITION BY …) the same columns"
             )
         return self._in_windows(stream, keys, aggregates, spec), spec
@@ -226,13 +232,16 @@ class Grouping:
     def _of_results(
         self, stream: Stream, keys: tuple[str, ...], aggregates: dict[str, Any], groups: _Groups
     ) -> tuple[Stream, Spec | None]:
-        """Results of windows, by these windows: each of the grid that they end with has those of one window."""
+        """Aggregates results of windows, by these windows.
+
+        The grid has windows that end with them, so each holds the results of one window.
+        """
         spec = self._relation.results
         grid = None if spec is None else grid_of(spec)
         if grid is None or groups.bounds != {WINDOW_START, WINDOW_END}:
             raise ConfigurationError(
-                "results of windows are grouped by both of their bounds, and those of sessions by neither; for a "
-                "running aggregate of all of them remove the bounds"
+                "results of windows must be grouped by both bounds, and results of sessions by neither; for a running "
+                "aggregate of all of them remove the bounds"
             )
         start = free_name("of_start", columns_of(stream))
         stream = self._steps.computed(stream, {start: pl.col(WINDOW_START)})
@@ -252,11 +261,12 @@ class Grouping:
         if name is not None:
             return self._result.of_inner(name)
         if is_aggregate(node):
-            raise refused(node, "an aggregate of aggregates: put the inner one in a query in FROM")
+            raise refused(node, "an aggregate cannot contain another one: put the inner one into a query in FROM")
         return None
 
     def _spark_bound(self, node: exp.Expr) -> str | None:
-        """Which bound of Spark's windows a node is: `window.start`, or `window(…).start`."""
+        """Returns the bound of Spark's windows that a node is: `window.start`, or `window(…).start`. None for
+        others."""
         if isinstance(node, exp.Column) and node.table.upper() in _SPARK and not self._relation.has_table(node.table):
             return _BOUND_OF.get(node.name.lower()) if self._result.results is not None else None
         if isinstance(node, exp.Dot) and is_call(node.this, *_SPARK):
@@ -276,11 +286,12 @@ class Grouping:
             return moved(node, result.of_inner(WINDOW_END), Interval(0, -1))
         raise refused(
             node,
-            f"{node.name!r} is neither in GROUP BY nor in an aggregate: add it to GROUP BY, or say which value, as MAX",
+            f"{node.name!r} is neither in GROUP BY nor in an aggregate: add it to GROUP BY, or use an aggregate such "
+            "as MAX",
         )
 
     def _written(self, node: exp.Expr) -> str:
-        """How an expression is written, with each column by its name in the stream."""
+        """Returns the canonical text of an expression, with each column by its name in the stream."""
         plain = node.copy()
         plain = exp.Paren(this=plain)
         for each in columns_in(plain):
@@ -296,7 +307,7 @@ class Grouping:
 
 
 def _unnamed(node: exp.Expr) -> exp.Expr:
-    """An expression without its alias."""
+    """Returns an expression without its alias."""
     found: exp.Expr = node.this if isinstance(node, exp.Alias) else node
     return found
 

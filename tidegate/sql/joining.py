@@ -1,14 +1,15 @@
-"""Joins of a query: each becomes one of the joins of the public API, by what its conditions say.
+"""Joins of a query. The conditions of each join choose a join of the public API.
 
-| what stands there | join |
+| query | join |
 | --- | --- |
 | FOR SYSTEM_TIME AS OF, of a stream | `join_asof` |
-| a registered table, with it or without | `lookup_join` |
+| a registered table, with or without FOR SYSTEM_TIME | `lookup_join` |
 | both sides in the same windows, and both bounds equal | `join(window=…)` |
 | both bounds of the difference of event times | `interval_join` |
 | anything else with an equality | `join`, of all rows |
 
-What is left of the conditions of an inner join is a filter behind it, or before it, where it is of one side alone.
+The remaining conditions of an inner join become a filter: before the join if they are about one side alone, else after
+it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tidegate.operators.watermarks.watermark_generator import WindowEnd
 from tidegate.operators.windows.window_columns import WINDOW_END, WINDOW_START
 from tidegate.operators.windows.window_specs import Sliding, Tumbling
 from tidegate.sql.expressions import Expressions
-from tidegate.sql.query_text import check_only, refused, standing_at
+from tidegate.sql.query_text import check_only, errors_at, refused
 from tidegate.sql.relations import (
     WINDOW_TIME,
     Name,
@@ -37,28 +38,28 @@ from tidegate.sql.relations import (
     types_of,
 )
 from tidegate.sql.typed_values import Interval, Typed, as_type, needed_common_type
-from tidegate.sql.windows import grid_of, with_asked, with_held
+from tidegate.sql.windows import filtered_by_bounds, grid_of, with_bound_conditions
 
 How = Literal["inner", "left", "right", "full", "semi", "anti"]
 
 
 @dataclass(slots=True)
 class Parts:
-    """The conditions of a join, sorted."""
+    """The conditions of a join, sorted by their use."""
 
     keys: list[tuple[exp.Expr, exp.Expr, exp.Expr]] = field(default_factory=list)
-    """An expression of each side, and the condition that says they are equal."""
+    """For each key an expression of each side, and the condition that makes them equal."""
     bounds: dict[str, tuple[exp.Expr, exp.Expr, exp.Expr]] = field(default_factory=dict)
-    """Which bounds of windows are equal, and what says so, as of `keys`."""
+    """The bounds of windows that are equal on both sides, with entries as in `keys`."""
     one_sided: tuple[list[exp.Expr], list[exp.Expr]] = field(default_factory=lambda: ([], []))
     rest: list[exp.Expr] = field(default_factory=list)
 
 
 def how_of(node: exp.Join) -> How:
-    """The kind of a join. ConfigurationError for one that there is not."""
+    """Returns the kind of a join. Raises ConfigurationError for a kind that is not supported."""
     side, kind = str(node.side or "").upper(), str(node.kind or "").upper()
     if node.method or kind in ("STRAIGHT", "ASOF") or side == "ASOF":
-        raise refused(node, f"{node.method or kind or side} JOIN is not covered: say the columns with ON")
+        raise refused(node, f"{node.method or kind or side} JOIN is not covered: name the columns with ON")
     if kind in ("SEMI", "ANTI"):
         return "semi" if kind == "SEMI" else "anti"
     found: dict[str, How] = {"": "inner", "LEFT": "left", "RIGHT": "right", "FULL": "full"}
@@ -73,7 +74,7 @@ class StreamJoin:
         self._how = how_of(node)
 
     def result(self, conditions: list[exp.Expr]) -> Relation:
-        """The pairs for which conditions hold. Raises ConfigurationError."""
+        """Returns the pairs for which the conditions hold. Raises ConfigurationError."""
         if isinstance(self._node.this, exp.Table) and self._node.this.args.get("version") is not None:
             return self._as_of(conditions)
         parts = self._sorted(conditions)
@@ -86,10 +87,10 @@ class StreamJoin:
         near = between_of(parts.rest, both, self.side_of, filtered=self._how == "inner")
         if near.is_whole and parts.keys:
             return self._in_interval(parts, near)
-        return self._for_ever(parts)
+        return self._regular(parts)
 
     def side_of(self, column: exp.Column) -> int:
-        """Which side a column is of. ConfigurationError if neither or both have it."""
+        """Returns the side of a column. Raises ConfigurationError if neither or both sides have it."""
         whole = replace(self._sides[LEFT], names=(*self._sides[LEFT].names, *self._sides[RIGHT].names))
         column = whole.root(column)
         if column.table:
@@ -107,7 +108,11 @@ class StreamJoin:
     # --- conditions -----------------------------------------------------------------------------------------------
 
     def _sorted(self, conditions: list[exp.Expr], versions: bool = False) -> Parts:
-        """`versions`: the right rows are versions, and one that is left out would let an older one hold for longer."""
+        """Sorts conditions by their use, and filters the sides by conditions on one side alone.
+
+        `versions` is True if the right rows are versions. They are not filtered, because without a version an older one
+        would be valid for longer.
+        """
         parts = Parts()
         for node in conditions:
             sides = {self.side_of(each) for each in columns_in(node)}
@@ -121,7 +126,7 @@ class StreamJoin:
         return parts
 
     def _is_key(self, node: exp.EQ, parts: Parts) -> bool:
-        """Whether a condition makes expressions of both sides equal; it is noted."""
+        """Returns whether a condition makes expressions of both sides equal. If so, it is added to `parts`."""
         of = [{self.side_of(each) for each in columns_in(part)} for part in (node.this, node.expression)]
         if sorted(map(sorted, of)) != [[LEFT], [RIGHT]]:
             return False
@@ -134,7 +139,8 @@ class StreamJoin:
         return True
 
     def _bound(self, left: exp.Expr, right: exp.Expr) -> str | None:
-        """Which bound of windows two columns are, if both are the same one of the same windows."""
+        """Returns the bound of windows that two columns are, or None unless both are the same bound of the same
+        windows."""
         if not (isinstance(left, exp.Column) and isinstance(right, exp.Column)):
             return None
         if any(side.root(each) is not each for side, each in zip(self._sides, (left, right), strict=True)):
@@ -151,7 +157,8 @@ class StreamJoin:
         return names[LEFT].inner if same else None
 
     def _filter_sides(self, parts: Parts) -> None:
-        """Conditions of one side: rows of it that cannot have a partner leave before, where nobody misses them."""
+        """Filters each side by conditions on that side alone. Raises ConfigurationError if such rows must stay in the
+        result."""
         allowed = {LEFT: ("inner", "right", "semi"), RIGHT: ("inner", "left", "semi", "anti")}
         for side in (LEFT, RIGHT):
             nodes = parts.one_sided[side]
@@ -160,10 +167,10 @@ class StreamJoin:
             if self._how not in allowed[side]:
                 raise refused(
                     nodes[0],
-                    f"rows of this side stay in a {self._how.upper()} JOIN whatever the condition says; put it into "
-                    "WHERE, or into a query in FROM",
+                    f"a {self._how.upper()} JOIN keeps all rows of this side, so the condition cannot filter them; "
+                    "put it into WHERE, or into a query in FROM",
                 )
-            relation, plain = with_held(self._sides[side], nodes)
+            relation, plain = with_bound_conditions(self._sides[side], nodes)
             if plain:
                 expressions = Expressions(relation.typed)
                 condition = all_of([expressions.condition(node) for node in plain])
@@ -178,41 +185,46 @@ class StreamJoin:
         if spec is None or spec != right.windows or parts.bounds.keys() != {WINDOW_START, WINDOW_END}:
             raise refused(
                 self._node,
-                "a join in windows has the same windows on both sides, and ON says that window_start and window_end "
-                "are equal",
+                "a join in windows needs the same windows on both sides, and equal window_start and window_end in ON",
             )
         if not isinstance(spec, Tumbling | Sliding):
-            raise refused(self._node, "a join is in windows of TUMBLE or HOP")
+            raise refused(self._node, "a join in windows needs windows of TUMBLE or HOP")
         self._refuse_rest(parts, [])
-        self._refuse_held()
+        self._refuse_bound_conditions()
         on, names = self._prepared(parts, window=True)
         left, right = self._sides
-        with standing_at(self._node):
+        with errors_at(self._node):
             made = left.stream.join(
                 right.stream, on=on, window=spec, how=self._how, uid=self._steps.uid("join"), suffix=_SUFFIX
             )
-        # Those of a side that may be missing would be null: they are the other side's, and of a FULL JOIN nobody's.
+        # The bounds of a side that may be missing would be null, so the bounds of the other side are used. In a FULL
+        # JOIN they belong to neither side.
         side = right if self._how == "right" else left
         bounds = [replace(each, bound=False) for each in side.names if each.bound and each.inner != WINDOW_TIME]
         if self._how == "full":
             bounds = [replace(each, table=None) for each in bounds]
         kept = [each for each in names if not each.bound]
-        joined = with_asked(Relation(made, (*kept, *bounds)), (*left.held, *right.held), self._steps)
+        joined = filtered_by_bounds(
+            Relation(made, (*kept, *bounds)), (*left.bound_conditions, *right.bound_conditions), self._steps
+        )
         return self._rest(joined, parts, [])
 
-    def _refuse_held(self) -> None:
-        """A condition on bounds is asked of pairs, so it must not be of a side that has no partner in some."""
+    def _refuse_bound_conditions(self) -> None:
+        """Raises ConfigurationError for a condition on bounds if rows of that side may have no partner.
+
+        The condition is checked on the pairs.
+        """
         for side, allowed in ((LEFT, ("inner", "left", "semi", "anti")), (RIGHT, ("inner", "right", "semi"))):
-            held = self._sides[side].held
+            held = self._sides[side].bound_conditions
             if held and self._how not in allowed:
                 raise refused(
                     held[0].node,
-                    f"a condition on the bounds of windows is asked behind the join, and a {self._how.upper()} JOIN "
+                    f"a condition on the bounds of windows is checked after the join, but a {self._how.upper()} JOIN "
                     "keeps rows without a partner: put it into the WHERE of the join, on the side that keeps its rows",
                 )
 
     def _of_results(self, parts: Parts) -> Relation:
-        """Results of the same windows: a join in the grid with which these end."""
+        """Joins results of the same windows, in the grid of windows that end with them."""
         left, right = self._sides
         assert left.results is not None
         grid, spec = grid_of(left.results), left.results
@@ -231,7 +243,7 @@ class StreamJoin:
             starts.append(start)
         on, names_made = self._prepared(parts, extra=[(starts[LEFT], starts[RIGHT])])
         left, right = self._sides
-        with standing_at(self._node):
+        with errors_at(self._node):
             made = left.stream.join(right.stream, on=on, window=grid, uid=self._steps.uid("join"), suffix=_SUFFIX)
         made = self._steps.computed(made, {WINDOW_START: pl.col(starts[LEFT])})
         inner = {starts[LEFT]: WINDOW_START, starts[RIGHT]: WINDOW_START}
@@ -240,13 +252,13 @@ class StreamJoin:
         return self._rest(Relation(made, tuple(names), results=spec), parts, [])
 
     def _in_interval(self, parts: Parts, near: Between) -> Relation:
-        asked_again = [] if near.exact else list(near.said or [])
-        self._refuse_rest(parts, near.said or [])
+        checked_again = [] if near.exact else list(near.conditions or [])
+        self._refuse_rest(parts, near.conditions or [])
         on, names = self._prepared(parts)
         left, right = self._sides
         assert near.lower is not None
         assert near.upper is not None
-        with standing_at(self._node):
+        with errors_at(self._node):
             made = left.stream.interval_join(
                 right.stream,
                 on=on,
@@ -255,28 +267,28 @@ class StreamJoin:
                 uid=self._steps.uid("join"),
                 suffix=_SUFFIX,
             )
-        parts.rest = [each for each in parts.rest if each not in (near.said or [])]
-        return self._rest(Relation(made, names), parts, asked_again)
+        parts.rest = [each for each in parts.rest if each not in (near.conditions or [])]
+        return self._rest(Relation(made, names), parts, checked_again)
 
     def _as_of(self, conditions: list[exp.Expr]) -> Relation:
         version = self._node.this.args["version"]
         time, left = version.expression, self._sides[LEFT]
         if not isinstance(time, exp.Column) or left.find(time).inner != left.stream.timestamp:
             raise refused(
-                self._node, f"FOR SYSTEM_TIME AS OF names the event time of the left stream, {left.stream.timestamp!r}"
+                self._node, f"FOR SYSTEM_TIME AS OF needs the event time of the left stream, {left.stream.timestamp!r}"
             )
         if self._how not in ("inner", "left"):
-            raise refused(self._node, "a join as of a time is LEFT or INNER")
+            raise refused(self._node, "a join with FOR SYSTEM_TIME AS OF must be LEFT or INNER")
         if any(side.windows is not None for side in self._sides):
             raise refused(
-                self._node, "a join as of a time is of single rows: join first, and put what comes out into windows"
+                self._node, "FOR SYSTEM_TIME AS OF joins single rows: join first, and put the result into windows"
             )
         parts = self._sorted(conditions, versions=True)
         parts.keys += parts.bounds.values()
         self._refuse_rest(parts, [])
         on, names = self._prepared(parts)
         left, right = self._sides
-        with standing_at(self._node):
+        with errors_at(self._node):
             made = left.stream.join_asof(
                 right.stream,
                 on=on,
@@ -286,17 +298,17 @@ class StreamJoin:
             )
         return self._rest(Relation(made, names), parts, [])
 
-    def _for_ever(self, parts: Parts) -> Relation:
+    def _regular(self, parts: Parts) -> Relation:
         if self._how in ("semi", "anti"):
             raise refused(
                 self._node,
-                f"{self._how.upper()} JOIN is for windows and intervals: put both sides into the same windows, or say "
-                "between what the difference of their event times is",
+                f"{self._how.upper()} JOIN is for windows and intervals: put both sides into the same windows, or give "
+                "both bounds of the difference of their event times",
             )
         self._refuse_rest(parts, [])
         on, names = self._prepared(parts)
         left, right = self._sides
-        with standing_at(self._node):
+        with errors_at(self._node):
             made = left.stream.join(
                 right.stream, on=on, how=self._how, ttl=self._ttl, uid=self._steps.uid("join"), suffix=_SUFFIX
             )
@@ -304,23 +316,25 @@ class StreamJoin:
 
     # --- before and after -----------------------------------------------------------------------------------------
 
-    def _refuse_rest(self, parts: Parts, said: list[exp.Expr]) -> None:
-        rest = [each for each in parts.rest if each not in said]
+    def _refuse_rest(self, parts: Parts, handled: list[exp.Expr]) -> None:
+        rest = [each for each in parts.rest if each not in handled]
         if rest and self._how != "inner":
             raise refused(
                 rest[0],
                 f"a {self._how.upper()} JOIN takes equalities of both sides, and in an interval both bounds of their "
-                "times; anything else decides which rows have no partner, and is not covered",
+                "times. Other conditions would determine which rows have no partner, and are not covered",
             )
         if not parts.keys and not parts.bounds:
-            raise refused(self._node, "a join needs an equality of a column of each side, by which rows are dealt out")
+            raise refused(
+                self._node, "a join needs an equality between a column of each side, to partition the rows by"
+            )
         if not parts.keys:
             raise refused(
-                self._node, "a join of windows needs an equality besides the bounds, by which rows are dealt out"
+                self._node, "a join of windows needs an equality besides the bounds, to partition the rows by"
             )
 
     def _rest(self, relation: Relation, parts: Parts, more: list[exp.Expr]) -> Relation:
-        """The pairs for which the other conditions hold."""
+        """Returns the pairs for which the other conditions hold."""
         conditions = [*parts.rest, *more]
         if not conditions:
             return relation
@@ -331,7 +345,10 @@ class StreamJoin:
     def _prepared(
         self, parts: Parts, window: bool = False, extra: list[tuple[str, str]] | None = None
     ) -> tuple[list[tuple[str, str]], tuple[Name, ...]]:
-        """Both streams with key columns, no name of the right in the left; the keys, and the names of the result."""
+        """Prepares both streams, and returns the pairs of key columns, and the names of the result.
+
+        Afterwards both streams have the key columns, and no column of the right one has a name of the left one.
+        """
         pairs: list[tuple[str, str]] = []
         computed: tuple[dict[str, pl.Expr], dict[str, pl.Expr]] = ({}, {})
         keeps = {LEFT: self._how in ("right", "full"), RIGHT: self._how in ("left", "right", "full")}
@@ -351,7 +368,8 @@ class StreamJoin:
         return self._apart(pairs, window)
 
     def _key(self, side: int, given: Typed, cast: Typed, number: int, computed: dict[str, pl.Expr], copy: bool) -> str:
-        """The name of a key column: the column itself, where it is one and no copy is needed."""
+        """Returns the name of a key column: the column itself if the key is one and no copy is needed, else a computed
+        one."""
         stream = self._sides[side].stream
         column = _column_of(given)
         if not copy and cast is given and column is not None:
@@ -381,12 +399,12 @@ _SUFFIX = "_right"
 
 
 def _column_of(given: Typed) -> str | None:
-    """The column that an expression is; None for any other."""
+    """Returns the column that an expression is, or None for any other expression."""
     return given.expr.meta.output_name() if given.expr.meta.is_column() else None
 
 
 def _columns(relation: Relation, keep: Any = ()) -> list[str]:
-    """The columns of a stream that something needs, in their order."""
+    """Returns the columns of a stream that are needed, in their order."""
     stream = relation.stream
     needed = {each.inner for each in relation.names} | {*keep}
     if stream.timestamp is not None:
@@ -397,7 +415,7 @@ def _columns(relation: Relation, keep: Any = ()) -> list[str]:
 
 
 def pruned(relation: Relation, wanted: Callable[[Name], bool], steps: Steps) -> Relation:
-    """A relation with the names that are wanted, and a stream without the other columns."""
+    """Returns a relation with only the wanted names, and a stream without the other columns."""
     names = tuple(each for each in relation.names if each.bound or wanted(each))
     kept = replace(relation, names=names)
     keep = [WINDOW_START, WINDOW_END] if relation.results is not None else []
@@ -407,39 +425,39 @@ def pruned(relation: Relation, wanted: Callable[[Name], bool], steps: Steps) -> 
 
 
 LEFT, RIGHT = 0, 1
-_TURNED: dict[type[exp.Expr], type[exp.Expr]] = {exp.LT: exp.GT, exp.LTE: exp.GTE, exp.GT: exp.LT, exp.GTE: exp.LTE}
+_MIRRORED: dict[type[exp.Expr], type[exp.Expr]] = {exp.LT: exp.GT, exp.LTE: exp.GTE, exp.GT: exp.LT, exp.GTE: exp.LTE}
 Sides = tuple[Relation, Relation]
 
 
 @dataclass(slots=True)
 class Between:
-    """How far the right time may be after the left one, in ms; None where nothing says it."""
+    """Bounds of the right time minus the left time, in ms. A bound that no condition gives is None."""
 
     lower: int | None = None
     upper: int | None = None
-    said: list[exp.Expr] | None = None
-    """The conditions that say it."""
+    conditions: list[exp.Expr] | None = None
+    """The conditions that give the bounds."""
     exact: bool = True
-    """Whether the bounds are all there is; else they are too wide, and the conditions are asked of the pairs again."""
+    """False if the bounds are wider than the conditions, which are then checked on the pairs again."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether both bounds are there."""
+        """True if there are both bounds."""
         return self.lower is not None and self.upper is not None
 
 
 def between_of(
     conditions: list[exp.Expr], sides: Sides, side_of: Callable[[exp.Column], int], filtered: bool
 ) -> Between:
-    """The interval in which conditions hold the event times of two streams; not whole if they do not.
+    """Returns the interval to which conditions restrict the event times of two streams. It may lack bounds.
 
-    `filtered`: pairs are asked again, where times are finer than milliseconds. A join that also gives rows without a
-    partner cannot do that: there times count in whole milliseconds.
+    `filtered` is True if the conditions are checked on the pairs again where times are finer than milliseconds. A join
+    that also returns rows without a partner cannot do that. Its times count in whole milliseconds.
     """
-    found = Between(said=[])
+    found = Between(conditions=[])
     if any(each.stream.timestamp is None for each in sides):
         return found
-    assert found.said is not None
+    assert found.conditions is not None
     found.exact = not filtered or all(_in_ms(each) for each in sides)
     for node in conditions:
         bounds = [_bound(each, sides, side_of) for each in _comparisons(node)]
@@ -448,12 +466,12 @@ def between_of(
         for bound in bounds:
             assert bound is not None
             _narrow(found, *bound)
-        found.said.append(node)
+        found.conditions.append(node)
     return found
 
 
 def _narrow(found: Between, is_lower: bool, apart_ms: int, strict: bool) -> None:
-    """Take in one more bound. Bounds are too wide where times are finer, and the conditions are asked again."""
+    """Adds one more bound. Where times are finer than ms, bounds are 1 ms wider and conditions are checked again."""
     if is_lower:
         bound = apart_ms + (1 if strict else 0) if found.exact else apart_ms - 1
         found.lower = bound if found.lower is None else max(found.lower, bound)
@@ -470,24 +488,27 @@ def _comparisons(node: exp.Expr) -> list[tuple[type[exp.Expr], exp.Expr, exp.Exp
         return [(exp.GTE, node.this, node.args["low"]), (exp.LTE, node.this, node.args["high"])]
     if isinstance(node, exp.EQ):
         return [(exp.GTE, node.this, node.expression), (exp.LTE, node.this, node.expression)]
-    return [(type(node), node.this, node.expression)] if type(node) in _TURNED else []
+    return [(type(node), node.this, node.expression)] if type(node) in _MIRRORED else []
 
 
 def _bound(
     comparison: tuple[type[exp.Expr], exp.Expr, exp.Expr], sides: Sides, side_of: Callable[[exp.Column], int]
 ) -> tuple[bool, int, bool] | None:
-    """Whether a comparison is a lower bound of right time less left time, at how many ms, and whether it is strict."""
+    """Returns the bound of right time minus left time that a comparison is, or None.
+
+    The bound is whether it is a lower one, its ms, and whether it is strict.
+    """
     kind, one, other = comparison
     a, b = _moment(one, sides, side_of), _moment(other, sides, side_of)
     if a is None or b is None or a[0] == b[0]:
         return None
     if a[0] == LEFT:
-        kind, a, b = _TURNED[kind], b, a
+        kind, a, b = _MIRRORED[kind], b, a
     return kind in (exp.GT, exp.GTE), b[1] - a[1], kind in (exp.GT, exp.LT)
 
 
 def _moment(node: exp.Expr, sides: Sides, side_of: Callable[[exp.Column], int]) -> tuple[int, int] | None:
-    """Of which side an expression is the event time, and how many ms it is later."""
+    """Returns the side whose event time an expression is, and how many ms later it is. None for other expressions."""
     if isinstance(node, exp.Paren):
         return _moment(node.this, sides, side_of)
     if isinstance(node, exp.Column):
@@ -518,6 +539,6 @@ def _interval(node: exp.Expr) -> Interval | None:
 
 
 def _in_ms(relation: Relation) -> bool:
-    """Whether event time is no finer than milliseconds."""
+    """Returns whether event time is not finer than milliseconds."""
     found: Any = types_of(relation.stream.schema)[str(relation.stream.timestamp)]
     return not isinstance(found, pl.Datetime) or found.time_unit == "ms"

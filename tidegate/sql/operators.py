@@ -1,7 +1,7 @@
-"""Operators of SQL: arithmetic, comparisons, and what they do with nulls, types and zeros.
+"""Operators of SQL: arithmetic and comparisons, and their treatment of nulls, types and zeros.
 
-Where Spark and polars differ it is as in Spark: `/` of integers is a double, a division by zero is null, `%` and `DIV`
-go towards zero, decimals keep the digits that their types say. Integers that overflow wrap around; a product of
+Where Spark and polars differ, Spark is followed. `/` of integers is a double, a division by zero is null, `%` and `DIV`
+round towards zero, and decimals keep the digits of their types. Integers that overflow wrap around. A product of
 decimals with more than 38 digits fails the job.
 """
 
@@ -47,7 +47,7 @@ COMPARISONS: dict[type[exp.Expr], Compare] = {
 
 
 def compared(node: exp.Expr, one: Typed, other: Typed, how: Compare) -> Typed:
-    """Two values in their common type. ConfigurationError where they have none."""
+    """Compares two values in their common type. Raises ConfigurationError if they have none."""
     wanted = needed_common_type(node, [one.type, other.type])
     if isinstance(wanted, pl.Null):
         wanted = pl.Boolean()
@@ -55,7 +55,7 @@ def compared(node: exp.Expr, one: Typed, other: Typed, how: Compare) -> Typed:
 
 
 def negated(node: exp.Expr, given: Typed) -> Typed:
-    """Minus."""
+    """Returns the negative of a number or an interval."""
     if isinstance(given.value, Interval):
         return Typed(given.expr, given.type, given.value.negated())
     if given.value is not None and is_number(given.type):
@@ -66,7 +66,7 @@ def negated(node: exp.Expr, given: Typed) -> Typed:
 
 
 def added(node: exp.Expr, one: Typed, other: Typed, sign: int) -> Typed:
-    """Plus, and minus with a `sign` of -1: numbers, or a time and an interval."""
+    """Returns a sum, or a difference with a `sign` of -1, of numbers, of intervals, or of a time and an interval."""
     intervals = [isinstance(each.value, Interval) for each in (one, other)]
     if all(intervals):
         a, b = one.value, other.value if sign > 0 else other.value.negated()
@@ -76,7 +76,10 @@ def added(node: exp.Expr, one: Typed, other: Typed, sign: int) -> Typed:
     if isinstance(other.value, Interval):
         return moved(node, one, other.value if sign > 0 else other.value.negated())
     if is_time(one.type) and is_time(other.type):
-        raise refused(node, "an interval is no column here: subtract UNIX_MILLIS(…) of them, or use TIMESTAMPDIFF")
+        raise refused(
+            node,
+            "the difference of two times cannot be a column: subtract UNIX_MILLIS(…) of them, or use TIMESTAMPDIFF",
+        )
     if isinstance(one.type, pl.Date) and is_integer(other.type):
         days = other.expr.cast(pl.Int64) * sign
         moved_days = (one.expr.cast(pl.Int32).cast(pl.Int64) + days).cast(pl.Int32, strict=False)
@@ -93,9 +96,9 @@ def added(node: exp.Expr, one: Typed, other: Typed, sign: int) -> Typed:
 
 
 def moved(node: exp.Expr, time: Typed, by: Interval) -> Typed:
-    """A time, later by an interval."""
+    """Returns a time that is later by an interval."""
     if not is_time(time.type):
-        raise refused(node, f"an INTERVAL is added to a date or a timestamp, and this is {named(time.type)}")
+        raise refused(node, f"an INTERVAL can be added to a date or a timestamp, but this is {named(time.type)}")
     expr, data_type = time.expr, time.type
     if isinstance(data_type, pl.Date) and by.ms % 86_400_000:
         data_type = pl.Datetime("us")
@@ -108,7 +111,7 @@ def moved(node: exp.Expr, time: Typed, by: Interval) -> Typed:
 
 
 def multiplied(node: exp.Expr, one: Typed, other: Typed) -> Typed:
-    """Times."""
+    """Returns a product."""
     wanted = _number(node, one, other)
     if not isinstance(wanted, pl.Decimal):
         return Typed(as_type(node, one, wanted).expr * as_type(node, other, wanted).expr, wanted)
@@ -117,15 +120,15 @@ def multiplied(node: exp.Expr, one: Typed, other: Typed) -> Typed:
     if precision > DIGITS_MAX:
         raise refused(
             node,
-            f"a product of {named(a)} and {named(b)} may have {precision} digits, and a decimal has {DIGITS_MAX}: cast "
-            "one of them to fewer",
+            f"a product of {named(a)} and {named(b)} may have {precision} digits, but a decimal has at most "
+            f"{DIGITS_MAX}: cast one of them to fewer digits",
         )
     x, y = (as_type(node, each, pl.Decimal(DIGITS_MAX, scale)).expr for each in (one, other))
     return Typed((x * y).cast(pl.Decimal(precision, scale)), pl.Decimal(precision, scale))
 
 
 def divided(node: exp.Expr, one: Typed, other: Typed) -> Typed:
-    """By. Null where it is by zero; of integers a double."""
+    """Returns a quotient. It is null for a division by zero, and a double for integers."""
     wanted = _number(node, one, other)
     if not isinstance(wanted, pl.Decimal):
         x, y = as_type(node, one, pl.Float64()).expr, as_type(node, other, pl.Float64()).expr
@@ -138,10 +141,10 @@ def divided(node: exp.Expr, one: Typed, other: Typed) -> Typed:
 
 
 def whole_quotient(node: exp.Expr, one: Typed, other: Typed) -> Typed:
-    """DIV: the whole part of a quotient, towards zero, a BIGINT. Null where it is by zero."""
+    """DIV: returns the whole part of a quotient, rounded towards zero, as a BIGINT. Null for a division by zero."""
     for each in (one, other):
         if not (is_integer(each.type) or each.is_null):
-            raise refused(node, f"DIV takes integers, and one of these is {named(each.type)}")
+            raise refused(node, f"DIV takes integers, but one of these is {named(each.type)}")
     x, y = as_type(node, one, pl.Int64()).expr, as_type(node, other, pl.Int64()).expr
     floored, rest = x // y, x % y
     below = (rest != 0) & ((x < 0) != (y < 0))
@@ -149,7 +152,7 @@ def whole_quotient(node: exp.Expr, one: Typed, other: Typed) -> Typed:
 
 
 def remainder(node: exp.Expr, one: Typed, other: Typed) -> Typed:
-    """What remains of a division towards zero: its sign is that of the first. Null where it is by zero."""
+    """Returns the remainder of a division towards zero, with the sign of the dividend. Null for a division by zero."""
     wanted = _number(node, one, other)
     x, y = as_type(node, one, wanted).expr, as_type(node, other, wanted).expr
     y = _not_zero(other, y)
@@ -164,25 +167,26 @@ def remainder(node: exp.Expr, one: Typed, other: Typed) -> Typed:
 
 
 def _not_zero(given: Typed, expr: pl.Expr) -> pl.Expr:
-    """A divisor: null instead of zero."""
+    """Returns a divisor with null in place of zero."""
     if given.value:
         return expr
     return pl.when(expr != 0).then(expr)
 
 
 def _decimal(given: Typed, wanted: pl.Decimal) -> pl.Decimal:
-    """The decimal as which a number is calculated; one that is written out has the digits that are written."""
+    """Returns the decimal type with which a number is calculated. An integer literal has only the digits that it
+    needs."""
     if given.is_null:
         return wanted
     return pl.Decimal(len(str(abs(given.value))), 0) if isinstance(given.value, int) else decimal_of(given.type)
 
 
 def _number(node: exp.Expr, one: Typed, other: Typed) -> Any:
-    """The type in which two numbers are calculated. ConfigurationError for what is none."""
+    """Returns the type with which two numbers are calculated. Raises ConfigurationError unless both are numbers."""
     for each in (one, other):
         if not (is_number(each.type) or each.is_null):
             advice = ": cast it" if isinstance(each.type, pl.String) else ""
-            raise refused(node, f"{named(each.type)} is no number{advice}")
+            raise refused(node, f"{named(each.type)} is not a number{advice}")
     found = common_type(one.type, other.type)
     if isinstance(found, pl.Null):
         return pl.Float64()

@@ -1,8 +1,7 @@
-"""`translate`: the stream that a query describes, made of steps of the public API.
+"""`translate`: translates a query into a stream, made of steps of the public API.
 
-A query in FROM is translated before the one around it, and hands on a `Relation`. A SELECT goes through FROM and
-joins, conditions, groups, what HAVING says, its columns, and LIMIT, in this order. Only the outermost one names columns
-in the stream.
+A query in FROM is translated before its outer query, and becomes a `Relation`. A SELECT is translated in this order:
+FROM and joins, WHERE, groups, HAVING, its columns, and LIMIT. Only the outermost query names columns in the stream.
 """
 
 from __future__ import annotations
@@ -19,31 +18,32 @@ from tidegate.operators.aggregates.aggregate import count
 from tidegate.operators.changes import CHANGE
 from tidegate.sql.expressions import Expressions
 from tidegate.sql.froms import From
-from tidegate.sql.grouping import Emit, Grouping, Keeping, aggregates_in, is_grouped
+from tidegate.sql.grouping import Emit, EmitOptions, Grouping, aggregates_in, is_grouped
 from tidegate.sql.joining import pruned
-from tidegate.sql.query_text import check_only, parse, refused, standing_at
+from tidegate.sql.query_text import check_only, errors_at, parse, refused
 from tidegate.sql.ranking import is_ranking, ordered, rank_of, ranked, taken_limit
 from tidegate.sql.relations import Name, Relation, Steps, all_of, columns_of, conjuncts, free_name, prefix_of
 from tidegate.sql.selecting import Item, items_of, selected, selected_generator
 from tidegate.sql.typed_values import as_type, needed_common_type
-from tidegate.sql.windows import with_held
+from tidegate.sql.windows import with_bound_conditions
 from tidegate.storage.errors import ConfigurationError
 
 Queries = Mapping[str, "_Bound"]
 _ORDER = (
-    "a stream has no end, so it has no order: for the first rows write ORDER BY … LIMIT n, or of each key ROW_NUMBER() "
-    "OVER (PARTITION BY … ORDER BY …) with a condition on it, and sort what has been collected"
+    "a stream has no end, so it cannot be sorted: for the first rows write ORDER BY … LIMIT n, or for each key "
+    "ROW_NUMBER() OVER (PARTITION BY … ORDER BY …) with a condition on it, or sort the collected rows"
 )
-_OFFSET = "rows that are passed over are counted by nobody: write LIMIT n without OFFSET"
+_OFFSET = "OFFSET is not covered: write LIMIT n without it"
 _QUALIFY = "QUALIFY takes a condition on one ROW_NUMBER() OVER (…), as in … <= 3"
 _REFUSED = {
     "offset": _OFFSET,
     "sort": _ORDER,
-    "windows": "named windows are not covered: write OVER (…) out",
-    "sample": "a sample is random, so that a replay gives other rows: take rows by a column, as in WHERE id % 100 = 0",
+    "windows": "named windows are not covered: write the window in OVER (…)",
+    "sample": "a sample is random, so a replay would give other rows: select rows by a column, as in WHERE id % 100 = "
+    "0",
     "pivots": "PIVOT is not covered: write aggregates with FILTER (WHERE …)",
-    "distribute": "steps partition rows as they need it: remove it",
-    "cluster": "steps partition rows as they need it: remove it",
+    "distribute": "steps partition rows themselves: remove it",
+    "cluster": "steps partition rows themselves: remove it",
     "into": "a query makes a stream: write it with to_table(…)",
     "connect": "CONNECT BY is not covered",
     "match": "MATCH_RECOGNIZE is not covered: use key_by(…).process(…)",
@@ -60,50 +60,55 @@ def translate(
     uid: str | None = None,
     functions: UserFunctions | None = None,
 ) -> Stream:
-    """The stream of a query over the views of a program. ConfigurationError, with its place, for what there is not."""
+    """Returns the stream of a query over the views of a program.
+
+    Raises ConfigurationError, with the place in the query, for parts that are not covered.
+    """
     if emit not in ("changes", "update", "final"):
         raise ConfigurationError(f'sql: emit must be "changes", "update" or "final", not {emit!r}')
     try:
         tree = parse(text)
         steps = Steps(prefix_of(text, uid, program))
-        keeping = Keeping(emit, ttl)
+        emit_options = EmitOptions(emit, ttl)
         with functions_of(functions):
-            relation = _Query(steps, views, keeping, {}).relation(tree, outermost=True)
+            relation = _Query(steps, views, emit_options, {}).relation(tree, outermost=True)
             return _finished(tree, relation, steps)
     except RecursionError:
         raise ConfigurationError(
-            "SQL: the query is nested too deeply to be read. Take out parentheses that are not needed, name parts of "
-            "the query with WITH or create_temporary_view, or compute parts of an expression in a query of their own"
+            "SQL: the query is nested too deeply. Remove parentheses that are not needed, name parts of the query with "
+            "WITH or create_temporary_view, or compute parts of an expression in a query of their own"
         ) from None
 
 
 def _finished(tree: exp.Expr, relation: Relation, steps: Steps) -> Stream:
-    """The stream with the columns that the query names, and no others."""
+    """Returns the stream with exactly the columns that the query names."""
     if relation.windows is not None:
         raise refused(
             tree,
-            "rows are put into windows and nothing follows: GROUP BY window_start, window_end, join them, or rank them",
+            "rows are put into windows, but not used there: GROUP BY window_start, window_end, join them, or rank them",
         )
     if relation.rank is not None:
-        raise refused(tree, "a rank needs a condition around it that says how many rows stay, as in WHERE rn <= 10")
+        raise refused(tree, "a rank needs an outer condition that limits the number of rows, as in WHERE rn <= 10")
     names = [each.name for each in relation.names]
     doubles = sorted({name for name in names if names.count(name) > 1})
     if doubles:
         raise refused(tree, f"the result would have {', '.join(doubles)} twice; give one of them another name with AS")
     if CHANGE in names and relation.stream._changelog is not None:
-        raise refused(tree, f"{CHANGE} is the column that says what a row is; give yours another name with AS")
-    with standing_at(tree):
+        raise refused(
+            tree, f"{CHANGE} is a reserved column, which marks inserted and retracted rows; rename yours with AS"
+        )
+    with errors_at(tree):
         return steps.selected(relation.stream, [(each.inner, each.name) for each in relation.names])
 
 
 class _Query:
-    """Translates queries that see the same queries of WITH."""
+    """Translates queries that can refer to the same queries of WITH."""
 
-    def __init__(self, steps: Steps, views: Views, keeping: Keeping, queries: Queries) -> None:
-        self._steps, self._views, self._keeping, self._queries = steps, views, keeping, queries
+    def __init__(self, steps: Steps, views: Views, emit_options: EmitOptions, queries: Queries) -> None:
+        self._steps, self._views, self._emit_options, self._queries = steps, views, emit_options, queries
 
     def relation(self, node: exp.Expr, outermost: bool = False) -> Relation:
-        """The rows of a query."""
+        """Returns the rows of a query."""
         node = node.this if isinstance(node, exp.Paren) else node
         for word, why in _REFUSED.items():
             if node.args.get(word):
@@ -114,9 +119,9 @@ class _Query:
             if node.args.get("with_") is not None:
                 return self._with(node.args["with_"]).relation(_without(node), outermost)
             inner = self.relation(node.this, outermost).called(node.alias or None, _alias_columns(node))
-            return self._first(node, inner, inner, [], self._keeping_of(outermost))
+            return self._first(node, inner, inner, [], self._options_of(outermost))
         if not isinstance(node, exp.Query):
-            raise refused(node, f"sql takes a query, SELECT …, and this is {node.key.upper()}: write with to_table(…)")
+            raise refused(node, f"sql takes a query, SELECT …, not {node.key.upper()}: write rows with to_table(…)")
         with_ = node.args.get("with_")
         if with_ is not None:
             if with_.args.get("recursive"):
@@ -125,9 +130,9 @@ class _Query:
         if isinstance(node, exp.SetOperation):
             check_only(node, "this", "expression", "distinct", "by_name", "limit", "order")
             united = self._united(node, outermost)
-            return self._first(node, united, united, [], self._keeping_of(outermost))
+            return self._first(node, united, united, [], self._options_of(outermost))
         if not isinstance(node, exp.Select):
-            raise refused(node, f"{node.key.upper()} is not covered; docs/sql.md says what is")
+            raise refused(node, f"{node.key.upper()} is not covered; see docs/sql.md")
         known = ("expressions", "from_", "joins", "laterals", "where", "group", "having", "qualify", "distinct")
         check_only(node, *known, "limit", "order")
         return self._select(node, outermost)
@@ -136,32 +141,32 @@ class _Query:
         queries = dict(self._queries)
         for each in with_.expressions:
             queries[each.alias.lower()] = _Bound(each, dict(queries))
-        return _Query(self._steps, self._views, self._keeping, queries)
+        return _Query(self._steps, self._views, self._emit_options, queries)
 
     def named(self, name: str) -> Relation | None:
-        """The rows of a query of WITH; None if there is none of that name."""
+        """Returns the rows of a query of WITH, or None if there is none of that name."""
         found = self._queries.get(name.lower())
         if found is None:
             return None
-        inner = _Query(self._steps, self._views, self._keeping, found.queries)
+        inner = _Query(self._steps, self._views, self._emit_options, found.queries)
         return inner.relation(found.node.this).called(found.node.alias, _alias_columns(found.node))
 
     # --- SELECT ---------------------------------------------------------------------------------------------------
 
     def _select(self, node: exp.Select, outermost: bool) -> Relation:
-        keeping = self._keeping_of(outermost)
+        emit_options = self._options_of(outermost)
         where = node.args.get("where")
         conditions = conjuncts(None if where is None else where.this)
-        source = From(node, self._steps, self._views, keeping, self.relation, self.named)
+        source = From(node, self._steps, self._views, emit_options, self.relation, self.named)
         relation = source.relation(conditions)
         for each in conditions:
             for found in aggregates_in([each]):
                 raise refused(found, "WHERE is calculated before aggregates: put the condition into HAVING")
-        relation, conditions = with_held(relation, conditions)
+        relation, conditions = with_bound_conditions(relation, conditions)
         if conditions:
             relation = self._filtered(relation, Expressions(relation.typed), conditions)
         if is_grouped(node):
-            relation, expressions = Grouping(relation, node, self._steps, keeping).result()
+            relation, expressions = Grouping(relation, node, self._steps, emit_options).result()
             having = node.args.get("having")
             if having is not None:
                 relation = self._filtered(relation, expressions, conjuncts(having.this))
@@ -173,32 +178,40 @@ class _Query:
         if not is_grouped(node):
             relation, items = selected_generator(node, relation, items, self._steps)
             expressions = Expressions(relation.typed)
-        return self._chosen(node, relation, expressions, items, keeping)
+        return self._chosen(node, relation, expressions, items, emit_options)
 
-    def _keeping_of(self, outermost: bool) -> Keeping:
-        """How results of a query come out. Updates are for the outermost one."""
-        if outermost or self._keeping.emit == "final":
-            return self._keeping
-        return replace(self._keeping, emit="changes")
+    def _options_of(self, outermost: bool) -> EmitOptions:
+        """Returns how results of a query are emitted. Updates are for the outermost query alone."""
+        if outermost or self._emit_options.emit == "final":
+            return self._emit_options
+        return replace(self._emit_options, emit="changes")
 
     def _chosen(
-        self, node: exp.Select, relation: Relation, expressions: Expressions, items: list[Item], keeping: Keeping
+        self,
+        node: exp.Select,
+        relation: Relation,
+        expressions: Expressions,
+        items: list[Item],
+        emit_options: EmitOptions,
     ) -> Relation:
-        """The columns of SELECT, the first rows if QUALIFY says so, and each row once if DISTINCT does."""
+        """Returns the columns of SELECT, limited by QUALIFY, and without duplicates for DISTINCT."""
         ranks = [each for each in items if isinstance(each.node, exp.Expr) and is_ranking(each.node)]
         grouped = is_grouped(node)
         qualify = node.args.get("qualify")
         if grouped and (ranks or qualify is not None):
-            raise refused(node, "a rank of groups: put GROUP BY into a query in FROM, and the rank around it")
+            raise refused(
+                node,
+                "groups cannot be ranked in the same query: put GROUP BY into a query in FROM, and rank its result",
+            )
         if len(ranks) > 1 or (ranks and relation.rank is not None):
-            raise refused(node, "a query has one rank; put the other one around it")
+            raise refused(node, "a query can have only one rank; put the other one into an outer query")
         rank = None
         if ranks:
             window = ranks[0].node
             assert isinstance(window, exp.Window)
             relation, rank = rank_of(window, relation, self._steps)
         if qualify is not None:
-            relation = self._qualified(node, relation, qualify, keeping)
+            relation = self._qualified(node, relation, qualify, emit_options)
         if not grouped:
             expressions = Expressions(relation.typed)
         made = selected(relation, items, expressions, self._steps, rank, plain=not grouped)
@@ -206,16 +219,16 @@ class _Query:
         if distinct is not None:
             if distinct.args.get("on") is not None:
                 raise refused(distinct, "DISTINCT ON is not covered: use ROW_NUMBER() with a condition rn = 1")
-            made = self._once(node, made, keeping)
+            made = self._once(node, made, emit_options)
         source = relation if distinct is None else made
-        return self._first(node, made, source, node.expressions, keeping)
+        return self._first(node, made, source, node.expressions, emit_options)
 
     def _first(
-        self, node: exp.Expr, made: Relation, source: Relation, items: list[exp.Expr], keeping: Keeping
+        self, node: exp.Expr, made: Relation, source: Relation, items: list[exp.Expr], emit_options: EmitOptions
     ) -> Relation:
-        """The rows that LIMIT keeps: the first that come, or with ORDER BY those that a ranking keeps.
+        """Returns the rows that LIMIT keeps: the first to arrive, or with ORDER BY the first rows of a ranking.
 
-        `source`: the rows that the result is made of, whose columns ORDER BY may name.
+        `source` are the rows from which the result is made. ORDER BY may name their columns.
         """
         limit = node.args.get("limit")
         if limit is None:
@@ -224,30 +237,34 @@ class _Query:
             return made
         number = _limit_of(limit)
         if made.windows is not None or made.rank is not None:
-            raise refused(limit, "LIMIT of rows that wait for windows or a rank: put it around them")
+            raise refused(
+                limit, "LIMIT cannot be applied to rows that wait for windows or a rank: put it into an outer query"
+            )
         if node.args.get("order") is not None:
             if not number:
                 raise refused(limit, "ORDER BY … LIMIT keeps at least one row")
-            if keeping.emit == "update":
+            if emit_options.emit == "update":
                 raise refused(
                     node.args["order"],
-                    'with emit="update" a row replaces the one with its keys, and rows of an order have none: use '
+                    'with emit="update" a row replaces the row with the same keys, and sorted rows have no keys: use '
                     'emit="changes", or ROW_NUMBER() OVER (…) with its rank as a column',
                 )
             ranking = ordered(node, made, source, items, self._steps)
-            return ranked(ranking, number, False, self._steps, keeping)
+            return ranked(ranking, number, False, self._steps, emit_options)
         if made.stream._changelog is not None:
             raise refused(
                 limit,
-                "rows that are replaced or taken back have no first ones: LIMIT what stands for itself, such as "
-                'results of windows, or of emit="final"',
+                "LIMIT cannot be applied to rows that may be replaced or retracted: apply it to results of windows, or "
+                'of emit="final"',
             )
         made = pruned(made, lambda _: True, self._steps)
-        with standing_at(limit):
+        with errors_at(limit):
             return made.with_stream(made.stream.limit(number, name="sql limit", uid=self._steps.uid("limit")))
 
-    def _qualified(self, node: exp.Select, relation: Relation, qualify: exp.Expr, keeping: Keeping) -> Relation:
-        """The first rows, by `QUALIFY ROW_NUMBER() OVER (…) <= 3`."""
+    def _qualified(
+        self, node: exp.Select, relation: Relation, qualify: exp.Expr, emit_options: EmitOptions
+    ) -> Relation:
+        """Returns the first rows, by `QUALIFY ROW_NUMBER() OVER (…) <= 3`."""
         condition = qualify.this.copy()
         windows = [each for each in condition.find_all(exp.Window) if is_ranking(each)]
         if len(windows) != 1:
@@ -261,25 +278,29 @@ class _Query:
         limit = taken_limit([condition], pending)
         if limit is None:
             raise refused(qualify, _QUALIFY)
-        return ranked(pending, limit, False, self._steps, keeping)
+        return ranked(pending, limit, False, self._steps, emit_options)
 
     def _filtered(self, relation: Relation, expressions: Expressions, conditions: list[exp.Expr]) -> Relation:
         condition = all_of([expressions.condition(each) for each in conditions])
-        with standing_at(conditions[0]):
+        with errors_at(conditions[0]):
             return relation.with_stream(self._steps.filtered(relation.stream, condition))
 
-    def _once(self, node: exp.Expr, relation: Relation, keeping: Keeping) -> Relation:
-        """Each row once: the first of those that are equal."""
+    def _once(self, node: exp.Expr, relation: Relation, emit_options: EmitOptions) -> Relation:
+        """Returns each row once: the first of equal rows."""
         if relation.windows is not None or relation.rank is not None:
-            raise refused(node, "DISTINCT of rows that wait for windows or a rank: put it around them")
+            raise refused(
+                node, "DISTINCT cannot be applied to rows that wait for windows or a rank: put it into an outer query"
+            )
         keys = tuple(dict.fromkeys(each.inner for each in relation.names))
         relation = pruned(relation, lambda _: True, self._steps)
         stream = relation.stream
-        with standing_at(node):
+        with errors_at(node):
             if stream._changelog is None:
-                made = stream.key_by(*keys).deduplicate(ttl=keeping.ttl, uid=self._steps.uid("distinct"))
-            elif keeping.ttl is not None:
-                raise refused(node, "DISTINCT of changes keeps all rows: ttl= cannot bound it; remove one of the two")
+                made = stream.key_by(*keys).deduplicate(ttl=emit_options.ttl, uid=self._steps.uid("distinct"))
+            elif emit_options.ttl is not None:
+                raise refused(
+                    node, "DISTINCT of changes must keep all rows, so ttl= cannot limit them; remove one of the two"
+                )
             else:
                 name = free_name("rows", columns_of(stream))
                 counted: dict[str, Any] = {name: count()}
@@ -296,7 +317,11 @@ class _Query:
         sides = [self.relation(each) for each in (node.this, node.expression)]
         first, second = sides
         if any(side.windows is not None or side.rank is not None for side in sides):
-            raise refused(node, "UNION of rows that wait for windows or a rank: put it around them, or into FROM")
+            raise refused(
+                node,
+                "UNION cannot be applied to rows that wait for windows or a rank: put it into an outer query, or into "
+                "FROM",
+            )
         if len(first.names) != len(second.names):
             raise refused(node, f"UNION: one side has {len(first.names)} columns, the other {len(second.names)}")
         names = [free_name(each.name, ()) for each in first.names]
@@ -308,11 +333,11 @@ class _Query:
                 ((first, each) for each in first.names), ((second, each) for each in second.names), strict=True
             )
         ]
-        with standing_at(node):
+        with errors_at(node):
             streams = [self._cast(node, side, names, types) for side in sides]
             made = streams[0].union(streams[1])
         united = Relation(made, tuple(Name(None, e.name, name) for e, name in zip(first.names, names, strict=True)))
-        return self._once(node, united, self._keeping) if node.args.get("distinct") else united
+        return self._once(node, united, self._emit_options) if node.args.get("distinct") else united
 
     def _cast(self, node: exp.Expr, relation: Relation, names: list[str], types: list[Any]) -> Stream:
         expressions = {
@@ -324,17 +349,17 @@ class _Query:
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """A query of WITH, and the queries before it that it sees."""
+    """A query of WITH, and the queries before it to which it can refer."""
 
     node: exp.Expr
     queries: Queries
 
 
 def _limit_of(node: exp.Expr) -> int:
-    """The number of rows that a LIMIT keeps. ConfigurationError for what is not written out."""
+    """Returns the number of rows that a LIMIT keeps. Raises ConfigurationError unless it is a literal."""
     number = node.args.get("expression") if isinstance(node, exp.Limit) else None
     if not (isinstance(number, exp.Literal) and not number.is_string and str(number.this).isdigit()):
-        raise refused(node, "LIMIT takes a whole number, written out, as in LIMIT 10")
+        raise refused(node, "LIMIT takes a whole number as a literal, as in LIMIT 10")
     check_only(node, "expression")
     return int(str(number.this))
 
@@ -345,7 +370,7 @@ def _alias_columns(node: exp.Expr) -> list[str]:
 
 
 def _without(node: exp.Expr) -> exp.Expr:
-    """A query without its WITH."""
+    """Returns a query without its WITH."""
     plain = node.copy()
     plain.set("with_", None)
     return plain

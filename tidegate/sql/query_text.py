@@ -1,7 +1,7 @@
-"""Reads the text of a query: a tree of sqlglot, in Spark's dialect with Flink's functions of windows.
+"""Reads the text of a query into a tree of sqlglot, in Spark's dialect with Flink's window functions.
 
-Only the grammar is sqlglot's. Every call of a function stays as it is written, `exp.Anonymous`, so what a function
-means is said by the tables of this package alone (`functions/`, `aggregates.py`), whatever version of sqlglot reads it.
+Only the grammar is sqlglot's. Every call of a function stays as it is written, `exp.Anonymous`. The tables of this
+package (`functions/`) alone define functions, so their meaning does not depend on the version of sqlglot.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sqlglot.tokenizer_core import Token, TokenType
 from tidegate.storage.errors import ConfigurationError
 
 WINDOW_TABLES = ("TUMBLE", "HOP", "CUMULATE", "SESSION")
-"""Functions whose result is a table: the rows of another one, each in its windows."""
+"""Functions that return the rows of a table, each in its windows."""
 
 _KEPT = ("CAST", "TRY_CAST", "EXTRACT", "TRIM", "SUBSTRING", "POSITION")
 """Functions with a grammar of their own."""
@@ -35,10 +35,10 @@ class _Parser(SparkParser):
     FUNC_TOKENS: ClassVar[set[TokenType]] = {*SparkParser.FUNC_TOKENS, TokenType.SESSION}
 
     def _parse_window_table(self) -> exp.Expr:
-        """What stands in the brackets of `TUMBLE(TABLE bids, DESCRIPTOR(ts), INTERVAL '10' SECONDS)`."""
+        """Parses the arguments of `TUMBLE(TABLE bids, DESCRIPTOR(ts), INTERVAL '10' SECONDS)`."""
         name = self._tokens[self._index - 2]
         arguments = self._parse_csv(self._parse_window_argument)
-        if arguments and isinstance(arguments[0], exp.Tuple):  # PARTITION BY has taken all that follows for keys
+        if arguments and isinstance(arguments[0], exp.Tuple):  # PARTITION BY has parsed all further arguments as keys
             found = arguments[0].expressions
             keys = next((n for n, each in enumerate(found) if is_call(each, "DESCRIPTOR")), len(found))
             arguments = [exp.Tuple(expressions=found[:keys]), *found[keys:], *arguments[1:]]
@@ -63,12 +63,13 @@ class _Dialect(Spark):
 
 
 def is_call(node: object, *names: str) -> bool:
-    """Whether a node calls a function of one of these names, in capitals."""
+    """Returns whether a node calls a function with one of these names, in capitals."""
     return isinstance(node, exp.Anonymous) and str(node.name).upper() in names
 
 
 def parse(text: str) -> exp.Expr:
-    """The tree of one statement. ConfigurationError, with line and column, for what is no SQL."""
+    """Returns the tree of one statement. Raises ConfigurationError, with line and column, for a text that is not
+    SQL."""
     if not isinstance(text, str):
         raise ConfigurationError(f"sql takes the text of a query, not {type(text).__name__}")
     dialect = _Dialect()
@@ -77,18 +78,18 @@ def parse(text: str) -> exp.Expr:
         statements = [each for each in dialect.parser().parse(tokens, text) if each is not None]
     except ParseError as error:
         (first, *_) = error.errors or [{}]
-        said = str(first.get("description") or error).rstrip(".")
+        reason = str(first.get("description") or error).rstrip(".")
         where = f", line {first['line']}, column {_column(first['col'], first)}" if "line" in first else ""
-        raise ConfigurationError(f"SQL{where}: {said}, near {_near(first, text)!r}") from error
+        raise ConfigurationError(f"SQL{where}: {reason}, near {_near(first, text)!r}") from error
     except TokenError as error:
         raise ConfigurationError(f"SQL: the text cannot be split into words: {error}") from error
     if len(statements) != 1:
-        raise ConfigurationError(f"sql takes one statement, and here are {len(statements)}; call it for each")
+        raise ConfigurationError(f"sql takes one statement, not {len(statements)}; call it for each")
     return statements[0]
 
 
 def _plain(tokens: Iterable[Token]) -> list[Token]:
-    """`window(` begins a call of Spark's function, and no clause of named windows."""
+    """Returns the words of a query. `window(` becomes a call of Spark's function, and not a clause of named windows."""
     found = list(tokens)
     for token, following in pairwise(found):
         if token.token_type is TokenType.WINDOW and following.token_type is TokenType.L_PAREN:
@@ -97,7 +98,7 @@ def _plain(tokens: Iterable[Token]) -> list[Token]:
 
 
 def _column(end: int, error: dict[str, Any]) -> int:
-    """Where a word begins: sqlglot says where it ends."""
+    """Returns the column where a word begins. sqlglot reports where it ends."""
     return max(1, end - len(str(error.get("highlight") or "x")) + 1)
 
 
@@ -110,7 +111,7 @@ _SHOWN = 80
 
 
 def place(node: exp.Expr) -> str:
-    """`line 1, column 8`; empty where nothing tells."""
+    """Returns `line 1, column 8` of a node, or "" if it is unknown."""
     metas = [each.meta for each in node.find_all(exp.Expr) if "line" in each.meta]
     if not metas:
         return place(node.parent) if node.parent is not None else ""
@@ -120,29 +121,29 @@ def place(node: exp.Expr) -> str:
 
 
 def shown(node: exp.Expr) -> str:
-    """The part of the query, in one line and not too long."""
+    """Returns a part of the query as one line, shortened to `_SHOWN` characters."""
     spark = None if isinstance(node, exp.Unnest | exp.Join) else "spark"  # which writes UNNEST as EXPLODE
     text = node.sql(dialect=spark)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def refused(node: exp.Expr, why: str) -> ConfigurationError:
-    """The error for a part of a query: where it is, what it is, and `why`, with what to write instead."""
+    """Returns the error for a part of a query: its place, its text, and `why`, with what to write instead."""
     return ConfigurationError(f"SQL, {place(node) or 'here'}: {shown(node)}: {why}")
 
 
 def check_only(node: exp.Expr, *words: str) -> None:
-    """Raise ConfigurationError for a clause of a node that is not among these: nothing is passed over in silence."""
+    """Raises ConfigurationError for a clause of a node that is not among `words`, so that no clause is ignored."""
     for word, found in node.args.items():
         if found and word not in words:
             parts = [each for each in (found if isinstance(found, list) else [found]) if isinstance(each, exp.Expr)]
             name = word.rstrip("_").replace("_", " ").upper()
-            raise refused(parts[0] if parts else node, f"{name} is not covered here; docs/sql.md says what is")
+            raise refused(parts[0] if parts else node, f"{name} is not covered here; see docs/sql.md")
 
 
 @contextmanager
-def standing_at(node: exp.Expr) -> Iterator[None]:
-    """Errors of steps that are made of this part of a query say where it stands."""
+def errors_at(node: exp.Expr) -> Iterator[None]:
+    """Adds the place of this part of a query to errors of the steps that are made within this context."""
     try:
         yield
     except ConfigurationError as error:

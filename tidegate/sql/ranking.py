@@ -1,8 +1,8 @@
 """Rankings: `ROW_NUMBER() OVER (PARTITION BY … ORDER BY …)` with a condition on it is Top-N, or deduplication.
 
-The inner query says how rows are ranked, the condition around it (or in QUALIFY) how many stay. Rows in windows, and
-results of windows, are ranked once, when their window ends; there RANK is known as well. Others are ranked as they
-come, and what is overtaken is taken back.
+The inner query defines the ranking. The outer condition (or QUALIFY) limits its rows. Rows in windows, and results of
+windows, are ranked once, when their window ends. Only there RANK is supported as well. Other rows are ranked as they
+arrive, and rows that drop out of the first ones are retracted.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from tidegate.api.streams.ranking_steps import RankEmit
 from tidegate.api.streams.stream import Stream
 from tidegate.operators.windows.window_columns import WINDOW_END, WINDOW_START
 from tidegate.sql.expressions import Expressions
-from tidegate.sql.grouping import Keeping, aggregates_in
+from tidegate.sql.grouping import EmitOptions, aggregates_in
 from tidegate.sql.joining import pruned
-from tidegate.sql.query_text import check_only, is_call, refused, standing_at
+from tidegate.sql.query_text import check_only, errors_at, is_call, refused
 from tidegate.sql.relations import (
     WINDOW_TIME,
     Name,
@@ -30,18 +30,21 @@ from tidegate.sql.relations import (
     columns_of,
     free_name,
 )
-from tidegate.sql.windows import with_asked
+from tidegate.sql.windows import filtered_by_bounds
 
-_TURNED: dict[type[exp.Expr], type[exp.Expr]] = {exp.GT: exp.LT, exp.GTE: exp.LTE, exp.EQ: exp.EQ}
+_MIRRORED: dict[type[exp.Expr], type[exp.Expr]] = {exp.GT: exp.LT, exp.GTE: exp.LTE, exp.EQ: exp.EQ}
 
 
 def is_ranking(node: exp.Expr) -> bool:
-    """Whether an expression is a rank, with OVER."""
+    """Returns whether an expression is a rank, with OVER."""
     return isinstance(node, exp.Window) and is_call(node.this, "ROW_NUMBER", "RANK")
 
 
 def rank_of(node: exp.Window, relation: Relation, steps: Steps) -> tuple[Relation, Rank]:
-    """What is ranked and how; computed columns are added. ConfigurationError for what is no Top-N."""
+    """Returns the relation with the computed columns of a ranking, and the ranking.
+
+    Raises ConfigurationError for a rank that is not a Top-N.
+    """
     order = node.args.get("order")
     if order is None:
         raise refused(node, "a rank needs an order: OVER (PARTITION BY … ORDER BY …)")
@@ -60,10 +63,10 @@ def rank_of(node: exp.Window, relation: Relation, steps: Steps) -> tuple[Relatio
 
 
 def ordered(node: exp.Expr, made: Relation, source: Relation, items: list[exp.Expr], steps: Steps) -> Relation:
-    """The result of a query with the rank that its ORDER BY describes. Raises ConfigurationError.
+    """Returns the result of a query with the ranking of its ORDER BY. Raises ConfigurationError.
 
-    A number is the place of a column, and an expression that stands in SELECT (`items`) is that column. Other names
-    are those of the result, or else of `source`, the rows that the result is made of.
+    A number is the position of a column, and an expression of SELECT (`items`) is that column. Other names are columns
+    of the result, or else of `source`, the rows from which the result is made.
     """
     by: list[OrderColumn] = []
     for each in node.args["order"].expressions:
@@ -72,7 +75,7 @@ def ordered(node: exp.Expr, made: Relation, source: Relation, items: list[exp.Ex
             by.append(_order_column(each, made.names[place].inner))
             continue
         for aggregate in aggregates_in([each.this]):
-            raise refused(aggregate, "ORDER BY takes columns of SELECT: let the aggregate stand there")
+            raise refused(aggregate, "ORDER BY takes columns of SELECT: add the aggregate to SELECT")
         view = made if all(made.has(column) for column in columns_in(each.this)) else source
         view, name = _column(each.this, view.with_stream(made.stream), steps)
         made = made.with_stream(view.stream)
@@ -81,7 +84,10 @@ def ordered(node: exp.Expr, made: Relation, source: Relation, items: list[exp.Ex
 
 
 def _place_of(node: exp.Expr, made: Relation, items: list[exp.Expr]) -> int | None:
-    """The place of the column of the result that a part of ORDER BY means; None for what is computed for the order."""
+    """Returns the position of the column of the result that a part of ORDER BY means.
+
+    None if the part has to be computed.
+    """
     if isinstance(node, exp.Literal) and not node.is_string:
         if not (str(node.this).isdigit() and 1 <= int(str(node.this)) <= len(made.names)):
             raise refused(node, f"the result has {len(made.names)} columns, counted from 1")
@@ -94,17 +100,17 @@ def _place_of(node: exp.Expr, made: Relation, items: list[exp.Expr]) -> int | No
 
 
 def _order_column(node: exp.Expr, name: str) -> OrderColumn:
-    """A part of ORDER BY whose values are in a column. Nulls are the least values, without NULLS FIRST or LAST."""
+    """Returns a part of ORDER BY whose values are in a column. By default nulls are the least values."""
     descending, nulls_first = bool(node.args.get("desc")), node.args.get("nulls_first")
     return OrderColumn(name, descending, descending if nulls_first is None else not nulls_first)
 
 
 def taken_limit(conditions: list[exp.Expr], relation: Relation) -> int | None:
-    """How many rows a condition keeps of a ranking; the condition is taken out of the list. None without one."""
+    """Returns how many rows a condition keeps of a ranking, and removes it from the list. None without a condition."""
     for node in conditions:
         kind, column, bound = type(node), node.args.get("this"), node.args.get("expression")
-        if kind in _TURNED and isinstance(bound, exp.Column) and not isinstance(column, exp.Column):
-            kind, column, bound = _TURNED[kind], bound, column
+        if kind in _MIRRORED and isinstance(bound, exp.Column) and not isinstance(column, exp.Column):
+            kind, column, bound = _MIRRORED[kind], bound, column
         if kind not in (exp.LT, exp.LTE, exp.EQ) or not isinstance(column, exp.Column):
             continue
         if not (isinstance(bound, exp.Literal) and str(bound.this).isdigit()) or not _is_rank(column, relation):
@@ -117,8 +123,8 @@ def taken_limit(conditions: list[exp.Expr], relation: Relation) -> int | None:
     return None
 
 
-def ranked(relation: Relation, limit: int, named: bool, steps: Steps, keeping: Keeping) -> Relation:
-    """The first rows. `named`: whether anybody reads the rank. Raises ConfigurationError."""
+def ranked(relation: Relation, limit: int, named: bool, steps: Steps, emit_options: EmitOptions) -> Relation:
+    """Returns the first rows. `named` is whether the query reads the rank. Raises ConfigurationError."""
     rank = relation.rank
     assert rank is not None
     partition = [each.inner for each in rank.partition if not each.bound]
@@ -137,27 +143,31 @@ def ranked(relation: Relation, limit: int, named: bool, steps: Steps, keeping: K
     if named:
         column = free_name(next(each.name for each in relation.names if each.rank), columns_of(stream))
     uid = steps.uid("top")
-    with standing_at(rank.node):
+    with errors_at(rank.node):
         if relation.windows is not None or bounds:
             if not bounds >= {WINDOW_START, WINDOW_END}:
-                raise refused(rank.node, "rows in windows are ranked by PARTITION BY window_start, window_end, both")
+                raise refused(
+                    rank.node, "rows in windows must be ranked with both window_start and window_end in PARTITION BY"
+                )
             made = _of_windows(stream, relation, partition, limit, rank, column, uid)
         elif rank.ties:
-            raise refused(rank.node, "RANK is for windows, where no row comes later; use ROW_NUMBER")
+            raise refused(rank.node, "RANK is only supported for windows, where no row arrives later; use ROW_NUMBER")
         elif stream._changelog is not None:
             raise refused(
                 rank.node,
-                'rows that may be taken back are not ranked: rank results of windows, or of emit="final"',
+                'rows that may be retracted cannot be ranked: rank results of windows, or of emit="final"',
             )
         else:
-            made = _running(stream, partition, limit, rank, column, uid, keeping, steps)
+            made = _running(stream, partition, limit, rank, column, uid, emit_options, steps)
     names = [
         Name(each.table, each.name, column if each.rank and column is not None else each.inner)
         for each in relation.names
         if (named or not each.rank) and not (each.bound and each.inner == WINDOW_TIME)
     ]
     results = relation.results if relation.windows is None else relation.windows
-    return with_asked(Relation(made, tuple(names), results=results if bounds else None), relation.held, steps)
+    return filtered_by_bounds(
+        Relation(made, tuple(names), results=results if bounds else None), relation.bound_conditions, steps
+    )
 
 
 def _of_windows(
@@ -180,7 +190,7 @@ def _of_windows(
 
 
 def _by_columns(rank: Rank) -> tuple[list[str], list[bool], list[bool]]:
-    """The columns of the order, whether each descends, and whether its nulls come last."""
+    """Returns the columns of the order, whether each descends, and whether its nulls come last."""
     order = rank.order
     return [each.name for each in order], [each.descending for each in order], [each.nulls_last for each in order]
 
@@ -192,7 +202,7 @@ def _running(
     rank: Rank,
     column: str | None,
     uid: str,
-    keeping: Keeping,
+    emit_options: EmitOptions,
     steps: Steps,
 ) -> Stream:
     alone = None
@@ -201,9 +211,9 @@ def _running(
         stream, partition, alone = steps.computed(stream, {of_all: pl.lit(0, dtype=pl.Int8)}), [of_all], 1
     keyed = stream.key_by(*partition)
     by, descending, nulls_last = _by_columns(rank)
-    if keeping.emit == "update" and limit == 1 and len(by) == 1 and column is None:
-        return keyed.deduplicate(by[0], keep="last" if descending[0] else "first", ttl=keeping.ttl, uid=uid)
-    emit: RankEmit = "update" if keeping.emit == "update" else "changes"
+    if emit_options.emit == "update" and limit == 1 and len(by) == 1 and column is None:
+        return keyed.deduplicate(by[0], keep="last" if descending[0] else "first", ttl=emit_options.ttl, uid=uid)
+    emit: RankEmit = "update" if emit_options.emit == "update" else "changes"
     made = keyed.top_n(
         limit,
         by,
@@ -211,23 +221,23 @@ def _running(
         nulls_last=nulls_last,
         rank=column,
         emit=emit,
-        ttl=keeping.ttl,
+        ttl=emit_options.ttl,
         uid=uid,
         parallelism=alone,
     )
     if alone and emit == "changes" and made._changelog is not None:
-        # One subtask emits them all, so they are in order for a table with any keys.
+        # A single subtask emits all rows, so they are in order for a table with any keys.
         made._changelog = replace(made._changelog, keys=())
     return made
 
 
 def _column(node: exp.Expr, relation: Relation, steps: Steps) -> tuple[Relation, Name]:
-    """A column of the stream that has the values of an expression."""
+    """Returns a column of the stream that has the values of an expression, and the relation with it."""
     if isinstance(node, exp.Column) and (not node.table or relation.has_table(node.table)):
         return relation, relation.find(node)
     typed = Expressions(relation.typed).of(node)
     if typed.value is not None:
-        raise refused(node, "this is the same for all rows; name a column")
+        raise refused(node, "this value is the same for all rows; name a column")
     name = free_name("rank_by", columns_of(relation.stream))
     made = relation.with_stream(steps.computed(relation.stream, {name: typed.expr}))
     return made, Name(None, name, name)

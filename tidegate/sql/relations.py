@@ -1,7 +1,8 @@
-"""`Relation`: what stands in FROM: a stream, and the names by which a query may call its columns.
+"""`Relation`: a stream in FROM, and the names by which a query may refer to its columns.
 
-A name is any case; one that two columns have is refused unless a table is named before it. Columns keep their names in
-the stream while queries in FROM rename them: so event time and the bounds of windows stay, and no step is needed.
+Names are not case-sensitive. A name that two columns have is refused unless a table is named before it. Columns keep
+their names in the stream while queries in FROM rename them. So event time and the bounds of windows stay, and no step
+is needed.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ RESERVED = frozenset({CHANGE, WINDOW_START, WINDOW_END, WINDOW_TIME})
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A column as a query calls it. `inner` is its name in the stream.
+    """The name of a column in a query. `inner` is its name in the stream.
 
-    `bound` marks those that a window gives, of rows that are not in windows yet; `rank` that of a ranking that is not
-    made yet: they are in no stream.
+    `bound` marks the bounds of windows for rows that are not in windows yet. `rank` marks the rank of a ranking that is
+    not made yet. Neither is a column of the stream.
     """
 
     table: str | None
@@ -62,7 +63,7 @@ class OrderColumn:
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """A ranking that waits for the condition that says how many rows it keeps."""
+    """A ranking that waits for the condition that limits its rows."""
 
     ties: bool
     partition: tuple[Name, ...]
@@ -71,8 +72,8 @@ class Rank:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """A condition on bounds of windows, which waits for them, and the names that it was written with."""
+class BoundCondition:
+    """A condition on bounds of windows that are not made yet, and the names that were visible where it was written."""
 
     node: exp.Expr
     names: tuple[Name, ...]
@@ -80,7 +81,11 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A stream with names. `windows`: into which its rows are yet to be put. `results`: of which windows they are."""
+    """A stream with names.
+
+    `windows` are the windows into which its rows are yet to be put. `results` are the windows of which its rows are
+    results.
+    """
 
     stream: Stream
     names: tuple[Name, ...]
@@ -88,20 +93,20 @@ class Relation:
     results: Spec | None = None
     rank: Rank | None = None
     sessions_by: tuple[str, ...] = ()
-    """The keys of sessions, in the stream."""
-    held: tuple[Held, ...] = ()
-    """What is asked of windows once they are made."""
+    """The key columns of sessions, in the stream."""
+    bound_conditions: tuple[BoundCondition, ...] = ()
+    """Conditions on the bounds of windows, for when these are made."""
 
     @staticmethod
     def of(stream: Stream, table: str | None) -> Relation:
-        """A stream as it is registered. ConfigurationError where its columns are not known."""
+        """Returns a registered stream as a relation. Raises ConfigurationError if its columns are not known."""
         names = known_schema(stream, "SQL", repr(table)).names
         if stream._changelog is not None and stream._changelog.changes:
             names = [name for name in names if name != CHANGE]
         return Relation(stream, tuple(Name(table, name, name) for name in names))
 
     def called(self, table: str | None, columns: Iterable[str] = ()) -> Relation:
-        """The same under an alias, maybe with other names for its columns."""
+        """Returns the relation under an alias, maybe with other names for its columns."""
         others = list(columns)
         new = [
             replace(each, table=table, name=others[n] if n < len(others) else each.name)
@@ -110,7 +115,7 @@ class Relation:
         return replace(self, names=tuple(new))
 
     def find(self, node: exp.Column) -> Name:
-        """The column that a name means. ConfigurationError for none, and for several."""
+        """Returns the column of a name. Raises ConfigurationError if there is none, or are several."""
         table = node.table.lower() or None
         found = [each for each in self.names if each.name.lower() == node.name.lower()]
         if table is not None:
@@ -124,14 +129,18 @@ class Relation:
         return found[0]
 
     def typed(self, node: exp.Column) -> Typed:
-        """A column of the stream, or a field of one. ConfigurationError for what is in no stream yet."""
+        """Returns a column of the stream, or a field of one.
+
+        Raises ConfigurationError for bounds and ranks, which are not in the stream yet.
+        """
         root = self.root(node)
         if root is not node:
             return field_of(node, self.typed(root), node.name)
         return self._of_stream(node, self.find(node))
 
     def root(self, node: exp.Column) -> exp.Column:
-        """Of a field of a struct, `t.point.x` or `point.x`, the column whose field it is; else the column itself."""
+        """Returns the column whose field a name such as `t.point.x` or `point.x` is, or the name itself for other
+        columns."""
         if node.args.get("catalog") is not None:
             raise refused(node, "a name has at most three parts: table, column, field")
         if node.args.get("db") is not None:
@@ -141,58 +150,58 @@ class Relation:
         return node
 
     def has(self, node: exp.Column) -> bool:
-        """Whether a name means a column of these, or a field of one."""
+        """Returns whether a name means a column of this relation, or a field of one."""
         root = self.root(node)
         named = [each for each in self.names if each.name.lower() == root.name.lower()]
         return any(not root.table or (each.table or "").lower() == root.table.lower() for each in named)
 
     def has_table(self, table: str) -> bool:
-        """Whether columns are called by this table."""
+        """Returns whether columns of this relation have this table."""
         return any((each.table or "").lower() == table.lower() for each in self.names)
 
     def listed(self) -> str:
-        """The columns, for errors."""
+        """Returns the columns as text, for errors."""
         tables = {each.table for each in self.names}
         several = len(tables) > 1
         return ", ".join(f"{each.table}.{each.name}" if several and each.table else each.name for each in self.names)
 
     def of_inner(self, name: str) -> Typed:
-        """A column of the stream by its name there."""
+        """Returns a column by its name in the stream."""
         found = types_of(self.stream.schema)[name]
         check_known(name, found)
         return column(name, found)
 
     def with_stream(self, stream: Stream) -> Relation:
-        """The same names over another stream that has the columns."""
+        """Returns the relation with the same names over another stream that has the columns."""
         return replace(self, stream=stream)
 
     def _of_stream(self, node: exp.Expr, name: Name) -> Typed:
         if name.bound:
             raise refused(
                 node,
-                "a window is made by GROUP BY window_start, window_end, by a join on both, or by PARTITION BY with "
-                "both; only there, and behind it, do its bounds have values",
+                "the bounds of a window have values only in GROUP BY window_start, window_end, in a join on both, in "
+                "PARTITION BY with both, and in the result of these",
             )
         if name.rank:
-            raise refused(node, "a rank needs a condition around it that says how many rows stay, as in WHERE rn <= 10")
+            raise refused(node, "a rank needs an outer condition that limits the number of rows, as in WHERE rn <= 10")
         return self.of_inner(name.inner)
 
 
 def columns_of(stream: Stream) -> list[str]:
-    """The names of the columns of a stream, which are known."""
+    """Returns the names of the columns of a stream. They must be known."""
     assert stream.schema is not None, "columns that are not known"
     return list(stream.schema.names)
 
 
 def types_of(schema: pa.Schema | None) -> dict[str, Any]:
-    """Types of columns, as polars has them."""
+    """Returns the polars types of columns."""
     assert schema is not None, "columns that are not known"
     frame = polars_frame(pa.RecordBatch.from_pylist([], schema))
     return dict(zip(frame.columns, frame.dtypes, strict=True))
 
 
 def free_name(wanted: str, taken: Iterable[str]) -> str:
-    """A name that is not taken, and that no operator needs for itself."""
+    """Returns a name that is not taken, and that is not reserved for operators."""
     used, number, name = {*taken, *RESERVED}, 1, wanted
     while name in used:
         number += 1
@@ -201,7 +210,7 @@ def free_name(wanted: str, taken: Iterable[str]) -> str:
 
 
 def conjuncts(node: exp.Expr | None) -> list[exp.Expr]:
-    """The conditions that AND joins."""
+    """Returns the conditions that AND combines."""
     if node is None:
         return []
     if isinstance(node, exp.Paren) and isinstance(node.this, exp.And | exp.Paren):
@@ -212,12 +221,12 @@ def conjuncts(node: exp.Expr | None) -> list[exp.Expr]:
 
 
 def columns_in(node: exp.Expr) -> list[exp.Column]:
-    """The columns that an expression names, but for stars."""
+    """Returns the columns that an expression names, without stars."""
     return [each for each in node.find_all(exp.Column) if not isinstance(each.this, exp.Star)]
 
 
 def all_of(conditions: list[pl.Expr]) -> pl.Expr:
-    """One condition of several."""
+    """Combines conditions with AND."""
     return balanced(conditions, operator.and_)
 
 
@@ -229,7 +238,7 @@ _TEXT = re.compile(r"('(?:[^'\\]|\\.|'')*'|\"(?:[^\"\\]|\\.)*\"|`[^`]*`)|(?:--[^
 
 
 def prefix_of(text: str, uid: str | None, program: Program) -> str:
-    """How the uids of a query begin. The second query of one text is told apart by a number."""
+    """Returns the beginning of the uids of a query. A second query with the same text gets a number."""
     if uid is not None:
         return uid
     plain = _TEXT.sub(lambda found: found[1] or " ", text).strip().rstrip("; ")
@@ -242,19 +251,19 @@ def prefix_of(text: str, uid: str | None, program: Program) -> str:
 
 
 class Steps:
-    """Makes steps of one query."""
+    """Adds the steps of one query."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
         self._made: Counter[str] = Counter()
 
     def uid(self, kind: str) -> str:
-        """The uid of the next step of a kind."""
+        """Returns the uid of the next step of a kind."""
         self._made[kind] += 1
         return f"{self._prefix}-{kind}-{self._made[kind]}"
 
     def computed(self, stream: Stream, columns: Mapping[str, pl.Expr]) -> Stream:
-        """The stream with columns more."""
+        """Returns the stream with additional columns."""
         if not columns:
             return stream
         expressions = [expr.alias(name) for name, expr in columns.items()]
@@ -263,12 +272,12 @@ class Steps:
         return stream._with_columns(expressions, options, are_keys=True)
 
     def filtered(self, stream: Stream, condition: pl.Expr) -> Stream:
-        """The rows for which a condition is true."""
+        """Returns the rows for which a condition is true."""
         wide = stream._input_parallelism
         return stream.filter(condition, name="sql where", uid=self.uid("where"), parallelism=wide)
 
     def selected(self, stream: Stream, columns: Sequence[tuple[str, str]]) -> Stream:
-        """These columns, each with its new name; the same stream where nothing changes."""
+        """Returns these columns, each with its new name. Returns the same stream if nothing changes."""
         assert stream.schema is not None, "columns that are not known"
         kept = [name for name, _ in columns]
         changing = stream._changelog is not None and stream._changelog.changes
@@ -278,7 +287,10 @@ class Steps:
         return self.chosen(stream, {new: exact_column(name) for name, new in columns}, "select")
 
     def chosen(self, stream: Stream, columns: Mapping[str, pl.Expr], kind: str) -> Stream:
-        """What a step of this kind computes, and nothing else. Event time that no query names goes without a word."""
+        """Returns the stream of exactly these computed columns. `kind` names the step.
+
+        Event time that the query does not name is dropped silently.
+        """
         kept = {expr.meta.output_name() for expr in columns.values() if expr.meta.is_column()}
         if stream.timestamp not in kept:
             stream = stream._derived(keyed_by=stream._keyed_by, changelog=stream._changelog)

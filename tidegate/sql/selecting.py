@@ -1,4 +1,4 @@
-"""The columns of SELECT: stars, columns that keep their place in the stream, and expressions, which are computed."""
+"""The columns of SELECT: stars, columns that stay where they are in the stream, and computed expressions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sqlglot import exp
 
 from tidegate.sql.expressions import Expressions
 from tidegate.sql.joining import pruned
-from tidegate.sql.query_text import check_only, is_call, refused, standing_at
+from tidegate.sql.query_text import check_only, errors_at, is_call, refused
 from tidegate.sql.ranking import is_ranking
 from tidegate.sql.relations import Name, Rank, Relation, Steps, columns_in, columns_of, free_name
 from tidegate.sql.typed_values import Interval, named
@@ -27,7 +27,7 @@ class Item:
 
 
 def items_of(select: exp.Select, relation: Relation) -> list[Item]:
-    """The columns, stars written out. A column without a name is called by its place: `_c0`, `_c1`."""
+    """Returns the columns, with stars expanded. A column without a name is called by its position: `_c0`, `_c1`."""
     return list(_items(select, relation))
 
 
@@ -42,7 +42,7 @@ def _items(select: exp.Select, relation: Relation) -> Iterator[Item]:
             continue
         inner = node.this if isinstance(node, exp.Alias) else node
         if isinstance(node, exp.Aliases):
-            raise refused(node, "one column has one name")
+            raise refused(node, "a column can have only one name")
         name = node.alias if isinstance(node, exp.Alias) else ""
         if not name and isinstance(inner, exp.Column | exp.Dot):
             name = inner.name
@@ -58,12 +58,12 @@ def _starred(node: exp.Expr, star: exp.Star, relation: Relation) -> list[Name]:
         raise refused(node, f"there is no table {table!r} here")
     if star.args.get("replace") or star.args.get("rename"):
         raise refused(node, "name the columns instead")
-    left_out = {each.name.lower() for each in star.args.get("except_") or []}
+    excluded = {each.name.lower() for each in star.args.get("except_") or []}
     found = [each for each in relation.names if not table or (each.table or "").lower() == table]
-    unknown = left_out - {each.name.lower() for each in found}
+    unknown = excluded - {each.name.lower() for each in found}
     if unknown:
-        raise refused(node, f"EXCEPT names {', '.join(sorted(unknown))}, and there is no such column")
-    return [each for each in found if each.name.lower() not in left_out]
+        raise refused(node, f"EXCEPT names {', '.join(sorted(unknown))}, but there is no such column")
+    return [each for each in found if each.name.lower() not in excluded]
 
 
 def selected(
@@ -74,9 +74,10 @@ def selected(
     rank: Rank | None,
     plain: bool,
 ) -> Relation:
-    """The relation under these names. `rank`: the ranking that one of the columns is.
+    """Returns the relation with the columns of SELECT under their names.
 
-    `plain`: columns are those of the relation, which keep their types; else what `expressions` says.
+    - `rank`: the ranking that one of the columns is, or None.
+    - `plain`: whether columns of the relation keep their types. Otherwise `expressions` translates them.
     """
     names: list[Name] = []
     computed: dict[str, pl.Expr] = {}
@@ -98,20 +99,22 @@ def selected(
             continue
         typed = expressions.of(item.node)
         if isinstance(typed.value, Interval):
-            raise refused(item.node, "an interval is no column: add it to a time, or write a number of milliseconds")
+            raise refused(
+                item.node, "an interval cannot be a column: add it to a time, or write a number of milliseconds"
+            )
         if typed.expr.meta.is_column():
             inner = typed.expr.meta.output_name()
         if inner is None:
             inner = free_name(item.name, [*taken, *computed])
             computed[inner] = typed.expr if not typed.is_null else pl.lit(None, dtype=pl.String)
         names.append(Name(None, item.name, inner))
-    with standing_at(items[0].node):
+    with errors_at(items[0].node):
         stream = steps.computed(relation.stream, computed)
     return replace(relation, stream=stream, names=tuple(names), rank=rank if rank is not None else relation.rank)
 
 
 def _waiting(node: exp.Expr, relation: Relation) -> Name | None:
-    """A bound of windows or a rank that is passed on as it is, to where it is made."""
+    """Returns a bound of windows or a rank that is passed on unchanged because it has no value yet, or None."""
     if not isinstance(node, exp.Column) or relation.root(node) is not node:
         return None
     if not (relation.windows is not None or relation.rank is not None):
@@ -121,25 +124,26 @@ def _waiting(node: exp.Expr, relation: Relation) -> Name | None:
 
 
 def _plain_column(node: exp.Expr, relation: Relation) -> str | None:
-    """The column of the stream that an expression is, whatever its type."""
+    """Returns the column of the stream that an expression is, whatever its type, or None."""
     if not isinstance(node, exp.Column) or relation.root(node) is not node:
         return None
     return relation.find(node).inner
 
 
 _PLAIN, _OUTER = "EXPLODE", "EXPLODE_OUTER"
-_ALONE = "EXPLODE stands alone in SELECT, once and without groups; elsewhere write LATERAL VIEW EXPLODE(…) t AS x"
+_ALONE = "SELECT takes EXPLODE alone, once and without groups; elsewhere write LATERAL VIEW EXPLODE(…) t AS x"
 _TABLES = (
-    "LATERAL is followed by EXPLODE(…) or EXPLODE_OUTER(…) of a list. Other functions with several rows are flat_map, "
-    "and a query for each row is a join"
+    "LATERAL takes EXPLODE(…) or EXPLODE_OUTER(…) of a list. Use flat_map for other functions that return several "
+    "rows, and a join for a query for each row"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Generator:
-    """What makes rows of a list: the node, the list, whether a row without elements stays, and the new names.
+    """A call that makes a row for each element of a list.
 
-    `expands`: whether the fields of a struct become columns.
+    It has the node, the list, whether a row without elements stays, and the new names. `expands` is whether the fields
+    of a struct become columns.
     """
 
     node: exp.Expr
@@ -151,14 +155,14 @@ class Generator:
 
 
 def is_generator(node: exp.Expr) -> bool:
-    """Whether an expression is a call of `explode`."""
+    """Returns whether an expression is a call of `explode`."""
     return is_call(node, _PLAIN, _OUTER)
 
 
 def joined_generator(join: exp.Join) -> Generator | None:
-    """What stands behind a JOIN or a comma, if it makes rows of a list; None for a table or a query.
+    """Returns the generator after a JOIN or a comma, or None for a table or a query.
 
-    ConfigurationError for what is not covered.
+    Raises ConfigurationError for a form that is not covered.
     """
     if not isinstance(join.this, exp.Unnest | exp.Lateral):
         return None
@@ -166,9 +170,9 @@ def joined_generator(join: exp.Join) -> Generator | None:
     side, kind = str(join.side or "").upper(), str(join.kind or "").upper()
     on = join.args.get("on")
     if side not in ("", "LEFT") or kind not in ("", "CROSS", "INNER", "OUTER"):
-        raise refused(join, "the elements of a list come by CROSS JOIN, or by LEFT JOIN … ON TRUE")
+        raise refused(join, "join the elements of a list with CROSS JOIN, or with LEFT JOIN … ON TRUE")
     if on is not None and not (isinstance(on, exp.Boolean) and on.this):
-        raise refused(on, "the elements of a list come by ON TRUE: put the condition into WHERE")
+        raise refused(on, "join the elements of a list with ON TRUE: put the condition into WHERE")
     if isinstance(join.this, exp.Lateral):
         found = lateral_generator(join.this)
         return replace(found, outer=found.outer or side == "LEFT")
@@ -183,7 +187,7 @@ def joined_generator(join: exp.Join) -> Generator | None:
 
 
 def lateral_generator(node: exp.Lateral) -> Generator:
-    """What stands behind LATERAL. ConfigurationError for anything but `explode`."""
+    """Returns the generator after LATERAL. Raises ConfigurationError for any function but `explode`."""
     if node.args.get("ordinality"):
         raise refused(node, "WITH ORDINALITY is not covered")
     check_only(node, "this", "view", "outer", "alias")
@@ -196,19 +200,22 @@ def lateral_generator(node: exp.Lateral) -> Generator:
 def exploded(
     relation: Relation, generator: Generator, steps: Steps, narrow: Callable[[Relation], Relation]
 ) -> Relation:
-    """A row for each element. `narrow` leaves out what is not needed behind it: other columns are repeated."""
+    """Returns a row for each element of a list, with the other columns repeated.
+
+    `narrow` removes columns that are not needed afterwards.
+    """
     if relation.rank is not None:
-        raise refused(generator.node, "a rank needs a condition around it that says how many rows stay")
+        raise refused(generator.node, "a rank needs an outer condition that limits the number of rows")
     typed = Expressions(relation.typed).of(generator.values)
     if not isinstance(typed.type, pl.List | pl.Array):
-        raise refused(generator.values, f"this makes rows of a list, and here is {named(typed.type)}")
+        raise refused(generator.values, f"a list is needed here, but this is {named(typed.type)}")
     names = _names_of(generator, typed.type.inner)
     inner = free_name(generator.columns[0] if generator.columns else "element", columns_of(relation.stream))
     relation = relation.with_stream(steps.computed(relation.stream, {inner: typed.expr}))
     kept = narrow(replace(relation, names=(*relation.names, Name(None, _HIDDEN, inner))))
     relation = replace(kept, names=tuple(each for each in kept.names if each.name != _HIDDEN))
     stream = kept.stream
-    with standing_at(generator.node):
+    with errors_at(generator.node):
         uid, wide = steps.uid("explode"), stream._input_parallelism
         stream = stream.explode(inner, outer=generator.outer, name="sql explode", uid=uid, parallelism=wide)
     if not isinstance(typed.type.inner, pl.Struct) or not generator.expands:
@@ -224,7 +231,10 @@ def exploded(
 def selected_generator(
     node: exp.Select, relation: Relation, items: list[Item], steps: Steps
 ) -> tuple[Relation, list[Item]]:
-    """The rows and the columns of a SELECT with `explode` among its columns; the same ones without."""
+    """Returns the rows and the columns of a SELECT after the `explode` among its columns.
+
+    Without `explode` they are unchanged.
+    """
     found = [place for place, each in enumerate(items) if each.column is None and is_generator(each.node)]
     if not found:
         return relation, items
@@ -236,12 +246,12 @@ def selected_generator(
     relation = exploded(relation, generator, steps, lambda each: pruned_to(node, each, steps, generator.values))
     element = relation.names[-1]
     items = [*items[: found[0]], Item(item.name, call, element), *items[found[0] + 1 :]]
-    # Nothing calls it by its name in this query, and it stays where columns that nothing names are left out.
+    # This query does not refer to the element by name, but pruning must keep its column.
     return replace(relation, names=(*relation.names[:-1], replace(element, name=_ELEMENT))), items
 
 
 def pruned_to(select: exp.Select, relation: Relation, steps: Steps, besides: exp.Expr | None = None) -> Relation:
-    """A relation without the columns that a query does not name, or names only in one part of it (`besides`)."""
+    """Returns a relation without columns that a query does not name, or names only in one part of it (`besides`)."""
     if any(not isinstance(star.parent, exp.Anonymous) for star in select.find_all(exp.Star)):
         return relation
     inside = set() if besides is None else {id(each) for each in besides.find_all(exp.Column)}
@@ -255,13 +265,13 @@ def pruned_to(select: exp.Select, relation: Relation, steps: Steps, besides: exp
 
 _ELEMENT = "element of explode"
 _HIDDEN = "list to explode"
-"""The name of the column whose elements become rows, as long as it is a list."""
+"""The name of the column of lists until its elements become rows."""
 
 
 def _called(call: exp.Expr, outer: bool, table: str | None, columns: tuple[str, ...]) -> Generator:
     arguments = call.expressions
     if len(arguments) != 1:
-        raise refused(call, f"{call.name.upper()} takes 1 argument, and here are {len(arguments)}")
+        raise refused(call, f"{call.name.upper()} takes 1 argument, not {len(arguments)}")
     return Generator(call, arguments[0], outer or is_call(call, _OUTER), table, columns)
 
 
@@ -273,7 +283,7 @@ def _alias(node: exp.Expr) -> tuple[str | None, tuple[str, ...]]:
 
 
 def _names_of(generator: Generator, element: Any) -> Sequence[str]:
-    """The names of the new columns. ConfigurationError if there are too many of them, or none where one is needed."""
+    """Returns the names of the new columns. Raises ConfigurationError if there are too many, or one is missing."""
     given, node = generator.columns, generator.node
     if generator.expands and isinstance(element, pl.Struct):
         fields = [field.name for field in element.fields]
@@ -281,7 +291,7 @@ def _names_of(generator: Generator, element: Any) -> Sequence[str]:
             raise refused(node, f"each element has the fields {', '.join(fields)}: name a column for each, or none")
         return given or fields
     if len(given) > 1:
-        raise refused(node, f"an element becomes one column, and here are {len(given)} names")
+        raise refused(node, f"an element becomes one column, but {len(given)} names are given")
     if not given and generator.expands:
         raise refused(node, "name the column of the elements, as in UNNEST(tags) AS t(tag)")
     return given or ("col",)

@@ -1,8 +1,8 @@
-"""`Typed`: an expression of polars with its type in SQL, and how one type becomes another.
+"""`Typed`: an expression of polars with its SQL type, and the casts between types.
 
-Rules of casts: what cannot be read or does not fit is null, as of Spark's `try_cast`. Numbers with a point lose what
-stands behind it when they become integers, and are rounded half up when they become decimals. Timestamps without a zone
-are taken for UTC where they meet some with one.
+Rules of casts: a value that cannot be read or does not fit becomes null, as in Spark's `try_cast`. Numbers lose their
+fraction when they become integers, and are rounded half up when they become decimals. Timestamps without a zone are UTC
+when combined with timestamps that have one.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _TRUE, _FALSE = ("true", "t", "yes", "y", "1"), ("false", "f", "no", "n", "0")
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A length of time: months, which differ, and milliseconds."""
+    """A length of time: months, whose lengths differ, and milliseconds."""
 
     months: int
     ms: int
 
     def negated(self) -> Interval:
-        """As long, back in time."""
+        """Returns the same length, back in time."""
         return Interval(-self.months, -self.ms)
 
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """An expression. `value` is that of a literal: a Python value or an `Interval`; else it is None."""
+    """An expression. `value` is the Python value or `Interval` of a literal, else None."""
 
     expr: pl.Expr
     type: Any
@@ -45,28 +45,31 @@ class Typed:
 
     @property
     def is_null(self) -> bool:
-        """Whether it is the word NULL."""
+        """True for the literal NULL."""
         return isinstance(self.type, pl.Null)
 
 
 def literal(value: Any, data_type: Any) -> Typed:
-    """A value as it stands in the text."""
+    """Returns a literal of the text."""
     return Typed(pl.lit(value, dtype=data_type), data_type, value)
 
 
 def null() -> Typed:
-    """The word NULL, whose type is that of what stands beside it."""
+    """Returns the literal NULL, which takes the type of the other operands."""
     return Typed(pl.lit(None), pl.Null())
 
 
 def column(name: str, data_type: Any) -> Typed:
-    """A column of a stream, as it is calculated with."""
+    """Returns a column of a stream, in the type with which it is calculated."""
     of_kind = calculated(data_type)
     return Typed(exact_column(name) if of_kind == data_type else exact_column(name).cast(of_kind), of_kind)
 
 
 def as_type(node: exp.Expr, given: Typed, wanted: Any) -> Typed:
-    """The same values in another type. ConfigurationError where SQL has no such cast, or a literal does not fit."""
+    """Returns the same values in another type.
+
+    Raises ConfigurationError if SQL has no such cast, or a literal does not fit.
+    """
     has = given.type
     if has == wanted:
         return given
@@ -85,10 +88,10 @@ def as_type(node: exp.Expr, given: Typed, wanted: Any) -> Typed:
     if is_number(has) and is_number(wanted):
         expr = given.expr
         if is_float(has) and isinstance(wanted, pl.Decimal):
-            # As it is written: in binary 1.005 is a little less.
+            # Cast the decimal text of the number: in binary 1.005 is a little less.
             return Typed(read_decimal(expr.cast(pl.Float64).cast(pl.String), wanted), wanted)
         if isinstance(has, pl.Decimal) and isinstance(wanted, pl.Decimal) and wanted.scale < has.scale:
-            expr = expr.round(wanted.scale, mode="half_away_from_zero")  # a cast of polars rounds 2.345 to 2.34
+            expr = expr.round(wanted.scale, mode="half_away_from_zero")  # a polars cast rounds 2.345 to 2.34
         return Typed(expr.cast(wanted, strict=False), wanted)
     if isinstance(has, pl.Boolean) and is_number(wanted):
         return Typed(given.expr.cast(pl.Int8).cast(wanted), wanted)
@@ -98,28 +101,26 @@ def as_type(node: exp.Expr, given: Typed, wanted: Any) -> Typed:
         return Typed(_as_time(given.expr, has, wanted), wanted)
     advice = ""
     if is_time(has) or is_time(wanted):
-        advice = ": use UNIX_MILLIS(…) or TIMESTAMP_MILLIS(…), which say the unit"
+        advice = ": use UNIX_MILLIS(…) or TIMESTAMP_MILLIS(…), which have a unit"
     raise refused(node, f"{named(has)} cannot become {named(wanted)}{advice}")
 
 
 def truth(node: exp.Expr, given: Typed) -> pl.Expr:
-    """A condition. ConfigurationError for anything else."""
+    """Returns a condition. Raises ConfigurationError for an expression of another type."""
     if given.is_null:
         return pl.lit(None, dtype=pl.Boolean)
     if not isinstance(given.type, pl.Boolean):
-        raise refused(
-            node, f"this is {named(given.type)}, and stands where a condition must: compare it with something"
-        )
+        raise refused(node, f"a condition is needed here, but this is {named(given.type)}: compare it with something")
     return given.expr
 
 
 def _literal_as(node: exp.Expr, given: Typed, wanted: Any) -> Typed | None:
-    """A literal in another type, known now; None where the value decides nothing."""
+    """Returns a literal in another type, or None if the value has to be cast when the job runs."""
     value = given.value
     if isinstance(value, str) and is_time(wanted):
         found = _parsed(value)
         if found is None:
-            raise refused(node, f"{value!r} is no {named(wanted)}; write 'YYYY-MM-DD' or 'YYYY-MM-DD hh:mm:ss.fff'")
+            raise refused(node, f"{value!r} is not a {named(wanted)}; write 'YYYY-MM-DD' or 'YYYY-MM-DD hh:mm:ss.fff'")
         if isinstance(wanted, pl.Date):
             return literal(found.date(), wanted)
         zoned = Typed(_as_time(pl.lit(found, dtype=pl.Datetime("us")), pl.Datetime("us"), wanted), wanted)
@@ -150,8 +151,8 @@ def _as_text(node: exp.Expr, given: Typed) -> pl.Expr:
         return expr.dt.strftime(_DATE)
     if isinstance(has, pl.Datetime):
         plain = expr.dt.replace_time_zone(None) if has.time_zone in (None, "UTC") else _as_time(expr, has, _PLAIN)
-        said = plain.dt.strftime(_TIME)
-        return pl.when(said.str.contains(".", literal=True)).then(said.str.strip_chars_end("0")).otherwise(said)
+        text = plain.dt.strftime(_TIME)
+        return pl.when(text.str.contains(".", literal=True)).then(text.str.strip_chars_end("0")).otherwise(text)
     if is_number(has) or isinstance(has, pl.Boolean | pl.Binary):
         return expr.cast(pl.String, strict=False)
     raise refused(node, f"{named(has)} cannot become STRING")
@@ -181,11 +182,11 @@ def _of_text(node: exp.Expr, given: Typed, wanted: Any) -> pl.Expr:
 
 
 def read_decimal(text: pl.Expr, wanted: pl.Decimal) -> pl.Expr:
-    """Text as a decimal, rounded half up: polars reads 0.125 as 0.12 where two digits are kept."""
+    """Returns text as a decimal, rounded half up. A polars cast would read 0.125 with two digits as 0.12."""
     spare = DIGITS_MAX - wanted.precision
     if not spare:
         return text.cast(wanted, strict=False)
-    # What does not fit is null at once, and then there is a digit more, or rounding up might fail.
+    # Values that do not fit become null first. Then one more digit is allowed, because rounding up might need it.
     fits = text.cast(pl.Decimal(DIGITS_MAX, wanted.scale + spare), strict=False)
     roomy = fits.cast(pl.Decimal(DIGITS_MAX, wanted.scale + spare - 1), strict=False)
     return roomy.round(wanted.scale, mode="half_away_from_zero").cast(wanted, strict=False)
@@ -209,20 +210,20 @@ def _as_time(expr: pl.Expr, has: Any, wanted: Any) -> pl.Expr:
 
 
 def python_value(node: exp.Expr, given: Typed, *kinds: type) -> Any:
-    """The value of a literal. ConfigurationError for what is none of these kinds."""
+    """Returns the value of a literal. Raises ConfigurationError unless it is a literal of one of these kinds."""
     value = given.value
     if isinstance(value, bool) or not isinstance(value, kinds):
         words = {int: "a whole number", str: "a text", Interval: "an INTERVAL", float: "a number", Decimal: "a number"}
-        raise refused(node, f"this must be {' or '.join(dict.fromkeys(words[kind] for kind in kinds))}, written out")
+        raise refused(node, f"this must be {' or '.join(dict.fromkeys(words[kind] for kind in kinds))}, as a literal")
     return value
 
 
 DIGITS_MAX = 38
 _SCALE_KEPT = 6
-"""Digits behind the point that a product keeps where it would have too many digits."""
+"""Digits after the decimal point that a product keeps if it would have too many digits."""
 
 _INTS: dict[Any, int] = {pl.Int8: 3, pl.Int16: 5, pl.Int32: 10, pl.Int64: 20}
-"""Signed integers, narrow before wide, and the digits of a decimal that holds each."""
+"""Signed integers from narrow to wide, and the digits of a decimal that holds each."""
 _SIGNED: dict[Any, Any] = {pl.UInt8: pl.Int16, pl.UInt16: pl.Int32, pl.UInt32: pl.Int64}
 _UNITS = ("ms", "us", "ns")
 
@@ -244,13 +245,15 @@ _TIMES = ("TIMESTAMP", "TIMESTAMPTZ", "TIMESTAMPNTZ", "TIMESTAMPLTZ", "DATETIME"
 
 
 def type_of_name(node: exp.DataType) -> Any:
-    """The type that a cast names. ConfigurationError for one that there is not."""
+    """Returns the type that a cast names. Raises ConfigurationError for an unknown one."""
     kind = str(getattr(node.this, "value", node.this)).upper()
     numbers = [int(each.name) for each in node.expressions if each.name.isdigit()]
     if kind == "DECIMAL":
         precision, scale = (*numbers, 10, 0)[:2] if len(numbers) != 1 else (numbers[0], 0)
         if not 0 <= scale <= precision <= DIGITS_MAX or not precision:
-            raise refused(node, f"a decimal has 1 to {DIGITS_MAX} digits, and no more of them behind the point")
+            raise refused(
+                node, f"a decimal has 1 to {DIGITS_MAX} digits, and its scale is at most its number of digits"
+            )
         return pl.Decimal(precision, scale)
     if kind in _TIMES:
         digits = numbers[0] if numbers else 6
@@ -261,7 +264,7 @@ def type_of_name(node: exp.DataType) -> Any:
 
 
 def named(data_type: Any) -> str:
-    """A type in the words of SQL."""
+    """Returns the SQL name of a type."""
     if isinstance(data_type, pl.Decimal):
         return f"DECIMAL({data_type.precision},{data_type.scale})"
     if isinstance(data_type, pl.Datetime):
@@ -272,41 +275,44 @@ def named(data_type: Any) -> str:
 
 
 def calculated(data_type: Any) -> Any:
-    """The type with which a column is calculated: categories are text, unsigned integers wider ones with a sign."""
+    """Returns the type with which a column is calculated.
+
+    Categories are text, and unsigned integers are wider signed ones.
+    """
     if isinstance(data_type, pl.Categorical | pl.Enum):
         return pl.String()
     return _SIGNED[data_type.base_type()]() if data_type.base_type() in _SIGNED else data_type
 
 
 def is_integer(data_type: Any) -> bool:
-    """Whether it is an integer with a sign."""
+    """Returns whether a type is a signed integer."""
     return data_type.base_type() in _INTS
 
 
 def is_float(data_type: Any) -> bool:
-    """Whether it is a float."""
+    """Returns whether a type is a float."""
     return data_type.base_type() in (pl.Float32, pl.Float64)
 
 
 def is_number(data_type: Any) -> bool:
-    """Whether it can be calculated with."""
+    """Returns whether a type is a number."""
     return is_integer(data_type) or is_float(data_type) or isinstance(data_type, pl.Decimal)
 
 
 def is_time(data_type: Any) -> bool:
-    """Whether it is a date or a timestamp."""
+    """Returns whether a type is a date or a timestamp."""
     return isinstance(data_type, pl.Date | pl.Datetime)
 
 
 def decimal_of(data_type: Any) -> pl.Decimal:
-    """The decimal that holds all values of an integer, or the decimal itself."""
+    """Returns the decimal type that holds all values of an integer type, or the decimal type itself."""
     if isinstance(data_type, pl.Decimal):
         return data_type
     return pl.Decimal(_INTS[data_type.base_type()], 0)
 
 
 def bounded_decimal(precision: int, scale: int) -> pl.Decimal:
-    """A decimal of so many digits; where these are too many some behind the point go, as in Spark."""
+    """Returns a decimal type with this precision. If it is too large the scale is reduced, as in Spark."""
     if precision <= DIGITS_MAX:
         return pl.Decimal(precision, scale)
     whole = precision - scale
@@ -314,7 +320,7 @@ def bounded_decimal(precision: int, scale: int) -> pl.Decimal:
 
 
 def common_type(one: Any, other: Any) -> Any:
-    """The type in which values of both are compared, or stand in one column. None where there is none."""
+    """Returns the type in which values of both types are compared, or are in one column. None if there is none."""
     if one == other:
         return one
     if isinstance(one, pl.Null) or isinstance(other, pl.Null):
@@ -331,23 +337,23 @@ def common_type(one: Any, other: Any) -> Any:
 
 
 def needed_common_type(node: exp.Expr, types: list[Any]) -> Any:
-    """The common type of several. ConfigurationError where there is none."""
+    """Returns the common type of several types. Raises ConfigurationError if there is none."""
     found: Any = pl.Null()
     for each in types:
         common = common_type(found, each)
         if common is None:
             raise refused(
-                node, f"{named(found)} and {named(each)} do not go together; say what you mean with CAST(… AS …)"
+                node, f"{named(found)} and {named(each)} cannot be combined; convert one of them with CAST(… AS …)"
             )
         found = common
     return found
 
 
 def check_known(name: str, data_type: Any) -> None:
-    """ConfigurationError for a column of whole numbers that no type of SQL holds."""
+    """Raises ConfigurationError for a column of uint64, which has no SQL type."""
     if data_type.base_type() == pl.UInt64:
         raise ConfigurationError(
-            f"column {name!r} is uint64, which SQL has no type for: cast it before, as in "
+            f"column {name!r} is uint64, for which SQL has no type: cast it before, as in "
             f"with_columns(pl.col({name!r}).cast(pl.Int64))"
         )
 

@@ -1,4 +1,4 @@
-"""Windows as a query writes them: Flink's functions of tables, and Spark's functions in GROUP BY."""
+"""Windows of a query: Flink's table functions, and Spark's functions in GROUP BY."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tidegate.operators.windows.window_columns import WINDOW_END, WINDOW_START
 from tidegate.operators.windows.window_specs import Cumulating, Session, Sliding, Tumbling
 from tidegate.sql.expressions import Expressions
 from tidegate.sql.operators import moved
-from tidegate.sql.query_text import WINDOW_TABLES, is_call, refused, standing_at
-from tidegate.sql.relations import WINDOW_TIME, Held, Name, Relation, Spec, Steps, all_of, columns_in
+from tidegate.sql.query_text import WINDOW_TABLES, errors_at, is_call, refused
+from tidegate.sql.relations import WINDOW_TIME, BoundCondition, Name, Relation, Spec, Steps, all_of, columns_in
 from tidegate.sql.typed_values import Interval, Typed
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.units import parse_duration_ms
@@ -24,7 +24,7 @@ Translate = Callable[[exp.Expr], Typed]
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """A function of windows: its arguments behind the table and the time, and what it makes of them."""
+    """A window function: its arguments after the table and the time, and the windows that it makes of them."""
 
     arguments: tuple[str, ...]
     least: int
@@ -41,7 +41,7 @@ _BEFORE = ("DATA", "TIMECOL")
 
 
 def window_call(node: exp.Table) -> exp.Expr | None:
-    """The call of a function of windows in FROM, with TABLE(…) around it or without; None where there is none."""
+    """Returns the call of a window function in FROM, also within TABLE(…). None if there is none."""
     call = node.this
     if is_call(call, "TABLE") and len(call.expressions) == 1:
         call = call.expressions[0]
@@ -49,32 +49,36 @@ def window_call(node: exp.Table) -> exp.Expr | None:
 
 
 def windowed_table(call: exp.Expr, table: Callable[[exp.Expr], Relation], translate: Translate) -> Relation:
-    """The rows of a table, to be put into windows. ConfigurationError for a call that is none of Flink's."""
+    """Returns the rows of a table, to be put into windows. Raises ConfigurationError for a call that is not Flink's."""
     name = str(call.name)
     form = _FORMS[name]
     given = _by_name(call, name, form)
     if not isinstance(given.get("DATA"), exp.Tuple):
-        raise refused(call, f"{name} takes a table first: {name}(TABLE bids, DESCRIPTOR(ts), …)")
+        raise refused(
+            call, f"the first argument of {name} must be a table, as in {name}(TABLE bids, DESCRIPTOR(ts), …)"
+        )
     relation = table(given["DATA"].expressions[0])
     keys = given["DATA"].expressions[1:]
     if keys and name != "SESSION":
         raise refused(call, "PARTITION BY belongs to SESSION alone; name the keys in GROUP BY")
     if not all(isinstance(key, exp.Column) for key in keys):
-        raise refused(call, "PARTITION BY takes columns here; compute others in a query in FROM")
+        raise refused(call, "PARTITION BY takes only columns here; compute other keys in a query in FROM")
     descriptor = given.get("TIMECOL")
     if descriptor is None or not is_call(descriptor, "DESCRIPTOR") or len(descriptor.expressions) != 1:
-        raise refused(call, f"{name} takes the column of event time second, as in DESCRIPTOR(ts)")
+        raise refused(call, f"the second argument of {name} is the column of event time, as in DESCRIPTOR(ts)")
     check_time(descriptor.expressions[0], relation)
     durations = [_duration(given[each], translate) for each in form.arguments if each in given]
-    with standing_at(call):
+    with errors_at(call):
         spec = form.make(*durations)
     return with_windows(relation, spec, tuple(relation.find(key).inner for key in keys))
 
 
 def with_windows(relation: Relation, spec: Spec, sessions_by: tuple[str, ...] = ()) -> Relation:
-    """Rows that are to be put into windows, and the names of their bounds."""
+    """Returns rows that are to be put into windows, with the names of the bounds."""
     if relation.windows is not None:
-        raise ConfigurationError("SQL: windows of windows that are open: group by the bounds of the inner ones first")
+        raise ConfigurationError(
+            "SQL: windows over rows that already wait for windows: group by the bounds of the inner windows first"
+        )
     table = relation.names[0].table if relation.names else None
     bounds = [Name(table, name, name, bound=True) for name in (WINDOW_START, WINDOW_END, WINDOW_TIME)]
     kept = [each for each in relation.names if each.name not in (WINDOW_START, WINDOW_END, WINDOW_TIME)]
@@ -82,9 +86,9 @@ def with_windows(relation: Relation, spec: Spec, sessions_by: tuple[str, ...] = 
 
 
 def check_time(node: exp.Expr, relation: Relation) -> None:
-    """ConfigurationError unless a column is that of event time."""
+    """Raises ConfigurationError unless a column is the event time."""
     if not isinstance(node, exp.Column):
-        raise refused(node, "windows are of a column: that of event time")
+        raise refused(node, "windows need a column here: the column of event time")
     found, time = relation.find(node), relation.stream.timestamp
     if found.inner == time or (isinstance(time, WindowEnd) and found.name == WINDOW_TIME):
         return
@@ -94,29 +98,34 @@ def check_time(node: exp.Expr, relation: Relation) -> None:
             "the stream has no event time; name its column with timestamp= at the source, or with assign_timestamps",
         )
     shown = WINDOW_TIME if isinstance(time, WindowEnd) else time
-    raise refused(node, f"the event time of this stream is {shown!r}; another one is named with assign_timestamps")
+    raise refused(node, f"the event time of this stream is {shown!r}; choose another column with assign_timestamps")
 
 
 def spark_window(node: exp.Expr, relation: Relation) -> Spec:
-    """The windows of `window(ts, '10 minutes', '5 minutes')` or `session_window(ts, '5 minutes')`."""
+    """Returns the windows of `window(ts, '10 minutes', '5 minutes')` or `session_window(ts, '5 minutes')`."""
     name, (time, *rest) = str(node.name).lower(), node.expressions or [None]
     session = name == "session_window"
     if time is None or not 1 <= len(rest) <= (1 if session else 3):
         shape = "session_window(ts, gap)" if session else "window(ts, size [, slide [, start]])"
         raise refused(node, f"write {shape}")
     check_time(time, relation)
-    said = [_said_duration(each) for each in rest]
-    with standing_at(node):
+    durations = [_spark_duration(each) for each in rest]
+    with errors_at(node):
         if session:
-            return Session(said[0])
-        size, slide, offset = said[0], said[1] if len(said) > 1 else said[0], said[2] if len(said) > 2 else 0
+            return Session(durations[0])
+        size = durations[0]
+        slide = durations[1] if len(durations) > 1 else size
+        offset = durations[2] if len(durations) > 2 else 0
         if slide == size:
             return Tumbling(size, offset)
         return Sliding(size, slide, offset)
 
 
 def grid_of(spec: Spec) -> Tumbling | None:
-    """Windows each of which holds all results of one window of `spec`, and ends with it. None for sessions."""
+    """Returns tumbling windows, each of which holds all results of one window of `spec` and ends with it.
+
+    None for sessions.
+    """
     match spec:
         case Tumbling():
             return spec
@@ -128,7 +137,7 @@ def grid_of(spec: Spec) -> Tumbling | None:
 
 
 def _by_name(call: exp.Expr, name: str, form: _Form) -> dict[str, exp.Expr]:
-    """Arguments by name, as they are named or in their order."""
+    """Returns the arguments by name, whether they are given by name or by position."""
     order, found = (*_BEFORE, *form.arguments), dict[str, exp.Expr]()
     for place, each in enumerate(call.expressions):
         if isinstance(each, exp.PropertyEQ):
@@ -136,75 +145,79 @@ def _by_name(call: exp.Expr, name: str, form: _Form) -> dict[str, exp.Expr]:
         elif place < len(order):
             label, value = order[place], each
         else:
-            raise refused(call, f"{name} takes {', '.join(order)}, and here are {len(call.expressions)} arguments")
+            raise refused(call, f"{name} takes {', '.join(order)}, not {len(call.expressions)} arguments")
         if label not in order or label in found:
             raise refused(call, f"{name} takes {', '.join(order)}, each once, and not {label}")
         found[label] = value
     missing = [each for each in form.arguments[: form.least] if each not in found]
     if missing:
-        raise refused(call, f"{name} takes {', '.join(order)}; {', '.join(missing)} is not there")
+        raise refused(call, f"{name} takes {', '.join(order)}; {', '.join(missing)} is missing")
     return found
 
 
 def _duration(node: exp.Expr, translate: Translate) -> int:
     value = translate(node).value
     if not isinstance(value, Interval):
-        raise refused(node, "this is an interval: INTERVAL '10' SECONDS")
+        raise refused(node, "an interval is needed here, as in INTERVAL '10' SECONDS")
     if value.months:
         raise refused(node, "windows of months have no fixed length; use days")
     return value.ms
 
 
-def _said_duration(node: exp.Expr) -> int:
-    """A duration in Spark's words: '10 seconds', '1 hour'."""
+def _spark_duration(node: exp.Expr) -> int:
+    """Returns a duration in Spark's form, '10 seconds' or '1 hour', in ms."""
     if not isinstance(node, exp.Literal) or not node.is_string:
-        raise refused(node, "this is a duration as a text: '10 seconds'")
+        raise refused(node, "a duration as a text is needed here, as in '10 seconds'")
     words = str(node.this).lower().removeprefix("interval ").split()
     text = " ".join(words)
     short = {"millisecond": "ms", "second": "s", "minute": "min", "hour": "h", "day": "d", "week": "w"}
     if len(words) == 2 and words[1].removesuffix("s") in short and words[0].isdigit():
         number, unit = int(words[0]), short[words[1].removesuffix("s")]
         text = f"{number * 7}d" if unit == "w" else f"{number}{unit}"
-    with standing_at(node):
+    with errors_at(node):
         return parse_duration_ms(text, setting="a window")
 
 
 def names_bound(node: exp.Expr, relation: Relation) -> bool:
-    """Whether a condition names a bound of windows that are not made yet."""
+    """Returns whether a condition names a bound of windows that are not made yet."""
     return relation.windows is not None and any(_is_bound(each, relation) for each in columns_in(node))
 
 
-def with_held(relation: Relation, conditions: list[exp.Expr]) -> tuple[Relation, list[exp.Expr]]:
-    """The relation with the conditions on bounds, and the other conditions.
+def with_bound_conditions(relation: Relation, conditions: list[exp.Expr]) -> tuple[Relation, list[exp.Expr]]:
+    """Returns the relation with the conditions on bounds added, and the other conditions.
 
-    ConfigurationError for one that names something else beside a bound: rows are no longer single behind the windows.
+    Raises ConfigurationError for a condition that names another column besides a bound, because there are no single
+    rows after the windows.
     """
-    held = [each for each in conditions if names_bound(each, relation)]
-    for node in held:
+    conditions_on_bounds = [each for each in conditions if names_bound(each, relation)]
+    for node in conditions_on_bounds:
         for each in columns_in(node):
             if not _is_bound(each, relation):
                 raise refused(
                     node,
-                    f"a condition on the bounds of a window holds for all of its rows, and {each.name!r} is of one "
-                    "row: put it into HAVING if it is a key, else compute what you mean in a query in FROM",
+                    f"a condition on the bounds of a window holds for all of its rows, but {each.name!r} belongs to "
+                    "one row: put the condition into HAVING if it is a key, else compute the condition in a query in "
+                    "FROM",
                 )
-    if not held:
+    if not conditions_on_bounds:
         return relation, conditions
-    waiting = tuple(Held(node, relation.names) for node in held)
-    return replace(relation, held=(*relation.held, *waiting)), [each for each in conditions if each not in held]
+    waiting = tuple(BoundCondition(node, relation.names) for node in conditions_on_bounds)
+    return replace(relation, bound_conditions=(*relation.bound_conditions, *waiting)), [
+        each for each in conditions if each not in conditions_on_bounds
+    ]
 
 
-def with_asked(made: Relation, held: tuple[Held, ...], steps: Steps) -> Relation:
-    """The rows of windows that have been made, for whose bounds the conditions hold."""
-    if not held:
+def filtered_by_bounds(made: Relation, conditions_on_bounds: tuple[BoundCondition, ...], steps: Steps) -> Relation:
+    """Returns the rows of windows that have been made, for whose bounds the conditions hold."""
+    if not conditions_on_bounds:
         return made
-    conditions = [_translated(each, made) for each in held]
-    with standing_at(held[0].node):
+    conditions = [_translated(each, made) for each in conditions_on_bounds]
+    with errors_at(conditions_on_bounds[0].node):
         return made.with_stream(steps.filtered(made.stream, all_of(conditions)))
 
 
-def _translated(held: Held, made: Relation) -> pl.Expr:
-    within = replace(made, names=held.names)
+def _translated(condition: BoundCondition, made: Relation) -> pl.Expr:
+    within = replace(made, names=condition.names)
 
     def bound(node: exp.Column) -> Typed:
         inner = within.find(node).inner
@@ -212,7 +225,7 @@ def _translated(held: Held, made: Relation) -> pl.Expr:
             return moved(node, made.of_inner(WINDOW_END), Interval(0, -1))
         return made.of_inner(inner)
 
-    return Expressions(bound).condition(held.node)
+    return Expressions(bound).condition(condition.node)
 
 
 def _is_bound(node: exp.Column, relation: Relation) -> bool:

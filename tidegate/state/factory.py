@@ -1,4 +1,4 @@
-"""Opens the backend that a job asks for. `make_backend` in `operator_backend.py` calls it for an operator."""
+"""Opens the backend that a job is configured to use. `make_backend` in `operator_backend.py` calls it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tidegate.storage.ids import OperatorUid
 
 
 def open_backend(options: StateBackendOptions, place: BackendPlace) -> KeyedBackend:
-    """A backend for the keyed state of one operator in one subtask, empty or on the files in its folder."""
+    """Opens a backend for the keyed state of one operator in one subtask: empty, or on the files in its folder."""
     if options.kind == "columnar":
-        # With a changelog, freezes are for its segments and not for checkpoints: there is nothing to go back to.
+        # With a changelog, freezes are for segments and not for checkpoints, so there is nothing to go back to.
         undo_bytes = 0 if options.changelog else options.undo_bytes
         return ColumnarBackend(
             place.max_parallelism,
@@ -27,7 +27,10 @@ def open_backend(options: StateBackendOptions, place: BackendPlace) -> KeyedBack
             place.namespace,
         )
     if options.directory is None:
-        raise ConfigurationError("the rocksdb backend needs a local folder to work in; this runtime has none")
+        raise ConfigurationError(
+            "the rocksdb state backend needs a local folder, which this runtime does not provide; use the columnar "
+            "backend"
+        )
     need("the rocksdb backend", "rocksdb")
     # Imported late: a job with state in memory should not pay for loading RocksDB.
     from tidegate.state.rocksdb.rocksdb_backend import RocksBackend

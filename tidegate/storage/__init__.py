@@ -1,5 +1,5 @@
-"""Where bytes rest: stores, checkpoint layout and metadata, state files, the event log, output tables.
+"""Storage: stores, checkpoint layout and metadata, state files, the event log, output tables.
 
-Everything here is about bytes and names; nothing knows of actors, Spark or graphs. Every file is checksummed,
-every conditional create decides something exactly once, and every fault of the storage is a StorageError.
+This package handles bytes and names, and does not depend on actors, Spark or graphs. Every file has a checksum, every
+conditional create decides something exactly once, and every fault of the storage is a StorageError.
 """

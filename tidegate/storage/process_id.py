@@ -1,4 +1,4 @@
-"""`ProcessId`: names a process, so that a later one can tell whether it is gone.
+"""`ProcessId`: identifies a process, so that a later process can find out whether it is gone.
 
 A process is identified by its place (host, boot and pid namespace), its number, and the moment when it began, because
 numbers are reused. Only a process of the same place can be checked.
@@ -40,7 +40,7 @@ def this_process() -> ProcessId:
 
 
 def is_there(process: ProcessId) -> bool | None:
-    """Returns whether a process is alive, or None if that cannot be known from this machine."""
+    """Returns whether a process is alive, or None if this machine cannot find out."""
     if not process.place or process.place != _place():
         return None
     stat = _stat(process.pid)

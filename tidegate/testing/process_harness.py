@@ -23,14 +23,13 @@ from tidegate.api.streams.step_checks import check_methods
 from tidegate.operators.aggregates.column_expressions import column_names
 from tidegate.operators.functions.event_time_order import EventTimeOrder
 from tidegate.operators.functions.failing_rows import error_tag
-from tidegate.operators.functions.process_batches import process_operator
 from tidegate.operators.functions.process_functions import (
     BroadcastProcessFunction,
     CoProcessFunction,
     KeyedBroadcastProcessFunction,
     ProcessFunction,
 )
-from tidegate.operators.functions.process_operator import BroadcastProcessOperator, ProcessOperator
+from tidegate.operators.functions.process_operator import BroadcastProcessOperator, ProcessOperator, process_operator
 from tidegate.operators.operator import OperatorContext, ProcessingTime
 from tidegate.operators.output_schema import PinnedSchema, SchemaMismatchError
 from tidegate.operators.row_values import is_record, owned_row
@@ -86,15 +85,16 @@ class ProcessHarness:
     Parameters:
 
     - `function`: the object that `process` takes. It is copied, as for each subtask of a job.
-    - `key`: the key column, or a list of them; `()` for a stream without keys.
-    - `event_time`: the column of event time, or None. Rows without one have the `timestamp` None.
-    - `key2`, `event_time2`: those of the second input; by default those of the first. A broadcast input has no keys.
-    - `schema`, `side_outputs`, `fire_at_end`, `errors_to`: those of `process`.
-    - `in_order`: that of `process`. Rows wait for `advance_watermark`, and late ones are in `side_output("late")`.
-    - `schemas`: the columns of the rows that are pushed, an entry for each input, as `schema=` takes them. By default
+    - `key`: the key column, or a list of key columns; `()` for a stream without keys.
+    - `event_time`: the column of event time, or None. Rows without event time have the `timestamp` None.
+    - `key2`, `event_time2`: the columns of the second input. They default to the columns of the first input. A
+      broadcast input has no keys.
+    - `schema`, `side_outputs`, `fire_at_end`, `errors_to`, `in_order`: the arguments of `process`. With `in_order`,
+      rows wait for `advance_watermark`, and late rows are in `side_output("late")`.
+    - `schemas`: the columns of the rows that are pushed, one entry for each input, as `schema=` takes them. By default
       the first row of an input fixes them.
     - `now`: the clock, in milliseconds since 1970 or as a datetime.
-    - `restore`: what `snapshot()` of another harness has returned. The function may have changed meanwhile.
+    - `restore`: the result of `snapshot()` of another harness. The function may have changed since.
 
     Raises ConfigurationError and OperatorError as `process` and its task do. As a context manager it calls the
     function's `close` at the end.
@@ -118,7 +118,7 @@ class ProcessHarness:
         restore: HarnessSnapshot | None = None,
     ) -> None:
         self.output: list[Row] = []
-        """All rows that the function has returned, in their order."""
+        """Rows that the function has returned so far, in order."""
         self._aside: dict[str, list[Row]] = {}
         self._time = ProcessingTime(_ms(now))
         self._watermark_ms = MIN_WATERMARK_MS
@@ -129,7 +129,8 @@ class ProcessHarness:
         self._inputs = [PinnedSchema(each) for each in (given + [None] * inputs)[:inputs]]
         times = event_time, event_time if event_time2 is None else event_time2
         self._operator = self._made(function, key, key2, times, schema, side_outputs, fire_at_end, errors_to, in_order)
-        self._keys, self._event_time = column_names(key, "ProcessHarness(key=)") if key else (), event_time
+        self._keys = column_names(key, "ProcessHarness(key=)") if key else ()
+        self._event_time = event_time
         self._in_order = in_order
         self._order: EventTimeOrder | None = None
         """Sorts the rows; None before their columns are known."""
@@ -149,7 +150,7 @@ class ProcessHarness:
             self._order = self._opened_order(restore.columns, restore.waiting)
 
     def push(self, *rows: Any, input: int = 0) -> list[Row]:
-        """Process rows of an input (0 or 1) one after the other: dicts, dataclass objects or named tuples.
+        """Processes rows of an input (0 or 1) one after the other: dicts, dataclass objects or named tuples.
 
         Returns the rows that came of them. Raises ConfigurationError for a row with other columns or types than the
         first one of that input, and OperatorError if the function raises.
@@ -173,7 +174,7 @@ class ProcessHarness:
         return self.push_batch(batch, input=input)
 
     def push_batch(self, batch: pa.RecordBatch, *, input: int = 0) -> list[Row]:
-        """Process a batch of an input as one call, as a job may deliver it. Returns the rows that came of it."""
+        """Processes a batch of an input as one call, as a job may deliver it. Returns the rows that came of it."""
         self._check_open(input)
         before = len(self.output)
         if batch.num_rows and self._in_order:
@@ -185,9 +186,9 @@ class ProcessHarness:
         return self.output[before:]
 
     def advance_watermark(self, to: Moment) -> list[Row]:
-        """Advance event time to a moment: event-time timers up to it fire. Returns the rows that came of them.
+        """Advances event time to a moment: event-time timers up to it fire. Returns the rows that came of them.
 
-        ConfigurationError for a moment before the watermark, which never goes back.
+        Raises ConfigurationError for a moment before the watermark, which never goes back.
         """
         self._check_open()
         watermark_ms = _ms(to)
@@ -198,9 +199,9 @@ class ProcessHarness:
         return self.output[before:]
 
     def advance_clock(self, to: Moment | timedelta) -> list[Row]:
-        """Advance processing time to a moment, or by a timedelta: processing-time timers up to it fire, in order.
+        """Advances processing time to a moment, or by a timedelta: processing-time timers up to it fire, in order.
 
-        Returns the rows that came of them. ConfigurationError for a moment before `now`.
+        Returns the rows that came of them. Raises ConfigurationError for a moment before `now`.
         """
         self._check_open()
         target_ms = self.now + round(to / timedelta(milliseconds=1)) if isinstance(to, timedelta) else _ms(to)
@@ -216,7 +217,7 @@ class ProcessHarness:
         return self.output[before:]
 
     def end(self) -> list[Row]:
-        """End the input: all event-time timers fire, then `finish` is called. Returns the rows that came of it."""
+        """Ends the input: all event-time timers fire, then `finish` is called. Returns the rows that came of it."""
         self._check_open()
         before = len(self.output)
         self._reach(MAX_WATERMARK_MS)
@@ -226,7 +227,7 @@ class ProcessHarness:
         return self.output[before:]
 
     def side_output(self, tag: OutputTag | str) -> list[Row]:
-        """Returns all rows that were emitted under a tag, in their order; those of `errors_to` as well."""
+        """Returns all rows that were emitted under a tag, in order. The tag may also be the one of `errors_to`."""
         return list(self._aside.get(tag if isinstance(tag, str) else tag.name, ()))
 
     def state(self, name: str, /, **key: Any) -> Any:
@@ -235,7 +236,7 @@ class ProcessHarness:
             harness.state("total", user="ada")
 
         A ValueState gives its value or None, a ListState a list, a MapState a dict, others what their `get` returns.
-        ConfigurationError for a name that the function has not bound, and for a key with other columns.
+        Raises ConfigurationError for a name that the function has not bound, and for a key with other columns.
         """
         names = self._operator.bound_states
         if name not in names:
@@ -281,7 +282,7 @@ class ProcessHarness:
         return self._watermark_ms
 
     def close(self) -> None:
-        """Close the function."""
+        """Closes the function."""
         self._ended = True
         if self._order is not None:
             self._order.close()
@@ -317,7 +318,8 @@ class ProcessHarness:
         method = getattr(function, "INPUT_METHODS", ("process",))[0]
         result = as_schema(schema, "ProcessHarness(schema=)") or returned_schema(function, many=True, method=method)
         count = len(self._inputs)
-        all_keys, all_times = (keys, second)[:count], event_times[:count]
+        all_keys = (keys, second)[:count]
+        all_times = event_times[:count]
         errors: tuple[OutputTag | None, ...] = ()
         if errors_to is not None:
             errors = (error_tag(errors_to, self._inputs[0].schema, "ProcessHarness", keys), None)[:count]
@@ -342,7 +344,7 @@ class ProcessHarness:
         return order
 
     def _reach(self, watermark_ms: int) -> None:
-        """Advance event time in the step that sorts, if there is one, and then in the function's."""
+        """Advances event time in the step that sorts, if there is one, and then in the function's."""
         self._watermark_ms = watermark_ms
         if self._order is not None:
             for _ in self._order.advance_watermark(watermark_ms, self._emit_in_order):

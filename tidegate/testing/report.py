@@ -1,25 +1,27 @@
-"""`SimulationReport`: the verdict of a simulated run, its numbers, what it exercised, and how to see it again."""
+"""`SimulationReport`: the result of a simulated run, with its numbers, its coverage and its history."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from tidegate.testing.runtime.run import JobRun, Simulation
 from tidegate.testing.world.faults import Faults
-from tidegate.testing.world.sequence_diagram import draw_sequence
-from tidegate.testing.world.virtual_time import Note
+from tidegate.testing.world.virtual_time import START_MS, Note
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationReport:
-    """What came of one run. Of a violated one it is the shortest run of the seed that was found to show it.
+    """The result of one run. For a violation it is the shortest run of the seed that was found to show it.
 
-    `order_dependence`: how the pipeline's output differs without any fault, if it does. Then the run is not `ok`, and
-    no invariant is violated.
-    `faults` are those of this run: what was left out of the faults that were asked for is not needed to show it.
-    `settled_ms`: from the last possible fault to the end of the (last) job. `coverage` counts what it exercised.
+    `order_dependence` describes how the pipeline's output differs without any fault, or is None. If it is set, the run
+    is not `ok`, and no invariant is violated.
+
+    `faults` are the faults of this run. Faults that the violation does not need have been removed.
+
+    `settled_ms` is the time from the last possible fault to the end of the (last) job. `coverage` counts the effects
+    that the run exercised.
     """
 
     seed: int
@@ -39,24 +41,27 @@ class SimulationReport:
     scenario: str | None = None
     order_dependence: str | None = None
     runs: int = 1
-    """Runs that were made to find the shortest one."""
+    """Number of runs that were needed to find the shortest one."""
     notes: tuple[Note, ...] = field(repr=False, default=())
 
     @property
     def trace(self) -> tuple[str, ...]:
-        """The history, one line an event, newest last."""
+        """Returns the history, one line for each event, oldest first."""
         return tuple(str(note) for note in self.notes)
 
     def without_history(self) -> SimulationReport:
-        """The same report without its notes, to be kept or sent by the thousands."""
+        """Returns this report without its notes, which are too large to keep for thousands of seeds."""
         return replace(self, notes=())
 
     def portable(self) -> SimulationReport:
-        """The same report with a history that can be sent to another process."""
+        """Returns this report with a history that can be pickled."""
         return replace(self, notes=tuple(note.portable() for note in self.notes))
 
     def sequence(self, lines_max: int = 80) -> str:
-        """The last messages as a drawing: a lane for the user, storage, the coordinator and each task."""
+        """Returns a drawing of the last `lines_max` messages.
+
+        The user, storage, the coordinator and each task have a lane. Time goes down.
+        """
         return draw_sequence(self.notes, lines_max)
 
     def __str__(self) -> str:
@@ -80,7 +85,7 @@ def report_of(
     scenario: str | None = None,
     order_dependence: str | None = None,
 ) -> SimulationReport:
-    """The report of a simulation that is over."""
+    """Returns the report of a simulation that is over. `runs` are its jobs in order."""
     world = simulation.world
     return SimulationReport(
         seed=seed,
@@ -101,3 +106,78 @@ def report_of(
         order_dependence=order_dependence,
         notes=tuple(world.trace),
     )
+
+
+LANES_MAX = 12
+LANE_WIDTH = 10
+_FIRST = ("user", "storage", "coordinator")
+
+
+def draw_sequence(notes: Iterable[Note], lines_max: int) -> str:
+    """Draws the last `lines_max` messages and events as text.
+
+    The user, storage, the coordinator and each task have a lane, and time goes down. Consecutive frames of data on one
+    channel share a line. Tasks beyond `LANES_MAX` have no lane.
+    """
+    rows = _merged(notes)
+    left_out = max(0, len(rows) - lines_max)
+    rows = rows[left_out:]
+    seen = {str(end) for _, sender, receiver, _ in rows for end in (sender, receiver) if end is not None}
+    lanes = [*(name for name in _FIRST if name in seen), *sorted(seen - set(_FIRST))]
+    hidden = lanes[LANES_MAX:]
+    lanes = lanes[:LANES_MAX]
+    place = {name: index for index, name in enumerate(lanes)}
+    lines = [f"{'ms':>8}  " + "".join(f"{_short(name):<{LANE_WIDTH}}" for name in lanes)]
+    if left_out:
+        lines.append(f"{'':>8}  ... {left_out} earlier lines are left out")
+    if hidden:
+        lines.append(f"{'':>8}  ... {len(hidden)} tasks have no lane: {', '.join(hidden)}")
+    for at_ms, sender, receiver, text in rows:
+        lines.append(f"{at_ms - START_MS:>8}  {_arrow(place, sender, receiver, len(lanes))}{text}".rstrip())
+    return "\n".join(lines)
+
+
+def _merged(notes: Iterable[Note]) -> list[tuple[int, object, object, str]]:
+    """Returns messages with their text. Consecutive frames of data alone on one channel become one row."""
+    rows: list[tuple[int, object, object, str]] = []
+    counts: dict[int, tuple[int, int]] = {}
+    for note in notes:
+        batches = _data_only(note)
+        same = rows and (rows[-1][1], rows[-1][2]) == (note.sender, note.receiver) and len(rows) - 1 in counts
+        if batches and same:
+            frames, total = counts[len(rows) - 1]
+            counts[len(rows) - 1] = frames + 1, total + batches
+            at_ms, sender, receiver, _ = rows[-1]
+            rows[-1] = at_ms, sender, receiver, f"{note.what[0]} data: {total + batches} batches"
+            continue
+        rows.append((note.at_ms, note.sender, note.receiver, note.text))
+        if batches:
+            counts[len(rows) - 1] = 1, batches
+            rows[-1] = note.at_ms, note.sender, note.receiver, f"{note.what[0]} data: {batches} batches"
+    return rows
+
+
+def _data_only(note: Note) -> int:
+    elements = note.what[-1] if note.receiver is not None and note.what else None
+    if not isinstance(elements, tuple) or not elements:
+        return 0
+    return len(elements) if all(hasattr(element, "num_rows") for element in elements) else 0
+
+
+def _arrow(place: dict[str, int], sender: object, receiver: object, lanes: int) -> str:
+    cells = list(("|" + " " * (LANE_WIDTH - 1)) * lanes)
+    start = place.get(str(sender))
+    end = place.get(str(receiver))
+    if sender is None or start is None or end is None:
+        return "".join(cells) if sender is None else "".join(cells) + f"{sender} -> {receiver} "
+    left = min(start, end) * LANE_WIDTH
+    right = max(start, end) * LANE_WIDTH
+    for column in range(left, right + 1):
+        cells[column] = "-"
+    cells[start * LANE_WIDTH] = "o"
+    cells[end * LANE_WIDTH] = ">" if end > start else "<"
+    return "".join(cells)
+
+
+def _short(name: str) -> str:
+    return name if len(name) < LANE_WIDTH else name[: LANE_WIDTH - 2] + "~"

@@ -1,4 +1,4 @@
-"""Run a pipeline of your own under seeded faults, in virtual time, and see whether it stays exactly-once.
+"""Runs a pipeline of your own under seeded faults, in virtual time, and checks whether it stays exactly-once.
 
     from tidegate.testing import Faults, simulate
 
@@ -9,39 +9,62 @@
     report = simulate(build, seed=7, faults=Faults(crash=0.02, storage=0.05, delay="0..2s"))
     assert report.ok, report
 
-The pipeline runs twice: once without faults, as the reference, and once with them. Both runs must leave the same rows
-in every table and collected stream. Their order does not matter; of an upsert table the newest row of each key counts.
-Meanwhile an oracle checks the invariants of the protocol. So the output must not depend on how rows are batched: write
-running aggregates (`emit="update"`) to an upsert table. Where rows differ, the pipeline runs without faults under other
-schedules. If its rows differ there as well, the report has `order_dependence` and no violation.
+The pipeline runs twice: first without faults, as the reference, and then with them. Both runs must leave the same rows
+in every table and collected stream. The order of rows does not matter. Of an upsert table the newest row of each key
+counts. Meanwhile an oracle checks the invariants of the protocol.
+
+The output must therefore not depend on how rows are batched. Write running aggregates (`emit="update"`) to an upsert
+table. Where rows differ, the pipeline runs without faults under other schedules. If its rows differ there too, the
+report has `order_dependence` and no violation.
 """
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import fields, replace
+from typing import Any
+
+import pyarrow as pa
+
 from tidegate.actors.drivers.job_context import DataPlaneOptions
+from tidegate.actors.graph.job_graph import JobGraph, JobVertex, OperatorSpec
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as do
 from tidegate.actors.task.output_gate import BufferLimits
+from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.api.config.checkpoint_config import CheckpointConfig
 from tidegate.storage.errors import ConfigurationError
-from tidegate.testing.order_dependence import order_dependence
 from tidegate.testing.report import SimulationReport, report_of
-from tidegate.testing.runtime.run import STORAGE, Build, JobRun, JobSetting, Protocol, Rows, Simulation, difference
-from tidegate.testing.shrink import shortest
-from tidegate.testing.world.faults import Faults
+from tidegate.testing.runtime.run import (
+    STORAGE,
+    Build,
+    JobRun,
+    JobSetting,
+    Protocol,
+    Rows,
+    Simulation,
+    counted,
+    difference,
+)
+from tidegate.testing.world.faults import FAULT_KINDS, Faults
 
 INLINE_BYTES = 1_000
-"""Small, so that most state goes to files of its own."""
+"""Small, so that most state is stored in files of its own."""
 
 SMALL_BUFFERS = BufferLimits(
     credit_bytes=1_000, queue_bytes_max=1_000, frame_bytes_min=100, frame_bytes_max=500, linger_ms=20
 )
 SETTLE_MS_MIN = 300_000
 SETTLE_FACTOR = 20
-"""After the last fault a job has this many times as long as the undisturbed run, and at least SETTLE_MS_MIN, to end.
-It may have tasks that are up to 40 times slower, and may have to start again from the beginning."""
+"""After the last fault a job has this many times the duration of the reference run to end, and at least SETTLE_MS_MIN.
+
+Its tasks may be up to 40 times slower, and it may have to start again from the beginning.
+"""
 
 
 class SimulatedPipeline:
-    """A pipeline to run with many seeds. The undisturbed run that all are compared to is made once."""
+    """Runs a pipeline with many seeds. The reference run without faults is made only once."""
 
     def __init__(
         self,
@@ -64,12 +87,12 @@ class SimulatedPipeline:
         self._setting = JobSetting(build, parallelism, checkpoints, options)
         self._reference: JobRun | None = None
         self._order: tuple[str | None] | None = None
-        """What `order_dependence` has found, once it was asked for."""
+        """Result of `order_dependence` in a tuple, or None before the first call."""
 
     def run(self, seed: int, faults: Faults | None = None, protocol: Protocol | None = None) -> SimulationReport:
-        """Run one seed. If an invariant is violated, shrink it to the shortest run that shows the violation.
+        """Runs one seed. If an invariant is violated, returns the shortest run that shows the violation.
 
-        Output that differs without any fault is no violation: then the report has `order_dependence`.
+        Output that differs without any fault is not a violation. The report then has `order_dependence`.
 
         Raises what `build` raises, and ConfigurationError if the pipeline does not finish without faults.
         """
@@ -89,7 +112,8 @@ class SimulatedPipeline:
                 setting.build, setting.parallelism, setting.checkpoints, setting.options, settle_ms_max=settle_ms_max
             )
         )
-        violation, order = run.violation, None
+        violation = run.violation
+        order = None
         if violation is None and run.reports_loss:
             return report_of(seed, faults, simulation, (run,), None)
         if violation is None and run.status != "finished":
@@ -110,7 +134,8 @@ class SimulatedPipeline:
             run = Simulation(seed, Faults()).run(self._setting)
             if run.violation is not None or run.status != "finished" or run.rows is None:
                 raise ConfigurationError(
-                    f"the pipeline does not finish without faults (seed {seed}): {run.violation or run.status}"
+                    f"the pipeline does not finish without faults (seed {seed}): {run.violation or run.status}. Run it "
+                    "with StreamEnvironment.local first to find the cause; its sources must end"
                 )
             self._reference = run
         assert self._reference.rows is not None
@@ -127,11 +152,180 @@ def simulate(
     options: DataPlaneOptions | None = None,
     protocol: Protocol | None = None,
 ) -> SimulationReport:
-    """Run `build`'s pipeline under faults. The seed decides everything: the same seed gives the same run.
+    """Runs the pipeline of `build` under faults and returns a report.
 
-    `build(env)` makes the streams. They end in tables, which live in the simulation under any URL, or are collected.
-    To try many seeds make a `SimulatedPipeline`: it makes the undisturbed run only once. Raises what `build` raises,
-    and ConfigurationError if the pipeline does not finish without faults.
+    The same seed gives the same run. `build(env)` makes the streams. They end in tables, which exist only in the
+    simulation, under any URL, or they are collected. To try many seeds, make a `SimulatedPipeline`, which makes the
+    reference run only once.
+
+    Raises what `build` raises, and ConfigurationError if the pipeline does not finish without faults.
     """
     pipeline = SimulatedPipeline(build, parallelism=parallelism, checkpoints=checkpoints, options=options)
     return pipeline.run(seed, faults, protocol)
+
+
+SCHEDULES = (
+    (8, "0ms..1s"),
+    (1, "0ms..5ms"),
+    (3, "0ms..2s"),
+    (8, "0ms..100ms"),
+    (2, "0ms..1s"),
+    (5, "0ms..10s"),
+)
+"""Rows that a source emits at a time and message delays, for each schedule."""
+_ROWS_SHOWN_MAX = 3
+
+_RowsByEdge = dict[int, Counter[str]]
+
+
+def order_dependence(setting: JobSetting) -> str | None:
+    """Compares the output of runs without faults under several schedules.
+
+    Faults change when rows arrive and how they are batched. If the output depends on that, it also differs without
+    faults under other delays and batch sizes, and tidegate is not at fault.
+
+    Returns a text that names the table and the step from which the difference comes, or None if all runs agree. Runs
+    that violate an invariant or do not finish are skipped.
+    """
+    first = _run(setting, 0, None)
+    if first is None:
+        return None
+    for number, schedule in enumerate(SCHEDULES, 1):
+        other = _run(setting, number, schedule)
+        if other is not None and (text := _difference(first, other)) is not None:
+            return text
+    return None
+
+
+def _run(setting: JobSetting, number: int, schedule: tuple[int, str] | None) -> tuple[JobRun, _RowsByEdge] | None:
+    rows: defaultdict[int, Counter[str]] = defaultdict(Counter)
+
+    class Recording(TaskMachine):
+        """A task machine that counts the rows it sends on each edge."""
+
+        def handle(self, event: ev.TaskEvent) -> list[do.TaskInstruction]:
+            instructions = super().handle(event)
+            for instruction in instructions:
+                if isinstance(instruction, do.SendFrame):
+                    for element in instruction.elements:
+                        if isinstance(element, pa.RecordBatch):
+                            rows[instruction.channel.edge] += counted([tuple(row.values()) for row in _rows(element)])
+            return instructions
+
+    faults = Faults()
+    if schedule is not None:
+        rows_max, delay = schedule
+        faults = Faults(delay=delay)
+        setting = replace(setting, options=replace(setting.options, source_rows_max=rows_max))
+    run = Simulation(number, faults, Protocol(task_machine=Recording)).run(setting)
+    return (run, rows) if run.violation is None and run.status == "finished" and run.rows is not None else None
+
+
+def _rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Returns the rows of a batch. Columns are numbered, because two may have the same name."""
+    names = [str(number) for number in range(batch.num_columns)]
+    rows: list[dict[str, Any]] = pa.RecordBatch.from_arrays(batch.columns, names).to_pylist()
+    return rows
+
+
+def _difference(first: tuple[JobRun, _RowsByEdge], other: tuple[JobRun, _RowsByEdge]) -> str | None:
+    (run1, edges1), (run2, edges2) = first, other
+    assert run1.rows is not None
+    assert run2.rows is not None
+    for table, rows in run1.rows.items():
+        only1 = rows - run2.rows[table]
+        only2 = run2.rows[table] - rows
+        if not only1 and not only2:
+            continue
+        graph = run1.job.context.graph
+        differing = {edge.index for edge in graph.edges if edges1.get(edge.index) != edges2.get(edge.index)}
+        step = _first_step(graph, _writer(graph, table), differing)
+        return (
+            f"{table} differs between two runs without any fault: {_shown(only1)} in one, {_shown(only2)} in the "
+            f"other. The rows that go into {_names(step)} are the same, and those that come out are not: its result "
+            "depends on the order of its rows, on how they are batched, or on something outside of the pipeline"
+        )
+    return None
+
+
+def _first_step(graph: JobGraph, vertex: JobVertex, differing: set[int]) -> JobVertex:
+    """Returns the vertex from which a difference comes: no edge into it differs. `differing` are indices of edges."""
+    seen = {vertex.vertex}
+    while True:
+        before = [
+            edge.upstream
+            for edge in graph.edges
+            if edge.downstream == vertex.vertex and edge.index in differing and edge.upstream not in seen
+        ]
+        if not before:
+            return vertex
+        seen.add(before[0])
+        vertex = graph.vertex(before[0])
+
+
+def _writer(graph: JobGraph, table: str) -> JobVertex:
+    return next(vertex for vertex in graph.vertices if any(spec.table == table for spec in vertex.operators))
+
+
+def _names(vertex: JobVertex) -> str:
+    return ", ".join(f"{name!r} (uid {uid!r})" for name, uid in _steps(vertex))
+
+
+def _steps(vertex: JobVertex) -> Iterator[tuple[str, str]]:
+    sinks: list[OperatorSpec] = [spec for spec in vertex.operators if spec.table is not None]
+    steps = [spec for spec in vertex.operators if spec not in sinks] or sinks
+    if vertex.source is not None:
+        yield vertex.source.name, vertex.source.uid
+    for spec in steps:
+        yield spec.name, spec.uid
+
+
+def _shown(rows: Counter[str]) -> str:
+    if not rows:
+        return "no further rows"
+    shown = ", ".join(sorted(rows)[:_ROWS_SHOWN_MAX])
+    return f"{rows.total()} rows only, such as {shown}"
+
+
+RUNS_MAX = 40
+
+
+def shortest(report: SimulationReport, faults: Faults, run: Callable[[Faults], SimulationReport]) -> SimulationReport:
+    """Returns the shortest violating run of a seed that was found.
+
+    Whole kinds of faults are removed first. Then the faults after the first k are removed, with k by bisection. A run
+    with fewer faults is a different run from the first removed fault on, so each candidate is run, and kept only if it
+    also violates an invariant. At most `RUNS_MAX` runs are made. `run` runs the seed with other faults.
+    """
+    best = report
+    runs = report.runs
+
+    def fails(tried: Faults) -> bool:
+        nonlocal best, runs
+        if runs >= RUNS_MAX:
+            return False
+        runs += 1
+        found = run(tried)
+        if found.violation is None:
+            return False
+        best = found
+        return True
+
+    for kind in FAULT_KINDS:
+        if getattr(faults, kind) > 0 and fails(_without(faults, kind)):
+            faults = best.faults
+    low = 0
+    high = best.faults_happened
+    while low < high:
+        middle = (low + high) // 2
+        if fails(replace(faults, faults_max=middle)):
+            high = min(middle, best.faults_happened)
+        else:
+            low = middle + 1
+    return replace(best, runs=runs)
+
+
+def _without(faults: Faults, kind: str) -> Faults:
+    """Returns a copy of the faults without one kind."""
+    values = {field.name: getattr(faults, field.name) for field in fields(Faults)}
+    return Faults(**{**values, kind: 0.0})

@@ -1,1 +1,2 @@
-"""Jobs by HTTP: what is shown (`model`), who asks the jobs (`watch`), who may come in (`security`), and the server."""
+"""Jobs by HTTP: the data that is shown (`model`), the queries of jobs (`watch`), access (`security`), and the
+server."""

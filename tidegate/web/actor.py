@@ -6,7 +6,8 @@ Rules:
 - It reserves no resources and runs with the lowest priority of the machine.
 - No driver owns it: it ends with its cluster. On a cluster that outlives the driver it stops when no job has run for
   `IDLE_MS`.
-- `RayJobs` finds coordinators by their actor names. It asks each one question at a time; a slow one delays no other.
+- `RayJobs` finds coordinators by their actor names. Each has at most one pending question, so a slow one delays no
+  other.
 - The coordinator of a job that is over goes soon. `RayJobs` then reads the event log of the job, once.
 """
 
@@ -134,7 +135,7 @@ def _start(options: WebOptions, digest: bytes, open_store: OpenStore, namespace:
 
 
 class RayJobs:
-    """All jobs on the Ray cluster of this process (a `Jobs`)."""
+    """The jobs on the Ray cluster of this process (a `Jobs`)."""
 
     def __init__(self, open_store: OpenStore, namespace: str = NAMESPACE) -> None:
         self._open_store = open_store
@@ -175,7 +176,7 @@ class RayJobs:
     def request(self, job_id: JobId, request: str, wanted: SnapshotRequest) -> None:
         target = wanted.target
         if target is not None:
-            check_shared(target)
+            check_shared(target, "the target of the savepoint")
             target = self._open_store(target).url
             check_savepoint_target(target, "the savepoint")
         self._call(self._handle(job_id).request, job_id, request, wanted.kind, target, wanted.savepoint_format)

@@ -1,7 +1,8 @@
 """The jobs of a web server: the interface to a runtime (`Jobs`), and the state of each job (`SeenJob`, `View`).
 
 Rules:
-- A server asks a job only for what it does not know yet (`Question`), and keeps the rest.
+
+- A server requests from a job only what it does not have yet (`Question`), and keeps the rest.
 - `View` and `SeenJob` are immutable. All clients are answered from one view.
 - A `Sample` covers ten seconds: rows per second, lag and checkpoint durations, for the charts. An hour of them is kept.
   The server looks at a job every second while a client watches and every 11 s otherwise, so an hour has up to 360.
@@ -32,7 +33,7 @@ class NotReachedError(TidegateError):
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A request to one job for what is not known yet, and for the answers to these requests."""
+    """A request to one job for what the server does not have yet, and for the answers to these requests."""
 
     known: Known = Known()  # noqa: RUF009 (frozen)
     requests: tuple[str, ...] = ()
@@ -40,20 +41,20 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The result of one look. `nameless`: a job has not answered yet, so its id is not known."""
+    """The result of one look. `nameless` is True if a job has not answered yet, so its id is unknown."""
 
     snapshots: tuple[JobSnapshot, ...] = ()
     nameless: bool = False
 
 
 class Jobs(Protocol):
-    """All jobs of a runtime.
+    """The jobs of a runtime.
 
-    Calls block for a bounded time and run on threads of the server; `look` runs on one thread only.
+    Calls block for a bounded time and run on threads of the server. `look` runs on one thread only.
     """
 
     def look(self, questions: Mapping[JobId, Question]) -> Look:
-        """Asks every job, including jobs that are not known yet. The end of a job that has gone is included once."""
+        """Queries every job, including new ones. The end of a job that has gone is included once."""
         ...
 
     def request(self, job_id: JobId, request: str, wanted: SnapshotRequest) -> None:
@@ -91,7 +92,7 @@ class SeenJob:
     now_ms: int
     reachable: bool = True
     samples: tuple[Sample, ...] = ()
-    """Of the last hour, oldest first."""
+    """Samples of the last hour, oldest first."""
 
     @property
     def job_id(self) -> JobId:
@@ -109,7 +110,7 @@ class SeenJob:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """All jobs at one time, in ms since the epoch."""
+    """The state of all jobs at one time, in ms since the epoch."""
 
     jobs: Mapping[JobId, SeenJob] = field(default_factory=dict)
     at_ms: int = 0
@@ -135,7 +136,8 @@ def seen(before: SeenJob | None, snapshot: JobSnapshot) -> SeenJob | None:
     again = {} if before is None else {e.record.checkpoint_id: e for e in before.ended if e.subtasks}
     news = (ended if ended.subtasks else again.get(number, ended) for number, ended in ended_now.items())
     if before is not None:
-        # A coordinator after a takeover and the log of a job that is over do not know how recoveries ended.
+        # After a takeover the coordinator has no ends of earlier recoveries, and neither has the log of a job that is
+        # over.
         ends = {**before.snapshot.recovery_ends, **snapshot.recovery_ends}
         attempts = {recovery.attempt for recovery in past.recoveries}
         snapshot = replace(snapshot, recovery_ends={a: each for a, each in ends.items() if a in attempts})

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 
-from tidegate.actors.local.local_job import LocalJob, jobs_here
+from tidegate.actors.local.local_runtime import LocalJob, jobs_here
 from tidegate.actors.runtimes.job_snapshot import About, JobSnapshot, Known, snapshot_of
 from tidegate.actors.runtimes.running_job import Answer, SnapshotRequest
 from tidegate.protocol.failures import error_text
@@ -30,7 +30,7 @@ END_WAIT_S = 10.0
 
 
 class LocalJobs:
-    """All jobs of this process (a `Jobs`)."""
+    """The jobs of this process (a `Jobs`)."""
 
     def __init__(self, ended: Callable[[], Sequence[LocalJob]] = lambda: ()) -> None:
         """`ended` returns jobs that are over and must be shown even if no look saw them run."""

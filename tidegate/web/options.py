@@ -27,7 +27,7 @@ _TOKEN_FORM = "16 to 200 letters, digits, dots, dashes, _ and ~"
 
 @dataclass(frozen=True, slots=True)
 class WebOptions:
-    """Where a server listens. `port` 0 stands for any free port, else the first free port from `port` on is used."""
+    """The address and port of a server. `port` 0 is any free port, else the first free port from `port` on is used."""
 
     port: int = PORT
     address: str = "127.0.0.1"
@@ -45,12 +45,12 @@ class WebOptions:
 
     @property
     def open_to_others(self) -> bool:
-        """Whether other machines may reach the server: then every request needs the token."""
+        """True if other machines may reach the server. Then every request needs the token."""
         return not is_loopback(self.address)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach the host of this name or address."""
+    """Returns whether only this machine can reach the host of this name or address."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:

@@ -1,12 +1,13 @@
-"""`JobWatch`: asks the jobs at intervals and answers all clients from the answers.
+"""`JobWatch`: queries the jobs at intervals and answers all clients from the answers.
 
 Rules:
-- A job is asked at most once per `refresh_s`, for any number of clients, and not again before it has answered.
-- Without clients, jobs are asked rarely, but often enough to learn how a job ended before its coordinator goes.
+
+- A job is queried at most once per `refresh_s`, for any number of clients, and not again before it has answered.
+- Without clients, jobs are queried rarely, but often enough to see how a job ended before its coordinator goes.
 - A client waits a short time for news, then gets the last view, which contains its age.
 - The newest `OVER_MAX` jobs that are over are kept.
 
-All methods except those of `Jobs` run on the event loop of the server.
+All methods except the methods of `Jobs` run on the event loop of the server.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ REFRESH_S = 1.0
 IDLE_S = 10.0
 
 ACTIVE_MS = 15_000
-"""How long after the last request of a client jobs are asked often."""
+"""How long after the last request of a client jobs are queried often."""
 
 PATIENCE_S = 2.0
 OVER_MAX = 20
@@ -44,7 +45,7 @@ CALL_THREADS = 4
 
 
 class JobWatch:
-    """All jobs as a server knows them."""
+    """The state of all jobs, as last seen by a server."""
 
     def __init__(
         self, jobs: Jobs, refresh_s: float = REFRESH_S, idle_s: float = IDLE_S, clock_ms: Callable[[], int] = now_ms
@@ -106,7 +107,7 @@ class JobWatch:
 
     @property
     def runs_jobs(self) -> bool:
-        """Whether a job runs, according to the last view. Safe to call from any thread."""
+        """True if a job runs, according to the last view. Safe to read from any thread."""
         view = self._view
         return view is not None and any(not job.over for job in view.jobs.values())
 

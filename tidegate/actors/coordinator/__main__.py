@@ -1,4 +1,4 @@
-"""Renders the transition tables of `phases.py`, with what their words mean, as the page `docs/coordinator-states.md`.
+"""Renders the transition tables of `phases.py`, with what they mean, as the page `docs/coordinator-states.md`.
 
 `python -m tidegate.actors.coordinator > docs/coordinator-states.md` calls it; a test compares the page with it.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import enum
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,31 +24,31 @@ _STATUS: Mapping[JobStatus, str] = {
     JobStatus.DEPLOYING: "an attempt has begun; its tasks start and read their state",
     JobStatus.RUNNING: "every task runs; only now are checkpoints taken",
     JobStatus.RESTARTING: "something has failed; a region, or the whole job, waits for its next attempt",
-    JobStatus.ENDING: "it is decided how the job ends; tasks stop, and storage does what is left to do",
+    JobStatus.ENDING: "the end status is decided; tasks stop, and the remaining work on storage is done",
     JobStatus.FINISHED: "the end: the input was read to its end, or a stop with `drain` has ended it",
     JobStatus.FAILED: "the end: nothing restarts the job any more",
     JobStatus.CANCELLED: "the end: a user has cancelled it",
-    JobStatus.SUSPENDED: "the end: it was stopped with a savepoint, from which another job can go on",
+    JobStatus.SUSPENDED: "the end: it was stopped with a savepoint, from which another job can continue",
 }
 
 
 _JOB_INPUT: Mapping[JobInput, str] = {
-    JobInput.DEPLOY: "the job was submitted; or the restart is due and the fate of every checkpoint is known",
+    JobInput.DEPLOY: "the job was submitted; or the restart is due and the fate of every checkpoint is decided",
     JobInput.ALL_READY: "the last task of the attempt has its state",
     JobInput.RESTART: "what has failed has stopped, and another attempt follows",
-    JobInput.END: "the job is going to end, in whichever way",
-    JobInput.OVER_FINISHED: "all is done, and the job has finished; the three others likewise",
+    JobInput.END: "the job is going to end, with any status",
+    JobInput.OVER_FINISHED: "all work is done, and the job has finished; the three other inputs likewise",
 }
 
 
 _PHASE: Mapping[PendingPhase, str] = {
-    PendingPhase.HOOKS: "the master hooks are called; no task knows of the checkpoint yet",
+    PendingPhase.HOOKS: "the master hooks are called; the tasks are not triggered yet",
     PendingPhase.COLLECTING: "tasks were triggered; some have not acknowledged",
     PendingPhase.ACKNOWLEDGED: "every task has acknowledged; another checkpoint is being written",
     PendingPhase.EXPORTING: "the savepoint of a stop: its files are copied into its own folder",
     PendingPhase.WRITING: "`_metadata` is being created",
-    PendingPhase.VOIDING: "nobody knows whether `_metadata` was created: a tombstone is created in its place",
-    PendingPhase.COMPLETED: "the end: `_metadata` is there",
+    PendingPhase.VOIDING: "it is unknown whether `_metadata` was created: a tombstone is created in its place",
+    PendingPhase.COMPLETED: "the end: `_metadata` exists",
     PendingPhase.FAILED: "the end: it will never be complete",
 }
 
@@ -57,27 +58,27 @@ _PENDING_INPUT: Mapping[PendingInput, str] = {
     PendingInput.ALL_ACKNOWLEDGED: "the last task of the plan has acknowledged",
     PendingInput.EXPORT: "no other checkpoint is being written, and this one is a savepoint",
     PendingInput.WRITE: "no other checkpoint is being written, or the savepoint's own folder is whole",
-    PendingInput.EXPORT_FAILED: "storage did not take the copy; it is tried again",
-    PendingInput.FATE_UNKNOWN: "storage did not say whether the file was created",
+    PendingInput.EXPORT_FAILED: "the copy has failed; it is tried again",
+    PendingInput.FATE_UNKNOWN: "storage did not report whether the file was created",
     PendingInput.METADATA_FOUND: "`_metadata` was created, now or before",
-    PendingInput.TOMBSTONE_FOUND: "the tombstone was first: no `_metadata` can follow",
+    PendingInput.TOMBSTONE_FOUND: "the tombstone was first: `_metadata` cannot follow",
     PendingInput.GIVEN_UP: "a task declined, time was over, a newer one completed, or the attempt ended",
 }
 
 
 def render() -> str:
-    """The page: of the job and of a checkpoint the table, and what its rows and columns mean."""
+    """Returns the page: the tables of the job and of a checkpoint, and the meanings of their rows and columns."""
     return (
         "# States of the coordinator\n\n"
         "Made by `python -m tidegate.actors.coordinator` from `tidegate/actors/coordinator/phases.py`.\n\n"
-        "The coordinator knows the *status* of its job, and the *phase* of each checkpoint that was triggered and is "
-        "not over. A row of a table is where the job or the checkpoint is, a column is an input, and the field says "
-        "where that leads. An empty field is an illegal transition: it raises `ProtocolError` and changes nothing.\n\n"
+        "The coordinator stores the *status* of its job, and the *phase* of each checkpoint that was triggered and is "
+        "not over. A row of a table is the present status or phase, a column is an input, and the field is the next "
+        "status or phase. An empty field is an illegal transition: it raises `ProtocolError` and changes nothing.\n\n"
         f"## A job\n\n{_table('status', JobStatus, JobInput, JOB_TRANSITIONS)}\n"
         f"{_meanings('status', _STATUS)}\n{_meanings('input', _JOB_INPUT)}\n"
         "## A pending checkpoint\n\n"
-        "Up to `exporting` the coordinator can give a checkpoint up. From `writing` on storage decides, by which file "
-        "is there first; the coordinator can only ask.\n\n"
+        "Up to `exporting` the coordinator can abort a checkpoint. From `writing` on the first file in storage "
+        "decides, and the coordinator can only find out which it is.\n\n"
         f"{_table('phase', PendingPhase, PendingInput, PENDING_TRANSITIONS)}\n"
         f"{_meanings('phase', _PHASE)}\n{_meanings('input', _PENDING_INPUT)}"
     )
@@ -94,3 +95,7 @@ def _table(name: str, states: type[enum.Enum], inputs: type[enum.Enum], table: M
 def _meanings(name: str, meanings: Mapping[Any, str]) -> str:
     lines = [f"| {name} | what it means |", "| --- | --- |"]
     return "\n".join([*lines, *(f"| {one.value} | {meaning} |" for one, meaning in meanings.items())]) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render())

@@ -169,13 +169,13 @@ def decide(demand: Demand, settings: CheckpointSettings, at_ms: int) -> Start | 
       numbers: a checkpoint that reaches them after a newer one is stale, and could never complete.
     - Otherwise a forced savepoint starts at once. All else waits while sink commits lag behind, and while the job is
       being stopped. A checkpoint also waits while `max_concurrent` checkpoints and savepoints are pending.
-    - A savepoint does not wait for checkpoints: a user wants it, and a slow checkpoint may be the reason. It waits only
-      for other savepoints, `max_concurrent` at a time. Where checkpoints are unaligned, it waits for these as well:
-      they are taken one at a time, and a savepoint is aligned (as in Flink).
+    - A savepoint does not wait for checkpoints: a user has requested it, and a slow checkpoint may be the reason. It
+      waits only for other savepoints, `max_concurrent` at a time. Where checkpoints are unaligned, it waits for these
+      as well: they are taken one at a time, and a savepoint is aligned (as in Flink).
     - The minimum pause holds for periodic checkpoints alone.
     - Each savepoint is a checkpoint of its own. Requests for a checkpoint that wait together are answered by one.
     - If a checkpoint fails because a task was just leaving, its requests wait again, at most `RETRIES_MAX` times. The
-      next plan knows that the task has finished.
+      next plan counts the task as finished.
 
     What to start now, if anything.
     """

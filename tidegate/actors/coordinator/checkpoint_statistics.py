@@ -161,7 +161,7 @@ class CheckpointStatistics:
     latest_restored: RestoredCheckpoint | None = None
     latest_passed_over: PassedOverCheckpoint | None = None
     subtasks: dict[TaskId, SubtaskStatistics] = field(default_factory=dict)
-    """Of the newest completed checkpoint."""
+    """Statistics of the subtasks in the newest completed checkpoint."""
 
     def was_triggered(self) -> None:
         """A checkpoint is pending."""

@@ -1,7 +1,7 @@
-"""`CoordinatorContext`: what the parts of the coordinator machine share: state, instructions, and verdicts.
+"""`CoordinatorContext`: the objects that the parts of the coordinator machine share: state, instructions, and verdicts.
 
-A verdict says what an event means for the job as a whole. A part leaves it while it handles the event, and the machine
-carries it out before it returns. Verdicts are no state.
+A verdict is the effect of an event on the job as a whole. A part leaves it while it handles the event, and the machine
+carries it out before it returns. Verdicts are not state.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tidegate.storage.ids import VertexId
 
 
 class CoordinatorContext:
-    """What the parts of one machine share."""
+    """The objects that the parts of one machine share."""
 
     def __init__(self, state: CoordinatorState, instruct: Callable[[CoordinatorInstruction], None]) -> None:
         self.state = state
@@ -43,7 +43,7 @@ class CoordinatorContext:
 
     @property
     def spec(self) -> JobSpec:
-        """The job. ProtocolError before there is one."""
+        """The job. Raises ProtocolError before there is one."""
         if self.state.spec is None:
             raise ProtocolError("no job was submitted")
         return self.state.spec

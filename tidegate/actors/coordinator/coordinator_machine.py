@@ -12,8 +12,8 @@ log without carrying anything out gives the same state. Rules:
 - A stop ends the job after its savepoint. If that fails, the job continues; if the attempt fails first, the next one
   takes the savepoint. The user is answered when the outcome is certain.
 
-`invariants.py` has these rules as predicates and says why each is so. They are checked after every event, and before
-anything that cannot be taken back. `job/phases.py` has the transition tables, `checkpoints/` takes checkpoints. The
+`invariants.py` has these rules as predicates, each with its reason. They are checked after every event, and before
+anything that cannot be taken back. `phases.py` has the transition tables, `checkpoints/` takes checkpoints. The
 cost of an event does not grow with the number of tasks, unless a checkpoint or an attempt starts or ends with it.
 """
 
@@ -78,7 +78,7 @@ class CoordinatorMachine:
 
     @singledispatchmethod
     def _on(self, event: ev.CoordinatorEvent) -> None:
-        raise ProtocolError(f"a coordinator is not told {type(event).__name__}")
+        raise ProtocolError(f"a coordinator does not take events of type {type(event).__name__}")
 
     @_on.register
     def _on_submitted(self, event: ev.JobSubmitted) -> None:
@@ -289,7 +289,7 @@ class CoordinatorMachine:
         self.state.finished[task] = None
         self._checkpoints.task_finished(task, at_ms)
         if self.state.status is JobStatus.RUNNING and len(self.state.finished) == len(self._context.spec.tasks):
-            # A task leaves only when a checkpoint covers its end, so no row is missing.
+            # A task leaves only when a checkpoint covers its end, so all its rows are in.
             self._end(JobStatus.FINISHED, None, at_ms)
 
     def _fail(
@@ -300,7 +300,7 @@ class CoordinatorMachine:
         permanent: bool = False,
         fingerprint: str = "",
     ) -> None:
-        """Restart the regions of these tasks, or (None) the whole job. End it if the restart strategy gives up."""
+        """Restarts the regions of these tasks, or (None) the whole job. Ends it if the restart strategy gives up."""
         state = self.state
         if state.status is JobStatus.ENDING:
             self._forget_tasks()
@@ -345,7 +345,7 @@ class CoordinatorMachine:
         self.state.finished = dict.fromkeys(self._context.spec.tasks)
 
     def _proceed(self, at_ms: int) -> None:
-        """Carry out the verdicts, then take the steps that have become possible."""
+        """Carries out the verdicts, then takes the steps that have become possible."""
         state = self.state
         if state.spec is None:
             return
@@ -360,7 +360,7 @@ class CoordinatorMachine:
             self._end_if_over(at_ms)
 
     def _judge(self, at_ms: int) -> None:
-        """Carry out the verdicts: what the event means for the job as a whole."""
+        """Carries out the verdicts: what the event means for the job as a whole."""
         state = self.state
         context = self._context
         end = context.end
@@ -395,7 +395,7 @@ class CoordinatorMachine:
                 state.ending_reason = failure
 
     def _start_anew(self, reason: str, at_ms: int) -> None:
-        """Begin the next attempt at once. This one has not failed, so the restart strategy is not consulted."""
+        """Begins the next attempt at once. This one has not failed, so the restart strategy is not consulted."""
         self.state.last_failure = reason
         self._restarts.left()
         self._failover.stop_whole(reason, at_ms)

@@ -108,8 +108,10 @@ def own_folder(job_id: JobId, checkpoint_id: CheckpointId) -> str:
 @wire
 @dataclass(slots=True)
 class TakenSplits:
-    """The splits that one subtask has, by their place in the source. It was restored with some, and is given the
-    others in this order. Only its snapshots tell how many of these it has taken.
+    """The splits that one subtask has, by their place in the source.
+
+    It was restored with some of them, and gets the other ones in this order. Only its snapshots show how many of these
+    it has taken.
     """
 
     restored: tuple[int, ...] = ()
@@ -117,7 +119,7 @@ class TakenSplits:
     """How many it was restored with, including splits that the source no longer has."""
     given: tuple[int, ...] = ()
     told_all: bool = False
-    """True if it knows of no more splits: it was notified, or had finished in the checkpoint."""
+    """True if the subtask expects no more splits: it was notified, or had finished in the checkpoint."""
 
     @property
     def all(self) -> tuple[int, ...]:
@@ -187,16 +189,16 @@ class PendingCheckpoint:
     hooks: tuple[tuple[str, bytes], ...] = ()
     acknowledged: dict[TaskId, SubtaskState] = field(default_factory=dict)
     subtasks: dict[TaskId, SubtaskStatistics] = field(default_factory=dict)
-    """What each acknowledgement measured."""
+    """The measurements of each acknowledgement."""
     metadata: CheckpointMetadata | None = None
     failures: int = 0
     """How often its export, or its completion, has failed."""
     export_asked: bool = False
-    """Whether an answer to a `WriteSavepoint` is outstanding."""
+    """True while an answer to a `WriteSavepoint` is outstanding."""
     path: str | None = None
-    """Where the savepoint's own folder is, once it is whole."""
+    """The place of the savepoint's own folder, once it is complete."""
     inherited: bool = False
-    """Whether its coordinator was lost while storage decided about it."""
+    """True if its coordinator was lost while storage decided about it."""
 
     def acknowledge(self, task: TaskId, state: SubtaskState) -> AcknowledgeResult:
         """Adds one task's part."""
@@ -211,7 +213,7 @@ class PendingCheckpoint:
         return AcknowledgeResult.SUCCESS
 
     def advance(self, input: PendingInput) -> None:
-        """Enter the phase that follows. ProtocolError, and no change, if none does."""
+        """Enters the next phase. Raises ProtocolError, and changes nothing, if the input is illegal."""
         self.phase = next_phase(self.phase, input)
 
     @property
@@ -275,7 +277,7 @@ class SavepointDiscard:
     target: str
     failures: int = 0
     asked: bool = False
-    """Whether an answer to a `DiscardSavepoint` is outstanding."""
+    """True while an answer to a `DiscardSavepoint` is outstanding."""
 
 
 @wire
@@ -299,7 +301,7 @@ class CoordinatorState:
     adoptions: int = 0
     """How often all running tasks have answered a coordinator that took over."""
     restoring_hooks: bool = False
-    """Whether the attempt waits for master hooks to be restored before its tasks are deployed."""
+    """True while the attempt waits for master hooks to be restored before its tasks are deployed."""
     deploy_delays: int = 0
     """How often a task had to wait for storage to restore its state. `deploy_delayed`: whether in this attempt."""
     deploy_delayed: bool = False
@@ -323,14 +325,14 @@ class CoordinatorState:
     """In the order of their numbers."""
     completed: tuple[CompletedCheckpoint, ...] = ()
     damaged: tuple[DamagedCheckpoint, ...] = ()
-    """Completed ones that were passed over, newest first; they stay until a newer one is complete."""
+    """Completed checkpoints that were passed over, newest first. They stay until a newer one is complete."""
     fallback: CheckpointId | None = None
     """The checkpoint that tables have to be taken back to before a task is deployed."""
     table_failures: int = 0
     commits: tuple[SinkCommit, ...] = ()
     """Completed checkpoints whose sink files may not be visible yet, oldest first."""
     table_heads: dict[str, TableHead] = field(default_factory=dict)
-    """What a claim or a commit of this job has seen in the log of each table, by the table's url."""
+    """The newest head that this job has seen in the log of each table, by the table's url."""
     told_attempt: int = -1
     """The newest attempt whose first completed checkpoint was committed to all output tables, or is about to be."""
     committed_files: dict[tuple[TaskId, OperatorUid], int] = field(default_factory=dict)
@@ -350,9 +352,9 @@ class CoordinatorState:
     """Savepoints whose folder a coordinator that was replaced may still be writing, until they are voided."""
     savepoint_discards: dict[CheckpointId, SavepointDiscard] = field(default_factory=dict)
     waits_for_copies: bool = False
-    """Whether the end of the job waits for the folders of savepoints that failed, and for nothing else."""
+    """True while the end of the job waits only for the folders of failed savepoints."""
     left_copies: bool = False
-    """Whether the end of the job waits no longer for the folders of savepoints that failed."""
+    """True once the end of the job does not wait for the folders of failed savepoints any more."""
     requests: tuple[CheckpointRequest, ...] = ()
     """Requests for a checkpoint that has not been started."""
     due_since_ms: int | None = None
@@ -362,11 +364,11 @@ class CoordinatorState:
     stopping: CheckpointId | None = None
     """The pending savepoint after which the job ends."""
     restart_due: bool = False
-    """Whether the delay of the restart is over."""
+    """True once the delay of the restart is over."""
     failure_times_ms: tuple[int, ...] = ()
     """Only in folds of older versions: the failures since the newest completed checkpoint."""
     failures: FailureHistory = field(default_factory=FailureHistory)
-    """What the restart strategy remembers."""
+    """The memory of the restart strategy."""
     last_fingerprint: str = ""
     same_failures: int = 0
     """How often in a row a task has failed with `last_fingerprint`; 0 if that is empty."""
@@ -394,7 +396,7 @@ class CoordinatorState:
             self.failure_times_ms = ()
 
     def move(self, input: JobInput) -> None:
-        """Enter the status that follows. ProtocolError, and no change, if none does."""
+        """Enters the next status. Raises ProtocolError, and changes nothing, if the input is illegal."""
         self.status = next_status(self.status, input)
 
     @property
@@ -403,7 +405,7 @@ class CoordinatorState:
         return (*(c.checkpoint_id for c in self.completed), *(d.checkpoint_id for d in self.damaged))
 
     def know_tables(self, heads: Iterable[TableHead]) -> None:
-        """Remember how far the logs of these tables have got. An older report changes nothing."""
+        """Stores how far the logs of these tables have got. An older report changes nothing."""
         for head in heads:
             known = self.table_heads.get(head.url)
             if known is None or known.seq <= head.seq:
@@ -411,7 +413,7 @@ class CoordinatorState:
 
     @property
     def known_tables(self) -> tuple[TableHead, ...]:
-        """How far the log of each table has got, as far as the job has seen, ordered by url."""
+        """Returns how far the log of each table has got, as far as the job has seen, ordered by url."""
         return tuple(head for _, head in sorted(self.table_heads.items()))
 
     @property
@@ -420,7 +422,7 @@ class CoordinatorState:
         return self.copies | self.pending
 
     def attempt_of(self, task: TaskId) -> AttemptNumber:
-        """The attempt that a task belongs to, or did before it was stopped."""
+        """Returns the current attempt of a task, or its last one if it was stopped."""
         return self.older_attempts.get(task, self.attempt)
 
     def is_current(self, task: TaskId, attempt: AttemptNumber) -> bool:
@@ -432,7 +434,7 @@ class CoordinatorState:
         return pending.attempt == self.attempt and self.is_current(task, attempt)
 
     def by_attempt(self, tasks: Iterable[TaskId]) -> list[tuple[AttemptNumber, tuple[TaskId, ...]]]:
-        """These tasks, grouped by their attempts, oldest attempt first."""
+        """Returns these tasks, grouped by their attempts, oldest attempt first."""
         found: dict[AttemptNumber, list[TaskId]] = {}
         for task in tasks:
             found.setdefault(self.attempt_of(task), []).append(task)
@@ -452,13 +454,15 @@ class CoordinatorState:
                 told.pop(task, None)
 
     def give_up(self, process: str) -> None:
-        """This process gets no task any more, under whatever coordinator."""
+        """Gives no more tasks to this process, under any coordinator."""
         self.given_up[process] = None
         while len(self.given_up) > GIVEN_UP_MAX:
             del self.given_up[next(iter(self.given_up))]
 
     def begin_attempt(self) -> tuple[TaskId, ...] | None:
-        """Put what is down into the next attempt. Returns these tasks in the order of the job; None: all tasks."""
+        """Puts the stopped tasks into the next attempt. Returns these tasks in the order of the job, or None for all
+        tasks.
+        """
         assert self.spec is not None
         # The fold of an older version has no `down`: there a job restarted as a whole.
         again = tuple(task for task in self.spec.tasks if task in self.down) or self.spec.tasks

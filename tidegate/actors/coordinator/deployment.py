@@ -53,7 +53,7 @@ class Deployer:
         self._context = context
 
     def deploy(self, at_ms: int) -> None:
-        """Begin the next attempt: of the tasks that are down, or of all."""
+        """Begins the next attempt: of the tasks that are down, or of all."""
         state = self._context.state
         invariants.check_deploy(state)
         state.move(JobInput.DEPLOY)
@@ -84,7 +84,7 @@ class Deployer:
             self._set_limit(event.at_ms)
 
     def tables_not_taken_back(self, event: ev.TablesNotTakenBack) -> None:
-        """Try again, within the limits of `_gives_up`. Tasks that started before would commit their rows twice."""
+        """Tries again, within the limits of `_gives_up`. Tasks that started before would commit their rows twice."""
         state = self._context.state
         if not self._waits_for_tables(event.attempt):
             return
@@ -108,7 +108,7 @@ class Deployer:
             self._take_tables_back()
 
     def hooks_restored(self, event: ev.HooksRestored) -> None:
-        """Deploy the tasks."""
+        """Deploys the tasks."""
         state = self._context.state
         if self._waits_for_hooks(event.attempt):
             state.restoring_hooks = False
@@ -116,14 +116,14 @@ class Deployer:
             self._set_limit(event.at_ms)
 
     def hooks_not_restored(self, event: ev.HookRestoreFailed) -> None:
-        """Try again, within the limits of `_gives_up`."""
+        """Tries again, within the limits of `_gives_up`."""
         state = self._context.state
         if self._waits_for_hooks(event.attempt):
             state.hook_failures += 1
             self._retry("hooks", event, state.hook_failures, "the master hooks could not be restored")
 
     def _retry(self, timer: str, event: ev.TablesNotTakenBack | ev.HookRestoreFailed, failures: int, what: str) -> None:
-        """Set the timer of the next try or, after too many, let the attempt fail. `what` could not be done."""
+        """Sets the timer of the next try or, after too many, fails the attempt. `what` could not be done."""
         if self._gives_up(event.at_ms, event.away_ms, failures):
             self._context.attempt_failure = f"{what} in {failures} attempts: {event.error}"
         else:
@@ -213,7 +213,7 @@ class Deployer:
         return restore
 
     def _begin(self, tasks: tuple[TaskId, ...] | None) -> None:
-        """Restore the hooks or, without any, deploy these tasks (None: all)."""
+        """Restores the hooks or, without any, deploys these tasks (None: all)."""
         state = self._context.state
         restore = self.restore_point()
         state.restoring_hooks = restore is not None and bool(self._context.spec.hooks)
@@ -223,7 +223,7 @@ class Deployer:
             self._start(restore, tasks)
 
     def _start(self, restore: RestorePoint | None, tasks: tuple[TaskId, ...] | None) -> None:
-        """Deploy these tasks (None: all)."""
+        """Deploys these tasks (None: all)."""
         state = self._context.state
         invariants.check_start(state, None if restore is None else restore.checkpoint_id)
         self._context.instruct(do.DeployAttempt(state.attempt, restore, tasks))

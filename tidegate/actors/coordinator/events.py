@@ -1,7 +1,7 @@
 """The events of the coordinator machine: facts, in the past tense. `at_ms` is the time by the clock of the sender.
 
-`CoordinatorDriver` logs each event before it does anything that follows from it. An event describes itself to people
-(`describe`), names the orders that it may answer (`answers`), and tells how much attention it deserves (`importance`).
+`CoordinatorDriver` logs each event before it acts on it. An event describes itself to people
+(`describe`), names the orders that it may answer (`answers`), and has a level of attention (`importance`).
 
 An *order* is an instruction that is answered. Its name is its kind, and the attempt, checkpoint or timer that it is
 about (`CoordinatorInstruction.order`). Tasks and storage name the same thing in their answers anyway, so the cause of
@@ -60,7 +60,7 @@ class _Event:
     """True if `tidegate events --restarts` shows the event."""
 
     def describe(self) -> str:
-        """Returns one line that tells people what happened."""
+        """Returns one line that describes the event to people."""
         raise NotImplementedError
 
     @property
@@ -186,11 +186,11 @@ class StorageCameBack(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class ProcessGivenUp(_Event):
-    """A process gets no more tasks, and is to be ended: it hangs, or is of no use.
+    """A process gets no more tasks, and is ended: it hangs, or is unusable.
 
     No process of a running job is ended before this event is in the log. A coordinator that was cut off takes every
-    process for hung, and cannot write that down. `process` is unique, also across coordinators. `reason` tells people
-    which process it is.
+    process for hung, but cannot write to the log. `process` is unique, also across coordinators. `reason` names the
+    process for people.
     """
 
     at_ms: int
@@ -287,11 +287,11 @@ class TaskAnswered(_Event):
     generation: Generation
     """The coordinator that the task answers and obeys."""
     started: bool = True
-    """Whether it was told that every task of its attempt is ready."""
+    """True if it was notified that every task of its attempt is ready."""
     ended: bool = False
-    """Whether its operators have finished."""
+    """True if its operators have finished."""
     finished: bool = False
-    """Whether the task has finished."""
+    """True if the task has finished."""
     covered_by: CheckpointId | None = None
     """The checkpoint whose completion allowed the task to finish."""
     snapshotted: CheckpointId = CheckpointId(0)
@@ -330,10 +330,10 @@ class SplitsRequested(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class WatermarkReported(_Event):
-    """A source task reports the lowest watermark of its splits; None if all are idle, so that no task waits for them.
+    """A source task reports the lowest watermark of its splits. None if all are idle, so that no task waits for them.
 
-    It is neither logged nor handed to the machine: a lost report is made good by the next one. `waits`: the task has
-    nothing to read until the others have come nearer.
+    It is neither logged nor given to the machine, because the next report makes up for a lost one. `waits`: the task
+    has nothing to read until other tasks have come nearer.
     """
 
     at_ms: int
@@ -474,8 +474,10 @@ class CheckpointDamaged(_Event):
     about_restart = True
 
     def describe(self) -> str:
-        start = f"from which attempt {self.attempt} was to start"
-        return f"checkpoint {self.checkpoint_id}, {start}, is damaged: {self.reason}"
+        return (
+            f"checkpoint {self.checkpoint_id}, from which attempt {self.attempt} was to start, is damaged: "
+            f"{self.reason}"
+        )
 
     @property
     def answers(self) -> tuple[OrderName, ...]:
@@ -519,7 +521,9 @@ class CheckpointVoided(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class MetadataWriteFailed(_Event):
-    """It is unknown whether `_metadata` (or the tombstone) was written. `away_ms`: for how long writes have failed."""
+    """An attempt to write `_metadata` (or the tombstone) has an unknown result. `away_ms`: for how long writes have
+    failed.
+    """
 
     at_ms: int
     checkpoint_id: CheckpointId
@@ -556,10 +560,10 @@ class SinksCommitted(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class SinkCommitFailed(_Event):
-    """It is unknown whether the sink files of a completed checkpoint are visible.
+    """An attempt to make the sink files of a completed checkpoint visible has an unknown result.
 
-    `fenced`: they are not, because another job has claimed the table. `away_ms`: for how long commits have failed.
-    `permanent`: trying again cannot help, because the table itself has changed, or a user's sink hangs.
+    `fenced`: they are not visible, because another job has claimed the table. `away_ms`: for how long commits have
+    failed. `permanent`: trying again cannot help, because the table itself has changed, or a user's sink hangs.
     """
 
     at_ms: int
@@ -664,8 +668,8 @@ class SavepointWriteFailed(_Event):
 class SavepointDiscarded(_Event):
     """The folder of a failed savepoint is deleted, except for the tombstone of a savepoint that was voided.
 
-    `exported`: the previous coordinator had completed the folder, and no user was told. Otherwise it can never become
-    complete.
+    `exported`: the previous coordinator had completed the folder, and its user was not notified. Otherwise it can never
+    become complete.
     """
 
     at_ms: int
@@ -707,7 +711,7 @@ class SavepointDiscardFailed(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class HooksTriggered(_Event):
-    """Every master hook has answered for this checkpoint, with the state that it wants to store."""
+    """Every master hook has answered for this checkpoint, with the state to store."""
 
     at_ms: int
     checkpoint_id: CheckpointId

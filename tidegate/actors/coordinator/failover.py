@@ -1,4 +1,4 @@
-"""What happens after a failure of a task, or of the coordinator itself.
+"""Handles failures of a task, or of the coordinator itself.
 
 - `Failover` stops the tasks that have to be deployed again.
 - `Restarts` consults the restart strategy.
@@ -56,7 +56,7 @@ class Failover:
         """The region of each task, computed when it is first needed."""
 
     def stop_whole(self, reason: str, at_ms: int) -> None:
-        """Stop all tasks. They wait for the next attempt."""
+        """Stops all tasks. They wait for the next attempt."""
         state = self._context.state
         self._context.instruct(do.CancelAttempt(state.attempt))
         state.stop(self._context.spec.tasks)
@@ -65,7 +65,7 @@ class Failover:
         state.restart_due = False
 
     def stop_regions(self, tasks: Iterable[TaskId], reason: str, at_ms: int) -> None:
-        """Stop the regions of these tasks, or all tasks where that is needed. They wait for the next attempt."""
+        """Stops the regions of these tasks, or all tasks where that is needed. They wait for the next attempt."""
         state = self._context.state
         again = self._going_back(tasks)
         if len(again) + len(state.down) == len(self._context.spec.tasks):
@@ -138,7 +138,7 @@ class Restarts:
         self._context = context
 
     def runs(self, at_ms: int) -> None:
-        """All tasks of the attempt are running."""
+        """Records that all tasks of the attempt are running."""
         self._context.state.running_since_ms = at_ms
 
     @property
@@ -148,7 +148,7 @@ class Restarts:
         return most is not None and self._context.state.same_failures >= most
 
     def failed(self, at_ms: int, permanent: bool, fingerprint: str = "") -> int | None:
-        """Count a failure. Returns the delay in ms before the next attempt; None if there is none."""
+        """Counts a failure. Returns the delay in ms before the next attempt; None if there is none."""
         state = self._context.state
         spec = self._context.spec
         since_ms = state.running_since_ms

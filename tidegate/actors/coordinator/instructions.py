@@ -24,7 +24,7 @@ from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation, JobId
 
 
 class _Instruction:
-    """What all instructions have in common."""
+    """The base of all instructions."""
 
     __slots__ = ()
 
@@ -39,7 +39,7 @@ class _Instruction:
 class DeployAttempt(_Instruction):
     """Deploy tasks, restored from a checkpoint or fresh. Each answers with `TaskReady`.
 
-    `tasks`: whole regions; the others continue as they are. None: every task of the job.
+    `tasks`: whole regions, while other regions continue. None: every task of the job.
     """
 
     attempt: AttemptNumber
@@ -271,8 +271,8 @@ class VoidCheckpoint(_Instruction):
 class CommitSinks(_Instruction):
     """Make the sink files of a completed checkpoint visible, once. Answered by `SinksCommitted` or `SinkCommitFailed`.
 
-    `tables` get a commit even without files: it may change what they show. `heads`: how far the log of each table has
-    got, as far as the job has seen; a log without it has lost entries.
+    `tables`: the tables that get a commit even without new files, because a commit may change which rows they show.
+    `heads`: the newest entry of each table's log that the job has seen. A log that lacks it has lost entries.
     """
 
     checkpoint_id: CheckpointId

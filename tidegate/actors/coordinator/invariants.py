@@ -3,7 +3,7 @@
 All parts of the coordinator call them. Each docstring gives the reason of its rule. The functions are of three kinds:
 
 - Predicates read the state and return a bool. They change nothing.
-- `check_*` raise `InvariantError` where a predicate says no. `check_state` checks what holds between any two events. It
+- `check_*` raise `InvariantError` if a predicate is false. `check_state` checks what holds between any two events. It
   runs after each, and its cost does not grow with the number of tasks.
 - `permit_*` check, and return the permit (`tidegate/storage/checkpoints/permits.py`) without which the step cannot be
   taken.
@@ -49,7 +49,7 @@ def is_in_its_time(state: CoordinatorState, pending: PendingCheckpoint) -> bool:
     """Returns whether a pending checkpoint may be in its phase while the job is in its status (7).
 
     An open one exists only while the job runs, and ends with the attempt. One that storage decides about may outlive
-    the attempt: nobody can call back a create that is on its way. What is over is not pending.
+    the attempt, because a create that is on its way cannot be called back. A finished one is not pending.
     """
     return pending.phase not in _OVER and (not pending.phase.open or state.status is JobStatus.RUNNING)
 
@@ -130,7 +130,7 @@ def is_ending(state: CoordinatorState) -> bool:
 
 
 def check_state(state: CoordinatorState) -> None:
-    """Check all of the above. Called after each event."""
+    """Checks all of the above. Called after each event."""
     for checkpoint_id, pending in state.pending.items():
         _require(is_spent(state, checkpoint_id), "4: no number is given to a second checkpoint")
         _require(is_in_its_time(state, pending), "7: acknowledgements are collected only while the job runs")

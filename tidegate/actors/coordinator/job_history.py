@@ -1,9 +1,10 @@
-"""What a coordinator has decided, for people: a line for each decision, and the recent past of the job.
+"""The decisions of a coordinator, for people: a line for each decision, and the recent past of the job.
 
 `DecisionLog` makes the lines. `CoordinatorDriver` logs them once the events behind them are in the event log, and
 `tidegate events` makes the same lines from that log afterwards (`tidegate/recovery/state_processor/timeline.py`).
 `JobHistory` stores the recent past, for the pages that show it: checkpoints, failures, restarts, decisions. The driver
-adds what the machine has handled, and a coordinator that takes over adds what it replays. Neither decides anything.
+adds each event that the machine has handled, and a coordinator that takes over adds the events that it replays. Neither
+class decides anything.
 """
 
 from __future__ import annotations
@@ -43,13 +44,13 @@ class Line:
     checkpoint: CheckpointId | None = None
     attempt: AttemptNumber | None = None
     trouble: bool = False
-    """Whether a person should look at it."""
+    """True if a person should look at it."""
     restart: bool = False
-    """Whether it is about a failure or a restart."""
+    """True if it is about a failure or a restart."""
     waits: bool = False
-    """Whether the job waits for its restart."""
+    """True if the job waits for its restart."""
     detail: bool = False
-    """Whether it is one of many, which happen at every checkpoint to every task."""
+    """True if there are many such lines, because every checkpoint causes one for every task."""
 
 
 class DecisionLog:
@@ -161,9 +162,9 @@ def line_alone(event: ev.CoordinatorEvent) -> Line:
 
 @dataclass(frozen=True, slots=True)
 class EndedCheckpoint:
-    """A checkpoint that is over. `number`: how many of this coordinator's were over with it.
+    """A finished checkpoint. `number`: its position among the finished checkpoints of this coordinator.
 
-    `subtasks`: those that acknowledged; none where they are not kept. `savepoint_format`: None where it is unknown it.
+    `subtasks`: the ones that acknowledged, empty if they are not kept. `savepoint_format`: None if unknown.
     """
 
     number: int
@@ -184,9 +185,9 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """A deployment after the first one. Times in ms since the epoch, None for what has not happened yet.
+    """A deployment after the first one. Times are in ms since the epoch, None for what has not happened yet.
 
-    `tasks`: how many were deployed, None for all. `failure`: what has led to it, None where no task had failed.
+    `tasks`: number of deployed tasks, None for all. `failure`: the cause, None if no task had failed.
     """
 
     attempt: AttemptNumber
@@ -206,7 +207,7 @@ class Past:
     failures: tuple[Failure, ...] = ()
     recoveries: tuple[Recovery, ...] = ()
     since_ms: tuple[tuple[JobStatus, int], ...] = ()
-    """When the job has entered each status last."""
+    """The time of the last change to each status."""
 
 
 class JobHistory:
@@ -275,11 +276,11 @@ class JobHistory:
         return None if self._failed is None else self._failed.at_ms
 
     def ended_after(self, number: int) -> tuple[EndedCheckpoint, ...]:
-        """Checkpoints that are over, of those the ones that came after this number."""
+        """Returns the checkpoints that have ended after this number."""
         return tuple(ended for ended in self.checkpoints if ended.number > number)
 
     def _of_checkpoints(self, state: CoordinatorState) -> set[CheckpointId]:
-        """Some are over, or were begun. Returns savepoints that are over."""
+        """Updates the checkpoints that have ended or begun. Returns savepoints that have ended."""
         before = self._pending
         self._pending = state.under_way
         statistics = state.statistics
@@ -337,7 +338,7 @@ def _cut(text: str) -> str:
 
 
 def seconds_text(duration_ms: int) -> str:
-    """A duration as people read it: `84 ms`, `1.2 s`, `3 min 20 s`."""
+    """Returns a duration as people read it: `84 ms`, `1.2 s`, `3 min 20 s`."""
     if duration_ms < 1_000:
         return f"{max(0, duration_ms)} ms"
     if duration_ms < 60_000:
@@ -346,7 +347,7 @@ def seconds_text(duration_ms: int) -> str:
 
 
 def bytes_text(size_bytes: int) -> str:
-    """A size as people read it: `812 B`, `1.2 MB`."""
+    """Returns a size as people read it: `812 B`, `1.2 MB`."""
     if size_bytes < 1_000:
         return f"{size_bytes} B"
     for unit, size in (("kB", 10**3), ("MB", 10**6)):

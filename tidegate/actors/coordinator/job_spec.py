@@ -1,4 +1,4 @@
-"""`JobSpec`: what the coordinator knows about its job, and the numbers that both machines and their drivers share.
+"""`JobSpec`: the description of a job for its coordinator, and the numbers that both machines and their drivers share.
 
 The event `JobSubmitted` brings the `JobSpec` into the event log. `pause_ms` gives the pauses between retries, for the
 machine and for the drivers of coordinator and tasks. `draw` and `draw_fraction` give randomness to machines, which have
@@ -18,7 +18,7 @@ from tidegate.storage.codec import wire
 from tidegate.storage.ids import CheckpointId, JobId, OperatorUid, VertexId
 
 STORAGE_OUTAGE_MS = 600_000
-"""How long a job continues without storage, unless its configuration says otherwise."""
+"""Default time in ms for which a job continues without storage."""
 FIRST_PAUSE_MS = 200
 """The pause after the first failure."""
 PAUSE_MS_MAX = 10_000
@@ -85,7 +85,7 @@ class CheckpointSettings:
     ignore_in_flight_of: CheckpointId | None = None
     """The checkpoint whose in-flight data is ignored when it is restored."""
     keep_events: bool = False
-    """Whether what is cut from the event log is kept."""
+    """True if entries that are removed from the event log are archived."""
 
 
 @wire
@@ -182,7 +182,8 @@ class JobSpec:
     """How long a coordinator that takes over waits for the answers of running tasks. None: it does not wait, and
     all tasks start anew."""
     assigned_sources: tuple[AssignedSource, ...] = ()
-    """All other sources have their splits dealt out before the job starts."""
+    """Sources whose splits are assigned while the job runs. Splits of other sources are distributed before it
+    starts."""
 
     aligned_sources: tuple[AlignedSource, ...] = ()
     """Sources that wait for each other in event time."""

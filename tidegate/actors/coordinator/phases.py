@@ -2,7 +2,7 @@
 
 `CoordinatorState.move` and `PendingCheckpoint.advance` look into them. Each table has an entry for every pair of state
 and input, None where the input is illegal. An illegal transition raises ProtocolError and changes nothing.
-`states_page.py` makes `docs/coordinator-states.md` of the tables.
+`__main__.py` makes `docs/coordinator-states.md` of the tables.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ OVER_BY = {
     JobStatus.CANCELLED: JobInput.OVER_CANCELLED,
     JobStatus.SUSPENDED: JobInput.OVER_SUSPENDED,
 }
-"""What ends a job in each status."""
+"""The inputs that end a job in each status."""
 
 
 _PENDING_LEGAL: dict[tuple[PendingPhase, PendingInput], PendingPhase] = {
@@ -159,7 +159,7 @@ PENDING_TRANSITIONS: dict[tuple[PendingPhase, PendingInput], PendingPhase | None
 
 
 def next_status(status: JobStatus, input: JobInput) -> JobStatus:
-    """The status that follows. ProtocolError if none does."""
+    """The status that follows. Raises ProtocolError if none does."""
     following = JOB_TRANSITIONS[status, input]
     if following is None:
         raise ProtocolError(f"a job that is {status.value} cannot take {input.value!r}")
@@ -167,7 +167,7 @@ def next_status(status: JobStatus, input: JobInput) -> JobStatus:
 
 
 def next_phase(phase: PendingPhase, input: PendingInput) -> PendingPhase:
-    """The phase that follows. ProtocolError if none does."""
+    """The phase that follows. Raises ProtocolError if none does."""
     following = PENDING_TRANSITIONS[phase, input]
     if following is None:
         raise ProtocolError(f"a checkpoint in phase {phase.value} cannot take {input.value!r}")

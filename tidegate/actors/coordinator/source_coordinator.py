@@ -1,4 +1,4 @@
-"""What the coordinator does for sources: `assign` assigns splits, `WatermarkAligner` aligns watermarks.
+"""The coordinator's work for sources: `assign` assigns splits, `WatermarkAligner` aligns watermarks.
 
 Splits of bounded sources are assigned to subtasks when these request them (Flink's `SplitEnumerator`, FLIP-27). A fast
 subtask requests more often, and so reads more. Splits of other sources are dealt out in turn, once, where a task is
@@ -189,7 +189,9 @@ def _untaken(state: CoordinatorState, source: AssignedSource, pools: Pools) -> U
 
 
 def _next_for(task: TaskId, pool: UntakenSplits, still_ask: list[int]) -> tuple[int, int]:
-    """Returns which part of what is left a subtask may be given, where the others have read as far as `still_ask`."""
+    """Returns the range of untaken splits that a subtask may get, if the other subtasks have read as far as
+    `still_ask`.
+    """
     begin = pool.after(pool.last(task))
     if begin < len(pool.left):
         return begin, len(pool.left)
@@ -210,10 +212,10 @@ def _source_of(state: CoordinatorState, task: TaskId) -> AssignedSource | None:
 
 
 class WatermarkAligner:
-    """Tells source tasks how far the slowest task of their group is in event time. The coordinator's driver calls it,
+    """Notifies source tasks of the event time of the slowest task of their group. The coordinator's driver calls it,
     outside the machine: its state is never logged. Rules:
 
-    - Every task is answered that tells how far it is. One that waits is also told, as soon as another one's report lets
+    - Every report of a task is answered. A waiting task is also notified as soon as the report of another task lets
       it continue: a group moves at the pace of its slowest member, and not of the interval.
     - A task that is idle, or at the end of its data, holds no other task back.
     - Nothing is answered while the watermark of any task is unknown: after the job has started, after a task has

@@ -40,7 +40,7 @@ _numbers = itertools.count(1)
 
 
 class AsyncCalls:
-    """The calls of one task. `ask` and `heard` run on its mailbox, `collect` on any thread."""
+    """The asynchronous calls of one task. `ask` and `received` run on its mailbox, `collect` on any thread."""
 
     def __init__(
         self, functions: Mapping[OperatorUid, AsyncFunction], why_late: Callable[[], str | None] = lambda: None
@@ -57,7 +57,7 @@ class AsyncCalls:
         self.oldest: int | None = None
         """The number of the call that has been under way for longest; None if none is. Read from any thread."""
         self.collecting = False
-        """Whether an I/O of the task waits for answers."""
+        """True while an I/O of the task waits for answers."""
 
     @property
     def under_way(self) -> bool:
@@ -65,7 +65,7 @@ class AsyncCalls:
         return bool(self._under_way)
 
     def ask(self, instruction: MakeCalls) -> None:
-        """Begin calls."""
+        """Begins calls."""
         loop = self._running_loop()
         if loop is None:
             return
@@ -74,25 +74,25 @@ class AsyncCalls:
         for call in instruction.calls:
             asyncio.run_coroutine_threadsafe(self._answer(instruction.uid, call), loop)
 
-    def heard(self, answers: Answered) -> None:
-        """Answers have come to the task."""
+    def received(self, answers: Answered) -> None:
+        """Removes calls whose answers the task has received."""
         for uid, answer in answers:
             self._under_way.pop((uid, answer.number), None)  # virtual calls are not asked for here
         self._find_oldest()
 
     def collect(self) -> Answered:
-        """Wait for an answer, and take all that are there. Empty once closed."""
+        """Waits for an answer, and returns all answers so far. Empty once closed."""
         found = [self._answers.get()]
         while not self._answers.empty():
             found.append(self._answers.get())
         return () if self._closed else tuple(answer for answer in found if answer is not None)
 
     def call_now(self, uid: OperatorUid, call: Call) -> Answered:
-        """Make one call in this thread."""
+        """Makes one call in this thread."""
         return ((uid, asyncio.run(self._called(uid, call))),)
 
     def close(self) -> None:
-        """Cancel what is under way. May be called again."""
+        """Cancels the calls under way. Idempotent."""
         with self._lock:
             self._closed = True
             loop = self._loop

@@ -8,8 +8,8 @@ Rules:
   next entry; their number is bounded, and so is their time, except for events that are useful only together with later
   ones.
 - An event that changes nothing is not logged at all.
-- Every event of the log has a number, and next to it that of its cause (see `CauseTracker`). The machine knows of
-  neither: the host stamps what goes out with the event that it follows from.
+- Every event of the log has a number, and next to it the number of its cause (see `CauseTracker`). The machine uses
+  neither: the driver stamps each instruction with the event that caused it.
 - After a commit, small files of the tables are compacted. The machine is not involved: what a table shows stays the
   same.
 - While storage is away the machine gets that event and no other: it decides nothing that it could not log. A
@@ -63,9 +63,7 @@ anew."""
 
 
 def replay(event_log: EventLog, job_history: JobHistory | None = None) -> tuple[CoordinatorMachine, LogPosition]:
-    """The machine as the log leaves it, and where the log continues. What is replayed is written into the
-    job_history.
-    """
+    """Replays the log. Returns the machine, and where the log continues. Adds the events to `job_history`."""
     snapshot = event_log.latest_snapshot()
     state: CoordinatorState | None = None
     index = snapshot_index = 0
@@ -154,18 +152,18 @@ class CoordinatorDriver:
         """The number of the next event that the machine handles."""
         self._held_names = 0
         self._instructions: list[Ordered] = []
-        """What follows from the events that are held."""
+        """Instructions that follow from the held events."""
         self._decision_log = DecisionLog(machine.state, wants_details())
         self._lines: list[tuple[Line, EventId, EventId | None]] = []
         """Lines about the held events, to be logged with them: the line, its event, and the cause."""
         self._flushes = False
-        """Whether the events that are held are going to be logged at some time, whatever comes."""
+        """True if the held events are certain to be logged at some time."""
         self._appending = False
         self._halted = False
 
     @property
     def in_charge(self) -> bool:
-        """Returns whether the log says that this incarnation has taken over. From any thread."""
+        """Returns whether the log records that this incarnation has taken over. From any thread."""
         return self._log.in_charge
 
     @property
@@ -177,7 +175,7 @@ class CoordinatorDriver:
         return next((found for each in notes if (found := each.waits_for) is not None), None)
 
     def start(self) -> None:
-        """Take over: the first thing a generation logs is that it exists."""
+        """Takes over: the first log entry of a generation records that it exists."""
         self.handle(ev.CoordinatorStarted(self._port.now_ms(), self.generation))
 
     def handle(self, event: ev.CoordinatorEvent) -> None:
@@ -219,7 +217,7 @@ class CoordinatorDriver:
         return self._withheld.withhold(text, self._log_rows)
 
     def halt(self) -> None:
-        """Stop; nothing is logged or done from now on."""
+        """Stops. Nothing is logged or done from now on."""
         self._halted = True
 
     def _refused(self, event: ev.CoordinatorEvent) -> bool:
@@ -383,7 +381,7 @@ class CoordinatorDriver:
             self._perform(instruction)
 
     def _drop_timeouts(self) -> None:
-        """Drop the timeouts of checkpoints that are over: otherwise each would wait for minutes."""
+        """Drops the timeouts of finished checkpoints, which would otherwise wait for minutes."""
         waiting = []
         for timer in self._timeouts:
             if self.machine.ignores(ev.TimerFired(self._port.now_ms(), timer)):
@@ -406,26 +404,26 @@ class CoordinatorDriver:
                 port.kill_process(instruction)
             case do.StartTasks(tasks=tasks):
                 for task in tasks:
-                    port.tell(task, task_ev.TasksStarted(port.now_ms(), generation))
+                    port.send(task, task_ev.TasksStarted(port.now_ms(), generation))
             case do.AskTasks(attempt, tasks):
                 for task in tasks:
-                    port.tell(task, task_ev.CoordinatorTookOver(port.now_ms(), attempt, generation))
+                    port.send(task, task_ev.CoordinatorTookOver(port.now_ms(), attempt, generation))
             case do.AssignSplits(attempt, task, first, stored):
                 splits = tuple(SourceSplit(split.split_id, split.payload, split.rows) for split in stored)
-                port.tell(task, task_ev.SplitsAssigned(port.now_ms(), attempt, first, splits, generation))
+                port.send(task, task_ev.SplitsAssigned(port.now_ms(), attempt, first, splits, generation))
             case do.TriggerCheckpoint(attempt, checkpoint_id, triggered_at_ms, tasks, options, base):
                 for task in tasks:
                     now_ms = port.now_ms()
                     trigger = task_ev.CheckpointTriggered(
                         now_ms, attempt, checkpoint_id, triggered_at_ms, options, base, generation
                     )
-                    port.tell(task, trigger)
+                    port.send(task, trigger)
             case do.NotifyCompleted(attempt, checkpoint_id, tasks):
                 for task in tasks:
-                    port.tell(task, task_ev.CheckpointCompleted(port.now_ms(), attempt, checkpoint_id, generation))
+                    port.send(task, task_ev.CheckpointCompleted(port.now_ms(), attempt, checkpoint_id, generation))
             case do.NotifyAborted(attempt, checkpoint_id, tasks):
                 for task in tasks:
-                    port.tell(task, task_ev.CheckpointAborted(port.now_ms(), attempt, checkpoint_id, generation))
+                    port.send(task, task_ev.CheckpointAborted(port.now_ms(), attempt, checkpoint_id, generation))
             case do.TriggerHooks():
                 port.run_io(lambda: effects.trigger_hooks(instruction))
             case do.RestoreHooks():
@@ -474,7 +472,7 @@ class WatermarkAnswers:
         for told in self._alignment.reported(state, event):
             at_ms = self._port.now_ms()
             announced = WatermarkAnnounced(at_ms, told.attempt, told.watermark_ms, self._generation)
-            self._port.tell(told.task, announced)
+            self._port.send(told.task, announced)
 
 
 _Key = tuple[VertexId, SubtaskIndex, str, int]
@@ -497,7 +495,7 @@ class InlinedState:
         self._bytes: dict[CheckpointId, dict[_Key, bytes]] = {}
 
     def take(self, event: ev.CoordinatorEvent) -> ev.CoordinatorEvent:
-        """The event without bytes of state."""
+        """Returns the event without bytes of state."""
         if not isinstance(event, ev.CheckpointAcknowledged) or not _inlined(event.state):
             return event
         known = self._bytes.setdefault(event.checkpoint_id, {})
@@ -510,7 +508,7 @@ class InlinedState:
         return replace(event, state=_with_handles(event.state, without))
 
     def put_back(self, metadata: CheckpointMetadata) -> CheckpointMetadata:
-        """The metadata with the bytes of its inlined state."""
+        """Returns the metadata with the bytes of its inlined state."""
         known = self._bytes.get(metadata.checkpoint_id, {})
         subtasks = tuple(
             _with_handles(s, lambda handle, s=s: replace(handle, inline=known[_key(s, handle)]))  # type: ignore[misc]
@@ -519,7 +517,7 @@ class InlinedState:
         return replace(metadata, subtasks=subtasks)
 
     def keep(self, pending: Collection[CheckpointId]) -> None:
-        """Forget the bytes of all other checkpoints."""
+        """Drops the bytes of all other checkpoints."""
         for checkpoint_id in [number for number in self._bytes if number not in pending]:
             del self._bytes[checkpoint_id]
 
@@ -533,7 +531,7 @@ def _key(state: SubtaskState, handle: StateHandle) -> _Key:
 
 
 def _with_handles(state: SubtaskState, change: Callable[[StateHandle], StateHandle]) -> SubtaskState:
-    """The state with every inlined handle changed."""
+    """Returns the state with every inlined handle changed."""
     if not _inlined(state):
         return state
 
@@ -551,7 +549,7 @@ def sanitize_event(event: co.CoordinatorEvent, withhold: Callable[[str], str]) -
     event that the codec cannot encode, whatever is in it, becomes the failure of what it speaks of, with the cause; so
     the log can always be written, and the job continues by its own rules.
 
-    The event, or what takes its place; `withhold` takes values of rows out of a text. CodecError if nothing can.
+    The event, or what takes its place; `withhold` takes values of rows out of a text. Raises CodecError if nothing can.
     """
 
     def fit(text: str) -> str:

@@ -44,7 +44,7 @@ from tidegate.storage.errors import (
 )
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import CheckpointId
-from tidegate.storage.local_copies import OpenNodeFolder, PrivateFolder, remove_copies
+from tidegate.storage.state.local_copies import OpenNodeFolder, PrivateFolder, remove_copies
 from tidegate.storage.tables.maintenance import RunningCompaction, RunningVacuum
 from tidegate.storage.tables.table_files import delete_unreferenced
 from tidegate.storage.tables.table_log import TableLog
@@ -118,7 +118,7 @@ class CoordinatorEffects:
     def write_savepoint(
         self, instruction: do.WriteSavepoint, stops: threading.Event
     ) -> ev.SavepointWritten | ev.SavepointWriteFailed:
-        """Copy a savepoint into its own folder, `_metadata` last, unless `stops` is set."""
+        """Copies a savepoint into its own folder, `_metadata` last, unless `stops` is set."""
         checkpoint_id = instruction.metadata.checkpoint_id
         try:
             return self._write_savepoint(instruction, stops)
@@ -169,7 +169,7 @@ class CoordinatorEffects:
         return ev.SavepointDiscarded(self._now_ms(), checkpoint_id, exported)
 
     def trigger_hooks(self, instruction: do.TriggerHooks) -> ev.HooksTriggered | ev.HookFailed:
-        """Call every master hook, in the order in which they were given."""
+        """Calls every master hook, in the order in which they were given."""
         try:
             states = self._hooks.trigger(instruction.checkpoint_id, instruction.triggered_at_ms)
         except HookError as error:
@@ -200,7 +200,7 @@ class CoordinatorEffects:
     def restore_hooks(
         self, instruction: do.RestoreHooks
     ) -> ev.HooksRestored | ev.HookRestoreFailed | ev.CheckpointDamaged:
-        """Give every master hook what it had kept with the checkpoint."""
+        """Gives every master hook the state that it has stored with the checkpoint."""
         restore = instruction.restore
         try:
             store = self._open_store(restore.root)
@@ -218,7 +218,7 @@ class CoordinatorEffects:
         self.compactor.stop()
 
     def commit_sinks(self, instruction: do.CommitSinks) -> ev.SinksCommitted | ev.SinkCommitFailed:
-        """Commit the files of every table, and what sinks of the user's have prepared; each commit is idempotent."""
+        """Commits the files of every table, and what sinks of the user's have prepared; each commit is idempotent."""
         files: dict[str, list[DataFile]] = {table: [] for table in instruction.tables}
         of_sinks = [c for c in instruction.committables if is_own_sink(c.table)]
         for committable in instruction.committables:
@@ -253,7 +253,7 @@ class CoordinatorEffects:
     def discard_checkpoint(
         self, instruction: do.DiscardCheckpoint
     ) -> ev.CheckpointDiscarded | ev.CheckpointDiscardFailed:
-        """Delete a checkpoint: `_metadata` first, so that no reader finds it half deleted. A tombstone stays."""
+        """Deletes a checkpoint: `_metadata` first, so that no reader finds it half deleted. A tombstone stays."""
         store = self._open_store(self._context.root)
         layout = self._context.layout
         folder = layout.checkpoint_dir(instruction.checkpoint_id)
@@ -276,7 +276,7 @@ class CoordinatorEffects:
         return ev.CheckpointDiscarded(self._now_ms(), instruction.checkpoint_id)
 
     def discard_files(self, instruction: do.DiscardFiles) -> None:
-        """Delete files of a refused acknowledgement; what fails is swept at the end."""
+        """Deletes files of a refused acknowledgement; what fails is swept at the end."""
         delete_files(self._open_store(self._context.root), instruction.paths)
 
     def sweep(self, permit: EndPermit) -> None:
@@ -347,7 +347,7 @@ class HookCalls:
         self._pid = os.getpid()
 
     def trigger(self, checkpoint_id: CheckpointId, timestamp_ms: int) -> tuple[tuple[str, bytes], ...]:
-        """Call every hook for a checkpoint that starts; returns what is to be kept. HookError."""
+        """Calls every hook for a checkpoint that starts. Returns their states to store. Raises HookError."""
         states: list[tuple[str, bytes]] = []
 
         def call(hook: MasterHook) -> None:
@@ -359,7 +359,7 @@ class HookCalls:
         return tuple(states)
 
     def restore(self, checkpoint_id: CheckpointId, states: Mapping[str, bytes]) -> None:
-        """Give every hook what it had kept with a checkpoint. HookError."""
+        """Gives every hook the state that it has stored with a checkpoint. Raises HookError."""
         self._call_all(
             lambda hook: hook.restore(checkpoint_id, states.get(hook.identifier)), f"to restore {checkpoint_id}"
         )
@@ -446,7 +446,7 @@ class TableCompactor:
         return bool(self._context.compactions or self._context.histories) and not self._stopped
 
     def step(self) -> None:
-        """Look at each table, put together what is due, once, and delete some of what is due."""
+        """Looks at each table, compacts due files once, and deletes some of the unneeded files."""
         if self._stopped or not self._lock.acquire(blocking=False):
             return
         try:
@@ -460,11 +460,11 @@ class TableCompactor:
             self._lock.release()
 
     def stop(self) -> None:
-        """Begin nothing any more, and end what is under way soon."""
+        """Begins nothing any more, and soon ends the step under way."""
         self._stopped = True
 
     def close(self) -> None:
-        """Stop, wait until nothing is under way, and delete what was written in vain. Raises StorageError.
+        """Stops, waits until nothing is under way, and deletes what was written in vain. Raises StorageError.
 
         Nothing is deleted of a table whose log has lost entries: its files are all that is left of their rows.
         """
@@ -510,7 +510,7 @@ class TableCompactor:
         return self._vacuums[url]
 
     def _checkpoints(self) -> tuple[CheckpointId, ...]:
-        """The checkpoints of the job that are there, whatever state they are in. StorageError."""
+        """The checkpoints of the job that are there, whatever state they are in. Raises StorageError."""
         names = self._open_store(self._context.root).list(self._context.layout.job_dir())
         return tuple(found for found in map(parse_checkpoint_name, names) if found is not None)
 

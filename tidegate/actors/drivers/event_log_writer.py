@@ -5,8 +5,8 @@ Rules:
 - An entry is tried again, after growing pauses, for as long as an outage may last; then the writer gives up.
 - The predecessor of an entry is looked for where the log could have gone on without this writer (see `EventLog`): at
   its first entry, and at one that it tries again. Besides, every now and then, to notice that the log was deleted.
-- The fold of the log is stored now and then, and the log cut behind the previous fold. What is cut is kept where the
-  job says so: that takes a request for each entry, so it happens next to the log, which continues meanwhile.
+- The fold of the log is stored now and then, and the log cut behind the previous fold. Removed entries are archived if
+  the job is configured so. That takes a request for each entry, so it happens while the log continues.
 """
 
 from __future__ import annotations
@@ -120,10 +120,10 @@ class LogWriter:
         went_away: Callable[[str], None],
         failed: Callable[[BaseException], None],
     ) -> None:
-        """Write an entry, and then call `written`, or `failed` with the reason for giving up.
+        """Writes an entry, and then calls `written`, or `failed` with the reason for giving up.
 
-        FencedError: another coordinator has continued the log. LogDeletedError: it is gone. `went_away` is called when
-        the first attempt of an entry has failed and there will be others.
+        The reason is a FencedError if another coordinator has continued the log, and a LogDeletedError if the log was
+        deleted. `went_away` is called when the first attempt of an entry has failed and others will follow.
         """
         at_ms = self._port.now_ms()
         entry = LogEntry(self._next_index, self._generation, at_ms, self._incarnation, events, first_event, causes)
@@ -172,7 +172,7 @@ class LogWriter:
         return f"the job goes on without checkpoints, and this is tried again for up to {self.outage_ms / 1000:g} s"
 
     def store_fold_if_due(self, state: CoordinatorState, next_event: EventId, causes: CauseTracker) -> None:
-        """Store the fold of all entries so far, from time to time, and cut the log behind the one before."""
+        """Stores the fold of all entries so far, from time to time, and cuts the log behind the previous fold."""
         few = self._next_index - self._counted_from < self._entries_a_snapshot
         if few and self._bytes_since_snapshot < BYTES_A_SNAPSHOT:
             return

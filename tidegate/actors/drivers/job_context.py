@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from secrets import token_bytes
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from tidegate.actors.coordinator.job_spec import STORAGE_OUTAGE_MS
 from tidegate.actors.drivers.log_lines import LogSettings
@@ -22,7 +22,10 @@ from tidegate.storage.argument_checks import check_folder, check_kind, check_swi
 from tidegate.storage.checkpoints.layout import CheckpointLayout
 from tidegate.storage.checkpoints.lease import LEASE_MS_DEFAULT
 from tidegate.storage.ids import AttemptNumber, JobId, OperatorUid
-from tidegate.storage.tables.maintenance import CompactionSettings
+
+if TYPE_CHECKING:
+    # Tasks must not load the modules of tables.
+    from tidegate.storage.tables.maintenance import CompactionSettings
 
 INTERVAL_MS = 10_000
 TIMEOUT_MS = 50_000
@@ -76,7 +79,7 @@ class DataPlaneOptions:
     shared_bytes: int = 16 * 1024 * 1024
     """Memory for the rows that a worker sends to another one on its node, in bytes; 0: rows go over the socket."""
     sockets: bool = True
-    """Whether processes on one node exchange frames, credit and orders over sockets instead of Ray calls."""
+    """True if processes on one node exchange frames, credit and orders over sockets instead of Ray calls."""
     inline_bytes_max: int = 20 * 1024
     exactly_once: bool = True
     """False: barriers block nothing, and rows may be processed twice after a failure."""
@@ -133,7 +136,7 @@ class JobContext:
     configuration: Mapping[str, str] = field(default_factory=dict)
     """The settings in effect, by their keys, as people read them."""
     temporary: bool = False
-    """Whether `root` is a temporary folder, from which the job is deleted when it is over and nothing needs it."""
+    """True if `root` is a temporary folder, from which the job is deleted once it is over and not needed any more."""
     secret: bytes = field(default_factory=partial(token_bytes, SECRET_BYTES), repr=False)
     """The secret that a process of the job presents when it connects to another one."""
 

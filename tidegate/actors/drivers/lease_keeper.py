@@ -13,7 +13,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tidegate.actors.drivers.job_context import JobContext
-from tidegate.storage.checkpoints.lease import RENEWALS_A_LEASE, Lease, hold, let_go, read_lease, write_lease
+from tidegate.storage.checkpoints.lease import (
+    RENEWALS_A_LEASE,
+    Lease,
+    hold_lease,
+    read_lease,
+    release_lease,
+    write_lease,
+)
 from tidegate.storage.clock import now_ms
 from tidegate.storage.files.store import OpenStore, Store
 from tidegate.storage.ids import JobId
@@ -58,7 +65,7 @@ class LeaseKeeper:
 
     @staticmethod
     def started(context: JobContext, open_store: OpenStore, driver: ProcessId | None = None) -> LeaseKeeper:
-        """Take the lease of a job that begins to run."""
+        """Takes the lease of a job that begins to run."""
         root = open_store(context.root)
         keeper = LeaseKeeper(root, context.job_id, context.job_name, context.lease_ms, driver)
         keeper.start()
@@ -67,10 +74,10 @@ class LeaseKeeper:
     def start(self) -> None:
         """Takes the lease, and renews it from then on. A job runs without one while storage is away.
 
-        RuntimeError if the process may have no more threads. Then the lease is ended.
+        Raises RuntimeError if the process may have no more threads. Then the lease is ended.
         """
         if self._token:
-            hold(self._token)
+            hold_lease(self._token)
         self._renew()
         try:
             self._thread.start()
@@ -103,7 +110,7 @@ class LeaseKeeper:
         self._stopped.set()
         if self._thread.is_alive():
             self._thread.join(END_WAIT_S)
-        let_go(self._token)
+        release_lease(self._token)
         return True
 
     def _run(self) -> None:

@@ -38,7 +38,7 @@ class LogSettings:
     """Levels of single loggers, by name."""
     as_json: bool = False
     rows: bool = False
-    """Whether values of users' rows may be in logs, the event log, pages and REST."""
+    """True if values of users' rows may be in logs, the event log, pages and REST."""
 
 
 def log_fields(**given: object) -> dict[str, object]:
@@ -56,7 +56,7 @@ _thread = _Thread()
 
 
 def lines_are_about(fields: Mapping[str, object]) -> None:
-    """State these of `FIELDS` in each line of JSON that this thread logs from now on, in place of those before."""
+    """Sets which `FIELDS` each line of JSON has that this thread logs from now on. They replace earlier ones."""
     _thread.fields = fields
 
 

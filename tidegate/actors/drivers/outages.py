@@ -1,4 +1,4 @@
-"""What drivers do while storage does not answer: take notes for people, and leave what cannot be deleted."""
+"""Handles unavailable storage in drivers: notes for people, and deletions that are left for later."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class NotesOfMany:
 
 
 def delete_files(store: Store, paths: Iterable[str]) -> None:
-    """Delete these files. What cannot be deleted now is swept at the end of the job."""
+    """Deletes these files. What cannot be deleted now is swept at the end of the job."""
     for path in paths:
         try:
             store.delete(path)

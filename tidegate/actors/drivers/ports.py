@@ -33,7 +33,7 @@ class TaskPort(Protocol):
     """The world as one task sees it."""
 
     virtual: bool
-    """Whether time is virtual, so that nothing may wait in a thread of its own."""
+    """True if time is virtual, so that nothing may wait in a thread of its own."""
 
     def now_ms(self) -> int:
         """The time."""
@@ -44,27 +44,27 @@ class TaskPort(Protocol):
         ...
 
     def send_frame(self, frame: SendFrame) -> None:
-        """Fire and forget, in order for each channel."""
+        """Sends without waiting for an answer. Messages of one channel arrive in order."""
         ...
 
     def grant_credit(self, grant: GrantCredit) -> None:
-        """Fire and forget."""
+        """Sends without waiting for an answer."""
         ...
 
     def report(self, event: CoordinatorEvent) -> None:
-        """Report to the coordinator."""
+        """Reports to the coordinator."""
         ...
 
     def run_io(self, work: Callable[[], TaskEvent | TryAgain | None]) -> None:
-        """Run off the mailbox thread; what it returns goes to the task's host. An exception fails the task."""
+        """Runs off the mailbox thread; the result goes to the task's driver. An exception fails the task."""
         ...
 
     def call_later(self, delay_ms: int, action: Callable[[], None]) -> None:
-        """Run an action on the task's mailbox after a delay, if the task is still there."""
+        """Runs an action on the task's mailbox after a delay, if the task is still there."""
         ...
 
     def set_timer(self, instruction: SetTaskTimer, delay_ms: int) -> None:
-        """Send the task a `TimerDue` after a delay, by the monotonic clock."""
+        """Sends the task a `TimerDue` after a delay, by the monotonic clock."""
         ...
 
 
@@ -80,23 +80,23 @@ class CoordinatorPort(Protocol):
         ...
 
     def deploy(self, instruction: DeployAttempt) -> None:
-        """Start the tasks of an attempt, replacing their earlier attempts."""
+        """Starts the tasks of an attempt, replacing their earlier attempts."""
         ...
 
     def cancel_attempt(self, instruction: CancelAttempt) -> None:
-        """Stop tasks of an attempt, and of older ones."""
+        """Stops tasks of an attempt, and of older ones."""
         ...
 
     def kill_process(self, instruction: KillProcess) -> None:
-        """End a process that was given up, unless it has ended."""
+        """Ends a process that was given up, unless it has ended."""
         ...
 
-    def tell(self, task: TaskId, event: TaskEvent) -> None:
-        """Send an event to a task in its current attempt. Fire and forget."""
+    def send(self, task: TaskId, event: TaskEvent) -> None:
+        """Sends an event to a task in its current attempt. Fire and forget."""
         ...
 
     def run_io(self, work: Callable[[], CoordinatorEvent | None]) -> None:
-        """Run off the mailbox thread; the event that it returns goes to the coordinator."""
+        """Runs off the mailbox thread; the event that it returns goes to the coordinator."""
         ...
 
     def run_copy(self, work: Callable[[], CoordinatorEvent | None]) -> None:
@@ -104,26 +104,26 @@ class CoordinatorPort(Protocol):
         ...
 
     def append(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
-        """Run a write of the event log off the mailbox thread, and `done` with its error on the mailbox."""
+        """Runs a write of the event log off the mailbox thread, and `done` with its error on the mailbox."""
         ...
 
     def set_timer(self, instruction: SetTimer, delay_ms: int) -> None:
-        """Send the coordinator a `TimerFired` after a while; replaces a timer of the same name.
+        """Sends the coordinator a `TimerFired` after a while; replaces a timer of the same name.
 
         The delay is measured by the monotonic clock; the time in the instruction is wall-clock time.
         """
         ...
 
     def cancel_timer(self, timer: str) -> None:
-        """Drop a timer: nothing would follow from it any more."""
+        """Drops a timer: nothing would follow from it any more."""
         ...
 
     def call_later(self, delay_ms: int, action: Callable[[], None]) -> None:
-        """Run an action on the coordinator's mailbox after a delay."""
+        """Runs an action on the coordinator's mailbox after a delay."""
         ...
 
     def complete_request(self, instruction: CompleteRequest) -> None:
-        """Answer a user's request."""
+        """Answers a user's request."""
         ...
 
     def end_job(self, instruction: EndJob) -> None:

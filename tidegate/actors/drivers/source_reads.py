@@ -60,7 +60,7 @@ class SplitReads:
         self._closed = False
 
     def read(self, instruction: ReadSource, patient: bool) -> SourceBatchRead | None:
-        """Read one batch; nothing once this is closed. `patient`: it may take the time that the instruction gives."""
+        """Reads one batch; nothing once this is closed. `patient`: it may take the time that the instruction gives."""
         with self._lock:
             if self._closed:
                 return None
@@ -106,12 +106,12 @@ class SplitReads:
         empty = 0
         result = self._read(reader, split, offset, instruction.rows_max)
         for split, next_offset in instruction.others:
-            if self._closed or not result.says_nothing(offset):
+            if self._closed or not result.is_empty(offset):
                 break
             offset = next_offset
             empty = empty + 1
             result = self._read(reader, split, offset, instruction.rows_max)
-        return _Tried(False, empty, result, result.says_nothing(offset))
+        return _Tried(False, empty, result, result.is_empty(offset))
 
     def _read(self, reader: SourceReader, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
         result = self._check(split, offset, reader.read(split, offset, rows_max))
@@ -120,7 +120,7 @@ class SplitReads:
         return replace(result, batch=owned_batch(result.batch))  # a user's reader may use its arrays again
 
     def close(self) -> bool:
-        """Release the source's files, now or after the read that is under way. Whether that is new."""
+        """Releases the source's files, now or after the read that is under way. Whether that is new."""
         with self._lock:
             if self._closed:
                 return False

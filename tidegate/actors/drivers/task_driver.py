@@ -84,19 +84,19 @@ class TaskDriver:
         return self._effects.calls.oldest
 
     def restore(self, restore: RestorePoint | None) -> None:
-        """Begin the task's life."""
+        """Begins the task's life."""
         self._tell("begins afresh" if restore is None else f"begins from {restore.pointer}")
         self._run_through_outages(lambda: self._effects.restore(restore))
 
     def _tell(self, what: str, level: int = logging.INFO, checkpoint: CheckpointId | None = None) -> None:
-        """Log what has become of the task."""
+        """Logs what has become of the task."""
         task = self.machine.descriptor.task
         attempt = self.machine.attempt
         fields = log_fields(task=str(task), attempt=attempt, checkpoint=checkpoint)
         log.log(level, "Task %s of attempt %d %s", task, attempt, what, extra=fields)
 
     def _log_arrival(self, event: ev.FrameArrived | ev.CheckpointTriggered) -> None:
-        """Log barriers that come in, at DEBUG."""
+        """Logs barriers that come in, at DEBUG."""
         if isinstance(event, ev.CheckpointTriggered):
             self._log_barrier(event.checkpoint_id, event.at_ms, event.triggered_at_ms, "from the coordinator")
             return
@@ -114,7 +114,7 @@ class TaskDriver:
         self._tell(what, logging.DEBUG, checkpoint_id)
 
     def _log_snapshot(self, instruction: do.PersistSnapshot, sync_ms: int) -> None:
-        """Log the end of an alignment and of the synchronous part, at DEBUG."""
+        """Logs the end of an alignment and of the synchronous part, at DEBUG."""
         checkpoint_id = instruction.checkpoint_id
         aligned_ms = max(0, self._at_ms - self._barriers_at_ms.pop(checkpoint_id, self._at_ms))
         self._tell(f"aligned checkpoint {checkpoint_id} in {aligned_ms} ms", logging.DEBUG, checkpoint_id)
@@ -122,7 +122,7 @@ class TaskDriver:
         self._tell(what, logging.DEBUG, checkpoint_id)
 
     def _log_acknowledgement(self, instruction: do.Acknowledge) -> None:
-        """Log the end of the asynchronous part, at DEBUG."""
+        """Logs the end of the asynchronous part, at DEBUG."""
         checkpoint_id = instruction.checkpoint_id
         metrics = instruction.metrics
         what = (
@@ -152,7 +152,7 @@ class TaskDriver:
         elif isinstance(event, ev.CheckpointTriggered) and log.isEnabledFor(logging.DEBUG):
             self._log_arrival(event)
         elif isinstance(event, ev.CallsAnswered):
-            self._effects.calls.heard(event.answers)
+            self._effects.calls.received(event.answers)
             self._effects.calls.collecting = False
             self._collect()
         elif isinstance(event, ev.FileStaged):
@@ -175,7 +175,7 @@ class TaskDriver:
             self.times.waited(now_ms, self.machine.outputs.over_limit)
 
     def _run_through_outages(self, work: Callable[[], ev.TaskEvent | None]) -> None:
-        """Run I/O that the task cannot do without, again and again for as long as an outage of storage may last."""
+        """Runs I/O that the task cannot do without, again and again for as long as an outage of storage may last."""
         port = self._port
         limit_ms = self._effects.storage_outage_ms
         notes = OutageNotes(f"storage of {self.machine.descriptor.task}", port.monotonic_ms)
@@ -209,7 +209,7 @@ class TaskDriver:
         self._port.call_later(event.delay_ms, event.again)
 
     def turn(self) -> bool:
-        """Process one element if there is one. Whether there was."""
+        """Processes one element if there is one. Returns whether there was one."""
         if not self.machine.runnable:
             return False
         begin_ms = self._port.monotonic_ms()
@@ -231,7 +231,7 @@ class TaskDriver:
         self._effects.hurry()
 
     def close(self) -> None:
-        """Release what the task holds, also in the middle of its life. Never raises: the task is over anyway."""
+        """Releases the task's resources, also in the middle of its life. Never raises, as the task is over."""
         self._tell("lets go of what it holds")
         for what, close in (("an operator", self.machine.close), ("the source", self._effects.close)):
             try:
@@ -242,7 +242,7 @@ class TaskDriver:
                 log_failure(log, f"{what} of {self.machine.descriptor.task} could not be closed", error)
 
     def _stage(self, instruction: do.StageFile) -> None:
-        """Write off the mailbox thread: files of tables in any order, but rows for a sink of the user's one by one."""
+        """Writes off the mailbox thread: files of tables in any order, but rows for a sink of the user's one by one."""
         work = partial(self._effects.stage, instruction)
         sinks = self._effects.sinks
         if instruction.uid in sinks:

@@ -32,15 +32,15 @@ from tidegate.storage.checkpoints.metadata import NativeState, StateHandle
 from tidegate.storage.errors import DAMAGE, StorageError, may_be_awaited
 from tidegate.storage.files.store import OpenStore, Store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, OperatorUid
-from tidegate.storage.local_copies import (
+from tidegate.storage.state.backend_files import write_native
+from tidegate.storage.state.in_flight import ChannelEnd, InFlightRows, write_in_flight
+from tidegate.storage.state.local_copies import (
     LocalCopies,
     NodeFolder,
     OpenNodeFolder,
     PrivateFolder,
     remove_stale_copies,
 )
-from tidegate.storage.state.backend_files import write_native
-from tidegate.storage.state.in_flight import ChannelEnd, InFlightRows, write_in_flight
 from tidegate.storage.state.state_file import write_state
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class TaskEffects:
         self._tables = {spec.uid: spec.table for spec in descriptor.operators if spec.table is not None}
 
     def restore(self, restore: RestorePoint | None) -> ev.TaskRestored | ev.DamageFound:
-        """Read what the operators of this task had in a checkpoint, and what was in flight towards it.
+        """Reads what the operators of this task had in a checkpoint, and what was in flight towards it.
 
         A damaged checkpoint is not a failure of the task. What earlier attempts have left on this node's disk is
         deleted before.
@@ -108,7 +108,8 @@ class TaskEffects:
         task = self._descriptor.task
         backend = self._descriptor.backend
         own = restore.job_id == self._context.job_id and not restore.savepoint
-        # Files of a native savepoint are copies, like those of the job's own checkpoints. A changelog begins with rows.
+        # Files of a native savepoint are copies, like the files of the job's own checkpoints. A changelog begins with
+        # rows.
         fits = own or (restore.savepoint and not backend.changelog)
         folder = backend.directory if backend.kind == "rocksdb" and fits else None
         known = {uid: kept.kept(restore.checkpoint_id) for uid, kept in self.kept.items()} if own else {}
@@ -147,7 +148,7 @@ class TaskEffects:
         )
 
     def read_source(self, instruction: do.ReadSource, patient: bool = True) -> ev.SourceBatchRead | None:
-        """Read one batch; nothing once the task is closed. `patient`: it may take time to wait for rows."""
+        """Reads one batch; nothing once the task is closed. `patient`: it may take time to wait for rows."""
         return self._reads.read(instruction, patient)
 
     def persist(self, instruction: do.PersistSnapshot, sync_ms: int) -> ev.SnapshotPersisted | ev.SnapshotFailed | None:
@@ -173,7 +174,7 @@ class TaskEffects:
     def persist_channel_state(
         self, instruction: do.PersistChannelState
     ) -> ev.ChannelStatePersisted | ev.SnapshotFailed | None:
-        """Write the in-flight elements of a snapshot: a file of their own, or inlined when small.
+        """Writes the in-flight elements of a snapshot: a file of their own, or inlined when small.
 
         What is written when the task is over meanwhile is deleted at once, as by `persist`.
         """
@@ -211,7 +212,7 @@ class TaskEffects:
         return ev.ChannelStatePersisted(self._now_ms(), instruction.checkpoint_id, handle)
 
     def persist_segment(self, instruction: do.PersistSegment) -> ev.SegmentPersisted | ev.SegmentFailed | None:
-        """Write a segment of the changelog, or a base. What comes too late is deleted, as by `persist`."""
+        """Writes a segment of the changelog, or a base. What comes too late is deleted, as by `persist`."""
         store = self._stores.to_write(None)
         descriptor = self._descriptor
         number = instruction.number
@@ -234,7 +235,7 @@ class TaskEffects:
 
     @property
     def keeps_copies(self) -> bool:
-        """Whether `checkpoint_over` has to be called."""
+        """Returns whether `checkpoint_over` has to be called."""
         return self._stores.keeps_copies
 
     def checkpoint_over(self, event: ev.CheckpointCompleted | ev.CheckpointAborted) -> None:
@@ -245,7 +246,7 @@ class TaskEffects:
             self._stores.aborted(event.checkpoint_id)
 
     def stage(self, instruction: do.StageFile) -> ev.FileStaged | None:
-        """Write one data file of a sink; no reader sees it before it is committed."""
+        """Writes one data file of a sink; no reader sees it before it is committed."""
         if instruction.uid in self.sinks:
             prepared = self.sinks.stage(instruction)
             if prepared is None:
@@ -265,7 +266,7 @@ class TaskEffects:
         return ev.FileStaged(self._now_ms(), instruction.uid, instruction.index, file)
 
     def discard(self, instruction: do.DiscardState) -> None:
-        """Delete files of state that no checkpoint will refer to."""
+        """Deletes files of state that no checkpoint will refer to."""
         delete_files(self._open_store(self._context.root), instruction.paths)
 
     def hurry(self) -> None:
@@ -274,7 +275,7 @@ class TaskEffects:
         self.calls.close()
 
     def close(self) -> None:
-        """Release the source's files. May be called again."""
+        """Releases the source's files. May be called again."""
         self._over.set()
         if not self._reads.close():
             return
@@ -293,10 +294,10 @@ REMEMBERED_MAX = 64
 
 
 class StateStores:
-    """The stores to which one task writes its state: checkpoint storage, and local copies if the job wants them.
+    """The stores to which one task writes its state: checkpoint storage, and local copies if the job uses them.
 
-    With local copies everything that is written goes to the node's disk too, and what a restart reads comes from there
-    as long as it is right. With storage in the coordinator's memory a state has a limit.
+    With local copies everything is also written to the disk of the node, and a restart reads from there as long as the
+    copies are intact. If storage is the coordinator's memory, the size of a state is limited.
     """
 
     def __init__(
@@ -361,7 +362,7 @@ class StateStores:
                 self._needed.pop(checkpoint_id, None)
                 with_changelog = checkpoint_id == self._completed
             if not with_changelog:
-                # Before any checkpoint is complete, copies of the changelog are stored with those of the first, which
+                # Before any checkpoint is complete, copies of the changelog are stored with its first checkpoint, which
                 # may fail.
                 self._copies.aborted(checkpoint_id)
 
@@ -411,7 +412,7 @@ def write_snapshot(store: Store, context: JobContext, task: TaskId, snapshot: do
 def write_segment(
     store: Store, context: JobContext, task: TaskId, attempt: AttemptNumber, segment: do.PersistSegment
 ) -> StateHandle | None:
-    """Store what a subtask has frozen for its changelog; None if that is nothing. Raises StorageError."""
+    """Stores what a subtask has frozen for its changelog; None if that is nothing. Raises StorageError."""
     path = context.layout.changelog_file(task.vertex, task.subtask, attempt, segment.number, segment.whole)
     put = [(s.uid, state) for s in segment.snapshots for state in (*s.states, *s.layer)]
     inline_threshold = context.options.inline_bytes_max // LAYERS_MAX

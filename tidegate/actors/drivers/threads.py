@@ -55,7 +55,7 @@ def leave_unreported() -> None:
 
 
 def leave_if_forked(pid: int) -> None:
-    """End the process if it is not the one with this id."""
+    """Ends the process if it is not the one with this id."""
     if os.getpid() != pid:
         leave(EXIT_FORKED, _FORKED)
 
@@ -65,8 +65,9 @@ class NotBackError(Exception):
 
 
 def call_within(call: Callable[[], T], limit_s: float, name: str) -> T:
-    """Calls code that may never return, on a daemon thread, and waits up to `limit_s` for its result. Raises
-    NotBackError after that. RuntimeError if the thread cannot be started.
+    """Calls code that may never return, on a daemon thread, and waits up to `limit_s` for its result.
+
+    Raises NotBackError after that, and RuntimeError if the thread cannot be started.
     """
     future: Future[T] = Future()
     pid = os.getpid()
@@ -111,7 +112,7 @@ def is_unfit(error: BaseException | None) -> bool:
 
 
 class ThreadPool:
-    """Runs pieces of work side by side. RuntimeError from the constructor if its threads cannot be started."""
+    """Runs pieces of work side by side. Raises RuntimeError from the constructor if its threads cannot be started."""
 
     def __init__(self, threads: int, name: str, died: Callable[[BaseException], object]) -> None:
         self._name = name
@@ -138,9 +139,9 @@ class ThreadPool:
             raise
 
     def submit(self, work: Callable[[], T], done: Callable[[Future[T]], object]) -> None:
-        """Have work done, and then `done` called with its result or error, on the same thread.
+        """Runs the work on a thread of the pool, then calls `done` with its result or error on the same thread.
 
-        Nothing happens once the pool is closed. RuntimeError if too much waits already.
+        Nothing happens once the pool is closed. Raises RuntimeError if too much waits already.
         """
 
         def run() -> None:
@@ -166,7 +167,7 @@ class ThreadPool:
         return self._closed
 
     def close(self, then: Callable[[], object] = _nothing) -> None:
-        """Drop what waits. `then` is called once, by the last thread that comes back; this does not wait for it."""
+        """Drops what waits. `then` is called once, by the last thread that comes back; this does not wait for it."""
         with self._lock:
             if self._closed:
                 return
@@ -209,6 +210,6 @@ class ThreadPool:
 
 
 def join_all(pools: tuple[ThreadPool, ...], timeout_s: float) -> bool:
-    """Wait for closed pools, all together for so long; whether all have come to an end."""
+    """Waits for closed pools, up to `timeout_s` in total. Returns whether all threads have ended."""
     deadline_s = time.monotonic() + timeout_s
     return all(pool.join(max(0.0, deadline_s - time.monotonic())) for pool in pools)

@@ -41,7 +41,7 @@ class SinkWriters:
 
     Rules:
 
-    - What one sink is given is written in order, one call at a time: `begin` and `over` say when the next one may
+    - The rows of one sink are written in order, one call at a time: `begin` and `over` mark when the next one may
       start.
     - What a sink raises fails the task, and names the operator. It is not retried: it is unknown how much was written.
     - A task may be closed in the middle of a call. The thread that calls closes the sink then, so that no two are
@@ -69,7 +69,7 @@ class SinkWriters:
         return uid in self._writers
 
     def begin(self, uid: OperatorUid, start: Callable[[], None]) -> None:
-        """Start a call of `stage` as soon as those before it are over."""
+        """Starts a call of `stage` as soon as those before it are over."""
         self._waiting[uid].append(start)
         if len(self._waiting[uid]) == 1:
             start()
@@ -83,7 +83,7 @@ class SinkWriters:
                 waiting[0]()
 
     def stage(self, instruction: StageFile) -> DataFile | None:
-        """Write rows and, where a checkpoint begins, prepare. None if the task is closed."""
+        """Writes rows and, if a checkpoint begins, prepares them. Returns None if the task is closed."""
         uid = instruction.uid
         with self._lock:
             if self._closed:
@@ -100,7 +100,7 @@ class SinkWriters:
                 _close(writer)
 
     def close(self) -> None:
-        """Close every sink that was opened. Called once."""
+        """Closes every sink that was opened. Called once."""
         with self._lock:
             if self._closed:
                 return
@@ -135,7 +135,7 @@ class SinkWriters:
 
 
 def _checked(prepared: object) -> tuple[bytes, ...]:
-    """Returns what `prepare` has returned. ConfigurationError for anything else than a few bytes."""
+    """Returns what `prepare` has returned. Raises ConfigurationError for anything else than a few bytes."""
     if isinstance(prepared, bytes | str) or not hasattr(prepared, "__iter__"):
         raise ConfigurationError(
             f"prepare must return a list of committables, each of bytes, not {type(prepared).__name__}; an empty list "
@@ -203,9 +203,9 @@ class SinkCommitters:
         return place in self._specs
 
     def commit(self, job_id: JobId, checkpoint_id: CheckpointId, asked: Iterable[Committable]) -> None:
-        """Commit what a completed checkpoint covers. SinkFailedError; those before the one that fails are done.
+        """Commits what a completed checkpoint covers. Raises SinkFailedError. Commits before the failed one stay.
 
-        SinkHangsError if a sink does not come back from its call.
+        Raises SinkHangsError if a sink does not come back from its call.
         """
         found: dict[str, list[bytes]] = {}
         for committable in asked:

@@ -12,7 +12,7 @@ Rules:
   left there. Nothing is deleted for its age, because a job may live and be idle, nor where it cannot be known whether
   the process is gone.
 - What a job leaves on the coordinator's node goes when it ends.
-- No deletion raises. The folder is this user's alone, or it is not used: files that lie in it are taken for the state
+- No deletion raises. The folder is this user's alone, or it is not used: its files count as the state
   of a task, which may hold pickles.
 """
 
@@ -53,7 +53,7 @@ def work_folder(folder: str, job_id: JobId, task: TaskId, attempt: AttemptNumber
 def prepare_work(folder: str, job_id: JobId, task: TaskId, attempt: AttemptNumber) -> None:
     """Makes the node's folder, marks that this process works in it, and deletes abandoned folders.
 
-    ConfigurationError if the folder is not this user's alone, StorageError if it cannot be made.
+    Raises ConfigurationError if the folder is not this user's alone, StorageError if it cannot be made.
     """
     own = _task_folder(job_id, task)
     try:
@@ -69,7 +69,7 @@ def prepare_work(folder: str, job_id: JobId, task: TaskId, attempt: AttemptNumbe
 
 
 def remove_work(folder: str, job_id: JobId) -> None:
-    """Delete everything of a job that is over."""
+    """Deletes everything of a job that is over."""
     try:
         if is_private(folder):
             remove_inside(folder, job_id)

@@ -4,12 +4,12 @@ A slot holds subtask i of every step that shares it. Rules:
 
 - Subtasks take turns. A turn is the work on one batch at most. What subtasks of the worker send each other is appended
   to one queue, without copying or encoding it, and handled before the next turn, in the order in which it was sent.
-  `transport.py` says how frames travel in general.
-- What a subtask raises has failed that subtask alone; the others continue. The failure is reported before anything is
+  `Transport` describes how frames travel in general.
+- An exception of a subtask fails this subtask alone. The failure is reported before anything is
   closed or logged, because that may fail too, or never return.
 - A subtask that is stopped leaves its keyed state to the next attempt of the same subtask in this worker.
-- What a subtask holds is closed once its I/O that is under way has returned. I/O that waits for a thread is dropped.
-- Nothing here knows Ray. A runtime makes the subtasks (`Subtask`) and takes their ends (`Wiring`).
+- A subtask closes its resources once its running I/O has returned. I/O that waits for a thread is dropped.
+- This module does not depend on Ray. A runtime makes the subtasks (`Subtask`) and handles their ends (`Wiring`).
 """
 
 from __future__ import annotations
@@ -46,26 +46,26 @@ class Transport(Protocol):
     attempt. Whatever carries it, a frame arrives as `FrameArrived` at `Worker.deliver`, and a grant as `CreditGranted`.
 
     - In the same worker: `QueueTransport` (`worker.py`) appends the elements themselves to the queue of the worker.
-    - In another worker on the same node: `PeerLink` (`runtimes/ray/exchange/peer_links.py`) writes to a socket, and
-      rows to shared memory. A socket keeps the order.
-    - On another node, or without sockets: `PeerCalls` (`runtimes/ray/task/peer_calls.py`) makes calls of Ray, which Ray
-      repeats. Frames are numbered, and the receiver sorts them (`runtimes/ray/task/frame_order.py`).
+    - In another worker on the same node: `PeerConnection` (`ray/peer_connections.py`) writes to a socket, and rows
+      to shared memory. A socket keeps the order.
+    - On another node, or without sockets: `PeerCalls` (`ray/peer_transports.py`) makes calls of Ray, which Ray repeats.
+      Frames are numbered, and the receiver sorts them (`OrderedFrames`).
 
-    Rules that all of them keep:
+    Rules for all of them:
 
     - The transport of a channel is known before the subtask reports that it is ready, so before rows flow. It never
       changes during an attempt.
     - Elements of one channel are handed over once and in the order in which they were sent, or the attempt fails.
-    - No send waits. What is on its way is bounded by the credit of the channel.
+    - No send waits. The credit of the channel bounds the bytes on their way.
     - The receiver drops everything that belongs to another attempt.
     - A subtask that has finished has ended once its receivers have handled all that it has sent.
     """
 
     def send(self, frame: do.SendFrame) -> None:
-        """Send a frame to the receiver of its channel."""
+        """Sends a frame to the receiver of its channel."""
 
     def grant(self, grant: do.GrantCredit) -> None:
-        """Grant credit to the sender of a channel."""
+        """Grants credit to the sender of a channel."""
 
 
 IO_THREADS = 4
@@ -93,11 +93,11 @@ class IoPool(ThreadPool):
 
 
 def io_pool(graph: JobGraph, tasks: Iterable[TaskId], name: str, died: Callable[[BaseException], object]) -> IoPool:
-    """Start the threads for the I/O of these subtasks in one attempt. RuntimeError if they cannot be started.
+    """Starts the I/O threads of these subtasks for one attempt. Raises RuntimeError if they cannot be started.
 
-    A read of a source may block for as long as it likes, so every source subtask has a thread to itself (it reads one
-    thing at a time), and so has every step that waits for functions. A read cannot be interrupted: the next attempt
-    gets new threads, and those of the old one end with their reads.
+    A read of a source may block for any time, so every source subtask has a thread to itself (it reads one thing at a
+    time), and so has every step that waits for functions. A read cannot be interrupted: the next attempt gets new
+    threads, and the old threads end with their reads.
     """
     vertices = [graph.vertex(task.vertex) for task in tasks]
     sources = sum(vertex.source is not None for vertex in vertices)
@@ -109,10 +109,10 @@ class Wiring(Protocol):
     """A runtime, as a worker uses it."""
 
     def post(self, action: Callable[[], object]) -> None:
-        """Have an action run on the worker's thread. From any thread."""
+        """Runs an action on the worker's thread. From any thread."""
 
     def call_later(self, delay_ms: int, action: Callable[[], object]) -> None:
-        """Have an action run on the worker's thread after a while."""
+        """Runs an action on the worker's thread after a delay."""
 
     def failed(self, subtask: Subtask, error: BaseException) -> None:
         """A subtask has failed. Reports that before anything else."""
@@ -129,12 +129,12 @@ class Subtask(ABC):
 
     virtual = False
 
-    def __init__(self, worker: Worker, task: TaskId, attempt: AttemptNumber, beside: Collection[TaskId]) -> None:
-        """`beside`: the subtasks that begin this attempt in the same worker."""
+    def __init__(self, worker: Worker, task: TaskId, attempt: AttemptNumber, siblings: Collection[TaskId]) -> None:
+        """`siblings`: the subtasks that begin this attempt in the same worker."""
         self.worker = worker
         self.task = task
         self.attempt = attempt
-        self._beside = beside
+        self._siblings = siblings
         self.log_fields: Mapping[str, object] = {"task": str(task), "attempt": attempt}
         self._transports: dict[ChannelId, Transport] = {}
         self._host: TaskDriver | None = None
@@ -144,7 +144,7 @@ class Subtask(ABC):
         self._retired = False
 
     def begin(self, host: TaskDriver, pool: IoPool | None) -> None:
-        """Set what drives the machine, and the threads for its I/O. None where a runtime has none."""
+        """Sets the driver of the machine, and the threads for its I/O. `pool` is None in a runtime without threads."""
         if pool is not None:
             pool.enter()
         self._host = host
@@ -152,7 +152,7 @@ class Subtask(ABC):
 
     @property
     def host(self) -> TaskDriver:
-        """The host that drives the machine."""
+        """The driver of the machine."""
         assert self._host is not None
         return self._host
 
@@ -160,11 +160,11 @@ class Subtask(ABC):
 
     @abstractmethod
     def report(self, event: CoordinatorEvent) -> None:
-        """Report to the coordinator."""
+        """Reports to the coordinator."""
 
     @abstractmethod
     def connect_out(self, neighbour: TaskId) -> Transport:
-        """Return the transport to a subtask that is not in this worker."""
+        """Returns the transport to a subtask in another worker."""
 
     # --- what every subtask does ------------------------------------------------------------------------------------
 
@@ -175,14 +175,14 @@ class Subtask(ABC):
         return monotonic_ms()
 
     def connect(self, neighbour: TaskId) -> Transport:
-        """Return the transport to a neighbour for this attempt."""
-        if self.is_beside(neighbour):
+        """Returns the transport to a neighbour for this attempt."""
+        if self.is_sibling(neighbour):
             return QueueTransport(neighbour, self.worker.queue, self.worker.deliver, self.now_ms)
         return self.connect_out(neighbour)
 
-    def is_beside(self, task: TaskId) -> bool:
+    def is_sibling(self, task: TaskId) -> bool:
         """Returns whether a subtask has begun this attempt in the same worker."""
-        return task in self._beside
+        return task in self._siblings
 
     def send_frame(self, frame: do.SendFrame) -> None:
         channel = frame.channel
@@ -200,7 +200,7 @@ class Subtask(ABC):
         self.worker.wiring.call_later(delay_ms, partial(self.worker.guarded, self, action))
 
     def later(self, action: Callable[[], None]) -> None:
-        """Have the subtask act on the worker's thread, if it still runs then. From any thread."""
+        """Runs an action of the subtask on the worker's thread, if the subtask still runs then. From any thread."""
         self.worker.wiring.post(partial(self.worker.guarded, self, action))
 
     def set_timer(self, instruction: do.SetTaskTimer, delay_ms: int) -> None:
@@ -237,7 +237,7 @@ class Subtask(ABC):
         self._pool.submit(run, lambda future: self.later(partial(finish, future)))
 
     def retire(self) -> None:
-        """The subtask is over: close what it holds once its I/O has returned. What that brings is dropped.
+        """Closes the resources of a subtask that is over, once its I/O has returned. Results of the I/O are dropped.
 
         The threads for its I/O end unless another subtask uses them.
         """
@@ -277,12 +277,12 @@ class QueueTransport:
         self._now_ms = now_ms
 
     def send(self, frame: do.SendFrame) -> None:
-        """Append a frame to the queue."""
+        """Appends a frame to the queue."""
         event = ev.FrameArrived(self._now_ms(), frame.attempt, frame.channel, frame.first_sequence, frame.elements)
         self._queue.append(partial(self._deliver, self._to, frame.attempt, event))
 
     def grant(self, grant: do.GrantCredit) -> None:
-        """Append a grant to the queue."""
+        """Appends a grant to the queue."""
         event = ev.CreditGranted(self._now_ms(), grant.attempt, grant.channel, grant.total_bytes, grant.window_bytes)
         self._queue.append(partial(self._deliver, self._to, grant.attempt, event))
 
@@ -291,7 +291,8 @@ class Worker:
     """The subtasks of one slot. Every method runs on the worker's thread, except `doing`."""
 
     def __init__(self, graph: JobGraph, wiring: Wiring, queue: deque[Callable[[], object]] | None = None) -> None:
-        """`queue`: shared with what else runs on this thread and takes it in; None: the worker handles its own."""
+        """`queue`: shared with other users of this thread, who handle it. With None the worker handles its own
+        queue."""
         self.graph = graph
         self.wiring = wiring
         self.queue: deque[Callable[[], object]] = deque() if queue is None else queue
@@ -307,15 +308,15 @@ class Worker:
         """The subtask that acts now, or acted last. From any thread."""
 
     def kept(self, task: TaskId) -> Kept:
-        """Take the keyed state that the last attempt of a subtask has left here; empty if there is none."""
+        """Takes the keyed state that the last attempt of a subtask has left here. Empty if there is none."""
         return self._kept.pop(task, {})
 
     def forget(self) -> None:
-        """Drop the keyed state that subtasks have left here: none of them begins another attempt."""
+        """Drops the keyed state that subtasks have left here. Called when no attempt follows."""
         self._kept.clear()
 
     def add(self, subtask: Subtask) -> None:
-        """Let a subtask run."""
+        """Runs a subtask."""
         assert subtask.task not in self.subtasks
         self.subtasks[subtask.task] = subtask
         self._order.append(subtask)
@@ -348,7 +349,7 @@ class Worker:
         return busy
 
     def next_turn(self) -> bool:
-        """Give one turn, to the next subtask that has something to do. Returns whether there was one."""
+        """Gives one turn to the next subtask that has work. Returns whether there was one."""
         order = self._order
         count = len(self._order)
         for index in range(count):
@@ -360,7 +361,9 @@ class Worker:
         return False
 
     def guarded(self, subtask: Subtask, action: Callable[[], object]) -> bool:
-        """Let a subtask act if it still runs; what it raises has failed it. Returns whether it did something."""
+        """Runs an action of a subtask if it still runs. An exception fails the subtask. Returns whether the action has
+        run.
+        """
         if self.subtasks.get(subtask.task) is not subtask:
             return False
         self.doing = subtask.task
@@ -381,7 +384,7 @@ class Worker:
         return progressed
 
     def fail(self, subtask: Subtask, error: BaseException) -> None:
-        """A subtask has failed: it does not run any more."""
+        """Fails a subtask, which does not run any more."""
         self._remove(subtask.task)
         self.wiring.failed(subtask, error)
 
@@ -404,16 +407,16 @@ _OWN_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
 def keep_freed_memory(environment: Mapping[str, str] = os.environ) -> bool:
     """Makes the allocator of the C library keep freed memory, in processes that run tasks.
 
+    Returns False if the C library has no such settings, or the environment sets them.
+
     Each batch takes some arrays of a megabyte and gives them back. By itself glibc returns the end of its heap to the
     system as soon as a few of them are free, and the next batch waits for the same pages again, which are cleared
     first: a hundred to two thousand page faults a batch. Rules:
 
-    - Arrays of up to `MAPPED_FROM_BYTES` lie in heaps, of which threads have their own; up to `KEPT_BYTES` at the end
+    - Arrays of up to `MAPPED_FROM_BYTES` are in heaps, of which threads have their own; up to `KEPT_BYTES` at the end
       of each stay free for the next ones.
     - Larger arrays are mapped by themselves, and are returned to the system at once: state, and what a restore takes.
     - Thresholds that are set in the environment (`MALLOC_*`, `GLIBC_TUNABLES`) stay as they are.
-
-    Set the thresholds of this process. Returns False if the C library has none, or the environment sets them.
     """
     if any(name in environment for name in _OWN_SETTINGS) or "glibc.malloc" in environment.get("GLIBC_TUNABLES", ""):
         return False

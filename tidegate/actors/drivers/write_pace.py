@@ -28,9 +28,11 @@ STEP_MS = 20
 PAUSED_MS_MAX = 10_000
 WAITED_FROM = 0.1
 OTHERS_FROM = 0.25
-"""If the thread waits, or the others run, for less than this part of its own time, that does not count: a process
-without rows does as much on a busy machine. Elapsed time is not a measure: it grows with whatever else the machine
-does."""
+"""Waits of the thread, and work of other threads, below this part of its own time do not count.
+
+A process without rows does as much on a busy machine. Elapsed time is not a measure, because it grows with the load of
+the machine.
+"""
 
 _NS_A_MS = 1_000_000
 _SCHEDULING = "/proc/thread-self/schedstat"
@@ -106,7 +108,7 @@ class PacedStore(WrappedStore):
         self._own_ms = own_ms_of_this_thread if own_ms is None else own_ms
 
     def write(self, path: str, chunks: Iterable[Buffer]) -> int:
-        """Write a file, with pauses between its chunks."""
+        """Writes a file, with pauses between its chunks."""
         return super().write(path, self._paced(chunks))
 
     def _paced(self, chunks: Iterable[Buffer]) -> Iterator[Buffer]:

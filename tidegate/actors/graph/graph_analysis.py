@@ -22,7 +22,7 @@ from tidegate.storage.ids import OperatorUid, VertexId
 
 
 def needed_columns(nodes: Sequence[StreamNode]) -> Mapping[OperatorUid, tuple[str, ...]]:
-    """Returns the columns of each source that a program uses, so that the source need not read the others. Rules:
+    """Returns the columns of each source that a program uses, so that the source reads only these. Rules:
 
     - It goes back from the ends of the stream graph. What hands rows to a function of the user, or writes them, uses
       all of their columns. A `select`, or an aggregate, uses what it names, whatever follows.
@@ -34,7 +34,7 @@ def needed_columns(nodes: Sequence[StreamNode]) -> Mapping[OperatorUid, tuple[st
 
     Operators declare which columns they use (`Operator.needed_columns`).
 
-    For sources of which not all columns are used, those that are, in the order of the source. Inputs come first.
+    The result has only sources with unused columns, and their used columns in the order of the source.
     """
     after: dict[int, Columns] = {}
     """The columns of each node that later nodes use. Nodes without later nodes are not in here."""
@@ -83,7 +83,7 @@ def needed_rows(nodes: Sequence[StreamNode]) -> Mapping[OperatorUid, Rows]:
 
     Rules:
 
-    - It goes back from the ends of the stream graph. Filters define which rows count (`understood_filters.py`), and
+    - It goes back from the ends of the stream graph. Filters define which rows count (`Operator.needed_rows`), and
       steps that only copy columns pass it on. Before any other operator all rows count: it may fail for a row, count
       it, or date it.
     - What makes watermarks sees all rows. So only a filter in front of it keeps rows from being read.
@@ -92,7 +92,7 @@ def needed_rows(nodes: Sequence[StreamNode]) -> Mapping[OperatorUid, Rows]:
 
     Operators declare which rows they need (`Operator.needed_rows`).
 
-    For sources of which not all rows are used, those that are. Inputs come first.
+    The result has only sources with unused rows.
     """
     after: dict[int, Rows] = {}
     read_aside: set[int] = set()

@@ -127,19 +127,19 @@ class JobGraph:
     edges: tuple[JobEdge, ...]
     max_parallelism: int = MAX_PARALLELISM
     slot_sharing: bool = True
-    """Whether the subtasks of a slot share a worker; False: each has one of its own."""
+    """True if the subtasks of a slot share a worker. False: each has one of its own."""
 
     def vertex(self, vertex: VertexId) -> JobVertex:
-        """The vertex of this id."""
+        """Returns the vertex with this id."""
         return next(v for v in self.vertices if v.vertex == vertex)
 
     def with_sources(self, changed: Callable[[SourceSpec], SourceSpec]) -> JobGraph:
-        """The same graph with each source as `changed` makes it."""
+        """Returns this graph with each source replaced by `changed(source)`."""
         vertices = tuple(v if v.source is None else replace(v, source=changed(v.source)) for v in self.vertices)
         return replace(self, vertices=vertices)
 
     def tasks(self) -> tuple[TaskId, ...]:
-        """All subtasks, in topological order."""
+        """Returns all subtasks, in topological order."""
         return tuple(TaskId(v.vertex, SubtaskIndex(i)) for v in self.vertices for i in range(v.parallelism))
 
     @property
@@ -179,15 +179,16 @@ class JobGraph:
         )
 
     def _inputs(self, vertex: JobVertex, uid: OperatorUid) -> tuple[OperatorUid, ...]:
-        """The operators whose rows come to one: the operator before it in its chain, or the operators at the other ends
-        of edges."""
+        """Returns the operators whose rows come to one: the operator before it in its chain, or the operators at the
+        other ends of edges.
+        """
         place = vertex.uids.index(uid)
         if place:
             return (vertex.uids[place - 1],)
         return tuple(sorted({self.emitter(edge) for edge in self.edges if edge.downstream == vertex.vertex}))
 
     def _keys(self, vertex: JobVertex, uid: OperatorUid) -> tuple[str, ...]:
-        """The key columns of an operator: only the first one of a chain gets its rows by key."""
+        """Returns the key columns of an operator. Only the first one of a chain gets its rows by key."""
         if uid != vertex.head:
             return ()
         return next(
@@ -195,7 +196,7 @@ class JobGraph:
         )
 
     def edge_name(self, edge: JobEdge) -> str:
-        """Name of an edge in checkpoints.
+        """Returns the name of an edge in checkpoints.
 
         It is made of the uids of the two operators that the edge joins, so it does not depend on how they are chained.
         """
@@ -205,11 +206,11 @@ class JobGraph:
         return f"{self.emitter(edge)}{tag}->{edge.downstream}#{between.index(edge.index)}"
 
     def emitter(self, edge: JobEdge) -> OperatorUid:
-        """The operator whose rows go over an edge."""
+        """Returns the operator whose rows go over an edge."""
         return self.vertex(edge.upstream).tail if edge.side is None else edge.side.operator
 
     def channels(self, edge: JobEdge) -> tuple[ChannelId, ...]:
-        """All channels of an edge: subtask i to subtask i for a forward edge, all to all for any other."""
+        """Returns the channels of an edge: subtask i to subtask i for a forward edge, all to all for any other."""
         up = self.vertex(edge.upstream).parallelism
         down = self.vertex(edge.downstream).parallelism
         if edge.partitioning.kind is PartitioningKind.FORWARD:
@@ -227,11 +228,11 @@ class JobGraph:
         return not any(e.downstream == edge.downstream and e.partitioning.kind in fixed for e in self.edges)
 
     def receiver(self, channel: ChannelId) -> TaskId:
-        """The task at the downstream end of a channel."""
+        """Returns the task at the downstream end of a channel."""
         return TaskId(self.edges[channel.edge].downstream, channel.downstream)
 
     def sender(self, channel: ChannelId) -> TaskId:
-        """The task at the upstream end of a channel."""
+        """Returns the task at the upstream end of a channel."""
         return TaskId(self.edges[channel.edge].upstream, channel.upstream)
 
     def neighbours(self) -> dict[TaskId, set[TaskId]]:
@@ -250,7 +251,7 @@ NAME_CHARACTERS_MAX = 48
 
 
 def vertex_labels(graph: JobGraph) -> dict[VertexId, str]:
-    """Short names for people, one for each vertex, all different."""
+    """Returns short names for people, one for each vertex, all different."""
     labels: dict[VertexId, str] = {}
     taken: set[str] = set()
     for vertex in graph.vertices:
@@ -275,7 +276,7 @@ def task_names(graph: JobGraph) -> dict[TaskId, str]:
 
 
 def _shortened(parts: Sequence[str]) -> str:
-    """A chain by its operators, or by its ends where that is too long."""
+    """Returns the names of the operators of a chain, or only of its ends if that is too long."""
     whole = " -> ".join(parts)
     if len(whole) > NAME_CHARACTERS_MAX and len(parts) > 2:
         whole = f"{parts[0]} -> … -> {parts[-1]}"

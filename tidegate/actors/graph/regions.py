@@ -78,5 +78,5 @@ class _Components:
         return task
 
     def join(self, one: TaskId, other: TaskId) -> None:
-        """Put both tasks into one component."""
+        """Puts both tasks into one component."""
         self._parent[self.of(other)] = self.of(one)

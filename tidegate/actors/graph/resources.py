@@ -50,7 +50,10 @@ class Resources:
         if num_cpus is None and num_gpus is None and resources is None:
             return None
         if resources is not None and not isinstance(resources, Mapping):
-            raise ConfigurationError(f"{step}: resources={repr_text(resources)} is no dict of names and amounts")
+            raise ConfigurationError(
+                f"{step}: resources must be a dict of names and amounts, such as {{'disk': 1}}, not "
+                f"{repr_text(resources)}"
+            )
         cpus = SLOT_CPUS if num_cpus is None else _amount(step, f"num_cpus={num_cpus!r}", num_cpus)
         gpus = 0.0 if num_gpus is None else _amount(step, f"num_gpus={num_gpus!r}", num_gpus)
         if gpus > 1 and not gpus.is_integer():
@@ -59,7 +62,7 @@ class Resources:
         found = cls(cpus, gpus, custom)
         if not found.bundle:
             raise ConfigurationError(
-                f"{step}: num_cpus=0 reserves nothing; leave it out to share the common slots, or name another resource"
+                f"{step}: num_cpus=0 reserves nothing; remove it to share the common slots, or name another resource"
             )
         return found
 

@@ -3,9 +3,9 @@
 Rules:
 
 - Steps without resources share the slots of their slot sharing group: slot i of a group holds subtask i of each of its
-  vertices. One worker runs them, and takes the CPU of the slot. The slots of one group follow those of another.
-- A pipeline that shares no channel with the others, and is narrower than its group, begins in the slot after the last
-  one of such a pipeline before it. When a process dies, all pipelines in its slot restart: so that is rare.
+  vertices. One worker runs them, and takes the CPU of the slot. The slots of the groups follow each other.
+- A pipeline that shares no channel with other pipelines, and is narrower than its group, begins in the slot after the
+  last one of such a pipeline before it. When a process dies, all pipelines in its slot restart: so that is rare.
 - Without slot sharing every subtask has a worker of its own. It goes where the slot is, with its part of the CPU.
 - A vertex with resources has slots of its own: a bundle for each subtask, which holds just what the step asks for, in a
   placement group of the job. So whatever is restarted, or moved with a lost node, finds the same resources reserved,
@@ -44,7 +44,7 @@ _STRATEGIES: Mapping[str, Strategy] = {"spread": "SPREAD", "pack": "PACK", "stri
 
 
 def strategy_of(placement: object) -> Strategy:
-    """Ray's word for a placement. ConfigurationError for anything else."""
+    """Ray's word for a placement. Raises ConfigurationError for anything else."""
     if not isinstance(placement, str) or placement not in _STRATEGIES:
         raise ConfigurationError(f"placement={repr_text(placement)}: it is one of {', '.join(map(repr, _STRATEGIES))}")
     return _STRATEGIES[placement]
@@ -77,7 +77,10 @@ class WorkerId:
 
 @dataclass(frozen=True, slots=True)
 class SlotPlan:
-    """The slots of a job. `width`: how many common ones. `share`: CPUs of a worker in one of them."""
+    """The slots of a job, and the worker of each subtask.
+
+    `width`: the number of common slots, which several vertices share. `share`: the CPUs of a worker in a common slot.
+    """
 
     width: int
     share: float

@@ -62,7 +62,7 @@ def splits_of(source: SourceSpec) -> tuple[SourceSplit, ...]:
         ) from error
     wrong = next((split for split in splits if not isinstance(split, SourceSplit)), None)
     if wrong is not None:
-        raise ConfigurationError(f"{named}: splits() has an item that is no tg.SourceSplit: {repr_text(wrong)}")
+        raise ConfigurationError(f"{named}: splits() must return tg.SourceSplit objects, not {repr_text(wrong)}")
     return splits
 
 

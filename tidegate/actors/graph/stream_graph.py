@@ -32,7 +32,7 @@ from tidegate.operators.functions.async_map import AsyncFunction
 from tidegate.operators.local_aggregation import CombiningMode, LocalAggregation
 from tidegate.operators.operator import OperatorFactory
 from tidegate.operators.sinks.sink import Sink
-from tidegate.operators.watermarks.kept_time import KeptTime
+from tidegate.operators.watermarks.watermark_generator import EventTimeCheck
 from tidegate.protocol.edges import ErrorTag, OutputTag, Partitioning, PartitioningKind, SideOutput
 from tidegate.storage.checkpoints.metadata import StateMeaning
 from tidegate.storage.errors import ConfigurationError
@@ -61,8 +61,8 @@ class StreamNode:
 
     `meaning`: the meaning of the operator's state; None for an operator without state.
 
-    `retimes`: the column of event time, if the operator gives it other times. `kept_time`: what checks that a function
-    does not.
+    `retimes`: the column of event time, if the operator gives it other times. `event_time_check`: checks that a
+    function keeps the event time, or None.
 
     `computes`: what the operator computes, by the structure of its expressions; empty for a function of the user.
 
@@ -93,7 +93,7 @@ class StreamNode:
     computes: str = ""
     key_texts: Mapping[str, str] = field(default_factory=dict)
     retimes: str | None = None
-    kept_time: KeptTime | None = None
+    event_time_check: EventTimeCheck | None = None
 
     def __post_init__(self) -> None:
         if [self.source, self.factory, self.taps].count(None) != 2:
@@ -112,7 +112,7 @@ class StreamNode:
         return self.source is not None and is_unbounded(self.source) and self.parallelism == parallelism
 
     def side_output(self, tag: str) -> StreamNode:
-        """The rows that this operator emits under one of its tags. ConfigurationError if it has no such tag."""
+        """The rows that this operator emits under one of its tags. Raises ConfigurationError if it has no such tag."""
         schemas = {known.name: known.schema for known in self.side_outputs}
         if tag not in schemas:
             has = f"it has {', '.join(map(repr, schemas))}" if schemas else "it has none"

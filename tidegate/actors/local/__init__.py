@@ -1,1 +1,1 @@
-"""A whole job in one process, on the real clock."""
+"""Whole jobs in one process, on the real clock, without Ray."""

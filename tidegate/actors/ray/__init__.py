@@ -1,5 +1,7 @@
-"""A job on Ray: an actor for each task and one for the coordinator.
+"""Jobs on Ray: one actor for each slot of a job, and one for its coordinator.
 
-`ray_runtime.py` is where it starts. `driver/` is what the driver has of it, `coordinator/` and `task/` are the two
-kinds of actors. `fleet/` keeps the processes, `slots/` the places where they run; `process/` is what each of them has.
+`ray_runtime.py` starts, finds and lists jobs, and `ray_job.py` is a job as its driver sees it. `coordinator_actor.py`
+and `worker_actor.py` are the two kinds of actors. `attempt_supervisor.py` deploys attempts on the processes of
+`worker_pool.py`, and `heartbeats.py` and `lost_nodes.py` watch these. `peer_connections.py` carries rows between
+workers.
 """

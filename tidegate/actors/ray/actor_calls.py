@@ -1,19 +1,19 @@
-"""Calls between the actors of a job that must not get lost unnoticed, and reports to the coordinator.
+"""Calls between the actors of a job whose loss must be noticed, and reports to the coordinator.
 
-Ray repeats frames and grants of credit that did not arrive: these have numbers, and may come twice and late. Ray
-repeats no other call (`max_task_retries=0`), and reports a loss only to a caller that asks for the result. So callers
-ask. Rules:
+Ray repeats frames and grants of credit that did not arrive. These have numbers, and may come twice and late. Ray
+repeats no other call (`max_task_retries=0`), and reports a loss only to a caller that reads the result. So callers read
+it. Rules:
 
 - The coordinator notices a dead receiver at once. So a lost call has consequences only after `LOST_CALL_GRACE_MS`, when
-  the attempt that it belonged to should be gone. What remains is a connection that broke while both ends live.
-- A task whose call got lost fails if the call still matters (`Deliveries`). A finished task is over once everything
-  that it has sent has arrived.
-- What the subtasks of a worker report in one round of its loop goes in one message (`Outbox.flush`).
+  the attempt that it belonged to should be gone. The remaining case is a connection that broke while both ends live.
+- A task whose call got lost fails if the call still matters (`Deliveries`). A finished task ends once everything that
+  it has sent has arrived.
+- The reports of all subtasks of a worker in one round of its loop go in one message (`Outbox.flush`).
 - While Ray restarts the coordinator, reports wait and are sent again. Data flows meanwhile. The end of a subtask is
   sent until it arrives. Other waiting reports are bounded in number: a worker with more of them has failed. Watermarks
   do not wait, because newer ones follow.
-- Reports may arrive twice, and out of order if some had to wait. The coordinator knows what it has received. A
-  coordinator that was lost before it had logged a report asks the worker when it is back.
+- Reports may arrive twice, and out of order if some had to wait. The coordinator recognizes reports that it has
+  received. If a coordinator was lost before it had logged a report, its successor requests the status of each worker.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from tidegate.protocol.identity import TaskId
 from tidegate.storage.ids import AttemptNumber
 
 NAMESPACE = "tidegate"
-"""Ray's namespace for named actors: those of jobs, of sessions, and of checkpoints in memory."""
+"""Ray's namespace for the named actors of jobs, of sessions, and of checkpoints in memory."""
 CONCURRENCY_GROUPS = {"control": 1, "ask": 8, "live": 1}
-"""Threads of a coordinator's actor: for its tasks, for drivers, and for calls that stay pending."""
+"""Threads of a coordinator's actor: for calls of its tasks, for calls of drivers, and for calls that stay pending."""
 LOST_CALL_GRACE_MS = 5_000
 
 
 class Watched(Protocol):
-    """What has to arrive: Ray's reference to a call, say."""
+    """A send whose arrival is watched, for example Ray's reference to a call."""
 
     def future(self) -> Future[Any]:
-        """Done when it is there, or with an error."""
+        """Returns a future that is done on arrival, or fails with an error."""
 
 
 def watch_call(reference: Watched, mailbox: Mailbox, lost: Callable[[BaseException], object]) -> Future[Any]:
-    """Have `lost` run on the mailbox, after a while, if the call fails. Returns what is done when the call is."""
+    """Runs `lost` on the mailbox, after a grace period, if the call fails. Returns the future of the call."""
 
     def done(future: Future[Any]) -> None:
         error = future.exception()
@@ -62,7 +62,7 @@ def watch_call(reference: Watched, mailbox: Mailbox, lost: Callable[[BaseExcepti
 
 
 def find_actor(name: str, namespace: str) -> Handle | None:
-    """The actor of this name, None if there is none, or none any more."""
+    """Returns the actor of this name, or None if there is none any more."""
     try:
         return ray.get_actor(name, namespace=namespace)
     except ValueError:
@@ -71,20 +71,20 @@ def find_actor(name: str, namespace: str) -> Handle | None:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How an attempt of a subtask has ended in its worker."""
+    """The way in which an attempt of a subtask has ended in its worker."""
 
     kind: Literal["finished", "failed"]
     reason: str | None = None
     permanent: bool = False
-    """Whether no restart can help."""
+    """True if a restart cannot help."""
     unfit: bool = False
-    """The process is of no use any more: another attempt in it would fail for the same reason."""
+    """True if the process is unusable: another attempt in it would fail for the same reason."""
     fingerprint: str = ""
-    """As of `TaskFailed`."""
+    """Identifies the failure, as in `TaskFailed`."""
 
     @staticmethod
     def failed(error: BaseException) -> Outcome:
-        """The attempt failed with this error."""
+        """Returns the outcome of an attempt that failed with this error."""
         return Outcome("failed", failure_text(error), is_permanent(error), is_unfit(error), fingerprint(error))
 
 
@@ -94,7 +94,8 @@ SEND_AGAIN_MS = 200
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """An attempt of a subtask has ended in its worker. For the supervisor; the machines do not see it."""
+    """Reports the end of an attempt of a subtask in its worker. Goes to the supervisor, not to the coordinator
+    machine."""
 
     attempt: AttemptNumber
     task: TaskId
@@ -105,37 +106,39 @@ Report: TypeAlias = CoordinatorEvent | Ended
 
 
 class Sent:
-    """A report on its way; stands for Ray's reference to a call."""
+    """A report on its way. Stands for Ray's reference to a call."""
 
     def __init__(self, report: Report) -> None:
         self.report = report
         self._received: Future[None] = Future()
 
     def future(self) -> Future[None]:
-        """Done when the coordinator has received it, or it is given up."""
+        """Returns a future that is done when the coordinator has received the report, or fails when the outbox gives
+        up.
+        """
         return self._received
 
 
 class Outbox:
-    """Of one process. `call` sends reports to the coordinator. Everything runs on the mailbox's thread."""
+    """Sends the reports of one process to the coordinator by `call`. All methods run on the mailbox's thread."""
 
     def __init__(self, call: Callable[[tuple[Report, ...]], Any], mailbox: Mailbox) -> None:
         self._call = call
         self._mailbox = mailbox
         self._next: list[Sent] = []
-        """What goes with the next message."""
+        """Reports of the next message."""
         self._waiting = 0
-        """Reports that the coordinator has not received."""
+        """Number of reports that the coordinator has not received."""
 
     def send(self, report: Report) -> Sent:
-        """Report with the next message."""
+        """Adds a report to the next message."""
         sent = Sent(report)
         self._waiting += 1
         self._next.append(sent)
         return sent
 
     def flush(self) -> None:
-        """Send what was reported since the last message."""
+        """Sends the reports that were added since the last message."""
         if self._next:
             reports, self._next = self._next, []
             self._try(reports)
@@ -148,7 +151,7 @@ class Outbox:
         self._call(tuple(sent.report for sent in reports)).future().add_done_callback(done)
 
     def _answered(self, reports: Sequence[Sent], error: BaseException | None) -> None:
-        # A coordinator that has died for good comes never back; one that is away only does not answer.
+        # A dead coordinator never comes back. An unavailable one may.
         away = isinstance(error, RayActorError) and not isinstance(error, ActorDiedError)
         again = [sent for sent in reports if self._goes_again(sent.report, error, away)]
         if again:
@@ -171,16 +174,19 @@ class Outbox:
 
 
 class Deliveries:
-    """Of one task. `guarded` runs what it is given as a part of the task, if that still runs."""
+    """Watches the sends of one task. `guarded` runs an action as a part of the task, if the task still runs."""
 
     def __init__(self, mailbox: Mailbox, guarded: Callable[[Callable[[], None]], object]) -> None:
         self._mailbox = mailbox
         self._guarded = guarded
         self._on_their_way: set[Future[Any]] = set()
-        """What is watched, without what is known to have arrived."""
+        """Watched sends that are not known to have arrived."""
 
     def watch(self, reference: Watched, matters: Callable[[], bool]) -> Future[Any]:
-        """A call that has to arrive as long as it matters."""
+        """Fails the task if a call gets lost while it matters.
+
+        `matters`: whether the call still matters.
+        """
 
         def lost(error: BaseException) -> None:
             if matters():
@@ -189,7 +195,7 @@ class Deliveries:
         return watch_call(reference, self._mailbox, lambda error: self._guarded(lambda: lost(error)))
 
     def watch_until_there(self, reference: Watched) -> None:
-        """A call that has to arrive, also when the task is over."""
+        """Fails the task if a call gets lost, and delays the end of a finished task until the call has arrived."""
         future = self.watch(reference, lambda: True)
         self._on_their_way.add(future)
 
@@ -199,11 +205,11 @@ class Deliveries:
 
         future.add_done_callback(done)
 
-    def when_all_arrived(self, tell: Callable[[Outcome], None]) -> None:
-        """Tell the outcome of a task that has finished, once everything that it has sent is there."""
+    def when_all_arrived(self, report: Callable[[Outcome], None]) -> None:
+        """Reports the outcome of a finished task, once everything that it has sent has arrived."""
         calls = tuple(self._on_their_way)
         if not calls:
-            tell(Outcome("finished"))
+            report(Outcome("finished"))
             return
         left = set(calls)
 
@@ -213,11 +219,11 @@ class Deliveries:
                 return
             error = next((error for call in calls if (error := call.exception()) is not None), None)
             if error is None:
-                tell(Outcome("finished"))
+                report(Outcome("finished"))
                 return
             # As in `watch_call`: if the receiver has died, that is the failure, and this attempt is gone by then.
             outcome = Outcome("failed", bounded_text(f"the last messages did not arrive: {error_text(error)}"))
-            self._mailbox.call_later(LOST_CALL_GRACE_MS, lambda: tell(outcome))
+            self._mailbox.call_later(LOST_CALL_GRACE_MS, lambda: report(outcome))
 
         for call in calls:
             call.add_done_callback(lambda call: self._mailbox.post(lambda: arrived(call)))

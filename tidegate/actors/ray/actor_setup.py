@@ -1,12 +1,12 @@
-"""What every process of an actor sets up first: its log, its end at SIGTERM, and its sockets in forked children.
+"""Sets up the process of each actor: its log, its end at SIGTERM, and its sockets in forked children.
 
 Rules:
 
-- The log is standard error, which is a file of Ray's that Ray shows in the driver. It goes through a descriptor of its
-  own, because code of users may close `sys.stderr`.
+- The log is standard error, which is a file of Ray's that Ray shows in the driver. It is written through a separate
+  descriptor, because code of users may close `sys.stderr`.
 - SIGTERM ends the process at once. Ray's own handler raises SystemExit in the main thread, and Ray then waits for every
   thread of the actor's concurrency groups. Calls that stay pending on purpose (`live`) never return, so such a process
-  would neither take calls nor end. Nothing is saved: what a checkpoint does not hold is processed again.
+  would neither accept calls nor end. Nothing is saved: rows after the last checkpoint are processed again.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from tidegate.actors.drivers.log_lines import log_to, set_levels
 
 
 class WorkerLog:
-    """The log of a worker's process: what goes wrong, unless the job's settings want more."""
+    """The log of a worker's process: warnings and errors, unless the job's settings set another level."""
 
     def __init__(self, context: JobContext) -> None:
         _log(context, "WARNING", {"process": "worker", "job": context.job_name, "job_id": context.job_id})
         self._outputs = (_own(1), _own(2))
 
     def is_shown_as(self, name: str) -> None:
-        """Has Ray show this name in the driver before each line that is printed here from now on.
+        """Makes Ray show this name in the driver before each line that is printed here from now on.
 
-        Ray reads it from the files of the log: from a line with this mark, which Ray itself writes when an actor has
+        Ray reads the name from its log files: from a line with this mark, which Ray itself writes when an actor has
         started.
         """
         for output in self._outputs:
@@ -46,8 +46,9 @@ class WorkerLog:
 
 
 def log_of_coordinator(context: JobContext) -> None:
-    """A coordinator says what it decides; of checkpoints that go well only where the job's settings want it."""
-    # A worker does not load what a coordinator is made of.
+    """Logs the decisions of a coordinator. Checkpoints that succeed are logged only if the job's settings request
+    it."""
+    # Imported here, because workers must not load the modules of coordinators.
     from tidegate.actors.drivers.coordinator_driver import checkpoints_log
 
     _log(context, "INFO", {"process": "coordinator", "job": context.job_name, "job_id": context.job_id})
@@ -63,7 +64,9 @@ def _log(context: JobContext, level: str, known: Mapping[str, object]) -> None:
 
 
 def _ray_logs_lines() -> bool:
-    """Whether the driver has given `ray.init` a `logging_config`: Ray then writes the lines of all loggers itself."""
+    """Returns whether the driver has given `ray.init` a `logging_config`. Then Ray writes the lines of all loggers
+    itself.
+    """
     worker: Any = ray._private.worker.global_worker
     return worker.job_logging_config is not None
 
@@ -73,12 +76,12 @@ def _own(descriptor: int) -> TextIO:
     return os.fdopen(os.dup(descriptor), "w", buffering=1, encoding="utf-8", errors="backslashreplace")
 
 
-LAST_LINE = b"SIGTERM: the process ends, as it was told\n"
-"""What the process prints last. Kernels before Linux 6.15 do not tell how a process ended."""
+LAST_LINE = b"SIGTERM: the process ends as requested\n"
+"""The last line that the process prints. Kernels before Linux 6.15 do not report how a process ended."""
 
 
 def end_at_sigterm() -> None:
-    """Have SIGTERM end this process. Does nothing off the main thread, where no handler can be set."""
+    """Makes SIGTERM end this process. Does nothing outside the main thread, where no handler can be set."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _end)
 

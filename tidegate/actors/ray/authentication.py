@@ -6,12 +6,12 @@ and must be complete before Ray is loaded.
 Rules:
 
 - Ray stores its token in `RAY_AUTH_TOKEN`, in the file `RAY_AUTH_TOKEN_PATH`, or in `~/.ray/auth_token`. Ray sends it
-  only in token mode, and does not switch that mode on for an address that was named. Where this user has a token,
-  tidegate switches token mode on, unless the cluster answers without one. In token mode this process would refuse the
-  calls of such a cluster, and Ray would take its actors for actors of a dead process.
-- A token file belongs to this user or to root, is no link, and is not writable for others. A file that others may only
-  read is closed to them. Ray itself makes the file readable for all users. So before Ray starts a cluster here,
-  tidegate creates the file with mode 0600 in a folder with mode 0700.
+  only in token mode, and does not switch that mode on for an explicit address. If this user has a token, tidegate
+  switches token mode on, unless the cluster answers without one. In token mode this process would refuse the calls of
+  such a cluster, and Ray would take its actors for actors of a dead process.
+- A token file belongs to this user or to root, is not a link, and is not writable for others. If others may only read
+  it, tidegate removes their access. Ray itself makes the file readable for all users. So before Ray starts a cluster
+  here, tidegate creates the file with mode 0600 in a folder with mode 0700.
 - Ray retries a dead address for minutes (`ray.init` for more than ten) and reports nothing meanwhile. `probe` makes one
   call with a time limit. Within seconds it reports whether a Ray head listens there, whether it requires a token, and
   which cluster it is.
@@ -47,16 +47,16 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def switch_on_token(environ: MutableMapping[str, str], address: str | None = None) -> None:
-    """Have Ray send its token where there is one, and the cluster at an address does not do without.
+    """Makes Ray send its token if there is one, unless the cluster at an address works without a token.
 
-    Raises ConfigurationError for a file that is not this user's alone.
+    Raises ConfigurationError for a token file that other users could have written.
     """
     if _is_off(environ) or (not environ.get(TOKEN_VARIABLE) and _token_file(environ) is None):
         return
     if _mode(environ):
         return
     if address is not None and answers_without_token(address):
-        log.warning("Ray at %s asks for no token: whoever reaches it can run code there", address)
+        log.warning("Ray at %s requires no token: everyone who reaches it can run code there", address)
         return
     environ[MODE_VARIABLE] = "token"
     if "ray" in sys.modules:
@@ -66,18 +66,19 @@ def switch_on_token(environ: MutableMapping[str, str], address: str | None = Non
 
 
 def answers_without_token(address: str) -> bool:
-    """Returns whether the Ray at "host:port" takes calls without a token. False where it does not answer."""
+    """Returns whether the Ray at "host:port" accepts calls without a token. False if it does not answer."""
     try:
         return probe(address).answer == "open"
     except ConfigurationError as error:
-        log.debug("whether Ray asks for a token is unknown: %s", error)
+        log.debug("Ray does not report whether it requires a token: %s", error)
         return False
 
 
 def make_token_file(environ: Mapping[str, str]) -> None:
-    """Make the token of a cluster that Ray is about to start here, where this user has none. Closes one that is open.
+    """Creates the token of a cluster that Ray is about to start here, if this user has none.
 
-    Raises ConfigurationError for a file that is not this user's alone.
+    An existing token file becomes unreadable for others. Raises ConfigurationError for a token file that other users
+    could have written.
     """
     if _is_off(environ) or environ.get(TOKEN_VARIABLE) or _token_file(environ) is not None:
         return
@@ -93,13 +94,16 @@ def make_token_file(environ: Mapping[str, str]) -> None:
 
 
 def close_token_file(environ: Mapping[str, str]) -> None:
-    """Close the file with the token to other users, where Ray uses one. Raises ConfigurationError as above."""
+    """Makes the token file unreadable for others, if Ray uses one.
+
+    Raises ConfigurationError for a token file that other users could have written.
+    """
     if not _is_off(environ) and not environ.get(TOKEN_VARIABLE):
         _token_file(environ)
 
 
 def token_of_this_user(environ: Mapping[str, str]) -> str | None:
-    """The token that Ray would send, None if this user has none. Raises ConfigurationError as `switch_on_token`."""
+    """Returns the token that Ray would send, or None. Raises ConfigurationError as `switch_on_token`."""
     if token := environ.get(TOKEN_VARIABLE):
         return token
     path = _token_file(environ)
@@ -107,12 +111,12 @@ def token_of_this_user(environ: Mapping[str, str]) -> str | None:
 
 
 def token_that_is_sent(environ: Mapping[str, str]) -> str | None:
-    """The token that this process sends: None outside of token mode, and where there is none."""
+    """Returns the token that this process sends, or None without a token or outside of token mode."""
     return token_of_this_user(environ) if _mode(environ) == "token" else None
 
 
 def default_token_path() -> str:
-    """The file that Ray looks for where none is named."""
+    """Returns the token file that Ray reads by default."""
     return str(Path.home() / ".ray" / "auth_token")
 
 
@@ -125,7 +129,7 @@ def _is_off(environ: Mapping[str, str]) -> bool:
 
 
 def _token_file(environ: Mapping[str, str]) -> str | None:
-    """The file with the token, if there is one and it is this user's alone."""
+    """Returns the path of the token file, or None. Raises ConfigurationError if other users could have written it."""
     named = environ.get(PATH_VARIABLE)
     path = named or default_token_path()
     try:
@@ -143,7 +147,7 @@ def _token_file(environ: Mapping[str, str]) -> str | None:
             f"have put it there; make it a file of your own with mode 0600, or give the token by {TOKEN_VARIABLE}"
         )
     if stat.S_IMODE(status.st_mode) & ~FILE_MODE and status.st_uid == os.geteuid():
-        log.warning("others could read the token of Ray in %s: it is closed to them now (mode 0600)", path)
+        log.warning("other users could read the token of Ray in %s: its mode is now 0600", path)
         os.chmod(path, FILE_MODE)
     return path
 
@@ -152,7 +156,7 @@ def _unfit(status: os.stat_result) -> str | None:
     if stat.S_ISLNK(status.st_mode):
         return "is a link"
     if not stat.S_ISREG(status.st_mode):
-        return "is no file"
+        return "is not a regular file"
     if status.st_uid not in (os.geteuid(), 0):
         return f"belongs to user {status.st_uid}"
     if status.st_mode & _OTHERS_WRITE:
@@ -172,16 +176,16 @@ _NO_CLIENT = (
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What the head of a cluster has answered."""
+    """The answer of the head of a cluster."""
 
     answer: Literal["open", "asks for a token", "unknown"]
-    """`unknown`: it listens, and cannot be asked without TLS."""
+    """`unknown`: it listens, but answers only with TLS."""
     cluster: bytes = b""
-    """Different for each cluster; empty where it was not answered."""
+    """Id of the cluster, empty if there was no answer."""
 
 
 def refuse_ray_client(address: str | None = None) -> None:
-    """Raise ConfigurationError for an address of Ray client, and for a process that is connected by Ray client."""
+    """Raises ConfigurationError for an address of Ray client, and for a process that is connected by Ray client."""
     if address is not None and address.startswith(_CLIENT):
         raise ConfigurationError(f"address {address!r}: {_NO_CLIENT}")
     if "ray" not in sys.modules:
@@ -195,7 +199,7 @@ def refuse_ray_client(address: str | None = None) -> None:
 def probe(address: str, token: str | None = None) -> Head:
     """Asks the head at "host:port", with a token or without one. Takes at most `PROBE_TIMEOUT_S`.
 
-    Raises ConfigurationError for what is no "host:port", and where no head of a Ray cluster answers in time.
+    Raises ConfigurationError for an address that is not "host:port", and if no head of a Ray cluster answers in time.
     """
     place = _HOST_AND_PORT.fullmatch(address)
     if place is None:
@@ -225,7 +229,7 @@ def _why(failure: Any) -> str:
     if failure.code() == grpc.StatusCode.UNIMPLEMENTED:
         return (
             "another service listens there. Name the port of the cluster's head (`ray start --head --port`, 6379 by "
-            "default), not that of its dashboard, of Ray client or of a node"
+            "default), not the port of its dashboard, of Ray client or of a node"
         )
     if "Connection refused" in details:
         return "connection refused, nothing listens there. Does the head run, and is this its port?"
@@ -247,30 +251,30 @@ _warned = False
 
 
 def is_on_spark() -> bool:
-    """Whether the Ray cluster of this driver was started in Spark executors by `ray.util.spark`."""
+    """Returns whether the Ray cluster of this driver was started in Spark executors by `ray.util.spark`."""
     module = sys.modules.get("ray.util.spark.cluster_init")
     return getattr(module, "_active_ray_cluster", None) is not None
 
 
 def warn_if_open(address: str, environ: Mapping[str, str], *, on_spark: bool = False) -> None:
-    """Warn, once a process, where Ray listens at an address that others may reach, and asks for no token.
+    """Warns, once a process, if Ray listens at an address that others may reach, and requires no token.
 
-    `address` is that of Ray's head node, with or without a port; `on_spark`: whether its nodes run in Spark executors.
+    `address`: of Ray's head node, with or without a port. `on_spark`: its nodes run in Spark executors.
     """
     global _warned
     reason = why_open(address, environ, on_spark=on_spark)
     if reason is not None and not _warned:
         _warned = True
         log.warning(
-            "Ray at %s runs code for everybody who can reach its ports: %s. Set RAY_AUTH_MODE=token and one token on "
-            "all nodes, or see that nobody else reaches them (docs/security.md)",
+            "Ray at %s runs code of everyone who can reach its ports: %s. Set RAY_AUTH_MODE=token and one token on "
+            "all nodes, or make sure that only you can reach them (docs/security.md)",
             address,
             reason,
         )
 
 
 def why_open(address: str, environ: Mapping[str, str], *, on_spark: bool = False) -> str | None:
-    """Why no token keeps others out of Ray at an address; None where one does, or only this machine reaches it."""
+    """Returns why others can use Ray at an address, or None if a token prevents it or only this machine reaches it."""
     if _is_loopback(address):
         return None
     mode = environ.get("RAY_AUTH_MODE", _TOKEN).strip().lower()

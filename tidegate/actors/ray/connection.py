@@ -1,13 +1,14 @@
 """Connects a driver to a running Ray cluster, filters what Ray prints in the driver, and ends the driver at SIGTERM.
 
-This module loads Ray only when it connects: the environment decides before that whether Ray sends a token.
+This module imports Ray only when it connects, because the environment decides before the import whether Ray sends a
+token.
 
 Rules:
 
-- The address is the one that was named, else `RAY_ADDRESS`, else the only cluster on this machine whose processes
-  belong to this user. If there are several, `connect` raises an error instead of guessing.
-- A process has one connection. A process that is connected keeps its connection: the address of the same cluster is
-  accepted, the address of another cluster is refused.
+- The address is the argument, else `RAY_ADDRESS`, else the only cluster on this machine whose processes belong to this
+  user. If there are several, `connect` raises an error instead of guessing.
+- A process has one connection, and keeps it. `connect` then accepts the address of the same cluster and refuses the
+  address of another cluster.
 - Ray would retry a dead address for minutes. So the head is probed first (`authentication.py`).
 """
 
@@ -47,13 +48,13 @@ _FIND, _START_ONE = "auto", "local"
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """A connection of this process. `owned`: it was made here, and ends with `close`."""
+    """The connection of this process. `owned`: this module opened it, so `close` ends it."""
 
     address: str | None
     owned: bool
 
     def close(self) -> None:
-        """Disconnect; the cluster goes on."""
+        """Disconnects. The cluster keeps running."""
         if self.owned:
             import ray
 
@@ -63,12 +64,12 @@ class Connection:
 def connect(
     address: str | None = None, show_log: bool = False, runtime_env: Mapping[str, Any] | None = None
 ) -> Connection:
-    """Connect this process to Ray, unless it is connected.
+    """Connects this process to Ray, unless it is connected.
 
-    `show_log`: print the lines of tidegate's processes, whatever their level, where Ray prints lines of processes here.
-    `runtime_env`: that of all processes which this one has Ray start, as with `ray.init`.
-    Raises ConfigurationError where no cluster, another cluster or a cluster with another token answers, and for a
-    `runtime_env` that Ray does not take, or of a process that is connected already.
+    `show_log`: print log lines of tidegate's processes at every level, where Ray prints the lines of processes.
+    `runtime_env`: the runtime environment of all processes that Ray starts for this one, as with `ray.init`.
+    Raises ConfigurationError if no cluster answers, if another cluster or a cluster with another token answers, if Ray
+    rejects `runtime_env`, or if `runtime_env` is given to a process that is connected already.
     """
     if runtime_env is not None and not isinstance(runtime_env, Mapping):
         raise ConfigurationError(f"runtime_env={runtime_env!r} is not a mapping such as {{'env_vars': {{'A': 'b'}}}}")
@@ -119,16 +120,16 @@ def _connect(address: str | None, show_log: bool, runtime_env: dict[str, Any]) -
 
 
 def check_runtime_env(runtime_env: Mapping[str, Any]) -> None:
-    """Raise ConfigurationError for a runtime environment that Ray does not take. A name that Ray lacks is one.
+    """Raises ConfigurationError for a runtime environment that Ray rejects, or that has a field that Ray does not have.
 
-    Ray itself ignores such names with a warning, because they may be those of plugins.
+    Ray itself only warns about such fields, because plugins may define them.
     """
     from ray.runtime_env import RuntimeEnv
 
     unknown = sorted(map(str, set(runtime_env) - set(RuntimeEnv.known_fields)))
     if unknown and _PLUGINS not in os.environ:
         known = ", ".join(sorted(name for name in RuntimeEnv.known_fields if not name.startswith("_")))
-        raise ConfigurationError(f"runtime_env: Ray does not know {', '.join(unknown)}; it knows {known}")
+        raise ConfigurationError(f"runtime_env: Ray has no field {', '.join(unknown)}; its fields are {known}")
     try:
         RuntimeEnv(**runtime_env)
     except (TypeError, ValueError) as error:
@@ -136,9 +137,9 @@ def check_runtime_env(runtime_env: Mapping[str, Any]) -> None:
 
 
 def prepare_connection(address: str) -> None:
-    """Settle whether Ray sends a token to the head at an address, and check that the head takes it.
+    """Decides whether Ray sends a token to the head at an address, and checks that the head accepts it.
 
-    Raises ConfigurationError where no head answers there within seconds, or it asks for another token.
+    Raises ConfigurationError if no head answers within seconds, or if the head requires another token.
     """
     refuse_ray_client(address)
     if address == _START_ONE:
@@ -155,7 +156,7 @@ def prepare_connection(address: str) -> None:
 
 
 def check_same_cluster(address: str | None) -> None:
-    """Refuse the address of another cluster than the one that this process is connected to. ConfigurationError."""
+    """Raises ConfigurationError if the address belongs to another cluster than the connected one."""
     import ray
 
     own = ray.get_runtime_context().gcs_address
@@ -165,20 +166,21 @@ def check_same_cluster(address: str | None) -> None:
     given, connected = probe(address, token), probe(own, token)
     if not given.cluster or given.cluster != connected.cluster:
         raise ConfigurationError(
-            f"address {address!r} is not that of the Ray cluster at {own}, to which this process is connected: leave "
-            "the address out, or call ray.shutdown first"
+            f"address {address!r} is not an address of the Ray cluster at {own}, to which this process is connected: "
+            "remove the address, or call ray.shutdown first"
         )
 
 
 def cluster_of_this_user(processes: Path = Path("/proc")) -> str:
-    """The address of the one Ray cluster of this user on this machine. ConfigurationError for none, or several."""
+    """Returns the address of this user's Ray cluster on this machine. Raises ConfigurationError for none, or
+    several."""
     found = set()
     for folder in processes.glob("[0-9]*"):
         try:
             words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
             own = folder.stat().st_uid == os.geteuid()
         except OSError:
-            continue  # It has ended meanwhile, or is not to be read by this user.
+            continue  # The process has ended meanwhile, or this user may not read it.
         if own and words[0].endswith("raylet"):
             found |= {word.removeprefix(_FLAG) for word in words if word.startswith(_FLAG)}
     if len(found) == 1:
@@ -197,8 +199,8 @@ def cluster_of_this_user(processes: Path = Path("/proc")) -> str:
 #
 # While a process connects, Ray replaces the handler of SIGTERM by its own, which prints a stack of addresses and aborts
 # the process if it has not ended 3 s later. Jobs may take longer to be cancelled. So a handler that the program had set
-# before is put back. Without one, SIGTERM raises SystemExit in the main thread, as `sys.exit(143)` does: environments
-# are closed and cancel what runs. Handlers can only be set on the main thread.
+# before is restored. Without one, SIGTERM raises SystemExit in the main thread, as `sys.exit(143)` does: environments
+# close and cancel their jobs. Python sets handlers only on the main thread.
 
 EXIT_CODE = 128 + signal.SIGTERM
 _OF_RAY = "ray._private.worker"
@@ -206,7 +208,7 @@ _OF_RAY = "ray._private.worker"
 
 @contextmanager
 def clean_end_at_sigterm() -> Iterator[None]:
-    """Connect to Ray in this block, or find that this process is connected: afterwards SIGTERM ends it cleanly."""
+    """Makes SIGTERM end this process cleanly after a block that connects to Ray."""
     before: Any = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -224,9 +226,9 @@ def _is_of_the_program(handler: Any) -> bool:
 class _LastExitFunction:
     """An exit function that runs the other exit functions, and then ends the process with `EXIT_CODE`.
 
-    Ray turns a SystemExit that reaches it in a call into one of its own with exit code 1, so this function sets the
-    code. It ends the process before Ray's native code is unloaded, which may crash. Exit functions run in the reverse
-    order of their registration, so this one runs first.
+    Ray turns a SystemExit that reaches it in a call into a SystemExit with exit code 1, so this function sets the code.
+    It ends the process before Ray's native code is unloaded, which may crash. Exit functions run in the reverse order
+    of their registration, so this one runs first.
     """
 
     def __init__(self) -> None:
@@ -234,7 +236,7 @@ class _LastExitFunction:
 
     def __call__(self) -> None:
         if self._runs:
-            return  # As one of the other exit functions.
+            return  # Called again, as one of the other exit functions.
         self._runs = True
         atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
@@ -255,8 +257,9 @@ def _end(number: int, frame: FrameType | None) -> None:
 # --- what Ray prints in the driver ------------------------------------------------------------------------------------
 #
 # Ray prints there all that its processes print: the output of users' functions and errors, but also notices of Java and
-# of Ray itself, and each line of a coordinator's log. Only whole lines are dropped: the notices below, two warnings of
-# Ray, and lines of tidegate's own log below WARNING unless the program has asked for them. Ray's log files have all.
+# of Ray itself, and each line of a coordinator's log. This filter drops whole lines only: the notices below, two
+# warnings of Ray, and lines of tidegate's own log below WARNING unless `show_log` is set. Ray's log files keep all
+# lines.
 
 _STAMP = r"\d\d/\d\d/\d\d \d\d:\d\d:\d\d "
 _NATIVE_STAMP = r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ I \d+ \d+\] "
@@ -271,11 +274,11 @@ _NOTICES = re.compile(
             _STAMP + r"WARN Utils: Set SPARK_LOCAL_IP if you need to bind to another address",
             # Without its native library Hadoop uses slower Java classes.
             _STAMP + r"WARN NativeCodeLoader: Unable to load native-hadoop library for your platform\.\.\. .*",
-            # RayDP names a log4j file that does not exist, so Spark uses its defaults and says so.
+            # RayDP names a log4j file that does not exist, so Spark uses its defaults and logs this.
             r"ERROR StatusConsoleListener Reconfiguration failed: No configuration found for .*",
             r'Setting default log level to "WARN"\.',
             r"To adjust logging level use sc\.setLogLevel\(newLevel\)\. .*",
-            # Ray's native code logs this at INFO, before it knows its log level.
+            # Ray's native code logs this at INFO, before its log level is set.
             _NATIVE_STAMP + r"gcs_client\.cc:\d+: GcsClient has no Cluster ID set, and won't fetch from GCS\.",
         )
     )
@@ -290,12 +293,12 @@ _WARNINGS_OF_RAY = re.compile(
 
 
 def is_notice(line: str) -> bool:
-    """Whether a line (without its end) is on the list of lines to drop."""
+    """Returns whether a line (without its end) is one of the notices to drop."""
     return _NOTICES.fullmatch(line) is not None
 
 
 def is_dropped(line: str, show_log: bool) -> bool:
-    """Whether a line of a process is not shown. `show_log`: the program has asked for tidegate's own lines."""
+    """Returns whether the filter drops a line of a process. `show_log`: keep tidegate's own lines at every level."""
     return (
         is_notice(line)
         or _WARNINGS_OF_RAY.fullmatch(line) is not None
@@ -304,11 +307,11 @@ def is_dropped(line: str, show_log: bool) -> bool:
 
 
 def filter_worker_output(show_log: bool) -> None:
-    """Filter what Ray prints in this process from now on. A second call replaces the first.
+    """Filters what Ray prints in this process from now on. A second call replaces the first.
 
-    `show_log`: print the lines of tidegate's processes, whatever their level.
+    `show_log`: print log lines of tidegate's processes at every level.
     """
-    # Ray has no public word for it.
+    # Ray has no public function for this.
     from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispatcher
 
     def drop(batch: dict[str, Any]) -> None:
@@ -322,7 +325,7 @@ def filter_worker_output(show_log: bool) -> None:
 
 
 def _filter_errors(drop: Callable[[dict[str, Any]], None]) -> None:
-    """Filter what Ray's thread for errors prints, which goes past the handlers."""
+    """Filters the output of Ray's thread for errors, which does not call the handlers."""
     from ray._private import worker
 
     ray: Any = worker

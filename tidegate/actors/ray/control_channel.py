@@ -1,13 +1,14 @@
 """`ControlChannel`: messages between a coordinator and a worker's process, over a socket or by calls of Ray.
 
-A call of Ray that comes now and then wakes some ten threads, and costs twenty times as much as a socket. Rules:
+A single call of Ray wakes some ten threads, and costs twenty times as much as a message over a socket. Rules:
 
 - The coordinator connects to a process on its node as soon as the process has started. Until then, and without a
   connection, messages are calls.
 - A message goes over the connection once all earlier calls were answered. So messages arrive in order.
-- Each message is acknowledged when the other end has handed it on, as a call is. When the connection breaks, or too
-  many messages wait, unacknowledged ones are sent by calls. So a message may come twice, and none is lost unnoticed.
-- An unacknowledged send (`send_unacknowledged`) may get lost: a later one replaces it.
+- Each message is acknowledged when the other end has handled it, as a call is. When the connection breaks, or too many
+  messages wait, unacknowledged ones are sent by calls. So a message may arrive twice, and a lost one is always
+  reported.
+- A message of `send_unacknowledged` may get lost: a later one replaces it.
 - A connection that has ended is not made again. A coordinator that takes over makes its own.
 """
 
@@ -28,69 +29,75 @@ from tidegate.protocol.failures import error_text
 log = logging.getLogger(__name__)
 
 COORDINATOR = "coordinator"
-"""The process id of a coordinator on connections: of all that a job has had the newest one is heard."""
+"""The process id of every coordinator on connections. The newest coordinator of a job replaces the connection of an
+older one.
+"""
 UNANSWERED_MAX = 1_000
-"""Messages without an answer; what follows is called."""
+"""Most unacknowledged messages. Beyond this, messages are sent by calls."""
 _NUMBER = struct.Struct("<Q")
 
 Handlers: TypeAlias = Mapping[str, Any]
-"""The methods by which a process takes in what is said to it, by name, from any thread."""
+"""The methods that handle received messages, by name. They are called from any thread."""
 
 
 class PendingSend:
-    """A message; stands for Ray's reference to a call."""
+    """A message on its way. Stands for Ray's reference to a call."""
 
     def __init__(self, name: str, arguments: tuple[Any, ...]) -> None:
         self.name, self.arguments = name, arguments
         self._answered: Future[None] = Future()
 
     def future(self) -> Future[None]:
-        """Done when the other process has taken it in, or with the error of the call."""
+        """Returns a future that is done when the other process has handled the message, or fails with the error of the
+        call.
+        """
         return self._answered
 
 
 class ControlChannel:
-    """To one process, whose actor's handle this is. For any thread. `doors`: where what it says comes in."""
+    """The channel to one process. `handle`: its actor. `handlers`: the handlers of messages from it. For any thread."""
 
-    def __init__(self, handle: Handle, doors: Handlers) -> None:
-        self._handle, self._doors = handle, doors
+    def __init__(self, handle: Handle, handlers: Handlers) -> None:
+        self._handle, self._handlers = handle, handlers
         self._lock = threading.RLock()
         self._end: _End | None = None
-        """The connection, while it can be used."""
+        """The connection, while it is usable."""
         self._calls = 0
-        """Calls that were not answered yet."""
-        self._mentioned = False
-        """Whether a mention was called, and no call after it."""
-        self._said = 0
+        """Calls without an answer."""
+        self._unacknowledged_call = False
+        """True if an unacknowledged message was called, and no acknowledged call came after it."""
+        self._next_number = 0
         self._unanswered: dict[int, PendingSend] = {}
-        """What was said over the connection, by its number."""
+        """Unacknowledged messages on the connection, by number."""
 
-    def say(self, name: str, *arguments: Any) -> PendingSend:
-        """Call a method of the other process."""
-        said = PendingSend(name, arguments)
+    def send(self, name: str, *arguments: Any) -> PendingSend:
+        """Calls a method of the other process."""
+        pending = PendingSend(name, arguments)
         with self._lock:
-            if self._calls or self._mentioned or not self._say(said):
-                self._call(said)
-        return said
+            if self._calls or self._unacknowledged_call or not self._try_send(pending):
+                self._call(pending)
+        return pending
 
     def send_unacknowledged(self, name: str, *arguments: Any) -> None:
-        """Call a method of the other process whose result nobody wants, and which it may miss."""
+        """Calls a method of the other process. The result is dropped, and the call may get lost."""
         with self._lock:
             end = self._end
             if end is None or not end.send(Kind.UNACKNOWLEDGED, pickle.dumps((name, arguments), 5)):
-                self._mentioned = True
+                self._unacknowledged_call = True
                 getattr(self._handle, name).remote(*arguments)
 
-    def join(self, connections: Connections, address: bytes, process_id: str, doors: Handlers) -> None:
-        """Connect to the process, from the coordinator's. `doors`: where what it says comes in."""
-        self._doors = doors
+    def join(self, connections: Connections, address: bytes, process_id: str, handlers: Handlers) -> None:
+        """Connects the coordinator to the process. `handlers`: the handlers of messages from it."""
+        self._handlers = handlers
         try:
             connections.connect(address, process_id, _End(self))
         except OSError as error:
-            log.info("process %s is told by calls of Ray, not over a connection: %s", process_id, error_text(error))
+            log.info(
+                "messages to process %s go by calls of Ray, not over a connection: %s", process_id, error_text(error)
+            )
 
-    def came(self) -> _End:
-        """The coordinator connects, or another one that has taken its place. On the reading thread."""
+    def accept(self) -> _End:
+        """Returns the listener for a connection of the coordinator, or of its successor. Runs on the reading thread."""
         with self._lock:
             if self._end is not None:
                 self._break(self._end)
@@ -98,34 +105,34 @@ class ControlChannel:
 
     # --- with the lock --------------------------------------------------------------------------------------------
 
-    def _say(self, said: PendingSend) -> bool:
-        """Say it over the connection; False: it has to be called."""
+    def _try_send(self, pending: PendingSend) -> bool:
+        """Sends a message over the connection. Returns False if it must be sent by a call."""
         if self._end is None:
             return False
         if len(self._unanswered) < UNANSWERED_MAX:
-            message = pickle.dumps((said.name, said.arguments), 5)
-            if self._end.send(Kind.MESSAGE, _NUMBER.pack(self._said), message):
-                self._unanswered[self._said] = said
-                self._said += 1
+            message = pickle.dumps((pending.name, pending.arguments), 5)
+            if self._end.send(Kind.MESSAGE, _NUMBER.pack(self._next_number), message):
+                self._unanswered[self._next_number] = pending
+                self._next_number += 1
                 return True
         if self._unanswered:
-            # A call would overtake them.
+            # A call would overtake the unacknowledged messages.
             self._break(self._end)
         return False
 
-    def _call(self, said: PendingSend) -> None:
+    def _call(self, pending: PendingSend) -> None:
         def answered(call: Future[Any]) -> None:
             with self._lock:
                 self._calls -= 1
-            _settle(said, call.exception())
+            _settle(pending, call.exception())
 
         self._calls += 1
-        self._mentioned = False
+        self._unacknowledged_call = False
         try:
-            call = getattr(self._handle, said.name).remote(*said.arguments).future()
-        except Exception as error:  # noqa: BLE001 (whoever has said it hears that it did not arrive)
+            call = getattr(self._handle, pending.name).remote(*pending.arguments).future()
+        except Exception as error:  # noqa: BLE001 (reported to the sender through the future)
             self._calls -= 1
-            _settle(said, error)
+            _settle(pending, error)
             return
         call.add_done_callback(answered)
 
@@ -133,76 +140,76 @@ class ControlChannel:
         end.cut()
         self._end = None
         unanswered, self._unanswered = self._unanswered, {}
-        for said in unanswered.values():
-            self._call(said)
+        for pending in unanswered.values():
+            self._call(pending)
 
     # --- on the reading thread -------------------------------------------------------------------------
 
     def opened(self, end: _End) -> None:
-        """A connection can be used."""
+        """Uses a connection from now on."""
         with self._lock:
             self._end = end
 
     def answered(self, number: int) -> None:
-        """The other process has taken a message in."""
+        """Settles a message that the other process has acknowledged."""
         with self._lock:
-            said = self._unanswered.pop(number, None)
-        if said is not None:
-            _settle(said, None)
+            pending = self._unanswered.pop(number, None)
+        if pending is not None:
+            _settle(pending, None)
 
-    def heard(self, message: Bytes) -> None:
-        """The other process has said something."""
+    def received(self, message: Bytes) -> None:
+        """Handles a message of the other process."""
         name, arguments = pickle.loads(message)
-        self._doors[name](*arguments)
+        self._handlers[name](*arguments)
 
     def over(self, end: _End) -> None:
-        """A connection has ended."""
+        """Replaces a connection that has ended by calls."""
         with self._lock:
             if end is self._end:
                 self._break(end)
 
 
 class _End:
-    """One end of a connection; an `Listener`."""
+    """One end of a connection. It is a `Listener`."""
 
-    def __init__(self, line: ControlChannel) -> None:
-        self._line = line
+    def __init__(self, channel: ControlChannel) -> None:
+        self._channel = channel
         self._connection: FramedConnection | None = None
 
     def connected(self, connection: FramedConnection) -> None:
-        """There is a connection."""
+        """Takes the connection."""
         self._connection = connection
 
     def send(self, kind: Kind, *payload: Bytes) -> bool:
-        """Send a message. Returns False if the connection has ended."""
+        """Sends a message. Returns False if the connection has ended."""
         return self._connection is not None and self._connection.send(kind, *payload)
 
     def cut(self) -> None:
-        """End the connection."""
+        """Ends the connection."""
         if self._connection is not None:
             self._connection.cut()
 
     def opened(self) -> None:
-        """It can be used."""
-        self._line.opened(self)
+        """The connection is usable."""
+        self._channel.opened(self)
 
-    def heard(self, message: Message) -> None:
-        """The other end has said something, or has taken something in."""
+    def received(self, message: Message) -> None:
+        """Handles a message or an acknowledgement of the other end."""
         if message.kind is Kind.ACKNOWLEDGED:
-            self._line.answered(*_NUMBER.unpack(message.payload))
+            self._channel.answered(*_NUMBER.unpack(message.payload))
         elif message.kind is Kind.UNACKNOWLEDGED:
-            self._line.heard(message.payload)
+            self._channel.received(message.payload)
         else:
-            self._line.heard(memoryview(message.payload)[_NUMBER.size :])
+            self._channel.received(memoryview(message.payload)[_NUMBER.size :])
             self.send(Kind.ACKNOWLEDGED, message.payload[: _NUMBER.size])
 
     def over(self, reason: str) -> None:
         """The connection has ended."""
-        self._line.over(self)
+        self._channel.over(self)
 
 
-def _settle(said: PendingSend, error: BaseException | None) -> None:
+def _settle(pending: PendingSend, error: BaseException | None) -> None:
     if error is None:
-        said.future().set_result(None)
+        pending.future().set_result(None)
     else:
-        said.future().set_exception(error)
+        pending.future().set_exception(error)

@@ -86,7 +86,7 @@ REPLAY_RETRY_S, TASKS_GONE_TIMEOUT_S = 0.5, 15.0
 
 
 class CoordinatorProcess(StatusEndpoint):
-    """The actor's class."""
+    """The class of the actor."""
 
     def __init__(self, spec: JobSpec, shared_context: bytes, options: PoolOptions, card: JobCard) -> None:
         runtime_context = ray.get_runtime_context()
@@ -104,7 +104,7 @@ class CoordinatorProcess(StatusEndpoint):
         self._dropped_rows = DroppedRowReports(context.graph)
         self._answers = Answers()
         self._inherited: frozenset[str] = frozenset()
-        """Requests that a predecessor had written down."""
+        """Requests that are in the log of a predecessor."""
         self._host: CoordinatorDriver | None = None
         self._lease: LeaseKeeper | None = None
         self._metrics = JobMetrics(context.job_name, card.submitted_at_ms)
@@ -114,7 +114,7 @@ class CoordinatorProcess(StatusEndpoint):
         self._log_pool = ThreadPool(1, "tidegate-log", self._thread_died)
         self._pool = ThreadPool(IO_THREADS, "tidegate-io", self._thread_died)
         self._copy_pool = ThreadPool(COPY_THREADS, "tidegate-savepoints", self._thread_died)
-        fleet = WorkerPool(
+        workers = WorkerPool(
             context.graph,
             context_reference,
             runtime_context.current_actor,
@@ -123,16 +123,23 @@ class CoordinatorProcess(StatusEndpoint):
             runtime_context.get_node_id(),
         )
         connections = Connections(context.secret, COORDINATOR, lambda _: None, self._thread_died)
-        doors = {"report": self.report, "counted": self.counted}
+        handlers = {"report": self.report, "counted": self.counted}
 
         def join(member: WorkerHandle) -> None:
             info = member.info
-            if info is not None and info.address and info.node_id == fleet.node_id:
-                member.line.join(connections, info.address, info.actor_id, doors)
+            if info is not None and info.address and info.node_id == workers.node_id:
+                member.channel.join(connections, info.address, info.actor_id, handlers)
 
-        deployment = AttemptSupervisor(fleet, self._handle, self._mailbox, context.heartbeats.timeout_ms, join)
-        told = deployment.found_hung, deployment.give_up, deployment.silent
-        self._heartbeats, self._deployment = Heartbeats(context.heartbeats, fleet, self._mailbox, *told), deployment
+        deployment = AttemptSupervisor(workers, self._handle, self._mailbox, context.heartbeats.timeout_ms, join)
+        self._deployment = deployment
+        self._heartbeats = Heartbeats(
+            context.heartbeats,
+            workers,
+            self._mailbox,
+            found=deployment.found_hung,
+            evict=deployment.evict,
+            silent=deployment.silent,
+        )
         late = SlowTaskLog(deployment.doing, self._mailbox.post, self._mailbox.call_later)
         self._late_checkpoints, self._late_deployments = SlowCheckpoints(late), SlowDeployments(late)
         self._demand = PendingDemand(self._mailbox)
@@ -143,58 +150,58 @@ class CoordinatorProcess(StatusEndpoint):
         self._mailbox.start()
 
     def __repr__(self) -> str:
-        """What Ray shows of this actor."""
+        """Returns the name that Ray shows."""
         return f"{self._spec.job_name}: coordinator"
 
     # --- calls of tasks -------------------------------------------------------------------------------------------
 
     @ray.method(concurrency_group="control")
     def report(self, reports: tuple[Report, ...]) -> None:
-        """A worker reports what its subtasks have to report."""
+        """Takes the reports of a worker's subtasks."""
         self._mailbox.post(lambda: self._reported(reports))
 
     @ray.method(concurrency_group="control", enable_task_events=False)
-    def knows(self, name: str, actor_id: str) -> Membership:
-        """Whether a process that asks is one of this job's."""
-        return self._deployment.knows(name, actor_id, self._host is not None and self._host.in_charge)
+    def membership(self, name: str, actor_id: str) -> Membership:
+        """Returns whether a process belongs to this job."""
+        return self._deployment.membership(name, actor_id, self._host is not None and self._host.in_charge)
 
     @ray.method(concurrency_group="live")
     def live(self) -> None:
-        """Pending for ever."""
+        """Stays pending until the process ends."""
         threading.Event().wait()
 
     @ray.method(concurrency_group="control", num_returns=0, enable_task_events=False)
     def counted(self, attempt: AttemptNumber, task: TaskId, rows_in: int, metrics: SubtaskMetrics | None) -> None:
-        """So many rows have come into a task, and this is how it gets on."""
-        self._reports.told(attempt, task, rows_in, metrics)
-        self._deployment.heard(attempt, task, rows_in)
+        """Takes the number of rows that a task has received, and its metrics if they have changed."""
+        self._reports.store(attempt, task, rows_in, metrics)
+        self._deployment.rows_reported(attempt, task, rows_in)
 
     # --- calls of drivers -----------------------------------------------------------------------------------------
 
     @ray.method(concurrency_group="ask")
     def view(self, wait_s: float) -> JobView:
-        """The job now, or as soon as it has ended within a time."""
+        """Returns the state of the job, now or at its end if that is within `wait_s`."""
         ended = self._ended.wait(wait_s) if wait_s > 0 else self._ended.is_set()
         at_end = (self._statistics(), self._answers.given(), self._reports.vertices(self._host)) if ended else ()
         return JobView(self._progress(), self._host is not None, ended, self._broken, *at_end)
 
     @ray.method(concurrency_group="ask")
     def cancel(self) -> None:
-        """Ask for cancellation."""
+        """Requests cancellation."""
         self._mailbox.post(lambda: self._handle(co.CancelRequested(now_ms())))
 
     @ray.method(concurrency_group="ask")
     def request(self, request: str, kind: SnapshotKind, target: str | None, savepoint_format: SavepointFormat) -> None:
-        """Ask for a checkpoint or savepoint; `answer` has the answer later."""
-        # The driver asks again when it got no answer: that is one request.
+        """Requests a checkpoint or savepoint. `answer` returns the answer later."""
+        # A driver that got no reply repeats its call with the same request.
         if self._answers.expect(request):
             self._mailbox.post(lambda: self._requested(request, kind, target, savepoint_format))
 
     @ray.method(concurrency_group="ask")
     def answer(self, request: str, wait_s: float) -> Answer | None:
-        """The answer to a request, None if it takes longer than `wait_s`."""
-        if self._host is None and not self._ended.is_set() and not self._answers.knows(request):
-            # The log is being replayed, and tells what became of it.
+        """Returns the answer to a request, or None if it takes longer than `wait_s`."""
+        if self._host is None and not self._ended.is_set() and not self._answers.has(request):
+            # The log is being replayed, which reveals what became of the request.
             self._ended.wait(min(wait_s, REPLAY_RETRY_S))
             return None
         answer = self._answers.wait(request, 0.0 if self._ended.is_set() else wait_s)
@@ -204,7 +211,7 @@ class CoordinatorProcess(StatusEndpoint):
 
     @ray.method(concurrency_group="ask")
     def vertices(self) -> tuple[VertexMetrics, ...]:
-        """What the tasks have told of themselves, by vertex."""
+        """Returns the metrics of the tasks, by vertex."""
         return self._reports.vertices(self._host)
 
     # --- on the mailbox -------------------------------------------------------------------------------------------
@@ -234,7 +241,7 @@ class CoordinatorProcess(StatusEndpoint):
         self._deployment.generation = self._host.generation
         if position.next_index > 0:
             log.warning(
-                "the coordinator of %s was lost; generation %d goes on from entry %d",
+                "the coordinator of %s was lost; generation %d continues from entry %d",
                 self._spec.job_name,
                 self._host.generation,
                 position.next_index,
@@ -245,10 +252,10 @@ class CoordinatorProcess(StatusEndpoint):
             self._host.handle(co.JobSubmitted(now_ms(), self._spec))
 
     def _take_over_again(self, reason: str) -> None:
-        """What a lost predecessor had on its way has reached the log after the replay."""
+        """Replays the log again, because an entry of a lost predecessor has arrived after the replay."""
         self._takeovers += 1
         if self._takeovers >= TAKEOVERS_MAX:
-            self._make_way(f"{TAKEOVERS_MAX} attempts to take over the log were overtaken: {reason}")
+            self._leave_to_successor(f"{TAKEOVERS_MAX} attempts to take over the log were overtaken: {reason}")
         else:
             log.warning("the log has grown during the takeover, it is replayed again: %s", reason)
             self._start()
@@ -268,7 +275,7 @@ class CoordinatorProcess(StatusEndpoint):
     def _requested(
         self, request: str, kind: SnapshotKind, target: str | None, savepoint_format: SavepointFormat
     ) -> None:
-        # The driver asks again when its call was lost with the predecessor, which may have heard it.
+        # The driver repeats a call that was lost with the predecessor, which may have received it.
         if request not in self._inherited:
             self._handle(co.CheckpointRequested(now_ms(), request, kind, target, savepoint_format))
 
@@ -308,7 +315,7 @@ class CoordinatorProcess(StatusEndpoint):
             self._report_dropped_rows(at_ms)
 
     def _end(self) -> None:
-        """The job is over: wait until the last task has gone, sweep, and tell."""
+        """Waits until the last task has ended, deletes leftover files, and publishes the end of the job."""
         assert self._host is not None
         host, permit = self._host, permit_sweep(self._host.machine.state)
         self._heartbeats.close()
@@ -324,7 +331,7 @@ class CoordinatorProcess(StatusEndpoint):
         def swept(future: Future[None]) -> None:
             if (error := future.exception()) is not None:
                 log_failure(log, f"the sweep of {self._spec.job_name} failed, files are left behind", error)
-            self._tell_end()
+            self._publish_end()
 
         self._final = final
         self._pool.submit(sweep, swept)
@@ -333,23 +340,23 @@ class CoordinatorProcess(StatusEndpoint):
         for line in self._dropped_rows.lines(at_ms, self._reports.vertices(self._host), over):
             log.warning("%s: %s", self._spec.job_name, line)
 
-    def _tell_end(self) -> None:
+    def _publish_end(self) -> None:
         self._report_dropped_rows(now_ms(), over=True)
         if self._lease is not None:
             state = self._host.machine.state if self._host is not None else None
             self._lease.end(finished=state is not None and state.status is JobStatus.FINISHED and not state.gave_up)
         self._ended.set()
 
-    def _make_way(self, reason: str) -> None:
-        """Another coordinator is in charge: this process ends, and touches nothing that may be the other one's."""
+    def _leave_to_successor(self, reason: str) -> None:
+        """Ends this process, because another coordinator is in charge, and touches nothing that it may use."""
         log.error("the coordinator of %s leaves: %s", self._spec.job_name, bounded_text(reason))
         end_process()
 
     def _stop(self, reason: str) -> None:
-        """This coordinator cannot go on; a job without one does not go on either.
+        """Stops the job, because this coordinator cannot continue.
 
-        It cannot know that it was not replaced, because that is known by writing to the log. So it asks processes to
-        end, and those that obey another coordinator refuse.
+        The coordinator may have been replaced without noticing, because it notices that only when it writes to the log.
+        So it requests that processes end, and processes that obey another coordinator refuse.
         """
         self._broken = bounded_text(reason)
         log.error("the coordinator of %s stops: %s", self._spec.job_name, self._broken)
@@ -360,19 +367,19 @@ class CoordinatorProcess(StatusEndpoint):
             self._demand.close()
             self._deployment.dismiss()
         finally:
-            self._tell_end()
+            self._publish_end()
 
     def _broke_down(self, error: BaseException) -> None:
-        if self._final is None:  # Else the job has ended, and what comes late changes nothing.
+        if self._final is None:  # Else the job has ended, and late errors change nothing.
             self._stop(error_text(error))
 
     def _thread_died(self, error: BaseException) -> None:
-        # It may have been the one that was to tell the end.
-        self._mailbox.post(self._tell_end if self._final is not None else lambda: self._broke_down(error))
+        # The dead thread may have been the one that would publish the end.
+        self._mailbox.post(self._publish_end if self._final is not None else lambda: self._broke_down(error))
 
 
 class _Port:
-    """The world as the coordinator's host sees it (a `CoordinatorPort`)."""
+    """The outside world of the coordinator's driver (a `CoordinatorPort`)."""
 
     def __init__(self, process: CoordinatorProcess) -> None:
         self._process = process
@@ -392,9 +399,9 @@ class _Port:
     def kill_process(self, instruction: do.KillProcess) -> None:
         self._process._deployment.kill(instruction.process)
 
-    def tell(self, task: TaskId, event: task_ev.TaskEvent) -> None:
+    def send(self, task: TaskId, event: task_ev.TaskEvent) -> None:
         deployment, host = self._process._deployment, self._process._host
-        deployment.tell(task, event)
+        deployment.send(task, event)
         if isinstance(event, task_ev.CheckpointCompleted) and host is not None:
             deployment.completed(task, event, host.machine.state)
 
@@ -444,7 +451,7 @@ class _Port:
 
     def halt(self, reason: str, *, fenced: bool) -> None:
         if fenced:
-            self._process._make_way(reason)
+            self._process._leave_to_successor(reason)
         else:
             self._process._stop(reason)
 
@@ -452,7 +459,10 @@ class _Port:
 def replay_when_it_answers(
     event_log: EventLog, outage_ms: int, job_history: JobHistory | None = None
 ) -> tuple[CoordinatorMachine, LogPosition]:
-    """As `replay`, tried again for as long as an outage may last. Raises CorruptionError, and then StorageError."""
+    """Replays the log like `replay`, and retries for as long as an outage may last.
+
+    Raises CorruptionError at once, and StorageError after `outage_ms`.
+    """
     notes = OutageNotes("the event log", monotonic_ms)
     for attempt in itertools.count(1):
         try:
@@ -460,7 +470,7 @@ def replay_when_it_answers(
         except CorruptionError:
             raise
         except StorageError as error:
-            away_ms = notes.failed(error, "the job waits until its log can be read")
+            away_ms = notes.failed(error, "the job waits until its log is readable")
             if away_ms >= outage_ms:
                 raise
             threading.Event().wait(pause_ms(FIRST_PAUSE_MS, attempt) / 1000)
@@ -478,7 +488,7 @@ def _histogram(metric: Metric) -> Histogram:
 
 
 class JobMetrics:
-    """Metrics of one job under one coordinator."""
+    """Publishes the metrics of one job under one coordinator."""
 
     def __init__(self, job: str, submitted_at_ms: int) -> None:
         self._tags = {"job": job}
@@ -486,13 +496,13 @@ class JobMetrics:
         self._completed = 0
 
     def begin(self, state: CoordinatorState) -> None:
-        """The coordinator begins with this: checkpoints of a predecessor are not counted again."""
+        """Starts from a replayed state: checkpoints of a predecessor are not counted again."""
         self._completed = state.statistics.completed
 
     def observing(self, state: CoordinatorState, done: _Done) -> _Done:
-        """What is to be called when an entry of the event log is written, with a look at what that has completed.
+        """Returns `done` preceded by `observe`, to be called after each write to the event log.
 
-        Looking once a second would not do: several may complete in between, and the history may keep none of them.
+        Observing once a second would miss checkpoints if several complete in between and the history drops them.
         """
 
         def observed(error: BaseException | None) -> None:
@@ -502,7 +512,7 @@ class JobMetrics:
         return observed
 
     def observe(self, state: CoordinatorState) -> None:
-        """Count each checkpoint that has completed since the last call."""
+        """Counts each checkpoint that has completed since the last call."""
         if state.statistics.completed != self._completed:
             for record in newly_completed(state.statistics, self._completed):
                 _histogram(m.CHECKPOINT_DURATION).observe(record.duration_ms, labels(self._tags))
@@ -511,7 +521,7 @@ class JobMetrics:
     def update(
         self, state: CoordinatorState, progress: JobProgress, now_ms: int, recovery: Recovery | None = None
     ) -> None:
-        """Publish the values of now."""
+        """Publishes the current values."""
         publish_requests(self._tags["job"])
         self._times = self._times.at(state, now_ms)
         for metric, value in job_values(state, progress, self._times, now_ms, recovery).items():

@@ -1,15 +1,15 @@
-"""Ends a worker's process when its coordinator is gone for good, or when the current coordinator does not know it.
+"""Ends a worker's process when its coordinator is gone for good, or when the current coordinator does not list it.
 
 Workers outlive their coordinator, because Ray restarts it. So they are detached actors that Ray does not end. Rules:
 
 - `CoordinatorLiveness`: a call to the coordinator stays pending while it lives. When it fails, Ray reports whether the
   coordinator comes back. The process ends after the second such report, because one could be a mistake.
 - `MembershipCheck`: a process asks whether it belongs to the job when it has started, and every `ASK_EVERY_S`. Ray
-  keeps what a coordinator requests while its link is cut. So a process may start when another coordinator has long been
-  in charge that does not know it, or on a node that was cut off and replaced.
+  still carries out the requests of a coordinator whose link was cut. So a process may start long after another
+  coordinator has taken over that never requested it, or on a node that was cut off and replaced.
 - Only the current coordinator can answer. A coordinator that takes over answers None, and answers from a replaced
   coordinator are ignored. The process ends after two denials in a row: it may just be getting subtasks.
-- The mailbox is not needed for this: the process may be stuck in a function of the user.
+- These checks do not need the mailbox, because it may be stuck in a function of the user.
 - A process that Ray has not started yet cannot end itself, and would keep its name and its demand for ever. So the
   living processes of a job that is gone end the waiting ones first, and each environment and submission does so too.
 """
@@ -39,21 +39,21 @@ log = logging.getLogger(__name__)
 
 ASK_EVERY_S, ASK_AGAIN_S = 30.0, 0.5
 LEAVE_S_MAX = 5.0
-"""For longer no process stays to end others: Ray may not answer."""
+"""Longest time in seconds that a process stays to end others. Ray may not answer."""
 DENIALS = 2
-"""How often a process has to hear that nobody knows it."""
+"""Denials in a row after which a process ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """What a coordinator says of a process. None: it does not know its processes yet."""
+    """A coordinator's answer about a process. `known`: None while the coordinator has no list of its processes yet."""
 
     generation: Generation
     known: bool | None
 
 
 class Step(enum.Enum):
-    """What a process does that has asked: ask `LATER`, ask `SOON`, or `LEAVE`."""
+    """The next step of a process after an answer: ask `LATER`, ask `SOON`, or `LEAVE`."""
 
     LATER = "later"
     SOON = "soon"
@@ -61,13 +61,15 @@ class Step(enum.Enum):
 
 
 class DenialCounter:
-    """Decides about one process. Pure."""
+    """Counts denials in a row, and decides when a process leaves. No I/O."""
 
     def __init__(self) -> None:
         self._in_a_row = 0
 
-    def heard(self, answer: Membership | None, newest: int) -> Step:
-        """An answer has come; None where nobody has answered. `newest`: the newest coordinator that was heard of."""
+    def answered(self, answer: Membership | None, newest: int) -> Step:
+        """Takes an answer, or None if none came. `newest`: generation of the newest coordinator that has sent a
+        message.
+        """
         if answer is None or answer.known is None or not may_obey(answer.generation, newest):
             self._in_a_row = 0
             return Step.SOON
@@ -78,7 +80,10 @@ class DenialCounter:
 
 
 class MembershipCheck:
-    """Of one process. `ask` calls the coordinator; `newest` says which one was heard of last."""
+    """Asks the coordinator again and again whether this process belongs to its job.
+
+    `ask` calls the coordinator. `newest` returns the generation of the newest coordinator that has sent a message.
+    """
 
     def __init__(self, ask: Callable[[], Any], newest: Callable[[], int], leave: Callable[[], None]) -> None:
         self._ask = ask
@@ -87,14 +92,14 @@ class MembershipCheck:
         self._denials = DenialCounter()
 
     def hold(self) -> None:
-        """Begin."""
+        """Asks for the first time."""
         self._ask().future().add_done_callback(self._answered)
 
     def _answered(self, call: Future[Membership]) -> None:
         answer = None if call.exception() is not None else call.result()
-        step = self._denials.heard(answer, self._newest())
+        step = self._denials.answered(answer, self._newest())
         if step is Step.LEAVE:
-            log.warning("the coordinator in charge, %s, does not know this process: it ends", answer)
+            log.warning("the current coordinator does not list this process (%s): it ends", answer)
             self._leave()
             return
         again = threading.Timer(ASK_EVERY_S if step is Step.LATER else ASK_AGAIN_S, self.hold)
@@ -102,14 +107,14 @@ class MembershipCheck:
         again.start()
 
 
-def hold_on(coordinator: Handle, info: ProcessInfo, newest: Callable[[], int]) -> None:
-    """Have this process live as long as its coordinator does, and knows it."""
+def watch_coordinator(coordinator: Handle, info: ProcessInfo, newest: Callable[[], int]) -> None:
+    """Ends this process when its coordinator is gone for good, or does not list it."""
     CoordinatorLiveness(lambda: coordinator.live.remote(), _leave_with_orphans).hold()
-    MembershipCheck(lambda: coordinator.knows.remote(info.name, info.actor_id), newest, end_process).hold()
+    MembershipCheck(lambda: coordinator.membership.remote(info.name, info.actor_id), newest, end_process).hold()
 
 
 def _leave_with_orphans() -> None:
-    """End this process, whose coordinator is gone for good, and before it those of its job that never started."""
+    """Ends this process, whose coordinator is gone for good, after the processes of its job that never started."""
     threading.Thread(target=_end_all, name="tidegate-leave", daemon=True).start()
 
 
@@ -124,16 +129,16 @@ def _end_all() -> None:
 
 
 DEATHS = 2
-"""How often Ray has to say that the coordinator is dead."""
+"""Reports of Ray in a row that the coordinator is dead, after which the process ends."""
 
 
 def end_process() -> None:
-    """End this process at once."""
+    """Ends this process at once."""
     os._exit(0)
 
 
 class CoordinatorLiveness:
-    """Of one process. `live` calls the coordinator."""
+    """Ends this process when Ray reports that its coordinator is dead. `live` calls the coordinator."""
 
     def __init__(self, live: Callable[[], Any], leave: Callable[[], None] = end_process) -> None:
         self._live = live
@@ -141,7 +146,7 @@ class CoordinatorLiveness:
         self._deaths = 0
 
     def hold(self) -> None:
-        """Begin."""
+        """Makes the call that stays pending."""
         self._live().future().add_done_callback(self._ended)
 
     def _ended(self, call: Future[Any]) -> None:
@@ -162,7 +167,7 @@ _DEAD = "DEAD"
 
 @dataclass(frozen=True, slots=True)
 class ActorRow:
-    """What Ray knows of an actor. `ray_job`: the driver that it was made for, directly or not."""
+    """An actor as Ray lists it. `ray_job`: the driver that it was made for, directly or not."""
 
     name: str
     class_name: str
@@ -171,9 +176,9 @@ class ActorRow:
 
 
 def orphans(actors: Iterable[ActorRow]) -> list[str]:
-    """The names of processes of workers that wait for room, and whose coordinator is dead. Pure.
+    """Returns the names of worker processes that wait for room while their coordinator is dead. No I/O.
 
-    A coordinator of the same name in another Ray job is that of another job.
+    A coordinator of the same name in another Ray job belongs to another job.
     """
     known = [actor for actor in actors if actor.name and actor.state != _DEAD]
     jobs = [(a.name.removesuffix("coordinator"), a.ray_job) for a in known if a.name.endswith(COORDINATOR_SUFFIX)]
@@ -187,15 +192,15 @@ def orphans(actors: Iterable[ActorRow]) -> list[str]:
 
 
 def end_orphans(namespace: str = NAMESPACE) -> None:
-    """End them. What Ray does not answer is logged: the next environment tries again."""
+    """Ends waiting processes of jobs that are gone. Errors of Ray are logged, and the next environment tries again."""
     try:
         actors: Any = ray._private.state.actors()
         rows = [ActorRow(a["Name"], a["ActorClassName"], a["JobID"], a["State"]) for a in actors.values()]
         for name in orphans(rows):
-            log.info("%s waits for room, and its job is gone: it is ended", name)
+            log.info("%s waits for room, but its job is gone: ending it", name)
             try:
                 ray.kill(ray.get_actor(name, namespace=namespace), no_restart=True)
             except ValueError:
-                continue  # It is gone meanwhile, or belongs to another namespace.
+                continue  # It has ended meanwhile, or belongs to another namespace.
     except (RayError, ConnectionError, RuntimeError) as error:
-        log.warning("processes of jobs that are gone could not be looked for: %s", error_text(error))
+        log.warning("searching for processes of jobs that are gone failed: %s", error_text(error))

@@ -1,11 +1,12 @@
-"""What a coordinator publishes for drivers, lists of jobs and web servers: status, answers to requests, task metrics.
+"""The status that a coordinator publishes for drivers, lists of jobs and web servers, and its answers to requests.
 
 Rules:
 
 - `StatusEndpoint` reads what the mailbox has published. It waits only at the end of a job, for answers that are on
   their way. A web server gets one bounded snapshot, and None while the log is replayed.
 - An answer to a request for a checkpoint or savepoint is kept after it was given, because the reply may get lost and
-  the driver then asks again. The newest answers are kept. Requests in the log of a predecessor are answered from it.
+  the driver then repeats the call. The newest answers are kept. Requests in the log of a predecessor are answered from
+  it.
 - Reports of tasks may be late: only reports of the current attempt of a task count.
 """
 
@@ -41,11 +42,13 @@ if TYPE_CHECKING:
     from tidegate.actors.runtimes.running_job import JobCard, JobProgress
 
 END_WAIT_S = 5.0
-"""How long a job that is over is waited for to answer, in all: answers follow the end at once, or never come."""
+"""Longest total time in seconds to wait for answers of a job that has ended. They follow the end at once, or never
+come.
+"""
 
 
 class StatusEndpoint:
-    """A part of `CoordinatorProcess`."""
+    """The calls of `CoordinatorProcess` that report status."""
 
     if TYPE_CHECKING:
         _spec: JobSpec
@@ -63,30 +66,32 @@ class StatusEndpoint:
 
     @ray.method(concurrency_group="ask")
     def overview(self) -> JobOverview:
-        """What a list of jobs shows."""
+        """Returns the row of this job in a list of jobs."""
         newest = self._statistics().latest_completed
         return JobOverview(self._card, self._progress(), None if newest is None else newest.ended_at_ms)
 
     @ray.method(concurrency_group="ask")
     def statistics(self) -> CheckpointStatistics:
-        """Statistics of the checkpoints so far."""
+        """Returns statistics of the checkpoints so far."""
         return self._statistics()
 
     @ray.method(concurrency_group="ask")
     def processes(self) -> tuple[TaskProcessInfo, ...]:
-        """The process of each task, as far as they have started."""
+        """Returns the process of each task that has one that has started."""
         return self._deployment.processes()
 
     @ray.method(concurrency_group="ask")
     def identify(self) -> ProcessInfo:
-        """Where this is."""
+        """Returns the place of this process."""
         return process_info()
 
     @ray.method(concurrency_group="ask", enable_task_events=False)
     def snapshot(self, known: Known, requests: tuple[str, ...] = ()) -> JobSnapshot | None:
-        """The job now, without what is known, and the answers to these requests; None while the log is replayed.
+        """Returns the parts of the job's state that the caller lacks, or None while the log is replayed.
 
-        The answers are those after it: a stop has its answer with the end that it has led to, or none would come.
+        `known`: the parts that the caller has. `requests`: requests to answer along. Their answers are read after the
+        snapshot: the answer to a stop comes with the end of the job, and a snapshot before it would be the last one
+        without it.
         """
         host = self._host
         if host is None:
@@ -115,16 +120,17 @@ class StatusEndpoint:
 
 
 KEPT_MAX = 100
-"""More than drivers ask for within the time in which they repeat a question."""
+"""More than drivers request within the time in which they repeat a call."""
 
-LOST = Answer(None, "the coordinator that was asked for it was lost before it had written that down")
+LOST = Answer(None, "the coordinator was lost before it had logged the request; request it again")
 
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """A job as its coordinator's process sees it.
+    """The state of a job in its coordinator's process.
 
-    `started`: the log was replayed; `ended`: nothing changes any more; `broken`: why the coordinator cannot go on.
+    `started`: the log was replayed. `ended`: nothing changes any more. `broken`: the error that stopped the
+    coordinator.
     """
 
     progress: JobProgress
@@ -132,22 +138,22 @@ class JobView:
     ended: bool
     broken: str | None
     statistics: CheckpointStatistics | None = None
-    """Of the checkpoints, once the job has ended: then nobody can be asked for them any more."""
+    """Statistics of the checkpoints, set once the job has ended, because the coordinator leaves soon after."""
     answers: Mapping[str, Answer] = field(default_factory=dict)
-    """To requests, likewise."""
+    """Answers to requests, set once the job has ended."""
     vertices: tuple[VertexMetrics, ...] = ()
-    """What the tasks told of themselves last, likewise."""
+    """The last metrics of the tasks, set once the job has ended."""
 
 
 class Answers:
-    """Those of one coordinator. Thread-safe."""
+    """The answers of one coordinator to requests. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._futures: dict[str, Future[Answer]] = {}
 
     def expect(self, request: str) -> bool:
-        """There will be an answer to this request; whether the request is new."""
+        """Registers a request. Returns whether it is new."""
         with self._lock:
             if request in self._futures:
                 return False
@@ -158,26 +164,26 @@ class Answers:
             return True
 
     def give(self, request: str, answer: Answer) -> None:
-        """The answer, unless nobody asked here, or it was given before."""
+        """Sets the answer, unless the request is unknown or was answered before."""
         with self._lock:
             future = self._futures.get(request)
             if future is not None and not future.done():
                 future.set_result(answer)
 
     def inherit(self, known: Mapping[str, Answer | None]) -> None:
-        """What a predecessor has left: its answers, and what is still to be answered (None)."""
+        """Adds the requests of a predecessor, with their answers or None."""
         for request, answer in known.items():
             self.expect(request)
             if answer is not None:
                 self.give(request, answer)
 
-    def knows(self, request: str) -> bool:
-        """Whether there is, or will be, an answer."""
+    def has(self, request: str) -> bool:
+        """Returns whether the request is registered."""
         with self._lock:
             return request in self._futures
 
     def wait(self, request: str, wait_s: float) -> Answer | None:
-        """The answer, None if it takes longer; `LOST` for a request that is not known."""
+        """Returns the answer, None if it takes longer than `wait_s`, or `LOST` for an unknown request."""
         with self._lock:
             future = self._futures.get(request)
         if future is None:
@@ -188,27 +194,27 @@ class Answers:
             return None
 
     def given(self) -> dict[str, Answer]:
-        """All answers that are kept."""
+        """Returns all answers that are kept."""
         with self._lock:
             return {request: future.result() for request, future in self._futures.items() if future.done()}
 
 
 class TaskReports:
-    """Those of one job. `told` is called on one thread, the rest on any."""
+    """The newest reports of the tasks of one job. `store` is called on one thread, the other methods on any thread."""
 
     def __init__(self, graph: JobGraph) -> None:
         self._graph = graph
         self._rows_in: dict[TaskId, tuple[AttemptNumber, int]] = {}
         self._metrics: dict[TaskId, SubtaskMetrics] = {}
 
-    def told(self, attempt: AttemptNumber, task: TaskId, rows_in: int, metrics: SubtaskMetrics | None) -> None:
-        """So many rows have come into a task. `metrics`: None where they have not changed."""
+    def store(self, attempt: AttemptNumber, task: TaskId, rows_in: int, metrics: SubtaskMetrics | None) -> None:
+        """Stores the number of rows that a task has received. `metrics`: None if they have not changed."""
         self._rows_in[task] = (attempt, rows_in)
         if metrics is not None:
             self._metrics[task] = metrics
 
     def rows_in(self, state: CoordinatorState) -> dict[str, int]:
-        """Rows that have come in, by vertex."""
+        """Returns the received rows of each vertex."""
         found: dict[str, int] = {}
         for task, (attempt, rows) in list(self._rows_in.items()):
             if attempt == state.attempt_of(task):
@@ -216,7 +222,7 @@ class TaskReports:
         return found
 
     def vertices(self, host: CoordinatorDriver | None) -> tuple[VertexMetrics, ...]:
-        """All metrics, by vertex. `host`: None while the log is replayed."""
+        """Returns all metrics, by vertex. `host`: None while the log is replayed."""
         state = CoordinatorState() if host is None else host.machine.state
-        told = dict(self._metrics)
-        return vertices_of(self._graph, told, {task: state.attempt_of(task) for task in told})
+        metrics_of = dict(self._metrics)
+        return vertices_of(self._graph, metrics_of, {task: state.attempt_of(task) for task in metrics_of})

@@ -11,7 +11,7 @@ Rules:
   never the last copy first. The program is lost only if both actors and the coordinator are lost at once.
 - The job has slots of its own, because the slots of a session end with the session.
 - A job that is over leaves nothing behind. Its slots are free at once, and its actors end after `LINGER_S`. Until then
-  attached drivers are told the end. Later they read it in the event log.
+  attached drivers receive the end from the coordinator. Later they read it in the event log.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ KILL_STEPS_MAX = 50
 KILL_STEP_S = ASK_AGAIN_S = 0.2
 ERROR_CHARACTERS_MAX = 500
 RAY_RESTARTS_IT = ProcessId("Ray", "", 0, "")
-"""Stands for the driver in the lease of a detached job: a coordinator that has died may come back."""
+"""Stands for the driver in the lease of a detached job: Ray may restart a dead coordinator."""
 
 _remote: Any = ray.remote
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """All that a coordinator is made of. Travels by cloudpickle."""
+    """Everything that a coordinator is made of. Sent by cloudpickle."""
 
     spec: JobSpec
     context: JobContext
@@ -70,7 +70,7 @@ class Program:
 
 
 class DetachedCoordinator(CoordinatorProcess):
-    """A coordinator without a driver: it fetches its program, and goes by itself when the job is over."""
+    """A coordinator without a driver: it fetches its program, and ends by itself when the job is over."""
 
     def __init__(self, job_id: JobId, namespace: str) -> None:
         pickled = read_program(job_id, namespace)
@@ -81,8 +81,8 @@ class DetachedCoordinator(CoordinatorProcess):
         super().__init__(program.spec, cloudpickle.dumps(ray.put(program.context)), program.options, program.card)
         self._keeper.start()
 
-    def _tell_end(self) -> None:
-        super()._tell_end()
+    def _publish_end(self) -> None:
+        super()._publish_end()
         if not self._leaving:
             self._leaving = True
             self._keeper.close()
@@ -98,11 +98,11 @@ _Coordinator: Any = _remote(num_cpus=0, max_task_retries=0, concurrency_groups=C
 
 
 def check_detachable(name: str, namespace: str, urls: Sequence[str]) -> None:
-    """Refuse a job that could not outlive its driver. ConfigurationError."""
+    """Raises ConfigurationError for a job that could not outlive its driver."""
     what = f"execute({name!r}, detached=True)"
     if started_here():
         raise ConfigurationError(
-            f"{what}: this script has started Ray itself, and that ends with it. Start a cluster that stays "
+            f"{what}: this script has started Ray itself, and Ray ends with it. Start a cluster that stays "
             '(`ray start --head`), and join it: StreamEnvironment.raydp(ray_address="host:port")'
         )
     for url in urls:
@@ -119,18 +119,18 @@ def check_detachable(name: str, namespace: str, urls: Sequence[str]) -> None:
 
 
 _CloudPickler: Any = cloudpickle.CloudPickler
-"""Ray ships no types for it."""
+"""Ray has no type hints for it."""
 
 
 class _Finder(_CloudPickler):  # type: ignore[misc]
-    """Notes objects of Ray that end with this driver, while it pickles something."""
+    """A pickler that finds objects of Ray that end with this driver."""
 
     def __init__(self) -> None:
         super().__init__(io.BytesIO())
         self.found: set[str] = set()
 
     def reducer_override(self, obj: Any) -> Any:
-        """As in CloudPickler."""
+        """Records objects of Ray, and pickles like CloudPickler."""
         if isinstance(obj, ray.ObjectRef):
             self.found.add("an object reference (ray.put, or the result of a task)")
         elif isinstance(obj, ActorHandle) and not _is_detached(obj):
@@ -144,7 +144,7 @@ def _is_detached(handle: Handle) -> bool:
 
 
 def warn_of_ray_objects(graph: JobGraph) -> None:
-    """Log a warning for each vertex whose functions hold objects of Ray that end with this driver."""
+    """Logs a warning for each vertex whose functions hold objects of Ray that end with this driver."""
     for vertex in graph.vertices:
         finder = _Finder()
         finder.dump(vertex)
@@ -158,7 +158,10 @@ def warn_of_ray_objects(graph: JobGraph) -> None:
 
 
 def start_detached(submission: Submission, options: PoolOptions, restarts_max: int) -> Handle:
-    """Start a job, and wait until its coordinator runs: then the driver may go. ConfigurationError where it cannot."""
+    """Starts a job, and waits until its coordinator runs, so that the driver may end.
+
+    Raises ConfigurationError if the job cannot start.
+    """
     name, job_id, namespace = submission.spec.job_name, submission.spec.job_id, options.namespace
     options = replace(options, driver=RAY_RESTARTS_IT)
     named = {"namespace": namespace, "lifetime": "detached"}
@@ -166,9 +169,9 @@ def start_detached(submission: Submission, options: PoolOptions, restarts_max: i
     warn_of_ray_objects(submission.context.graph)
     try:
         program = cloudpickle.dumps(Program(submission.spec, submission.context, options, submission.card))
-        _let_go_of_what_is_over(name, namespace)
+        _end_finished_job(name, namespace)
         ProgramKeeper(job_id, namespace, program).fill()
-        # Whoever has this name has the job's.
+        # The owner of this name is the only coordinator of the job.
         actor = _Coordinator.options(name=f"{name}/coordinator", max_restarts=restarts_max, **named).remote(
             job_id, namespace
         )
@@ -181,14 +184,17 @@ def start_detached(submission: Submission, options: PoolOptions, restarts_max: i
         if isinstance(error, RayError):
             why = " ".join(str(error).split())[:ERROR_CHARACTERS_MAX]
             raise ConfigurationError(
-                f"the coordinator of {name!r} has not started, for which it has {START_TIMEOUT_S:g} s: {why}"
+                f"the coordinator of {name!r} has not started within {START_TIMEOUT_S:g} s: {why}"
             ) from error
         raise
     return actor
 
 
 def _await_start(coordinator: Handle) -> None:
-    """Wait until a coordinator answers. One to which only the connection broke may be starting again. RayError."""
+    """Waits until a coordinator answers. Raises RayError.
+
+    Retries while only the connection broke, because Ray may be starting it again.
+    """
     deadline = time.monotonic() + START_TIMEOUT_S
     while True:
         try:
@@ -200,8 +206,8 @@ def _await_start(coordinator: Handle) -> None:
         threading.Event().wait(ASK_AGAIN_S)
 
 
-def leave_nothing(name: str, job_id: JobId, namespace: str = NAMESPACE) -> None:
-    """End what a detached job has left whose coordinator is lost for good."""
+def clean_up_lost_job(name: str, job_id: JobId, namespace: str = NAMESPACE) -> None:
+    """Ends the leftover actors and slots of a detached job whose coordinator is lost for good."""
     try:
         program: Program = cloudpickle.loads(read_program(job_id, namespace))
         release_slots(program.options)
@@ -211,14 +217,14 @@ def leave_nothing(name: str, job_id: JobId, namespace: str = NAMESPACE) -> None:
 
 
 def release_slots(options: PoolOptions) -> None:
-    """Give the slots of a detached job back."""
+    """Releases the slots of a detached job."""
     if options.placement is not None:
         release(options.placement.placement_group)
     release(options.own_slots)
 
 
 def _release_by_name(job_id: JobId, why: Exception) -> None:
-    """The slots of a job whose program is lost."""
+    """Releases the slots of a job whose program is lost."""
     found = [name for name in (common_name(job_id), own_name(job_id)) if _release_named(name)]
     if not found:
         log.warning(
@@ -234,8 +240,8 @@ def _release_named(name: str) -> bool:
     return True
 
 
-def _let_go_of_what_is_over(name: str, namespace: str) -> None:
-    """A job of this name that only waits for somebody to hear its end waits no longer. Raises RayError."""
+def _end_finished_job(name: str, namespace: str) -> None:
+    """Ends the actors of an older job of this name that is over and only lingers. Raises RayError."""
     coordinator = find_actor(f"{name}/coordinator", namespace)
     if coordinator is not None and _is_over(coordinator):
         overview: JobOverview = ray.get(coordinator.overview.remote(), timeout=CALL_TIMEOUT_S)
@@ -257,7 +263,7 @@ def _holders(job_id: JobId, namespace: str) -> list[Handle]:
 
 
 def _is_over(coordinator: Handle) -> bool:
-    """Whether a coordinator only waits for somebody to hear the end. One that does not answer may be restarting."""
+    """Returns whether the job of a coordinator is over. False if it does not answer, because it may be restarting."""
     try:
         return bool(ray.get(coordinator.view.remote(0.0), timeout=CALL_TIMEOUT_S).ended)
     except RayError:
@@ -271,22 +277,22 @@ READ_RETRY_S = 0.5
 
 
 class ProgramHolder:
-    """The class of the actor that holds one copy."""
+    """The class of the actor that holds one copy of a program."""
 
     def __init__(self, name: str, pickled: bytes) -> None:
         self._name = name
         self._pickled = pickled
 
     def __repr__(self) -> str:
-        """What Ray shows of this actor."""
+        """Returns the name that Ray shows."""
         return f"{self._name.replace('/', ': ')}, {len(self._pickled):,} bytes"
 
     def read(self) -> bytes:
-        """The program, pickled."""
+        """Returns the pickled program."""
         return self._pickled
 
     def node(self) -> str:
-        """Where it is; answered once it holds the program."""
+        """Returns the node of this actor, once it holds the program."""
         found: str = ray.get_runtime_context().get_node_id()
         return found
 
@@ -295,13 +301,13 @@ _Holder: Any = _remote(num_cpus=0, max_restarts=0)(ProgramHolder)
 
 
 def holders_of(job_id: JobId) -> tuple[str, str]:
-    """The names of the actors that hold the program of a job."""
+    """Returns the names of the actors that hold the program of a job."""
     return (f"{job_id}/program", f"{job_id}/program copy")
 
 
 @dataclass(frozen=True, slots=True)
 class Make:
-    """A copy is missing: make it, on this node if that can be (None: anywhere)."""
+    """The step to create a missing copy. `node`: the preferred node, or None for any."""
 
     name: str
     node: str | None
@@ -309,13 +315,16 @@ class Make:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A copy is where another one is, and there is another node: end it, to be made there."""
+    """The step to end a copy that shares its node with another one, so that it is created on another node."""
 
     name: str
 
 
 def next_step(places: Mapping[str, str | None], nodes: Collection[str]) -> Make | End | None:
-    """What to do about copies. `places`: the node of each, None for one that is gone. `nodes`: those that live."""
+    """Returns the next step to keep the copies, or None.
+
+    `places`: the node of each copy, None for a lost one. `nodes`: the living nodes.
+    """
     alive = {name: node for name, node in places.items() if node is not None}
     elsewhere = sorted(set(nodes) - set(alive.values()))
     for name in places:
@@ -327,7 +336,7 @@ def next_step(places: Mapping[str, str | None], nodes: Collection[str]) -> Make 
 
 
 class ProgramKeeper:
-    """Keeps the copies of one program. `look` may be called from one thread at a time."""
+    """Keeps the copies of one program. Call `look` from one thread at a time."""
 
     def __init__(self, job_id: JobId, namespace: str, pickled: bytes) -> None:
         self._names = holders_of(job_id)
@@ -336,20 +345,20 @@ class ProgramKeeper:
         self._closed = threading.Event()
 
     def start(self) -> None:
-        """Look now and then, until `close`."""
+        """Runs `look` at intervals, until `close`."""
         threading.Thread(target=self._keep, name="tidegate-program", daemon=True).start()
 
     def close(self) -> None:
-        """The job is over."""
+        """Stops when the job is over."""
         self._closed.set()
 
     def fill(self) -> None:
-        """Make the copies of a job that starts. Raises RayError."""
+        """Creates the copies for a job that starts. Raises RayError."""
         while self.look():
             pass
 
     def look(self) -> bool:
-        """Take one step, if one is due. Raises RayError."""
+        """Takes one step if one is needed. Returns whether it did. Raises RayError."""
         places = {name: self._place(name) for name in self._names}
         nodes = {str(node["NodeID"]) for node in ray.nodes() if node["Alive"]}
         step = next_step(places, nodes)
@@ -367,7 +376,7 @@ class ProgramKeeper:
             try:
                 self.look()
             except (RayError, ActorAlreadyExistsError, ValueError) as error:
-                # One has gone at this moment, or does not answer: the next look tells.
+                # A copy has ended at this moment, or does not answer. The next look shows which.
                 log.info("the copies of the program could not be looked after: %s", error_text(error))
 
     def _place(self, name: str) -> str | None:
@@ -387,14 +396,17 @@ class ProgramKeeper:
 
 
 def read_program(job_id: JobId, namespace: str) -> bytes:
-    """The program of a job, from whoever answers. JobFailedError when nobody holds it any more, or answers in time."""
+    """Returns the pickled program of a job from the first copy that answers.
+
+    Raises JobFailedError if no copy exists any more, or none answers in time.
+    """
     deadline = time.monotonic() + MAKE_TIMEOUT_S
     while True:
         held = [found for name in holders_of(job_id) if (found := find_actor(name, namespace)) is not None]
         if not held:
             raise JobFailedError(
-                f"nobody holds the program of {job_id} any more: the nodes of both copies were lost; execute the job "
-                "again with restore='latest'"
+                f"the program of {job_id} is lost, because the nodes of both copies were lost; execute the job again "
+                "with restore='latest'"
             )
         waiting = [holder.read.remote() for holder in held]
         while waiting and (left_s := deadline - time.monotonic()) > 0:
@@ -407,5 +419,5 @@ def read_program(job_id: JobId, namespace: str) -> bytes:
                 else:
                     return bytes(pickled)
         if time.monotonic() > deadline:
-            raise JobFailedError(f"those that hold the program of {job_id} have not answered for {MAKE_TIMEOUT_S:g} s")
+            raise JobFailedError(f"no copy of the program of {job_id} has answered within {MAKE_TIMEOUT_S:g} s")
         threading.Event().wait(READ_RETRY_S)

@@ -1,12 +1,12 @@
-"""Finds the worker processes that a lost coordinator has left behind, those with subtasks and spare ones.
+"""Finds the worker processes that a lost coordinator has left behind, both with subtasks and spare.
 
 Rules:
 
 - Processes are found by their names, and report what they hold: a spare process keeps its name when it gets subtasks.
 - A name alone proves nothing: another job of that name may just be ending.
-- If only a connection broke, a process is asked again, as often as by a coordinator that goes on (`lost_nodes.py`).
-- A process that has not answered when all running tasks are found is starting, or of no use: it is evicted, and
-  replaced in time.
+- If only a connection broke, a process is asked again, as often as by a running coordinator (`lost_nodes.py`).
+- A process that has not answered when all running tasks are found is starting, or useless: it is evicted, and replaced
+  in time.
 - Of two processes with subtasks of one worker the one with the newer attempt counts. An evicted one does not count.
 """
 
@@ -36,26 +36,29 @@ from tidegate.storage.ids import AttemptNumber, JobId
 log = logging.getLogger(__name__)
 
 ANSWER_TIMEOUT_S = 15.0
-"""On a busy machine a process took more than 5 s, and a job that allows no restart failed. Ray takes as long to know
-of a lost node, so a takeover after one is hardly later for it."""
+"""Time in seconds to wait for answers.
+
+On a busy machine a process took more than 5 s, and a job that allows no restart failed. Ray detects a lost node no
+faster, so this hardly delays a takeover after the loss of a node.
+"""
 NEVER = AttemptNumber(-1)
 LATELY_MS = 600_000
-"""A coordinator follows one that has ended within this time."""
+"""Maximal age in ms of the death of a predecessor."""
 _NUMBERED = re.compile(r"#\d+$")
 
 
 def find_processes(
     prefix: str, namespace: str, job_id: JobId, running: Collection[TaskId], timeout_s: float = ANSWER_TIMEOUT_S
 ) -> tuple[list[FoundProcess], dict[str, Handle]]:
-    """The processes of a job that live, by name, and those that do not answer. Blocks for no longer than `timeout_s`.
+    """Returns the living processes of a job, and the ones that do not answer, by name. Blocks for at most `timeout_s`.
 
-    `running`: tasks that run by the log. When all of these are found nobody else is waited for.
+    `running`: tasks that run according to the log. When all of these are found, the search ends.
     """
     handles: dict[str, Handle] = {}
     for actor in ray.util.list_named_actors(all_namespaces=True):
         name = actor["name"]
         ours = actor["namespace"] == namespace and name.startswith(f"{prefix}/") and _NUMBERED.search(name)
-        if ours and (handle := find_actor(name, namespace)) is not None:  # None: it has gone meanwhile
+        if ours and (handle := find_actor(name, namespace)) is not None:  # None: it has ended meanwhile
             handles[name] = handle
     missing, found = set(running), []
     asked = {handle.held.remote(): name for name, handle in handles.items()}
@@ -76,7 +79,7 @@ def find_processes(
                 if isinstance(error, ActorUnavailableError) and broken[name] < FAILURES_MAX:
                     again.append(name)
                 else:
-                    log.info("%s is not there any more: %s", name, error)
+                    log.info("%s has ended: %s", name, error)
                 continue
             if held.job_id == job_id:
                 found.append(FoundProcess(name, handles[name], held))
@@ -86,14 +89,15 @@ def find_processes(
 
 
 def memory_death_of_tasks(prefix: str) -> str | None:
-    """What Ray reports of the newest process of a job that its memory monitor has killed lately; None if there is none.
+    """Returns why Ray's memory monitor killed a process of this job lately, or None if it killed none.
 
-    The monitor mostly kills the coordinator along with the tasks, so only Ray is left to ask.
+    Of several killed processes the newest one counts. The monitor mostly kills the coordinator along with the tasks,
+    so the reason is only in Ray's records. `prefix`: the beginning of the actor names of the job.
     """
     try:
         actors: Any = ray._private.state.actors(actor_state_name="DEAD")
     except (RayError, ConnectionError, RuntimeError) as error:
-        log.info("how the processes of the job have ended is not known: %s", error)
+        log.info("Ray does not report how the processes of the job have ended: %s", error)
         return None
     since_ms = now_ms() - LATELY_MS
     own = [actor for actor in actors.values() if actor["Name"].startswith(f"{prefix}/") and actor["EndTime"] > since_ms]
@@ -104,7 +108,7 @@ def memory_death_of_tasks(prefix: str) -> str | None:
 
 
 def _first_of(references: list[Any], wait_s: float) -> list[Any]:
-    """The first answer that comes, in a list; empty if none comes in time, or nothing was asked."""
+    """Returns the first answer in a list, or an empty list if none comes in time or `references` is empty."""
     if references:
         return list(ray.wait(references, num_returns=1, timeout=wait_s)[0])
     threading.Event().wait(wait_s)
@@ -114,10 +118,10 @@ def _first_of(references: list[Any], wait_s: float) -> list[Any]:
 def by_worker(
     found: Sequence[FoundProcess], workers: Mapping[TaskId, WorkerId], given_up: Collection[str] = ()
 ) -> tuple[dict[WorkerId, FoundProcess], list[FoundProcess], list[FoundProcess]]:
-    """The process of each worker, spare ones, and those of no use.
+    """Returns the process of each worker, the spare processes, and the useless ones.
 
-    Of no use are those that were given up, those with subtasks that a newer one has, and those that were started for a
-    worker and have not been given its subtasks: they would keep what they have reserved.
+    A process is useless if it was evicted, if a newer process has its subtasks, or if it was started for a worker and
+    has not got subtasks: it would keep its reserved resources.
     """
     kept: dict[WorkerId, FoundProcess] = {}
     useless = [one for one in found if one.held.info.actor_id in given_up]

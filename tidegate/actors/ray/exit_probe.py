@@ -1,10 +1,10 @@
-"""How a process has ended: its exit code, its last lines of output, and Ray's report in plain words.
+"""Finds out how a process has ended: its exit code, its last lines of output, and Ray's report in plain words.
 
 Rules:
 
 - Linux reports the exit code of a process to its parent, which is Ray. Since Linux 6.15 a process that has held a file
-  descriptor of it since before its end may read it too. Elsewhere a crash is known by what it printed, and any other
-  end is reported as unknown.
+  descriptor of it since before its end may read it too. On older kernels a crash is recognized by its output, and any
+  other end is reported as unknown.
 - Ray's texts are shortened to what died and why, without ids of owners and without guesses.
 - Nothing here raises.
 """
@@ -41,7 +41,7 @@ _CRASH = re.compile(r"^Fatal Python error: (.*)$", re.MULTILINE)
 
 
 class ExitProbe:
-    """Holds on to a process of this node, so that its end can be read when it is gone."""
+    """Holds a descriptor of a process on this node, so that its exit code is readable after its end."""
 
     def __init__(self, pid: int) -> None:
         self._descriptor = -1
@@ -49,7 +49,7 @@ class ExitProbe:
             self._descriptor = os.pidfd_open(pid)
 
     def end(self, wait_ms: int) -> str | None:
-        """`exit code 3` or `killed by SIGKILL`; None if that cannot be known. Waits so long for the end."""
+        """Returns `exit code 3` or `killed by SIGKILL`, or None if unknown. Waits up to `wait_ms` for the end."""
         if self._descriptor < 0:
             return None
         info = bytearray(_INFO_BYTES)
@@ -68,14 +68,14 @@ class ExitProbe:
         return end_text(os.waitstatus_to_exitcode(status))
 
     def close(self) -> None:
-        """Let go. Idempotent."""
+        """Closes the descriptor. Idempotent."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
 
 
 def end_text(code: int) -> str:
-    """What an exit code says; a negative one is that of a signal."""
+    """Describes an exit code. A negative one is the number of a signal."""
     if code >= 0:
         return f"exit code {code}"
     try:
@@ -85,7 +85,7 @@ def end_text(code: int) -> str:
 
 
 def stderr_path() -> str:
-    """The file that this process writes its errors to; empty if it is none."""
+    """Returns the file of this process's standard error, empty if it is not a file."""
     try:
         path = os.readlink("/proc/self/fd/2")
     except OSError:
@@ -94,7 +94,7 @@ def stderr_path() -> str:
 
 
 def last_lines(path: str) -> str:
-    """The last lines of a log, in one: of a crash what Python says of it, else what was printed last. May be empty."""
+    """Returns the last lines of a log in one line: Python's report of a crash, else the last output. May be empty."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
@@ -102,18 +102,20 @@ def last_lines(path: str) -> str:
     except OSError:
         return ""
     crashes = list(_CRASH.finditer(text))
-    lines = _told(text[crashes[-1].start() :])[: LINES_MAX + 1] if crashes else _told(text)[-LINES_MAX:]
+    lines = (
+        _relevant_lines(text[crashes[-1].start() :])[: LINES_MAX + 1] if crashes else _relevant_lines(text)[-LINES_MAX:]
+    )
     return " | ".join(line[:LINE_CHARACTERS_MAX] for line in lines)
 
 
-def _told(text: str) -> list[str]:
+def _relevant_lines(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip() and not _NOISE.match(line)]
 
 
 def close_sockets_in_children() -> None:
-    """Have processes that user code forks close the sockets that this one has now.
+    """Makes forked processes close the sockets that this process has now.
 
-    The end of a process is noticed by its connections. A child that lives on would hold them open.
+    Other processes notice the end of a process by its connections. A child that lives longer would keep them open.
     """
     sockets: list[tuple[int, int]] = []
     for name in os.listdir("/proc/self/fd"):
@@ -146,14 +148,14 @@ _GUESSES = (" Some common causes include", " There are some potential root cause
 
 
 def death_of(error: BaseException) -> str:
-    """In one line: how an actor has ended, as far as Ray knows."""
+    """Returns in one line how an actor has ended, according to Ray."""
     return bounded_text(_death_of(error))
 
 
 def memory_death(text: str) -> str | None:
-    """What Ray reports of a process that its memory monitor has killed, in one line; None of any other end.
+    """Returns Ray's report of a process that its memory monitor has killed, in one line. None for any other end.
 
-    It names the figures of the node, and the largest of the processes that were killed with it.
+    It contains the figures of the node, and the largest of the processes that were killed with it.
     """
     node = _NODE_MEMORY.search(text)
     if node is None:
@@ -194,5 +196,5 @@ def _death_of(error: BaseException) -> str:
 
 
 def went_with_its_node(error: BaseException | None) -> bool:
-    """Whether an actor has ended, as far as is known, with its node: that says nothing about the actor."""
+    """Returns whether an actor may have ended together with its node, which does not count against the actor."""
     return isinstance(error, ActorUnavailableError) or (error is not None and "its node has died" in str(error))

@@ -3,18 +3,19 @@
 `FramedConnection` has the socket, `FrameCodec` turns messages into bytes, `Connections` accepts and makes connections.
 Rules:
 
-- A process listens from its start, on an abstract name that cannot be guessed. The name is not a file, so nothing is
-  left behind, however the process ends.
+- A process listens from its start, on an abstract socket name that cannot be guessed. The name is not a file, so
+  nothing is left behind, however the process ends.
 - Only processes of the same user are accepted, and only if they prove that they have the secret of the job. Both ends
-  prove it, for this pair of processes and this direction. Nothing that comes before the proof is read.
+  prove it, for this pair of processes and this direction. Nothing else is read before the proof.
 - One connection joins two processes, and lasts as long as both. It is not made again when it breaks.
-- One thread reads for all connections, and never waits for anything else. A send writes at once what the system
-  accepts, and that thread writes the rest. No send ever waits.
-- Only that thread closes sockets: so a file number never belongs to another connection by then.
-- Processes that user code forks close the sockets: the end of a process is noticed by its connections.
-- Messages have a length and a kind, and are read whole, in the order in which they were sent. A message may have up to
-  `MESSAGE_BYTES_MAX`. What waits to be written is bounded by the credit of the channels. A large message is read into
-  memory of its own, which Arrow can use for its rows. At most one message carries a descriptor: the memory for rows.
+- One thread reads for all connections and waits for nothing else. `send` writes at once what the kernel accepts, and
+  the reading thread writes the rest. `send` never blocks.
+- Only the reading thread closes sockets, so it never acts on a file number that the kernel has given to a new socket.
+- Processes that user code forks close the sockets, because other processes detect the end of a process by its
+  connections.
+- A message has a length and a kind. Messages are read whole, in the order in which they were sent, up to
+  `MESSAGE_BYTES_MAX`. The credit of the channels bounds the unwritten bytes. A large message is read into memory of its
+  own, which Arrow can use for its rows. At most one message carries a descriptor, for the memory of rows.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ from tidegate.storage.errors import ProtocolError
 log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX = 512
-"""Connections of a process, at most; and no more than an eighth of the files that it may open."""
+"""Most connections of a process. A process also has no more than an eighth of its limit of open files."""
 STRANGERS_MAX = 64
-"""Connections that have proved nothing yet; the oldest one is closed for a new one."""
+"""Most connections without a proof. A new one beyond this closes the oldest one."""
 READ_BYTES = 256 * 1024
 PROOF_BYTES = 16
 ID_BYTES_MAX = 200
@@ -56,82 +57,84 @@ _BACKLOG = 4096
 _CREDENTIALS = struct.Struct("=iII")
 _DESCRIPTOR_SPACE = socket.CMSG_SPACE(struct.calcsize("i"))
 _CLOSED_IN_PROGRAMS = 0x40000000
-"""MSG_CMSG_CLOEXEC: a descriptor that comes is not inherited by programs."""
+"""MSG_CMSG_CLOEXEC: programs that this process starts do not inherit a received descriptor."""
 _READ, _WRITE = 1, 4
-"""EPOLLIN and EPOLLOUT, which other systems do not have."""
+"""EPOLLIN and EPOLLOUT, which the `select` module lacks on other systems."""
 
 TOO_MANY = "too many connections"
 
 
 class Listener(Protocol):
-    """Takes what happens on a connection. Called on the reading thread, so nothing in it may wait."""
+    """Receives the events of a connection. Called on the reading thread, so no method may block."""
 
     def connected(self, connection: FramedConnection) -> None:
-        """There is a connection. Called before anything else, by `connect` on the thread of its caller."""
+        """Takes the connection. Called before all others, for `connect` on the thread of its caller."""
 
     def opened(self) -> None:
-        """The other end has proved who it is: messages can be sent."""
+        """The other end has proved its identity, so messages can be sent."""
 
-    def heard(self, message: Message) -> None:
-        """A message came in. What this raises ends the connection."""
+    def received(self, message: Message) -> None:
+        """Takes a message. An exception ends the connection."""
 
     def over(self, reason: str) -> None:
-        """The connection has ended. Nothing follows."""
+        """The connection has ended. No call follows."""
 
 
 class FramedConnection:
-    """One end of a connection. `send` and `cut` are for any thread."""
+    """One end of a connection. `send` and `cut` may be called from any thread."""
 
-    def __init__(self, epoll: select.epoll, connected: socket.socket, link: FrameCodec, ear: Listener) -> None:
-        self._epoll, self._socket, self._link, self._ear = epoll, connected, link, ear
+    def __init__(self, epoll: select.epoll, connected: socket.socket, codec: FrameCodec, listener: Listener) -> None:
+        self._epoll, self._socket, self._codec, self._listener = epoll, connected, codec, listener
         self._lock = threading.Lock()
         self._waits_to_write = self._closed = False
         self._received: int | None = None
-        """The descriptor that the other end has sent, until it is taken."""
+        """The descriptor that the other end has sent, until `take_descriptor`."""
         self._awaits_descriptor = True
 
     def send(self, kind: Kind, *payload: Bytes, descriptor: int | None = None) -> bool:
-        """Send a message. Returns whether the connection has not ended. ProtocolError if the message is too large."""
+        """Sends a message. Returns False if the connection has ended. Raises ProtocolError if the message is too
+        large."""
         with self._lock:
             if self._closed:
                 return False
-            self._link.send(kind, *payload, descriptor=descriptor)
+            self._codec.send(kind, *payload, descriptor=descriptor)
             if not self._waits_to_write:
                 self._write()
         return True
 
     def cut(self) -> None:
-        """End the connection now, whatever was sent."""
+        """Ends the connection now. Unsent messages are lost."""
         with self._lock, suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def abandon(self) -> None:
-        """Close the socket in a process that was forked off, in which the lock may never be released."""
+        """Closes the socket in a forked process, in which the lock may never be released."""
         self._socket.close()
 
     def take_descriptor(self) -> int | None:
-        """Return the descriptor that came with a message, None if none came. The caller closes it."""
+        """Returns the descriptor that came with a message, or None. The caller closes it."""
         descriptor, self._received = self._received, None
         self._awaits_descriptor = False
         return descriptor
 
     def _write(self) -> None:
-        """Write what the system takes."""
+        """Writes what the kernel accepts."""
         while True:
-            pieces, descriptor = self._link.unwritten()
+            pieces, descriptor = self._codec.unwritten()
             if not pieces:
                 break
             try:
-                self._link.wrote(self._socket.sendmsg(pieces, _rights(descriptor)))
+                self._codec.wrote(self._socket.sendmsg(pieces, _rights(descriptor)))
             except BlockingIOError:
-                self._wait_to_write(True)
+                self._watch_for_writing(True)
                 return
             except OSError:
-                # The other end is gone. The reading thread notices, behind all that it had still sent.
+                # The other end is gone. The reading thread notices it, after it has read everything that was sent
+                # before.
                 return
-        self._wait_to_write(False)
+        self._watch_for_writing(False)
 
-    def _wait_to_write(self, waits: bool) -> None:
+    def _watch_for_writing(self, waits: bool) -> None:
         if waits is not self._waits_to_write:
             self._waits_to_write = waits
             self._epoll.modify(self._socket, _READ | _WRITE if waits else _READ)
@@ -139,17 +142,17 @@ class FramedConnection:
     # --- on the reading thread --------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Have the socket watched, and prove who this is."""
-        # Once it is watched the other thread tells what it reads.
-        was_open = self._link.is_open
+        """Has epoll watch the socket, and sends the proof of this process."""
+        # After registration the reading thread calls `opened` itself.
+        was_open = self._codec.is_open
         self._epoll.register(self._socket, _READ)
         with self._lock:
             self._write()
         if was_open:
-            self._ear.opened()
+            self._listener.opened()
 
     def ready(self, space: memoryview) -> bool:
-        """The socket can be read, or written. Returns False if the connection has ended."""
+        """Reads and writes after epoll reported the socket. Returns False if the connection has ended."""
         try:
             with self._lock:
                 self._write()
@@ -158,23 +161,23 @@ class FramedConnection:
             return True
         except OSError as error:
             return self._over(error_text(error))
-        except Exception as error:  # noqa: BLE001 (what came is of no use: both ends are told)
+        except Exception as error:  # noqa: BLE001 (the message is invalid: end the connection for both)
             return self._over(error_text(error))
         if messages is None:
             return self._over("the other end is gone")
         try:
             for message in messages:
-                self._ear.heard(message)
+                self._listener.received(message)
         except Exception as error:  # noqa: BLE001 (as above)
             return self._over(error_text(error))
         return True
 
     def _read(self, space: memoryview) -> list[Message] | None:
-        """Read once. Returns the messages that are whole now; None: nothing follows."""
-        large = self._link.space()
+        """Reads once. Returns the messages that are now complete, or None at the end of the stream."""
+        large = self._codec.space()
         if large is not None:
             size_bytes = self._socket.recv_into(large)
-            return self._link.filled(size_bytes) if size_bytes else None
+            return self._codec.filled(size_bytes) if size_bytes else None
         if self._awaits_descriptor:
             size_bytes, ancillary, _, _ = self._socket.recvmsg_into([space], _DESCRIPTOR_SPACE, _CLOSED_IN_PROGRAMS)
             self._keep_descriptors(ancillary)
@@ -182,10 +185,10 @@ class FramedConnection:
             size_bytes = self._socket.recv_into(space)
         if not size_bytes:
             return None
-        was_open = self._link.is_open
-        messages = self._link.read(space[:size_bytes])
-        if self._link.is_open and not was_open:
-            self._ear.opened()
+        was_open = self._codec.is_open
+        messages = self._codec.read(space[:size_bytes])
+        if self._codec.is_open and not was_open:
+            self._listener.opened()
         return messages
 
     def _keep_descriptors(self, ancillary: list[tuple[int, int, bytes]]) -> None:
@@ -201,10 +204,10 @@ class FramedConnection:
     def _over(self, reason: str) -> bool:
         with self._lock:
             self._closed = True
-            _let_go(self._epoll, self._socket)
+            _close_socket(self._epoll, self._socket)
         if (descriptor := self.take_descriptor()) is not None:
             os.close(descriptor)
-        self._ear.over(reason)
+        self._listener.over(reason)
         return False
 
 
@@ -215,23 +218,26 @@ class Connections:
         self,
         secret: bytes,
         process_id: str,
-        came: Callable[[str], Listener | None],
+        listener_for: Callable[[str], Listener | None],
         died: Callable[[BaseException], object],
     ) -> None:
-        """`came`: gives who takes a connection from a process of this id, None to refuse it; on the reading thread."""
+        """`listener_for`: returns the listener for a connection from the process with this id, or None to refuse it.
+
+        It runs on the reading thread.
+        """
         self._secret, self._process_id = secret, process_id
-        self._came, self._died = came, died
+        self._listener_for, self._died = listener_for, died
         self._lock = threading.Lock()
         self._epoll: select.epoll | None = None
         self._listener: socket.socket | None = None
         self._strangers: dict[int, tuple[socket.socket, bytearray]] = {}
         self._open: dict[int, FramedConnection] = {}
         self._current: FramedConnection | None = None
-        """The one that the reading thread is busy with."""
-        self._given_up = ""
+        """The connection that the reading thread is serving."""
+        self._unavailable = ""
 
     def listen(self) -> bytes:
-        """Listen from now on. Returns the address at which processes of this node reach this one. OSError."""
+        """Starts listening. Returns the address at which processes of this node reach this one. Raises OSError."""
         with self._lock:
             epoll = self._start()
         name = b"\0tidegate-" + secrets.token_hex(16).encode()
@@ -248,8 +254,8 @@ class Connections:
             raise
         return name
 
-    def connect(self, address: bytes, process_id: str, ear: Listener) -> None:
-        """Connect to the process of this id that listens there. OSError if that cannot be."""
+    def connect(self, address: bytes, process_id: str, listener: Listener) -> None:
+        """Connects to the process with this id at an address. Raises OSError if that fails."""
         with self._lock:
             epoll = self._start()
         connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -262,9 +268,9 @@ class Connections:
             own = self._process_id.encode()
             shows = _ID_SIZE.pack(len(own)) + own + self._proof(self._process_id, process_id)
             connection = FramedConnection(
-                epoll, connected, FrameCodec(shows, self._proof(process_id, self._process_id)), ear
+                epoll, connected, FrameCodec(shows, self._proof(process_id, self._process_id)), listener
             )
-            ear.connected(connection)
+            listener.connected(connection)
             self._open[number] = connection
             connection.begin()
         except BaseException:
@@ -273,16 +279,16 @@ class Connections:
             raise
 
     def _proof(self, of: str, to: str) -> bytes:
-        """What a process shows another one: whoever sees it cannot show it to a third one."""
-        told = f"{of}\0{to}".encode()
-        return hmac.digest(self._secret, told, hashlib.sha256)[:PROOF_BYTES]
+        """Returns the proof that one process sends to another. It is not valid for a third process."""
+        text = f"{of}\0{to}".encode()
+        return hmac.digest(self._secret, text, hashlib.sha256)[:PROOF_BYTES]
 
     def _start(self) -> select.epoll:
-        """Have what every connection needs, or OSError."""
-        if self._given_up:
-            raise OSError(self._given_up)
+        """Starts the reading thread if needed. Raises OSError if no connection is possible."""
+        if self._unavailable:
+            raise OSError(self._unavailable)
         if not hasattr(select, "epoll"):
-            raise OSError("this system has no names for sockets that are no files (Linux)")
+            raise OSError("this system has no abstract socket names (only Linux has)")
         if self._is_full:
             raise OSError(TOO_MANY)
         if self._epoll is None:
@@ -297,7 +303,7 @@ class Connections:
         return len(self._open) >= min(CONNECTIONS_MAX, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8)
 
     def _forked(self) -> None:
-        """Close in a process that was forked off what is its parent's."""
+        """Closes the sockets of the parent in a forked process."""
         for connection in [*self._open.values(), *([] if self._current is None else [self._current])]:
             connection.abandon()
         for stranger, _ in list(self._strangers.values()):
@@ -315,17 +321,17 @@ class Connections:
             while True:
                 for number, _ in epoll.poll():
                     if (connection := self._open.get(number)) is not None:
-                        self._go_on(number, connection, space)
+                        self._serve(number, connection, space)
                     elif number in self._strangers:
-                        self._listen_to(epoll, number)
+                        self._read_proof(epoll, number)
                     elif self._listener is not None:
                         self._accept(epoll, self._listener)
-        except BaseException as error:  # noqa: BLE001 (the thread is gone: the process cannot go on)
-            self._given_up = f"the thread that reads has died: {error_text(error)}"
+        except BaseException as error:  # noqa: BLE001 (without this thread the process has to end)
+            self._unavailable = f"the thread that reads has died: {error_text(error)}"
             self._died(error)
 
-    def _go_on(self, number: int, connection: FramedConnection, space: memoryview) -> None:
-        # Once it is closed its number may be that of a new one.
+    def _serve(self, number: int, connection: FramedConnection, space: memoryview) -> None:
+        # Removed first: a new connection may get the same number once this socket is closed.
         self._current = connection
         del self._open[number]
         if connection.ready(space):
@@ -338,29 +344,30 @@ class Connections:
         except BlockingIOError:
             return
         except OSError as error:
-            # No file can be opened any more, say. The listener would be ready for ever. Closed, it refuses whoever
-            # comes, who is answered by no accept else.
-            _let_go(epoll, listener)
+            # For example, the process can open no more files. The listener would stay ready forever, so it is closed.
+            # Then connecting processes are refused instead of waiting for an accept.
+            _close_socket(epoll, listener)
             self._listener = None
             log.warning("no connection is taken any more, frames go by calls of Ray: %s", error_text(error))
-            self._given_up = error_text(error)
+            self._unavailable = error_text(error)
             return
         stranger.setblocking(False)
         if self._is_full or not _is_ours(stranger):
             stranger.close()
             return
         if len(self._strangers) >= STRANGERS_MAX:
-            _let_go(epoll, self._strangers.pop(next(iter(self._strangers)))[0])
+            _close_socket(epoll, self._strangers.pop(next(iter(self._strangers)))[0])
         self._strangers[stranger.fileno()] = stranger, bytearray()
         epoll.register(stranger, _READ)
-        self._listen_to(epoll, stranger.fileno())
+        self._read_proof(epoll, stranger.fileno())
 
-    def _listen_to(self, epoll: select.epoll, number: int) -> None:
-        """A process that has proved nothing yet has sent something, or left."""
+    def _read_proof(self, epoll: select.epoll, number: int) -> None:
+        """Reads the proof of a process that has connected, and opens the connection once it is complete and valid."""
         stranger, shown = self._strangers[number]
         missing = PROOF_BYTES + (1 if not shown else 1 + shown[0]) - len(shown)
         try:
-            # Not more than the proof: what follows it is for the connection, with the descriptor that may come with it.
+            # Reads no more than the proof. The bytes after it, and a descriptor that comes with them, belong to the
+            # connection.
             more = stranger.recv(1 if not shown else missing)
         except BlockingIOError:
             return
@@ -369,38 +376,42 @@ class Connections:
         shown += more
         if not more or shown[0] > ID_BYTES_MAX:
             del self._strangers[number]
-            _let_go(epoll, stranger)
+            _close_socket(epoll, stranger)
             return
         if len(shown) < 1 + shown[0] + PROOF_BYTES:
             return
         del self._strangers[number]
         process_id, proof = bytes(shown[1 : 1 + shown[0]]).decode(errors="replace"), bytes(shown[1 + shown[0] :])
         proved = hmac.compare_digest(proof, self._proof(process_id, self._process_id))
-        ear = self._came(process_id) if proved else None
-        if ear is None:
-            _let_go(epoll, stranger)
+        listener = self._listener_for(process_id) if proved else None
+        if listener is None:
+            _close_socket(epoll, stranger)
             return
         epoll.unregister(stranger)
-        connection = FramedConnection(epoll, stranger, FrameCodec(self._proof(self._process_id, process_id), b""), ear)
-        ear.connected(connection)
+        connection = FramedConnection(
+            epoll, stranger, FrameCodec(self._proof(self._process_id, process_id), b""), listener
+        )
+        listener.connected(connection)
         self._open[number] = connection
         connection.begin()
 
 
 def _rights(descriptor: int | None) -> list[tuple[int, int, array[int]]]:
-    """What sends a descriptor along."""
+    """Returns the ancillary data that sends a descriptor."""
     return [] if descriptor is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [descriptor]))]
 
 
-def _let_go(epoll: select.epoll, watched: socket.socket) -> None:
-    """Close a socket. Unwatched first: where a process that was forked off still has it, it would be reported."""
+def _close_socket(epoll: select.epoll, watched: socket.socket) -> None:
+    """Closes a socket. Removes it from epoll first, because epoll would still report a socket that a forked process
+    holds.
+    """
     with suppress(OSError, ValueError):
         epoll.unregister(watched)
     watched.close()
 
 
 def _is_ours(connected: socket.socket) -> bool:
-    """Whether the process at the other end is one of this user's."""
+    """Returns whether the process at the other end belongs to this user."""
     found = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     _, user, _ = _CREDENTIALS.unpack(found)
     return bool(user == os.geteuid())
@@ -410,7 +421,7 @@ MESSAGE_BYTES_MAX = 1 << 30
 LARGE_BYTES = 256 * 1024
 """A message of at least this size is read into memory of its own."""
 PIECES_MAX = 64
-"""Pieces that are written at once."""
+"""Most pieces in one write."""
 COPIED_BYTES_MAX = 4096
 """Joining pieces up to this size costs less than writing them one by one."""
 _HEAD = struct.Struct("<IB")
@@ -433,41 +444,45 @@ class Kind(enum.IntEnum):
 
 
 class Message(NamedTuple):
-    """A message that was read. `payload` is aligned for Arrow if it is large."""
+    """A received message. `payload` is aligned for Arrow if it is large."""
 
     kind: Kind
     payload: bytes | memoryview
 
 
 class FrameCodec:
-    """One end. `shows`: what this end begins with. `expects`: what the other end begins with, empty if it was read."""
+    """The bytes of one end: framing, and the proofs at the beginning.
+
+    `shows`: proof that this end sends first. `expects`: proof that the other end sends first, empty if it was read
+    already.
+    """
 
     def __init__(self, shows: Bytes, expects: bytes) -> None:
         self._expects = expects
         self._unread = bytearray()
-        """The beginning of a message that is not whole yet."""
+        """The beginning of an incomplete message."""
         self._large: memoryview | None = None
-        """Where the large message goes that is being read."""
+        """The payload of the large message that is being read."""
         self._large_kind, self._large_bytes = Kind.FRAME, 0
-        """Its kind, and how much of it was read."""
+        """The kind of the large message, and how many of its bytes were read."""
         self._unwritten: deque[memoryview] = deque((memoryview(shows),) if shows else ())
         self._descriptor: int | None = None
         self._pieces_before_descriptor = 0
 
     @property
     def is_open(self) -> bool:
-        """Whether the other end has proved who it is."""
+        """Returns whether the other end has proved its identity."""
         return not self._expects
 
     # --- writing ----------------------------------------------------------------------------------------------------
 
     def send(self, kind: Kind, *payload: Bytes, descriptor: int | None = None) -> None:
-        """Send a message, with a descriptor or without. ProtocolError if it is too large."""
+        """Queues a message, with a descriptor or without. Raises ProtocolError if it is too large."""
         size_bytes = sum(map(len, payload))
         if size_bytes > MESSAGE_BYTES_MAX:
             raise ProtocolError(
-                f"{size_bytes} bytes are too many for one message to another process, which takes {MESSAGE_BYTES_MAX}. "
-                "Make batches smaller, such as with source_rows_max."
+                f"a message of {size_bytes} bytes exceeds the limit of {MESSAGE_BYTES_MAX} bytes between processes. "
+                "Make batches smaller, for example with source_rows_max."
             )
         head = _HEAD.pack(size_bytes, kind)
         if descriptor is not None:
@@ -476,14 +491,16 @@ class FrameCodec:
         self._unwritten.extend(memoryview(piece) for piece in pieces if len(piece))
 
     def unwritten(self) -> tuple[list[memoryview], int | None]:
-        """Return what is to be written next, empty for nothing, and the descriptor that goes with its first byte."""
+        """Returns the next pieces to write (empty if there are none), and the descriptor that goes with their first
+        byte.
+        """
         if self._descriptor is None:
             return list(islice(self._unwritten, PIECES_MAX)), None
         before = self._pieces_before_descriptor
         return list(islice(self._unwritten, min(before, PIECES_MAX) or 1)), None if before else self._descriptor
 
     def wrote(self, size_bytes: int) -> None:
-        """Take note that this many bytes of it were written."""
+        """Records that this many bytes of the pieces were written."""
         if size_bytes and not self._pieces_before_descriptor:
             self._descriptor = None
         while size_bytes:
@@ -498,11 +515,11 @@ class FrameCodec:
     # --- reading ----------------------------------------------------------------------------------------------------
 
     def space(self) -> memoryview | None:
-        """Return where the next bytes are to be read to (`filled`); None: they go to `read`."""
+        """Returns the buffer for the next bytes (then call `filled`), or None if they go to `read`."""
         return None if self._large is None else self._large[self._large_bytes :]
 
     def filled(self, size_bytes: int) -> list[Message]:
-        """Take note that this many bytes were read to `space`. Returns the message if it is whole now."""
+        """Records that this many bytes were read to `space`. Returns the message if it is complete."""
         assert self._large is not None
         self._large_bytes += size_bytes
         if self._large_bytes < len(self._large):
@@ -511,21 +528,23 @@ class FrameCodec:
         return [message]
 
     def read(self, data: Bytes) -> list[Message]:
-        """Take bytes in that were read. Returns the messages that are whole now. ProtocolError if they are none."""
+        """Adds bytes that were read. Returns the messages that are now complete. Raises ProtocolError for invalid
+        bytes.
+        """
         self._unread += data
         at = 0
         if self._expects:
             if len(self._unread) < len(self._expects):
                 return []
             if self._unread[: len(self._expects)] != self._expects:
-                raise ProtocolError("the other end of a connection is not the one that was meant")
+                raise ProtocolError("the other end of a connection is not the expected process")
             at, self._expects = len(self._expects), b""
         messages: list[Message] = []
         with memoryview(self._unread) as unread:
             while len(unread) - at >= _HEAD.size:
                 size_bytes, number = _HEAD.unpack_from(unread, at)
                 if size_bytes > MESSAGE_BYTES_MAX or number not in _KINDS:
-                    raise ProtocolError(f"a connection carries what is no message: {size_bytes} bytes of kind {number}")
+                    raise ProtocolError(f"invalid message on a connection: {size_bytes} bytes of kind {number}")
                 begin, end = at + _HEAD.size, at + _HEAD.size + size_bytes
                 if end > len(unread):
                     if size_bytes >= LARGE_BYTES:

@@ -7,8 +7,8 @@ Rules:
 - A process whose mailbox is stuck reports its own stack, read by another thread.
 - A process that does not answer is sent a signal by another process on its node. The handler is faulthandler's. It
   needs no lock of Python, so it works while a native call holds that lock. It writes into a file in memory.
-- A process that is stopped cannot do that either, and one that waits for a device does not get the signal. Then the
-  state that Linux reports is the answer.
+- A stopped process cannot do that either, and a process that waits for a device does not get the signal. Then the
+  answer is the process state that Linux reports.
 """
 
 from __future__ import annotations
@@ -33,63 +33,63 @@ from tidegate.actors.ray.mailbox import Mailbox
 from tidegate.protocol.identity import TaskId
 
 IO_THREAD_NAMES = "tidegate-io"
-"""What the names of the threads begin with that do a task's I/O."""
+"""Prefix of the names of the threads that do a task's I/O."""
 
 
 class Pulse(NamedTuple):
     """A sign of life. Both numbers are unique in the process."""
 
     call: int | None = None
-    """The call that the mailbox is in. None if it has nothing to do, or may take long."""
+    """The current call of the mailbox. None if it has nothing to do, or may take long."""
     oldest_call: int | None = None
-    """The call of a function of `map_async` that has been under way for longest, or None."""
+    """The longest-running call of a function of `map_async`, or None."""
     task: TaskId | None = None
     """The subtask that acts, or acted last."""
 
 
 class HealthEndpoint:
-    """A part of the class of an actor, which notes its subtasks that are starting."""
+    """The health calls of an actor's class."""
 
     def __init__(self, mailbox: Mailbox) -> None:
         self.starting: set[TaskId] = set()
-        """Subtasks that begin here, and are not ready. Read from any thread."""
+        """Subtasks that were deployed here and are not ready. Read from any thread."""
         self.address = b""
-        """Where this process listens for connections; empty if it does not."""
+        """Address for connections, empty if this process does not listen."""
         self.__mailbox = mailbox
         self.__descriptor = offer_stack()
 
     def info(self) -> ProcessInfo:
-        """Where this is, for the process itself."""
+        """Returns the place of this process, for the process itself."""
         return process_info(self.__descriptor, self.__mailbox.thread, self.address)
 
     @ray.method(concurrency_group="control")
     def identify(self) -> ProcessInfo:
-        """Where this is."""
+        """Returns the place of this process."""
         return self.info()
 
     @ray.method(concurrency_group="pulse", enable_task_events=False)
     def pulse(self) -> Pulse:
-        """Return a sign of life, with the calls that this process is in."""
+        """Returns a sign of life, with the current calls of this process."""
         if self.starting:
             return Pulse(task=self.acting())
         return Pulse(self.__mailbox.call, self.oldest_call(), self.acting())
 
     def acting(self) -> TaskId | None:
-        """Return the subtask that acts now, or acted last. From any thread."""
+        """Returns the subtask that acts now, or acted last. From any thread."""
         return None
 
     def oldest_call(self) -> int | None:
-        """Return the number of the oldest call of `map_async` under way, or None. From any thread."""
+        """Returns the number of the longest-running call of `map_async`, or None. From any thread."""
         return None
 
     @ray.method(concurrency_group="pulse")
     def stack(self) -> str:
-        """What the mailbox is doing."""
+        """Returns the stack of the mailbox's thread, in one line."""
         return f"{self.__task()}it is in {own_stack(self.__mailbox.thread)}"
 
     @ray.method(concurrency_group="pulse")
     def doing(self) -> str:
-        """What the mailbox is doing, and the threads that read and write for it."""
+        """Returns the stacks of the mailbox's thread and of its I/O threads, in one line."""
         waits = self.__mailbox.call is None
         return f"{'' if waits else self.__task()}{own_threads(self.__mailbox.thread, waits, IO_THREAD_NAMES)}"
 
@@ -98,36 +98,36 @@ class HealthEndpoint:
 
     @ray.method(concurrency_group="pulse")
     def peer_stack(self, info: ProcessInfo) -> str:
-        """What another process of this node is doing."""
+        """Returns the stack of another process on this node, in one line."""
         return stack_of(info.pid, info.stack_descriptor, info.mailbox_thread)
 
     @ray.method(concurrency_group="pulse")
     def kill_peer(self, info: ProcessInfo) -> None:
-        """End another process of this node."""
+        """Ends another process on this node."""
         kill_process(info.pid, info.stack_descriptor)
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessInfo:
-    """Where an actor runs."""
+    """The place and the identity of an actor's process."""
 
     pid: int
     node_id: str
     stderr_path: str = ""
     stack_descriptor: int = -1
-    """Where it writes its stacks to when it is asked to (see `stacks`)."""
+    """The descriptor to which it writes its stacks (`offer_stack`), or -1."""
     mailbox_thread: int = 0
-    """The thread that runs its task."""
+    """The thread that runs its tasks."""
     actor_id: str = ""
-    """How Ray calls it: no other process has this id, or will have it."""
+    """Ray's id of the actor, which stays unique forever."""
     name: str = ""
-    """How people call it: no other process that lives has this name."""
+    """The name of the actor, which no other living actor has."""
     address: bytes = b""
-    """Where it listens for connections of processes of its job on its node; empty if it does not."""
+    """Address for connections of processes of its job on its node, empty if it does not listen."""
 
 
 def process_info(stack_descriptor: int = -1, mailbox_thread: int = 0, address: bytes = b"") -> ProcessInfo:
-    """Where this process is."""
+    """Returns the place and the identity of this process."""
     context = ray.get_runtime_context()
     actor_id, name = context.get_actor_id() or "", context.get_actor_name() or ""
     place = os.getpid(), context.get_node_id(), stderr_path()
@@ -145,24 +145,24 @@ _SECTION = re.compile(
 _FRAME = re.compile(r'File "([^"]*)", line (\d+) in (\S+)')
 
 _STATES = {
-    "T": "it is stopped, by a signal (SIGSTOP) or a debugger, so it cannot say what it was doing",
-    "t": "it is stopped by a debugger, so it cannot say what it was doing",
-    "D": "it waits for a device, a disk or a network file system, so it cannot say what it was doing",
+    "T": "it is stopped, by a signal (SIGSTOP) or a debugger, so its stack is not available",
+    "t": "it is stopped by a debugger, so its stack is not available",
+    "D": "it waits for a device, a disk or a network file system, so its stack is not available",
     "Z": "it has ended",
 }
-UNKNOWN = "what it was doing is not known: nobody on its node could look"
+UNKNOWN = "its stack is not available: no process on its node could read it"
 
 
 def _signal() -> int | None:
-    # One that no library takes for itself, unlike SIGUSR1 and SIGUSR2.
+    # A signal that libraries do not use, unlike SIGUSR1 and SIGUSR2.
     return signal.SIGRTMIN + 5 if hasattr(signal, "SIGRTMIN") else None
 
 
 @functools.cache
 def offer_stack() -> int:
-    """Have this process write down the stacks of its threads when it is asked to by `stack_of`.
+    """Makes this process write the stacks of its threads when `stack_of` sends it a signal.
 
-    Returns the descriptor that they are written to, -1 where that cannot be had.
+    Returns the descriptor of the file in memory, or -1 if the system does not support this.
     """
     number = _signal()
     if number is None or not hasattr(os, "memfd_create"):
@@ -176,7 +176,7 @@ def offer_stack() -> int:
 
 
 def own_stack(thread: int) -> str:
-    """What a thread of this process is doing, innermost first."""
+    """Returns the stack of a thread of this process in one line, innermost call first."""
     frame = sys._current_frames().get(thread)
     if frame is None:
         return "nothing"
@@ -185,7 +185,7 @@ def own_stack(thread: int) -> str:
 
 
 def own_threads(mailbox: int, waits: bool, prefix: str) -> str:
-    """What this process is doing: its mailbox, and its other threads whose names begin so.
+    """Returns the stacks of the mailbox's thread and of other threads whose names begin with a prefix.
 
     `waits`: the mailbox has nothing to do.
     """
@@ -196,7 +196,9 @@ def own_threads(mailbox: int, waits: bool, prefix: str) -> str:
 
 
 def state_of(pid: int) -> str:
-    """The state of a process of this node, as Linux names it (`R`, `S`, `T`, ...); empty if there is none."""
+    """Returns the state of a process on this node, as Linux names it (`R`, `S`, `T`, ...); empty if there is no such
+    process.
+    """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0].decode()
@@ -205,7 +207,7 @@ def state_of(pid: int) -> str:
 
 
 def stack_of(pid: int, descriptor: int, thread: int) -> str:
-    """What a thread of another process of this node is doing, in words. Waits for at most some two seconds."""
+    """Returns in one line what a thread of another process on this node is doing. Waits for up to about two seconds."""
     state = state_of(pid)
     if not state:
         return "its process is gone"
@@ -215,11 +217,11 @@ def stack_of(pid: int, descriptor: int, thread: int) -> str:
     for ident, frames in _SECTION.findall(text):
         if int(ident, 16) == thread:
             return "it was in " + _in_line([(path, int(line), name) for path, line, name in _FRAME.findall(frames)])
-    return "it did not say what it was doing"
+    return "it did not write its stack"
 
 
 def kill_process(pid: int, descriptor: int) -> None:
-    """End a process of this node that has called `offer_stack`; nothing happens to any other that has its number."""
+    """Ends a process on this node that has called `offer_stack`. Does nothing to another process with this pid."""
     with suppress(OSError):
         handle = os.pidfd_open(pid)
         try:
@@ -251,7 +253,7 @@ def _dumped(pid: int, descriptor: int) -> str:
 
 
 def _read_until_quiet(descriptor: int, start: int) -> str:
-    """What is written from `start` on, once nothing more comes."""
+    """Returns the bytes from `start` on, once no more are written."""
     pause, deadline_s, size = threading.Event(), time.monotonic() + WAIT_S, start
     while time.monotonic() < deadline_s:
         pause.wait(STEP_S)
@@ -263,5 +265,5 @@ def _read_until_quiet(descriptor: int, start: int) -> str:
 
 
 def _in_line(frames: list[tuple[str, int, str]]) -> str:
-    told = [f"{name} ({'/'.join(path.split('/')[-2:])}:{line})" for path, line, name in frames[:FRAMES_MAX]]
-    return " < ".join(told) + (" < ..." if len(frames) > FRAMES_MAX else "") if told else "no Python function"
+    shown = [f"{name} ({'/'.join(path.split('/')[-2:])}:{line})" for path, line, name in frames[:FRAMES_MAX]]
+    return " < ".join(shown) + (" < ..." if len(frames) > FRAMES_MAX else "") if shown else "no Python function"

@@ -9,11 +9,11 @@ Rules:
 - Meanwhile Ray would still start processes on such a node, and they would be lost with it: a second restart for one
   loss. So an attempt waits, unless spare processes on other nodes can take over at once, or processes can start
   elsewhere because nothing is reserved, or in free slots of the reservation.
-- A node from which no process answers any more is suspect (`SuspectNodes`), and avoided as well: a node whose link is
-  cut closes no connection, and Ray takes a minute to give it up. Ray is asked to start a small actor there. The head of
-  Ray does that over the connection by which it checks the node's health. So a started actor means that Ray keeps the
-  node, and a failure that Ray has given it up. Other processes may reach the node long before Ray's head does, and
-  whatever starts there then is lost if the head is too late.
+- A node whose processes all stop answering is suspect (`SuspectNodes`), and avoided as well. If the network link of a
+  node is cut, no connection closes, and Ray takes a minute to give the node up. Ray is asked to start a small actor
+  there. The head of Ray does that over the connection by which it checks the node's health. So a started actor means
+  that Ray keeps the node, and a failure that Ray has given it up. Other processes may reach the node long before Ray's
+  head does, and processes that start there then are lost if the head is too late.
 - Ray is asked again and again, for a bounded time. A process that answers too late is evicted, because its place is
   taken.
 """
@@ -41,34 +41,35 @@ log = logging.getLogger(__name__)
 
 
 class _Presence:
-    """Something that a node starts when it can."""
+    """A small actor that shows whether Ray's head can start actors on a node."""
 
     def __repr__(self) -> str:
-        """What Ray shows of this actor."""
+        """Returns the name that Ray shows."""
         return "tidegate: does this node start processes?"
 
     def here(self) -> None:
-        """It has started."""
+        """Returns once the actor has started."""
 
 
 @cache
 def _presence_actor() -> Any:
-    """Made when it is asked for, as `worker_actor` is."""
+    """Returns Ray's class of `_Presence`. Made on first use, as in `worker_actor`."""
     return ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0)(_Presence)
 
 
 def start_there(node: str) -> Future[None]:
-    """Have Ray's head start something on this node, and nowhere else; done when it has, or never will."""
+    """Has Ray's head start a small actor on this node and nowhere else. The future is done, or fails, with the
+    start."""
     there: Any = NodeAffinitySchedulingStrategy(node, soft=False)
     presence: Any = _presence_actor()
     actor = presence.options(scheduling_strategy=there).remote()
     started: Future[None] = actor.here.remote().future()
-    started.add_done_callback(partial(_let_go, actor))
+    started.add_done_callback(partial(_release_actor, actor))
     return started
 
 
-def _let_go(actor: Any, started: Future[None]) -> None:
-    """It ends when nobody has its handle any more, and not before it has started."""
+def _release_actor(actor: Any, started: Future[None]) -> None:
+    """Holds the actor's handle until it has started. Without a handle Ray ends it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -77,22 +78,22 @@ class _Broken:
 
     member: WorkerHandle
     error: BaseException
-    """What Ray said last."""
+    """The last error of Ray."""
     calls: list[tuple[Callable[[BaseException], object], Callable[[], object]]] = field(default_factory=list)
-    """What follows for each of them, if the process is dead, and if it lives."""
+    """For each broken call, the actions if the process is dead, and if it lives."""
 
 
 class LostNodes:
-    """Those of one job. Everything runs on the coordinator's mailbox.
+    """Nodes of one job that may be lost. All methods run on the coordinator's mailbox.
 
-    `give_up` takes a process that answers too late, and which it is. `settled` is called whenever there is no doubt
-    any more. `is_kept` says whether a process still has its place.
+    `evict` takes a process that answers too late, and the reason. `settled` is called whenever no doubt remains.
+    `is_kept` returns whether a process still has its place.
     """
 
     def __init__(
         self,
         mailbox: Mailbox,
-        give_up: Callable[[WorkerHandle, str], object],
+        evict: Callable[[WorkerHandle, str], object],
         settled: Callable[[], object],
         suspects: SuspectNodes,
         reconnections: Reconnections,
@@ -100,35 +101,35 @@ class LostNodes:
         probe: Callable[[str], Future[None]] | None = None,
     ) -> None:
         self._mailbox = mailbox
-        self._give_up = give_up
+        self._evict = evict
         self._settled = settled
         self._suspects = suspects
         self._reconnections = reconnections
         self._is_kept = is_kept
         self._probe = start_there if probe is None else probe
         self._broken: dict[str, _Broken] = {}
-        """Processes of which Ray does not say whether they have ended, by name."""
+        """Processes that Ray reports neither as alive nor as dead, by name."""
 
     @property
     def doubtful(self) -> frozenset[str]:
-        """Nodes that may be lost. From any thread."""
+        """Returns the nodes that may be lost. From any thread."""
         broken = list(self._broken.values())
         return self._suspects.nodes | {one.member.info.node_id for one in broken if one.member.info is not None}
 
     def silent(self, node: str, others_ms: Sequence[int]) -> None:
-        """A process on a node does not answer; and for how long the others there have not."""
+        """A process on a node does not answer. `others_ms`: for how long other processes there have not answered."""
         if not self._suspects.is_silent(node, others_ms, monotonic_ms()):
             return
-        log.warning("nobody on node %s answers: it is suspect, and nothing is started there", node)
+        log.warning("no process on node %s answers: the node is suspect, and nothing is started there", node)
         self._probe(node).add_done_callback(
             lambda future: self._mailbox.post(lambda: self._probed(node, future.exception()))
         )
         self._mailbox.call_later(SUSPECT_MS_MAX, self._pass_time)
 
     def _probed(self, node: str, error: BaseException | None) -> None:
-        if self._suspects.is_known(node):
+        if self._suspects.clear_suspicion(node):
             what = "answers" if error is None else f"is lost: {error_text(error)}"
-            log.warning("node %s %s: it is suspect no more", node, what)
+            log.warning("node %s %s: it is not suspect any more", node, what)
             self._settled()
 
     def _pass_time(self) -> None:
@@ -143,10 +144,11 @@ class LostNodes:
         dead: Callable[[BaseException], object],
         again: Callable[[], object],
     ) -> bool:
-        """Whether a call to a process broke, and Ray does not say that the process has ended. From any thread.
+        """Returns whether a call to a process broke without a report of Ray that the process has ended. From any
+        thread.
 
-        Then `dead` takes how it has ended, if it counts as dead, or `again` makes the call again, if it lives and has
-        its place: once it is known which of the two. Until then it gets no task.
+        If so, exactly one of two actions runs later: `dead` with the error if the process counts as dead, or `again` if
+        it lives and still has its place. Until then it gets no task.
         """
         if not isinstance(error, ActorUnavailableError):
             return False
@@ -161,7 +163,7 @@ class LostNodes:
         dead: Callable[[BaseException], object],
         again: Callable[[], object],
     ) -> None:
-        # Again: an answer to the question about another call may have come in between.
+        # Set again: an answer to a question about an earlier call may have cleared it.
         member.cut_off = True
         step = self._reconnections.broke(member.name, monotonic_ms())
         broken = self._broken.setdefault(member.name, _Broken(member, error))
@@ -174,7 +176,7 @@ class LostNodes:
             self._take(broken, Step(step.verdict))
 
     def _ask(self, broken: _Broken) -> None:
-        # `pulse` has a thread to itself, which nothing holds up.
+        # `pulse` has a thread of its own, so it never waits for other calls.
         answer: Any = broken.member.handle.pulse.remote()
         answer.future().add_done_callback(lambda future: self._mailbox.post(partial(self._answered, broken, future)))
 
@@ -212,16 +214,16 @@ class LostNodes:
         if step.verdict == "alive":
             self._lives(broken)
         elif step.verdict == "late":
-            self._give_up(member, f"{member.name} answers again, and its task goes on elsewhere")
+            self._evict(member, f"{member.name} answers again, and its task runs elsewhere now")
         if over and not self._broken:
             self._settled()
 
     def _is_dead(self, broken: _Broken) -> bool:
-        """A process counts as dead from now on. Whether that is all: nobody knows on which node it would have been."""
+        """Marks a process as dead. Returns whether nothing more can be found out, because its node is unknown."""
         member, calls = broken.member, broken.calls
         if member.info is not None and not member.dead:
             node = member.info.node_id
-            log.warning("%s does not answer: its node %s may be lost, which Ray makes sure of", member.name, node)
+            log.warning("%s does not answer: its node %s may be lost, which Ray checks", member.name, node)
         member.dead, broken.calls = True, []
         for dead, _ in calls:
             dead(broken.error)
@@ -235,34 +237,36 @@ class LostNodes:
         if not member.usable:
             return
         if not self._is_kept(member):
-            self._give_up(member, f"{member.name} was out of reach, and its task went elsewhere meanwhile")
+            self._evict(member, f"{member.name} was out of reach, and its task went elsewhere meanwhile")
             return
-        log.warning("the connection to %s is there again: it goes on", member.name)
+        log.warning("the connection to %s works again, and the process continues", member.name)
         for _, again in broken.calls:
             again()
 
 
 ASK_AGAIN_MS = 500
 FAILURES_MAX = 3
-"""A link that was cut is back as a rule when the first call breaks, and then the first question is answered."""
+"""A link that was cut usually works again when the first call breaks, and then the first question is answered."""
 ASKS_MAX = 240
-"""Of one that counts as dead: two minutes at least."""
+"""Questions to a process that counts as dead: at least two minutes."""
 BREAKS_MAX, BREAKS_MS = 10, 60_000
 ASKED_MS_MAX = 120_000
-"""How long an answer of one that counts as dead is waited for, beyond the time that it has to answer."""
+"""Time in ms to wait for an answer of a process that counts as dead, in addition to the time that it has to answer."""
 LIMIT_SHARE, LIMIT_MS_MIN = 5, 2_000
-"""An answer may take this part of `heartbeat.timeout`, as one to a last question may, but so long in any case."""
+"""An answer may take this part of `heartbeat.timeout`, as the answer to a last question may, but at least the
+minimum."""
 
 
 def limit_ms(heartbeat_timeout_ms: int) -> int:
-    """How long a process may take to answer."""
+    """Returns the time in ms that a process has to answer."""
     return max(LIMIT_MS_MIN, heartbeat_timeout_ms // LIMIT_SHARE)
 
 
 class Step(NamedTuple):
-    """What follows. `verdict`: it is known from now on that the process lives, is dead, or answers too late.
+    """The next step for a process whose connection broke.
 
-    `ask`: it is to be asked again, after `ASK_AGAIN_MS`. `over`: nothing more is to be found out.
+    `verdict`: the process is found to be alive, dead, or too late. `ask`: ask it again after `ASK_AGAIN_MS`. `over`:
+    nothing more can be found out.
     """
 
     verdict: Literal["alive", "dead", "late"] | None
@@ -279,15 +283,19 @@ class _Asked:
 
 @dataclass(slots=True)
 class Reconnections:
-    """Those to the processes of one job, by name. All times in ms, by a clock that nobody sets."""
+    """Decides whether processes with broken connections live. Processes have names. Times are in ms of a monotonic
+    clock.
+    """
 
     limit_ms: int
     _asked: dict[str, _Asked] = field(default_factory=dict)
     _breaks: dict[str, deque[int]] = field(default_factory=dict)
-    """When connections broke lately."""
+    """Times of the last breaks of each connection."""
 
     def broke(self, name: str, now_ms: int) -> Step:
-        """A call broke. `ask`: this is the first one to hear of, so the process is to be asked at once."""
+        """Takes a broken call. `ask` in the step means that this is the first one, so the process has to be asked at
+        once.
+        """
         asked = self._asked.get(name)
         if asked is not None:
             return Step("dead" if asked.dead else None)
@@ -298,14 +306,14 @@ class Reconnections:
         return Step("dead" if often else None, ask=True)
 
     def answered(self, name: str) -> Step:
-        """The process has answered."""
+        """Takes an answer of the process."""
         asked = self._asked.pop(name, None)
         if asked is None:
             return Step(None)
         return Step("late" if asked.dead else "alive", over=True)
 
     def failed(self, name: str, now_ms: int, *, final: bool) -> Step:
-        """The question broke as well. `final`: Ray says that the process has ended."""
+        """Takes a broken question. `final`: Ray reports that the process has ended."""
         asked = self._asked.get(name)
         if asked is None:
             return Step(None)
@@ -319,7 +327,7 @@ class Reconnections:
         return Step("dead" if asked.dead else None, ask=True)
 
     def pass_time(self, name: str, now_ms: int) -> Step:
-        """Time has passed without an answer."""
+        """Checks the time limit of a process that has not answered."""
         asked = self._asked.get(name)
         if asked is None or not self._is_over(asked, now_ms):
             return Step(None)
@@ -332,7 +340,7 @@ class Reconnections:
         return Step(None, over=True)
 
     def forget(self, name: str) -> None:
-        """Nothing more is asked of a process, which has ended."""
+        """Drops a process that has ended."""
         self._asked.pop(name, None)
         self._breaks.pop(name, None)
 
@@ -341,13 +349,13 @@ class Reconnections:
 
 
 SUSPECT_MS_MAX = 120_000
-"""Ray gives up a node that is cut off in about half of that."""
+"""Ray gives up a node that is cut off in about half of this time."""
 SHARE = 2
-"""Others must have been silent for this part of the time after which one counts as hung."""
+"""The other processes of a node must have been silent for 1/SHARE of the timeout of a hung process."""
 
 
 class SuspectNodes:
-    """Those of one job. Times in ms, by a clock that nobody sets."""
+    """The suspect nodes of one job. Times are in ms of a monotonic clock."""
 
     def __init__(self, own: str, timeout_ms: int, limit_ms: int = SUSPECT_MS_MAX) -> None:
         self._own = own
@@ -357,24 +365,25 @@ class SuspectNodes:
 
     @property
     def nodes(self) -> frozenset[str]:
-        """Nodes that are suspect now. From any thread."""
+        """Returns the suspect nodes. From any thread."""
         return frozenset(list(self._since_ms))
 
     def is_silent(self, node: str, others_ms: Collection[int], now_ms: int) -> bool:
-        """A process of a node does not answer. `others_ms`: for how long the others there have not. Whether that makes
-        the node suspect, which it was not before.
+        """Notes that a process of a node does not answer. Returns whether the node becomes suspect now.
+
+        `others_ms`: for how long each other process there has not answered.
         """
         if node == self._own or node in self._since_ms or any(ms * SHARE < self._timeout_ms for ms in others_ms):
             return False
         self._since_ms[node] = now_ms
         return True
 
-    def is_known(self, node: str) -> bool:
-        """The node answers, or is known to be dead. Whether it was suspect."""
+    def clear_suspicion(self, node: str) -> bool:
+        """Stops suspecting a node, because it answered or Ray reported it dead. Returns whether it was suspect."""
         return self._since_ms.pop(node, None) is not None
 
     def pass_time(self, now_ms: int) -> list[str]:
-        """Nodes that were suspect for so long that they are no more."""
+        """Removes and returns the nodes that have been suspect for the maximal time."""
         over = [node for node, since_ms in self._since_ms.items() if now_ms - since_ms >= self._limit_ms]
         for node in over:
             del self._since_ms[node]

@@ -1,11 +1,10 @@
-"""`Mailbox`: one thread that does everything a machine's driver has to do, one thing after the other.
+"""`Mailbox`: one thread that runs all actions of a machine's driver, one after the other.
 
 Rules:
 
-- Calls of Ray only `post`, so no receive path ever blocks. Actions run in the order in which they were posted.
-- Messages and timers go before turns, each of them, so that a barrier or a cancellation does not wait behind a full
-  queue.
-- Without anything to do the thread sleeps until the next message, timer or tick. Ticks are rare while nothing happens.
+- Calls of Ray only `post`, so a receive path never blocks. Actions run in the order in which they were posted.
+- Messages and timers run before turns, so that a barrier or a cancellation does not wait behind a full queue.
+- Without work the thread sleeps until the next message, timer or tick. Ticks are rare while nothing happens.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ Action = Callable[[], object]
 
 
 class Mailbox:
-    """`turn` processes one element and tells whether there was one; `tick` is called every `tick_ms`.
+    """A thread with a queue of actions, timers and ticks.
 
-    `flush` is called after messages, ticks and timers: they may have left something to send.
+    `turn` processes one element, and returns False if there was none. `tick` is called every `tick_ms` while there is
+    work, else every `idle_tick_ms`. After an idle time the next tick is due `tick_ms` after the last one.
 
-    As long as nothing else is done it is called every `idle_tick_ms` only. What comes in ends that: the next tick is
-    due `tick_ms` after the last one again.
+    `flush` is called after messages, ticks and timers, because they may have queued something to send.
 
-    What an action raises, whatever it is, goes to `broke_down`, on the same thread, which then goes on. If that fails
-    as well, nobody would ever hear of it: the process ends, which is noticed.
+    `broke_down` takes each exception of an action, on the same thread, which then continues. If `broke_down` fails as
+    well, the process ends, because its end is noticed and the failure would not be.
     """
 
     def __init__(
@@ -60,34 +59,36 @@ class Mailbox:
         self._idle_tick_ms = tick_ms if idle_tick_ms is None else idle_tick_ms
         self._ticked_ms = monotonic_ms() - self._idle_tick_ms
         self._worked = False
-        """Whether anything was done since the last tick."""
+        """True if an action or a turn has run since the last tick."""
         self._broke_down = broke_down
         self._pid = os.getpid()
         self._calls = 0
         self.call: int | None = None
-        """The number of what the thread is doing, None while it waits. From any thread."""
+        """The number of the current action, or None while the thread waits. From any thread."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
+        """Starts the thread."""
         self._thread.start()
 
     @property
     def thread(self) -> int:
-        """The thread's identifier; 0 before it has started."""
+        """Returns the thread's identifier, or 0 before the thread has started."""
         return self._thread.ident or 0
 
     def post(self, action: Action) -> None:
-        """Have an action run on the thread. From any thread."""
+        """Runs an action on the thread. From any thread."""
         self._inbox.put(action)
 
     def call_later(self, delay_ms: int, action: Action, name: str | None = None) -> None:
-        """Have an action run after a while, in place of the one of this name. From the mailbox's own thread only."""
+        """Runs an action after a delay. It replaces a waiting action of the same name. On the mailbox's own thread
+        only.
+        """
         assert threading.current_thread() is self._thread
         self._timers.after(delay_ms, action, name)
 
     def cancel_call(self, name: str) -> None:
-        """Drop the action of this name, if one waits. From the mailbox's own thread only."""
+        """Drops the waiting action of this name, if there is one. On the mailbox's own thread only."""
         assert threading.current_thread() is self._thread
         self._timers.cancel(name)
 
@@ -101,7 +102,7 @@ class Mailbox:
     def _guarded_round(self) -> None:
         try:
             self._round()
-        except BaseException as error:  # noqa: BLE001 (it is told; code of users runs here)
+        except BaseException as error:  # noqa: BLE001 (reported; code of users runs here)
             leave_if_forked(self._pid)
             self._broke_down(error)
             log_failure(log, f"an action on {self._thread.name} failed", error)
@@ -127,7 +128,7 @@ class Mailbox:
         self._take_messages(0.0 if busy else self._idle_s(at_ms))
 
     def _begin(self) -> None:
-        """The thread does something else from now on."""
+        """Counts the next action of the thread."""
         self._calls += 1
         self.call = self._calls
 

@@ -1,7 +1,10 @@
 """Checkpoint storage in the memory of one small actor, for jobs on Ray whose checkpoints need not outlive them.
 
-Rules: the actor does one thing after the other, so a conditional create is atomic; it holds a bounded number of bytes,
-all paths together; every call has a timeout, and an actor that is gone is a StorageError. Nothing survives the actor.
+Rules:
+
+- The actor runs one call at a time, so a conditional create is atomic.
+- It holds a bounded number of bytes over all paths.
+- Every call has a timeout, and a lost actor is a StorageError. Nothing survives the actor.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ _remote: Any = ray.remote
 
 
 class HeldFiles:
-    """Files in a dict, by absolute key. What the actor runs; one call at a time."""
+    """Files in a dict, by absolute key. The class of the actor, which runs one call at a time."""
 
     def __init__(self, size_bytes_max: int) -> None:
         self._files: dict[str, bytes] = {}
@@ -35,11 +38,12 @@ class HeldFiles:
         self._size_bytes_max = size_bytes_max
 
     def __repr__(self) -> str:
-        """What Ray shows of this actor."""
+        """Returns the name that Ray shows."""
         return f"checkpoints in memory, {self._size_bytes_max:,} bytes at most"
 
     def put(self, key: str, data: bytes, replace: bool) -> str | None:
-        """Hold a file; else why not: "exists", "full", or "in the way" where a folder would be a file."""
+        """Stores a file. Returns None, or the obstacle: "exists", "full", or "in the way" if a parent folder is a
+        file."""
         if key in self._files and not replace:
             return "exists"
         parents = key.split("/")
@@ -53,27 +57,27 @@ class HeldFiles:
         return None
 
     def get(self, key: str, offset: int, length: int | None) -> bytes | None:
-        """Bytes of a file, None if there is none."""
+        """Returns bytes of a file, or None if there is no such file."""
         data = self._files.get(key)
         if data is None:
             return None
         return data[offset:] if length is None else data[offset : offset + length]
 
     def exists(self, key: str) -> bool:
-        """Whether there is such a file."""
+        """Returns whether there is such a file."""
         return key in self._files
 
     def sizes(self, key: str) -> dict[str, int]:
-        """Bytes of every file below a folder, by its path from there."""
+        """Returns the size in bytes of every file below a folder, by its path from there."""
         prefix = f"{key.rstrip('/')}/"
         return {path[len(prefix) :]: len(data) for path, data in self._files.items() if path.startswith(prefix)}
 
     def delete(self, key: str) -> None:
-        """Let go of a file."""
+        """Deletes a file."""
         self._size_bytes -= len(self._files.pop(key, b""))
 
     def delete_tree(self, key: str) -> None:
-        """Let go of a folder."""
+        """Deletes a folder."""
         for path in self.sizes(key):
             self.delete(f"{key.rstrip('/')}/{path}")
 
@@ -84,7 +88,7 @@ class RayMemoryFiles:
     repeats_requests = False
 
     def __init__(self, name: str, timeout_ms: int) -> None:
-        """`name` is that in the url; nothing is asked yet."""
+        """`name`: as in the url. The actor is not called yet."""
         self._name = name
         self._timeout_s = timeout_ms / 1000
         self._actor: Any = None
@@ -107,7 +111,7 @@ class RayMemoryFiles:
         return data
 
     def read_with_info(self, key: str, offset: int, length: int) -> tuple[bytes, FileInfo]:
-        # Its files are ours, and made once.
+        # Only this store creates its files, and it never changes one.
         return self.read(key, offset, length), self.info(key)
 
     def exists(self, key: str) -> bool:
@@ -166,14 +170,16 @@ class RayMemoryStore(FileSystemStore):
     """Files in the memory of an actor at `ray-memory://<name>`, or below a folder there."""
 
     def __init__(self, url: str, timeout_ms: int = TIMEOUT_MS_DEFAULT) -> None:
-        """Open, without asking the actor, which `start_memory` has made. ConfigurationError for another url."""
+        """Opens the store of an actor that `start_memory` has made, without a call. Raises ConfigurationError for
+        another url.
+        """
         super().__init__(url, timeout_ms=timeout_ms)
 
     @staticmethod
     def _open(url: str, options: dict[str, object]) -> tuple[str, str, Files]:
         rest = url.removeprefix(SCHEME).strip("/")
         if not url.startswith(SCHEME) or not rest:
-            raise ConfigurationError(f"{url!r} names no memory of checkpoints; write {SCHEME}<name>")
+            raise ConfigurationError(f"{url!r} is not the url of a memory of checkpoints; write {SCHEME}<name>")
         timeout_ms = options["timeout_ms"]
         assert isinstance(timeout_ms, int)
         return f"{SCHEME}{rest}", f"/{rest}", RayMemoryFiles(rest.partition("/")[0], timeout_ms)
@@ -183,14 +189,14 @@ class RayMemoryStore(FileSystemStore):
 
 
 def open_store_on_ray(url: str) -> FileSystemStore:
-    """`open_store` for processes on Ray: it knows `ray-memory://<name>` as well."""
+    """Opens a store like `open_store`, and also `ray-memory://<name>`, for processes on Ray."""
     return RayMemoryStore(url) if url.startswith(SCHEME) else open_store(url)
 
 
 def start_memory(name: str, size_bytes_max: int = SIZE_BYTES_MAX_DEFAULT) -> tuple[str, Any]:
-    """Start the actor that holds at most so many bytes; url of its store, and its handle.
+    """Starts the actor that holds at most `size_bytes_max` bytes. Returns the url of its store, and its handle.
 
-    It lives until the last handle is gone, or the driver; one that has the name already is used.
+    It lives as long as its last handle and the driver. An existing actor of this name is used instead.
     """
     if not name or "/" in name:
         raise ConfigurationError(f"{name!r} cannot name a memory of checkpoints: it is the first part of a path")
@@ -200,5 +206,5 @@ def start_memory(name: str, size_bytes_max: int = SIZE_BYTES_MAX_DEFAULT) -> tup
 
 
 def actor_name(name: str) -> str:
-    """Name of the actor behind `ray-memory://<name>`."""
+    """Returns the name of the actor behind `ray-memory://<name>`."""
     return f"{name}/checkpoint-memory"

@@ -1,8 +1,8 @@
-"""Publishes the metrics of tasks through Ray's metrics agent. Written about once a second, never per batch.
+"""Publishes the metrics of tasks through Ray's metrics agent, about once a second and never per batch.
 
-Those of jobs are in `coordinator/job_metrics.py`: tasks load nothing of coordinators. Rows are counted over
-all attempts of a process; a counter only ever grows. One of Ray's is not there before it is counted up, so what alerts
-need are gauges. A gauge is set each time, changed or not: Ray forgets one that was not set between two collections.
+Metrics of jobs are in `runtimes/job_metrics.py`, so that tasks load no code of coordinators. Rows are counted over all
+attempts of a process, because a counter only grows. Ray creates a counter only when it is first incremented, so alerts
+need gauges. A gauge is set each time, even unchanged: Ray drops one that was not set between two collections.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tidegate.storage.files.file_system import OF_THIS_PROCESS
 from tidegate.storage.ids import CheckpointId
 
 USER_NAMES_MAX = 1_000
-"""Names of metrics of functions that a process keeps at hand, whatever names its attempts think of."""
+"""Most metrics of users' functions that a process caches."""
 
 
 @cache
@@ -48,43 +48,43 @@ def _user_gauge(name: str) -> Gauge:
 
 
 def labels(tags: Mapping[str, str]) -> dict[str, str]:
-    """Tags as Ray takes them: in ASCII only. Other characters of a job's or a step's name are escaped as Python does.
+    """Returns tags in ASCII, as Ray requires. Other characters are escaped as in Python.
 
-    Ray raises UnicodeEncodeError for any other, and a task would fail for the name of its step.
+    Ray raises UnicodeEncodeError for other characters, and a task would fail because of the name of its step.
     """
     return {key: value.encode("ascii", "backslashreplace").decode("ascii") for key, value in tags.items()}
 
 
 def set_gauge(metric: Metric, value: float, tags: Mapping[str, str]) -> None:
-    """Publish one value."""
+    """Publishes one value."""
     _gauge(metric).set(value, labels(tags))
 
 
 class TaskMetrics:
-    """Metrics of one task of one attempt; `update` takes what is counted in that attempt."""
+    """Publishes the metrics of one task of one attempt. `update` takes the counts of that attempt."""
 
     def __init__(self, tags: dict[str, str]) -> None:
         self._tags = tags
         self._seen: Mapping[Metric, int] = {}
 
-    def told(self, event: CoordinatorEvent) -> None:
-        """The task reports something."""
+    def reported(self, event: CoordinatorEvent) -> None:
+        """Counts an event that the task reports."""
         if isinstance(event, TaskReady) and event.origin is not None:
             _add(_counter(m.RESTORES), 1, self._tags | {"origin": event.origin.value})
         elif isinstance(event, CheckpointAcknowledged):
             self._set(snapshot_gauges(event.metrics))
 
-    def update(self, told: SubtaskMetrics, final: bool = False) -> None:
-        """Publish what the task is doing. `final`: it does nothing any more in this process."""
-        seen, self._seen = self._seen, totals_of(told)
+    def update(self, metrics: SubtaskMetrics, final: bool = False) -> None:
+        """Publishes the metrics of the task. `final`: it has ended in this process."""
+        seen, self._seen = self._seen, totals_of(metrics)
         for metric, total in self._seen.items():
             _add(_counter(metric), total - seen.get(metric, 0), self._tags)
-        self._set(gauges_at_rest(told) if final else gauges_of(told))
-        for operator, size in told.states:
+        self._set(gauges_at_rest(metrics) if final else gauges_of(metrics))
+        for operator, size in metrics.states:
             for metric, value in state_values(size).items():
                 set_gauge(metric, value, self._tags | {"operator": operator})
         publish_requests(self._tags["job"])
-        for counted in told.user:
+        for counted in metrics.user:
             tags = self._tags | {"operator": counted.operator, "operator_id": str(counted.uid)}
             for name, quantile, value in user_values(counted):
                 _user_gauge(name).set(value, labels(tags | {"quantile": quantile}))
@@ -95,18 +95,18 @@ class TaskMetrics:
 
 
 class StandbyMetrics:
-    """Metrics of a spare process that follows a task."""
+    """Publishes the metrics of a spare process that follows a task."""
 
     def __init__(self, tags: dict[str, str]) -> None:
         self._tags = tags
 
     def holds(self, checkpoint_id: CheckpointId | None) -> None:
-        """The process holds the state of a checkpoint, or of none."""
+        """Publishes which checkpoint's state the process holds, None for none."""
         set_gauge(m.STANDBY_CHECKPOINT, checkpoint_id or 0, self._tags)
 
 
 def publish_requests(job: str) -> None:
-    """What this process has asked of object stores, for its job."""
+    """Publishes the requests of this process to object stores, for its job."""
     for metric, value in request_values(OF_THIS_PROCESS).items():
         set_gauge(metric, value, {"job": job})
 

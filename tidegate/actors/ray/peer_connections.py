@@ -1,21 +1,23 @@
-"""`PeerConnections`: how a worker's process reaches the other workers of its job, over sockets or by calls of Ray.
+"""Connects a worker's process to the other workers of its job, over sockets or by calls of Ray.
 
 Rules:
 
 - There is one `PeerConnection` for each pair of processes, for the life of both. The process with the smaller id
   connects, as soon as it has a deployment in which the other one is a neighbour. The other process accepts the
   connection at any time.
-- Both ends offer memory for the rows of their direction. An end is open when the other one has mapped its memory, or
-  has reported that it cannot map it. Then rows go over the socket too.
+- Each end offers shared memory for the rows that it sends. An end is open when the other one has mapped its memory, or
+  has reported that it cannot map it. Without shared memory, rows go over the socket.
 - Both processes use calls if no connection is possible: on different nodes, without sockets, or when the process that
-  should connect cannot, for example in a container with a network of its own. It then calls `no_link` of the other one.
-- A link that is open or uses calls is settled for the attempts that begin then. A connection that breaks while both
-  processes live has lost what was on its way. It fails the attempts that use it, and later ones use calls.
-- Frames and grants carry their attempt. The receiver drops those of an older attempt.
+  should connect cannot, for example in a container with a network of its own. That process then calls `no_link` of the
+  other one.
+- Attempts that begin after a connection has opened, or has switched to calls, keep this transport. A connection that
+  breaks while both processes live has lost the messages on their way. It fails the attempts that use it, and later
+  attempts use calls.
+- Frames and grants carry their attempt. The receiver drops messages of an older attempt.
 - A frame is a head, the batches as one Arrow stream, and the rest by pickle. The stream is in shared memory if it fits,
   else in the message. So each frame takes one path, whatever its size, and keeps its place in the sequence.
-- Batches with types that a program has defined are pickled by cloudpickle, which sends classes that the receiver cannot
-  import. Only processes of the same job, which have proved that, send what is unpickled here.
+- Batches with types that a program has defined are pickled by cloudpickle, which includes classes that the receiver
+  cannot import. This process unpickles only messages of processes that have proved that they belong to the job.
 """
 
 from __future__ import annotations
@@ -48,13 +50,13 @@ from tidegate.storage.ids import AttemptNumber, SubtaskIndex
 log = logging.getLogger(__name__)
 
 MEMORY_LINKS_MAX = 128
-"""Links of a process that share memory, at most: each mapping keeps descriptors open."""
+"""Most connections of a process that share memory: each mapping keeps descriptors open."""
 _MAPPED = struct.Struct("<?")
 _NUMBER = struct.Struct("<Q")
 
 
 class Way(enum.Enum):
-    """How the other process is reached."""
+    """The transport to another process."""
 
     OPENING = "not known yet"
     SOCKET = "socket"
@@ -62,48 +64,50 @@ class Way(enum.Enum):
 
 
 class Inbox(Protocol):
-    """What a worker's process does with what comes over links."""
+    """Takes what a worker's process receives over its connections."""
 
     def frame_came(self, head: Head, elements: tuple[Element, ...]) -> None:
-        """A frame came over a socket. From any thread."""
+        """Takes a frame from a socket. From any thread."""
 
     def credit_came(self, head: Head, window_bytes: int) -> None:
-        """A grant came. From any thread."""
+        """Takes a grant of credit. From any thread."""
 
     def later(self, action: Callable[[], object]) -> None:
-        """Have an action run on the mailbox. From any thread."""
+        """Runs an action on the mailbox. From any thread."""
 
     def settled(self) -> None:
-        """Another link is open, or uses calls. On the mailbox."""
+        """Another connection has opened, or has switched to calls. On the mailbox."""
 
     def broke(self, link: PeerConnection, reason: str) -> None:
-        """A link broke that was open. On the mailbox."""
+        """An open connection broke. On the mailbox."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """Stands for Ray's reference to a call."""
+    """The result of `PeerConnection.sync`. Stands for Ray's reference to a call."""
 
     _answered: Future[None] = field(default_factory=Future)
 
     def future(self) -> Future[None]:
-        """Done when the other process has taken everything in, or with an error if something may be lost."""
+        """Returns a future that is done when the other process has received everything, or fails if something may be
+        lost.
+        """
         return self._answered
 
 
 class PeerConnection:
-    """The link to one other process: a `Transport` where it is a socket, and an `Listener`."""
+    """The connection to one other process. It is a `Transport` while it is a socket, and a `Listener`."""
 
     def __init__(self, links: PeerConnections, process_id: str, inbox: Inbox, memory_bytes: int) -> None:
         self.process_id = process_id
         self.way = Way.OPENING
-        """For the mailbox alone."""
+        """Set and read only on the mailbox."""
         self.peer: Peer | None = None
         """The other process, if this one connects."""
         self._links, self._inbox, self._memory_bytes = links, inbox, memory_bytes
         self._connection: FramedConnection | None = None
         self._segment: OwnSegment | None = None
-        """The memory that is being offered."""
+        """The memory that this end has offered, until the other end answers."""
         self._packer = FramePacker(None)
         self._reader: FrameReader | None = None
         self._syncs: dict[int, Future[None]] = {}
@@ -112,28 +116,28 @@ class PeerConnection:
     # --- on the mailbox ---------------------------------------------------------------------------------------------
 
     def send(self, frame: do.SendFrame) -> None:
-        """Send a frame. Nothing happens if the connection is over: that fails the subtask as well."""
+        """Sends a frame. Does nothing if the connection has ended, because that fails the subtask as well."""
         head = make_head(frame.attempt, frame.channel, frame.first_sequence)
-        self._say(Kind.FRAME, *self._packer.pack(head, frame.elements))
+        self._send(Kind.FRAME, *self._packer.pack(head, frame.elements))
 
     def grant(self, grant: do.GrantCredit) -> None:
-        """Grant credit."""
+        """Sends a grant of credit."""
         head = make_head(grant.attempt, grant.channel, grant.total_bytes)
-        self._say(Kind.CREDIT, pack_credit(head, grant.window_bytes))
+        self._send(Kind.CREDIT, pack_credit(head, grant.window_bytes))
 
     def sync(self) -> Sync:
-        """Return what is done when the other process has taken in all that was sent so far."""
+        """Returns a `Sync` that is done when the other process has received everything that was sent before."""
         sync = Sync()
         if self.way is not Way.SOCKET:
             sync.future().set_exception(ConnectionError(f"the connection to process {self.process_id} is over"))
             return sync
         self._synced += 1
         self._syncs[self._synced] = sync.future()
-        self._say(Kind.SYNC, _NUMBER.pack(self._synced))
+        self._send(Kind.SYNC, _NUMBER.pack(self._synced))
         return sync
 
     def use_calls(self) -> None:
-        """There is no connection, or none any more."""
+        """Switches to calls, because there is no connection any more, or never was."""
         self.way = Way.CALLS
         self._packer = FramePacker(None)
         segment, self._segment = self._segment, None
@@ -156,7 +160,7 @@ class PeerConnection:
             sync.set_result(None)
 
     def cannot_open(self, reason: str) -> None:
-        """There will be no connection. The process that should have connected tells the other one."""
+        """Switches to calls. If this process should have connected, it reports that to the other process."""
         self.use_calls()
         self._links.note(reason)
         if self.peer is not None:
@@ -179,17 +183,17 @@ class PeerConnection:
 
     @property
     def has_come(self) -> bool:
-        """Whether there is a connection, or was one."""
+        """Returns whether there is a connection, or was one."""
         return self._connection is not None
 
     # --- on the reading thread, except `connected` of the process that connects -------------------------------------
 
     def connected(self, connection: FramedConnection) -> None:
-        """There is a connection."""
+        """Takes the connection."""
         self._connection = connection
 
     def opened(self) -> None:
-        """Offer memory for rows."""
+        """Offers memory for rows to the other end."""
         if self._memory_bytes:
             try:
                 self._segment = OwnSegment(self._memory_bytes)
@@ -199,18 +203,18 @@ class PeerConnection:
                     self.process_id,
                     error_text(error),
                 )
-        self._say(Kind.MEMORY, descriptor=None if self._segment is None else self._segment.descriptor)
+        self._send(Kind.MEMORY, descriptor=None if self._segment is None else self._segment.descriptor)
 
-    def heard(self, message: Message) -> None:
-        """A message came in."""
+    def received(self, message: Message) -> None:
+        """Handles a message."""
         kind, payload = message
         if kind is Kind.FRAME:
             self._inbox.frame_came(*unpack_frame(payload, self._reader))
         elif kind is Kind.CREDIT:
             self._inbox.credit_came(*unpack_credit(payload))
         elif kind is Kind.SYNC:
-            # All that came before is in the mailbox.
-            self._say(Kind.SYNCED, payload)
+            # All earlier messages are in the mailbox.
+            self._send(Kind.SYNCED, payload)
         elif kind is Kind.SYNCED:
             self._inbox.later(partial(self._answered, *_NUMBER.unpack(payload)))
         elif kind is Kind.MEMORY:
@@ -223,7 +227,7 @@ class PeerConnection:
         self._inbox.later(partial(self._ended, reason))
 
     def _map(self) -> None:
-        """The other end offers memory, or has none to offer."""
+        """Maps the memory that the other end offers, if it offers any, and reports the result."""
         assert self._connection is not None
         descriptor = self._connection.take_descriptor()
         if descriptor is not None:
@@ -231,15 +235,15 @@ class PeerConnection:
                 self._reader = FrameReader(ForeignSegment.open(descriptor))
             except (OSError, ValueError) as error:
                 log.warning("memory of process %s cannot be mapped: %s", self.process_id, error_text(error))
-        self._say(Kind.MAPPED, _MAPPED.pack(self._reader is not None))
+        self._send(Kind.MAPPED, _MAPPED.pack(self._reader is not None))
 
-    def _say(self, kind: Kind, *payload: Bytes, descriptor: int | None = None) -> None:
+    def _send(self, kind: Kind, *payload: Bytes, descriptor: int | None = None) -> None:
         if self._connection is not None:
             self._connection.send(kind, *payload, descriptor=descriptor)
 
 
 class PeerConnections:
-    """The links of one process."""
+    """The connections of one process to its peers."""
 
     def __init__(self, process_id: str, node_id: str, memory_bytes: int, inbox: Inbox) -> None:
         self.process_id, self._node_id = process_id, node_id
@@ -250,15 +254,17 @@ class PeerConnections:
         self._noted: set[str] = set()
 
     def use(self, connections: Connections) -> None:
-        """This process listens: it may have connections."""
+        """Allows socket connections, once this process listens."""
         self._connections = connections
 
     def to(self, peer: Peer) -> PeerConnection:
-        """Return the link to another process, on the mailbox. It is settled now or later, and stays so."""
+        """Returns the connection to another process. Its transport is settled now or later, and then stays. On the
+        mailbox.
+        """
         link, is_new = self._link(peer.process_id)
         if link.way is not Way.OPENING:
             return link
-        if self._connections is None or not peer.address or not self._is_beside(peer):
+        if self._connections is None or not peer.address or not self._is_on_this_node(peer):
             link.use_calls()
         elif is_new and self.process_id < peer.process_id:
             link.peer = peer
@@ -268,17 +274,20 @@ class PeerConnections:
                 link.cannot_open(error_text(error))
         return link
 
-    def _is_beside(self, peer: Peer) -> bool:
-        """Whether the other process is on this node. It is this process itself where one subtask begins alone."""
+    def _is_on_this_node(self, peer: Peer) -> bool:
+        """Returns whether a peer is another process on this node. A subtask that is deployed alone may have its own
+        process as peer.
+        """
         return peer.node_id == self._node_id and peer.process_id != self.process_id
 
-    def came(self, process_id: str) -> PeerConnection | None:
-        """Return who takes a connection from another process; None if there was one. From any thread."""
+    def accept(self, process_id: str) -> PeerConnection | None:
+        """Returns the listener for a connection from another process, or None if there was one before. From any
+        thread."""
         link, _ = self._link(process_id)
         return None if link.has_come else link
 
     def refused(self, process_id: str, reason: str) -> None:
-        """The other process reports, by a call, that it cannot connect. On the mailbox."""
+        """Switches to calls, because the other process has reported that it cannot connect. On the mailbox."""
         link, _ = self._link(process_id)
         if link.way is Way.OPENING:
             link.use_calls()
@@ -286,7 +295,7 @@ class PeerConnections:
             self._inbox.settled()
 
     def note(self, reason: str) -> None:
-        """Log once for each reason that a link uses calls."""
+        """Logs each reason for using calls once."""
         if reason not in self._noted:
             self._noted.add(reason)
             log.warning("frames between two processes go by calls of Ray, not over a socket: %s", reason)
@@ -302,7 +311,7 @@ class PeerConnections:
 
 
 Head: TypeAlias = tuple[int, int, int, int, int]
-"""(attempt, edge, upstream, downstream, number): plain numbers cost Ray a tenth of what a dataclass does."""
+"""(attempt, edge, upstream, downstream, number). A tuple of integers costs Ray a tenth of a dataclass."""
 ALIGNMENT = 64
 """Arrow reads fastest from addresses that are multiples of this."""
 _FRAME = struct.Struct("<6q16x")
@@ -310,32 +319,32 @@ _CREDIT = struct.Struct("<6q")
 
 
 def make_head(attempt: AttemptNumber, channel: ChannelId, number: int) -> Head:
-    """Return the head of a frame (`number`: its first sequence) or of a grant (`number`: the total in bytes)."""
+    """Returns the head of a frame (`number`: its first sequence) or of a grant (`number`: the total in bytes)."""
     return (attempt, channel.edge, channel.upstream, channel.downstream, number)
 
 
 def read_head(head: Head) -> tuple[AttemptNumber, ChannelId, int]:
-    """Return attempt, channel and number."""
+    """Returns the attempt, the channel and the number."""
     attempt, edge, upstream, downstream, number = head
     channel = ChannelId(edge, SubtaskIndex(upstream), SubtaskIndex(downstream))
     return AttemptNumber(attempt), channel, number
 
 
 class FramePacker:
-    """Packs the frames that go over one connection, for one thread. `writer`: of the shared memory, None without."""
+    """Packs the frames of one connection. Not thread-safe. `writer`: writes to shared memory, or None without."""
 
     def __init__(self, writer: FrameWriter | None) -> None:
         self.writer = writer
         self._schemas: defaultdict[int, EdgeSchema] = defaultdict(EdgeSchema)
-        """By edge."""
+        """The schema of each edge."""
 
     def pack(self, head: Head, elements: Sequence[Element]) -> Sequence[Bytes]:
-        """Return a frame in pieces."""
+        """Returns a frame in pieces."""
         batches = [element for element in elements if isinstance(element, pa.RecordBatch)]
         if not batches:
             return (_FRAME.pack(*head, 0), pickle.dumps((tuple(enumerate(elements)), None), 5))
         schema = self._schemas[head[1]]
-        if not schema.is_that_of(batches):
+        if not schema.fits(batches):
             return (_FRAME.pack(*head, 0), pickled_elements((tuple(enumerate(elements)), None)))
         controls = tuple((i, e) for i, e in enumerate(elements) if not isinstance(e, pa.RecordBatch))
         place = None if self.writer is None else self.writer.write(batches, schema)
@@ -350,22 +359,22 @@ class FramePacker:
 
 
 def pickled_elements(elements: object) -> bytes:
-    """Pickle elements with batches whose types a program has defined.
+    """Pickles elements whose batches have extension types that the program defines.
 
-    By a pickle of its own: what Ray registers with its copy loses such types of schemas.
+    This calls cloudpickle directly. Ray's own copy of it has reducers for schemas that lose extension types.
     """
     pickled: bytes = cloudpickle.dumps(elements, 5)
     return pickled
 
 
 def read_elements(elements: tuple[Element, ...] | bytes) -> tuple[Element, ...]:
-    """Read the elements that came with a call: as they are, or as `pickled_elements` has made them."""
+    """Returns the elements of a call, which come as they are or as the bytes of `pickled_elements`."""
     read: tuple[Element, ...] = pickle.loads(elements) if isinstance(elements, bytes) else elements
     return read
 
 
 def unpack_frame(payload: bytes | memoryview, reader: FrameReader | None) -> tuple[Head, tuple[Element, ...]]:
-    """Read what was packed. ProtocolError if its batches are not in the shared memory."""
+    """Unpacks a frame. Raises ProtocolError if its batches are in shared memory that is not mapped."""
     *head, rows_bytes = _FRAME.unpack_from(payload)
     body = memoryview(payload)[_FRAME.size :]
     controls, place = pickle.loads(body[rows_bytes:])
@@ -384,18 +393,18 @@ def unpack_frame(payload: bytes | memoryview, reader: FrameReader | None) -> tup
 
 
 def pack_credit(head: Head, window_bytes: int) -> bytes:
-    """Return a grant of credit as bytes."""
+    """Returns a grant of credit as bytes."""
     return _CREDIT.pack(*head, window_bytes)
 
 
 def unpack_credit(payload: bytes | memoryview) -> tuple[Head, int]:
-    """Read what was packed."""
+    """Unpacks a grant of credit."""
     attempt, edge, upstream, downstream, total_bytes, window_bytes = _CREDIT.unpack(payload)
     return (attempt, edge, upstream, downstream, total_bytes), window_bytes
 
 
 def _aligned(rows: memoryview) -> pa.Buffer:
-    """Return the bytes at an address that Arrow likes: where they are, if they are at one."""
+    """Returns the bytes at an aligned address, copied only if they are not at one."""
     buffer = pa.py_buffer(rows)
     if buffer.address % ALIGNMENT == 0:
         return buffer

@@ -4,16 +4,17 @@ Rules:
 
 - A subtask is ready once the connections to all these processes are settled (`peer_connections.py`). So the transport
   of each channel is known before rows flow, and does not change.
-- A finished subtask is over when all processes to which it has sent frames over sockets have received them.
-- A broken connection has lost something for a subtask, unless all of its input from there has arrived and it had
-  nothing to send.
-- Ray repeats frames and grants that did not arrive, behind those that were sent meanwhile, and whether or not they had
-  arrived. They have numbers. A frame is handed on once all before it have been, and an early one waits. A frame that
-  comes twice is handed on twice: the machine drops elements that it has. Waiting frames are bounded by the credit of
-  the channel and by `EARLY_MAX`, and wait for `GAP_MS_MAX`. Then they are handed on, and the machine fails for the gap.
-- The sender does not wait for the answer to a frame of batches: the next frame shows that one is missing. A frame that
-  may be the last one for some time (a barrier, the end, or the last of the credit) is watched.
-- A sender that has sent everything needs no credit, and may have left before it came.
+- A finished subtask ends when all processes to which it has sent frames over sockets have received them.
+- A broken connection has lost data of a subtask unless all of its input from there has arrived and it has no receiver
+  there.
+- Ray repeats lost frames and grants behind the frames that were sent meanwhile, and may repeat frames that arrived. So
+  frames have numbers. A frame is handed on once all before it were, and an early frame waits. A repeated frame is
+  handed on twice, and the task machine drops elements that it has. The credit of the channel and `EARLY_MAX` bound the
+  waiting frames, and they wait for at most `GAP_MS_MAX`. Then they are handed on, and the machine fails because of the
+  gap.
+- The sender does not wait for the answer to a frame of batches, because the next frame reveals a missing one. It does
+  watch a frame that may be the last one for some time: a barrier, the end, or the last frame that its credit allows.
+- No grant is needed for a channel whose end has arrived: its sender may be gone.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from tidegate.actors.drivers.worker import Transport
 from tidegate.actors.graph.job_graph import JobGraph
 from tidegate.actors.ray.actor_calls import Deliveries
 from tidegate.actors.ray.peer_connections import PeerConnection, PeerConnections, Way, make_head, pickled_elements
-from tidegate.actors.ray.shared_memory import is_arrows_own
+from tidegate.actors.ray.shared_memory import is_arrow_type
 from tidegate.actors.ray.task_deployment import Handle, TaskDeployment
 from tidegate.actors.task import instructions as do
 from tidegate.actors.task.events import FrameArrived
@@ -37,35 +38,35 @@ from tidegate.protocol.stream_elements import EndOfPartition
 
 
 class PeerTransports:
-    """Of one subtask of one attempt. All on the mailbox."""
+    """The transports of one subtask in one attempt. All methods run on the mailbox."""
 
     def __init__(
         self,
-        order: TaskDeployment,
+        deployment: TaskDeployment,
         graph: JobGraph,
         descriptor: TaskDescriptor,
         links: PeerConnections,
         deliveries: Deliveries,
     ) -> None:
-        self._peers, self._deliveries = order.peers, deliveries
-        # Only channels that leave the worker; `Worker` carries the others.
+        self._peers, self._deliveries = deployment.peers, deliveries
+        # Only channels that leave the worker. `Worker` carries frames between its own subtasks.
         outputs = (channel for edge in descriptor.outputs for channel in edge.channels)
-        self._receivers = {c: task for c in outputs if (task := graph.receiver(c)) in order.peers}
-        self._senders = {c: task for c in descriptor.inputs if (task := graph.sender(c)) in order.peers}
+        self._receivers = {c: task for c in outputs if (task := graph.receiver(c)) in deployment.peers}
+        self._senders = {c: task for c in descriptor.inputs if (task := graph.sender(c)) in deployment.peers}
         tasks = {*self._receivers.values(), *self._senders.values()}
-        self._links = {task: links.to(order.peers[task]) for task in sorted(tasks)}
+        self._links = {task: links.to(deployment.peers[task]) for task in sorted(tasks)}
         self._sent_over: set[PeerConnection] = set()
         """Sockets over which the subtask sends frames."""
         self._over: set[ChannelId] = set()
-        """Input channels whose last element has arrived: their senders may be gone."""
+        """Input channels whose last element has arrived. Their senders may be gone."""
 
     @property
     def settled(self) -> bool:
-        """Whether it is known how each neighbour is reached."""
+        """Returns whether the transport to each neighbour is known."""
         return all(link.way is not Way.OPENING for link in self._links.values())
 
     def connect(self, neighbour: TaskId) -> Transport:
-        """Return the transport to a neighbour for this attempt, once everything is settled."""
+        """Returns the transport to a neighbour for this attempt. Requires `settled`."""
         link = self._links[neighbour]
         assert link.way is not Way.OPENING
         if link.way is Way.SOCKET:
@@ -75,38 +76,40 @@ class PeerTransports:
         return PeerCalls(self._peers[neighbour].handle, self._deliveries, self._over.__contains__)
 
     def arrived(self, frame: FrameArrived) -> None:
-        """Take note of a frame that is handed on."""
+        """Records a frame that was handed on to the subtask."""
         if frame.elements and isinstance(frame.elements[-1], EndOfPartition):
             self._over.add(frame.channel)
 
     def needs(self, link: PeerConnection) -> bool:
-        """Whether something may be lost for this subtask if this link breaks."""
+        """Returns whether a break of this connection may lose data of this subtask."""
         there = {task for task, one in self._links.items() if one is link}
         return any(task in there for task in self._receivers.values()) or any(
             task in there and channel not in self._over for channel, task in self._senders.items()
         )
 
     def finish(self) -> None:
-        """The subtask has finished: it is over when its receivers have taken in what went over sockets."""
+        """Delays the end of the finished subtask until its receivers have the frames that went over sockets."""
         for link in self._sent_over:
             self._deliveries.watch_until_there(link.sync())
 
 
 class PeerCalls:
-    """To one process, of one subtask in one attempt (a `Transport`). `is_over`: whether a channel needs no credit."""
+    """The transport of one subtask in one attempt to one process, by calls of Ray. `is_over`: whether a channel needs
+    no credit.
+    """
 
     def __init__(self, handle: Handle, deliveries: Deliveries, is_over: Callable[[ChannelId], bool]) -> None:
-        # Bound once: looking a method up on a handle for each frame costs more than it should.
+        # Looked up once: a lookup of a method on a handle is too expensive for each frame.
         self._frame = handle.frame.remote
         self._watched_frame = handle.frame.options(num_returns=1).remote
         self._credit = handle.credit.remote
         self._deliveries, self._is_over = deliveries, is_over
 
     def send(self, frame: do.SendFrame) -> None:
-        """Send a frame."""
+        """Sends a frame."""
         head = make_head(frame.attempt, frame.channel, frame.first_sequence)
         batches = [element for element in frame.elements if isinstance(element, pa.RecordBatch)]
-        plain = all(is_arrows_own(field.type) for batch in batches for field in batch.schema)
+        plain = all(is_arrow_type(field.type) for batch in batches for field in batch.schema)
         elements = frame.elements if plain else pickled_elements(frame.elements)
         if not frame.exhausts_credit and len(batches) == len(frame.elements):
             self._frame(head, elements)
@@ -114,7 +117,7 @@ class PeerCalls:
             self._deliveries.watch_until_there(self._watched_frame(head, elements))
 
     def grant(self, grant: do.GrantCredit) -> None:
-        """Grant credit."""
+        """Sends a grant of credit, unless its channel is over."""
         channel = grant.channel
         if not self._is_over(channel):
             head = make_head(grant.attempt, channel, grant.total_bytes)
@@ -122,37 +125,37 @@ class PeerCalls:
 
 
 EARLY_MAX = 10_000
-"""Frames of a task that may wait. Watermarks and barriers need no credit."""
+"""Most early frames of a task. Watermarks and barriers need no credit, so credit does not bound them."""
 GAP_MS_MAX = 20_000
-"""Ray sends again as soon as it reaches the process, as it does with what has come early."""
+"""Ray repeats a lost call as soon as it reaches the process, so a gap that lasts this long will not close."""
 
 
 class FrameOrder:
-    """That of one attempt of a task. Pure."""
+    """Puts the frames of one attempt of a task into order. No I/O."""
 
     def __init__(self) -> None:
         self._due: dict[ChannelId, int] = {}
-        """The number of the element that comes next, of each channel."""
+        """The number of the next element of each channel."""
         self._early: dict[ChannelId, dict[int, FrameArrived]] = {}
-        """What waits, by channel and number."""
+        """The early frames of each channel, by their first number."""
         self._waiting = 0
 
     def arrived(self, frame: FrameArrived) -> tuple[FrameArrived, ...]:
-        """A frame came in: the frames that are to be handed on now."""
+        """Adds a frame. Returns the frames that can be handed on now."""
         channel, first = frame.channel, frame.first_sequence
         due = self._due.get(channel, 0)
         if first > due:
             early = self._early.setdefault(channel, {})
             self._waiting += first not in early
             early.setdefault(first, frame)
-            return self.give_up(channel) if self._waiting > EARLY_MAX else ()
+            return self.skip_gap(channel) if self._waiting > EARLY_MAX else ()
         self._due[channel] = due = max(due, first + len(frame.elements))
         if channel not in self._early:
             return (frame,)
         return (frame, *self._follow(channel, due))
 
     def _follow(self, channel: ChannelId, due: int) -> list[FrameArrived]:
-        """What had come early and is not early any more."""
+        """Returns the early frames of a channel that can be handed on now."""
         early, frames = self._early[channel], []
         for first in sorted(early):
             if first > due:
@@ -166,38 +169,38 @@ class FrameOrder:
         return frames
 
     def gap(self, channel: ChannelId) -> int | None:
-        """The number that frames of a channel wait for; None where none waits."""
+        """Returns the number that early frames of a channel wait for, or None if no frame waits."""
         return self._due.get(channel, 0) if channel in self._early else None
 
-    def give_up(self, channel: ChannelId) -> tuple[FrameArrived, ...]:
-        """What waits, though something is missing before it."""
+    def skip_gap(self, channel: ChannelId) -> tuple[FrameArrived, ...]:
+        """Returns the early frames of a channel, despite the gap before them."""
         early = self._early.pop(channel, {})
         self._waiting -= len(early)
         return tuple(early[first] for first in sorted(early))
 
 
 class OrderedFrames:
-    """Hands the frames of one attempt of a task on. All on its mailbox."""
+    """Hands on the frames of one attempt of a task in order. All methods run on its mailbox."""
 
     def __init__(
-        self, hand_on: Callable[[FrameArrived], object], call_later: Callable[[int, Callable[[], None]], None]
+        self, deliver: Callable[[FrameArrived], object], call_later: Callable[[int, Callable[[], None]], None]
     ) -> None:
-        self._hand_on = hand_on
+        self._deliver = deliver
         self._call_later = call_later
         self._order = FrameOrder()
 
     def arrived(self, frame: FrameArrived) -> None:
-        """A frame came in."""
+        """Takes a frame, and hands on the frames that are in order now."""
         before = self._order.gap(frame.channel)
         for one in self._order.arrived(frame):
-            self._hand_on(one)
+            self._deliver(one)
         if before is None and (due := self._order.gap(frame.channel)) is not None:
             self._call_later(GAP_MS_MAX, partial(self._look, frame.channel, due))
 
     def _look(self, channel: ChannelId, due: int) -> None:
         gap = self._order.gap(channel)
         if gap == due:
-            for frame in self._order.give_up(channel):
-                self._hand_on(frame)
+            for frame in self._order.skip_gap(channel):
+                self._deliver(frame)
         elif gap is not None:
             self._call_later(GAP_MS_MAX, partial(self._look, channel, gap))

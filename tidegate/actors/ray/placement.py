@@ -1,16 +1,17 @@
-"""Where the processes of a job run: `PoolOptions` of the driver, the slots of a job, and pure rules for standbys.
+"""Chooses where the processes of a job run: `PoolOptions` of the driver, the slots of a job, and pure rules for
+standbys.
 
 Rules:
 
 - A worker in a common slot takes the CPU of the slot, or its share of it. A worker in a slot of its own takes the whole
   bundle. A spare process is in a bundle of the common slots and takes nothing. Without a reservation Ray chooses nodes.
-- A slot keeps its bundle if that is on a node that is not avoided, because its other processes and local copies may be
-  there. Else it gets a free slot of a bundle on such a node, of the bundle with the most free slots. So a job does not
-  wait for Ray (15 s after the loss of a node) if its reservation has free slots on living nodes.
-- A slot counts as free if no process of this job is in it. Another job may have it. So a process that stands in takes
-  no share of its processor by Ray's count, and never waits for one.
-- The number of standbys is the one that was configured. "auto" is one for each free slot of the reservation, because
-  each replaces a lost process, but not more than there are tasks and not more than `AUTO_MAX`. There is at least one.
+- A slot keeps its bundle if the bundle is on a node that is not avoided, because its other processes and local copies
+  may be there. Else it gets a free slot of a bundle on such a node, of the bundle with the most free slots. So a job
+  does not wait for Ray (15 s after the loss of a node) if its reservation has free slots on living nodes.
+- A slot counts as free if it has no process of this job. Another job may have it. So a process that stands in takes no
+  share of its processor by Ray's count, and never waits for one.
+- The number of standbys is the configured one. "auto" is one for each free slot of the reservation, because each
+  replaces a lost process, but not more than there are tasks and not more than `AUTO_MAX`. There is at least one.
 - Standbys of "auto" begin later than configured ones: each takes a processor for seconds, and a job that ends earlier
   has lost nothing. Only tasks in common slots count. A followed task has a standby of its own, in addition.
 - Standbys are spread over nodes first, then over bundles. On a node without one, or with as many as any other node,
@@ -44,7 +45,7 @@ from tidegate.storage.process_id import ProcessId
 
 @dataclass(frozen=True, slots=True)
 class SlotPlacement:
-    """Where tasks run: `bundles[s]` is the bundle of `placement_group` that holds slot s, one CPU of it."""
+    """The slots of a job: `bundles[s]` is the bundle of `placement_group` that holds slot s, which is one CPU of it."""
 
     placement_group: PlacementGroup
     bundles: tuple[int, ...]
@@ -57,7 +58,7 @@ class SlotPlacement:
 
 @dataclass(frozen=True, slots=True)
 class PoolOptions:
-    """How the processes of a job are made. `first_slot`: subtask i goes into slot `first_slot + i`."""
+    """Options of the processes of a job. Subtask i goes into slot `first_slot + i`."""
 
     prefix: str
     namespace: str
@@ -66,13 +67,13 @@ class PoolOptions:
     standbys: int
     open_store: OpenStore
     driver: ProcessId | None = None
-    """The process that has submitted the job: all processes of the job go with it."""
+    """The process that has submitted the job. All processes of the job end with it."""
     slot_request_timeout_ms: int = SLOT_REQUEST_TIMEOUT_MS
-    """For so long an attempt waits for room for its processes."""
+    """Longest time that an attempt waits for room for its processes."""
     followed: frozenset[TaskId] = frozenset()
-    """Tasks whose state a standby holds each."""
+    """Tasks that each have a standby with their state."""
     standby_delay_ms: int = STANDBY_DELAY_MS
-    """How long after a deployment the first standby begins."""
+    """Time between a deployment and the start of the first standby."""
     own_slots: PlacementGroup | None = None
     """The bundles of the tasks that are in no common slot, in the order of `SlotPlan.bundles`."""
 
@@ -82,21 +83,24 @@ NOTHING = Resources(0.0)
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Where a process goes, and what it takes. `own`: nobody else is in it. Without `group` nothing is reserved."""
+    """A place of a process, and the resources that it takes.
+
+    `own`: the process is alone in the bundle. `group`: None if nothing is reserved.
+    """
 
     takes: Resources
     group: PlacementGroup | None = None
     index: int | None = None
-    """The bundle in that group."""
+    """Index of the bundle in that group."""
     own: bool = False
 
     @property
     def bundle(self) -> int | None:
-        """That of the common slots; None for a slot of its own: spare processes have no business there."""
+        """The bundle of a common slot, or None for a slot of its own, where spare processes must not run."""
         return None if self.own else self.index
 
     def actor_options(self, elsewhere: str | None = None) -> dict[str, Any]:
-        """What Ray is told of a process. `elsewhere`: the node for one that belongs in no bundle."""
+        """Returns Ray's options for the actor. `elsewhere`: the preferred node if nothing is reserved."""
         takes = self.takes
         options: dict[str, Any] = {"num_cpus": takes.cpus}
         if takes.gpus:
@@ -112,7 +116,7 @@ class Slot:
 
 
 class JobSlots:
-    """Those of one job."""
+    """The slots of one job."""
 
     def __init__(self, graph: JobGraph, options: PoolOptions) -> None:
         self.plan = slot_plan(graph, vertex_labels(graph))
@@ -122,7 +126,7 @@ class JobSlots:
         assert self._own is not None or not self.plan.own, "slots of steps with resources are reserved at submission"
 
     def of(self, worker: WorkerId) -> Slot:
-        """The slot of a worker."""
+        """Returns the slot of a worker."""
         own = self.plan.own_bundle(worker)
         if own is not None:
             return Slot(self.plan.own[VertexId(worker.group)].resources, self._own, own, own=True)
@@ -133,12 +137,12 @@ class JobSlots:
         return Slot(Resources(self.plan.share), self._common.placement_group, bundle)
 
     def spare(self, bundle: int | None) -> Slot:
-        """The slot of a spare process, in a bundle of the common slots."""
+        """Returns the slot of a spare process in a bundle of the common slots."""
         return Slot(NOTHING, None if self._common is None else self._common.placement_group, bundle)
 
     @property
     def groups(self) -> list[tuple[PlacementGroup, Mapping[int, str]]]:
-        """All that is reserved for the job, and what bundles are for that are not for all of it."""
+        """The placement groups of the job. The mapping has the purpose of each bundle that serves one step only."""
         found: list[tuple[PlacementGroup, Mapping[int, str]]] = []
         if self._common is not None:
             found.append((self._common.placement_group, {}))
@@ -148,14 +152,14 @@ class JobSlots:
 
     @property
     def bundles(self) -> Sequence[int]:
-        """The bundles of the common slots; those of the job come first."""
+        """The bundles of the common slots, beginning with the first slot of the job."""
         if self._common is None:
             return ()
         return (*self._common.bundles[self._first :], *self._common.bundles[: self._first])
 
 
 Nodes: TypeAlias = Mapping[int, str]
-"""The node of each bundle, as far as it is known."""
+"""The known nodes of bundles."""
 NOWHERE: Nodes = {}
 
 
@@ -166,10 +170,10 @@ def bundles_elsewhere(
     nodes: Nodes,
     avoided: Container[str],
 ) -> dict[int, int]:
-    """The bundle of each of these slots for now; a slot that can start nowhere is left out.
+    """Returns the bundle to use for now for each of these slots. A slot that can start nowhere is missing.
 
-    `slots`: the number of each, and its bundle. `bundles`: that of every slot of the reservation. `used`: how many
-    slots of a bundle have processes of this job.
+    `slots`: number and bundle of each. `bundles`: the bundle of each slot of the reservation. `used`: how many slots of
+    a bundle have processes of this job.
     """
     reached = {bundle for bundle in bundles if nodes.get(bundle) and nodes[bundle] not in avoided}
     found = {slot: bundle for slot, bundle in slots if bundle in reached}
@@ -190,17 +194,17 @@ AUTO_MAX = 4
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a process is: its bundle, and its node once it has started."""
+    """The bundle of a process, and its node once it has started."""
 
     bundle: int
     node: str | None
 
 
 def standbys_kept(wanted: Standbys, free_slots: int, tasks: int, followed: int = 0) -> int:
-    """How many spare processes a job keeps; `free_slots`: those of the reservation that no job has. `tasks`: those in
-    common slots.
+    """Returns how many spare processes a job keeps.
 
-    `followed`: tasks each of which has one that follows it, beside the others.
+    `free_slots`: slots of the reservation that no job has. `tasks`: number of tasks in common slots. `followed`: tasks
+    that have a standby each, in addition.
     """
     if isinstance(wanted, int):
         return wanted
@@ -208,23 +212,24 @@ def standbys_kept(wanted: Standbys, free_slots: int, tasks: int, followed: int =
 
 
 def standby_delay_ms(wanted: Standbys) -> int:
-    """How long after a deployment the first spare process begins."""
+    """Returns the time in ms between a deployment and the start of the first spare process."""
     return AUTO_STANDBY_DELAY_MS if wanted == "auto" else STANDBY_DELAY_MS
 
 
 def must_wait(common: int, own: int, spare: int, *, reserved: bool) -> bool:
-    """Whether tasks without a process must wait while nodes are avoided, since one would start in a bundle there.
+    """Returns whether tasks without a process must wait, because a new process could start in a bundle on an avoided
+    node.
 
-    `common`, `own`: how many have common slots, and slots of their own; these are always reserved. `spare`: processes
-    on other nodes, which can take over at once. `reserved`: whether the common slots are.
+    `common`, `own`: number of such tasks in common slots and in slots of their own, which are always reserved. `spare`:
+    processes on other nodes that can take over at once. `reserved`: whether the common slots are reserved.
     """
     return own > 0 or (reserved and common > spare)
 
 
 def best_follower(task: Place | None, standbys: Sequence[Place]) -> int:
-    """Which of these is to follow a task: on another node if there is one, else in another bundle; the first of those.
+    """Returns the index of the standby that should follow a task: on another node if possible, else in another bundle.
 
-    The node of the task may be lost, and then the state that is held is what spares the reading.
+    The first of equal ones. If the node of the task is lost, a standby elsewhere already has the state.
     """
     return max(range(len(standbys)), key=lambda i: (_apart(task, standbys[i]), -i))
 
@@ -236,19 +241,19 @@ def _apart(task: Place | None, standby: Place) -> int:
 
 
 def node_elsewhere(avoided: Container[str], busy: Sequence[str], own: str) -> str:
-    """The node of a process that belongs in no bundle, while nodes are to be avoided.
+    """Returns the node for a process without a bundle while some nodes are avoided.
 
-    `busy`: the node of each process that answers. The one with the fewest of them; `own`, the coordinator's, where all
-    others are to be avoided.
+    `busy`: the node of each process that answers. The node with the fewest of them is chosen, or `own`, the node of the
+    coordinator, if all others are avoided.
     """
     counts = Counter(node for node in busy if node not in avoided)
     return min(counts, key=lambda node: (counts[node], node), default=own)
 
 
 def next_bundle(bundles: Sequence[int], tasks: Sequence[Place], standbys: Sequence[Place]) -> int:
-    """The bundle of one more spare process beside processes that live.
+    """Returns the bundle for one more spare process, given the places of the living processes.
 
-    Of equal ones the first of `bundles`, which may hold a bundle several times. A bundle in which nothing has started
+    The first of equal ones in `bundles`, which may contain a bundle several times. A bundle without a started process
     counts as a node of its own.
     """
     nodes: dict[int, str | int] = {bundle: bundle for bundle in bundles}

@@ -3,9 +3,9 @@
 Rules:
 
 - Every call to the coordinator has a time limit. While Ray restarts the coordinator, `progress` returns the last known
-  state with `coordinator_answers=False`. The tasks run on, and nobody knows yet whether anything restarts.
-- The coordinator of a job that is over ends: a detached one by itself, any other one as soon as its driver knows the
-  end. The event log stores the end as well, for drivers that come too late.
+  state with `coordinator_answers=False`. The tasks keep running, and it is unknown whether anything restarts.
+- The coordinator of a job that is over ends: a detached one by itself, any other one as soon as its driver has received
+  the end. The event log stores the end as well, for drivers that come too late.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tidegate.actors.coordinator.checkpoint_statistics import CheckpointStatisti
 from tidegate.actors.coordinator.coordinator_state import CoordinatorState
 from tidegate.actors.drivers.coordinator_driver import replay
 from tidegate.actors.ray.coordinator_status import JobView
-from tidegate.actors.ray.detached import leave_nothing
+from tidegate.actors.ray.detached import clean_up_lost_job
 from tidegate.actors.ray.exit_probe import death_of
 from tidegate.actors.ray.health_endpoint import ProcessInfo
 from tidegate.actors.ray.reservation import release
@@ -52,21 +52,23 @@ from tidegate.storage.files.store import OpenStore
 log = logging.getLogger(__name__)
 
 GLANCE_S = 0.5
-"""How long a call that only looks waits for an answer."""
+"""Time in seconds that a glance at the job waits for an answer."""
 CALL_TIMEOUT_S = 15.0
 WAIT_STEP_S = 2.0
 RETRY_STEP_S = 0.2
 LOST_TIMEOUT_S = 120.0
 RESTART_TIMEOUT_S = 600.0
-"""How long `wait` waits while Ray looks for a place to restart the coordinator. A process that is there and answers no
-call, because it hangs or is stopped, has `LOST_TIMEOUT_S`."""
+"""Time in seconds that `wait` waits while Ray looks for a place to restart the coordinator.
+
+A process that exists and answers no call, because it hangs or is stopped, has `LOST_TIMEOUT_S`.
+"""
 
 
 class RayJob:
     """A job on Ray (a `RunningJob`). Thread-safe.
 
-    `context`: what this driver keeps in Ray's memory for the job; None for one that does not need its driver, or has
-    another one. Such a job's coordinator is left alone.
+    `context`: the object that this driver keeps in Ray's memory for the job. None for a job that does not need its
+    driver, or has another one. Then this object never kills the coordinator.
     """
 
     def __init__(
@@ -82,36 +84,36 @@ class RayJob:
         self._card = card
         self._open_store = open_store
         self.slots = slots
-        """Common slots that the job holds."""
+        """Common slots of the job."""
         self._own_slots = own_slots
-        """Slots of its steps with resources, which are given back when it is over."""
+        """Slots of its steps with resources, which are released when it is over."""
         self._coordinator = coordinator
         self._context = context
         self._lock = threading.Lock()
         self._last = progress_of(CoordinatorState(), {})
         self._seen = False
-        """Whether the coordinator has ever told of the job: before, nothing restarts."""
+        """True once the coordinator has reported a state. Before that, nothing restarts."""
         self._asking = threading.Lock()
         self._asked: Any = None
         """A call for the state of the job that has not been answered yet."""
         self._statistics = CheckpointStatistics()
         self._vertices: tuple[VertexMetrics, ...] = ()
         self._answers: Mapping[str, Answer] = {}
-        """To all requests, once the job has ended."""
+        """The answers to all requests, once the job has ended."""
         self._silence: tuple[float, Exception] | None = None
-        """Since when the coordinator has not answered, and how the newest call failed."""
+        """Start of the coordinator's silence, and the error of the newest call."""
         self._end: JobProgress | None = None
 
     @property
     def over(self) -> bool:
-        """Whether the job has ended."""
+        """Returns whether the job has ended."""
         return self._look(0.0) is not None
 
     def progress(self) -> JobProgress:
-        """The job now; it has failed where its coordinator is lost for good, or could not go on.
+        """Returns the state of the job. It has failed if its coordinator is lost for good, or had to stop.
 
-        A coordinator that does not answer at once, because it is starting or gone, is not waited for: then this is what
-        was known last, and the next call looks whether the answer has come.
+        If the coordinator does not answer at once, because it is starting or gone, this returns the last known state.
+        The next call checks whether the answer has arrived.
         """
         with self._asking:
             if self._end is None:
@@ -119,13 +121,13 @@ class RayJob:
                     self._asked = self._coordinator.view.remote(0.0)
                 if ray.wait([self._asked], timeout=GLANCE_S)[0]:
                     answer, self._asked = self._asked, None
-                    self._take_in(answer, 0.0)
+                    self._store_view(answer, 0.0)
                 else:
                     self._unanswered()
             return self._end or self._last
 
     def wait(self, timeout_s: float | None) -> JobProgress | None:
-        """Wait for a terminal status; None when the time is over first."""
+        """Waits for a terminal status. Returns None if the time is over first."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left_s = WAIT_STEP_S if deadline is None else max(0.0, deadline - time.monotonic())
@@ -137,14 +139,14 @@ class RayJob:
             self._check_silence()
 
     def cancel(self) -> None:
-        """Ask for cancellation; nothing happens where the job is over."""
+        """Requests cancellation. Does nothing if the job is over."""
         if self._look(0.0) is None:
             self._ask(self._coordinator.cancel, "be cancelled")
 
     def request(self, wanted: SnapshotRequest, timeout_s: float) -> Answer:
-        """Take a checkpoint or savepoint and wait for it; raises as `RunningJob.request` does."""
+        """Requests a checkpoint or savepoint and waits for it. Raises as `RunningJob.request` does."""
         if wanted.target is not None:
-            check_shared(wanted.target)
+            check_shared(wanted.target, "the target of the savepoint")
         self._look(0.0)
         request = uuid.uuid4().hex
         what = f"take a {wanted.kind.words}"
@@ -157,8 +159,8 @@ class RayJob:
             while self._end is None and answer is None and (left_s := deadline - time.monotonic()) > 0:
                 answer = self._ask(self._coordinator.answer, what, request, min(left_s, WAIT_STEP_S))
         except JobFailedError:
-            # Another thread or driver may have heard the end, and let the coordinator go, while this one asked.
-            if self._end is None and self._ended_unheard() is None:
+            # Another thread or driver may have received the end, and killed the coordinator, during this call.
+            if self._end is None and self._end_from_log() is None:
                 raise
         if answer is None and self._end is not None:
             answer = self._answers.get(request) or Answer(None, f"the job is {self._end.status}")
@@ -169,37 +171,37 @@ class RayJob:
         return answer
 
     def statistics(self) -> CheckpointStatistics:
-        """Statistics of the checkpoints so far."""
+        """Returns statistics of the checkpoints so far."""
         if self._look(0.0) is None:
             found: CheckpointStatistics = self._ask(self._coordinator.statistics, "give its statistics")
             self._statistics = found
         return self._statistics
 
     def vertices(self) -> tuple[VertexMetrics, ...]:
-        """What the tasks have told of themselves, by vertex; the last of it when the job is over."""
+        """Returns the metrics of the tasks, by vertex. The last ones if the job is over."""
         if self._look(0.0) is None:
-            found: tuple[VertexMetrics, ...] = self._ask(self._coordinator.vertices, "tell how its tasks get on")
+            found: tuple[VertexMetrics, ...] = self._ask(self._coordinator.vertices, "report the metrics of its tasks")
             self._vertices = found
         return self._vertices
 
     def tasks(self) -> tuple[TaskProcessInfo, ...]:
-        """The process of each task: of those that are alive and have started. Empty when the job is over."""
+        """Returns the process of each task that has one that lives and has started. Empty if the job is over."""
         if self._look(0.0) is not None:
             return ()
         found: tuple[TaskProcessInfo, ...] = self._ask(self._coordinator.processes, "name its tasks")
         return found
 
     def standbys(self) -> int:
-        """How many spare processes have started and wait, as far as is known. 0 when the job is over."""
+        """Returns the last known number of ready spare processes, 0 if the job is over."""
         return self.progress().standbys_ready
 
     def coordinator(self) -> ProcessInfo:
-        """The process of the coordinator. JobFailedError when it is lost for good."""
+        """Returns the process of the coordinator. Raises JobFailedError if it is lost for good."""
         found: ProcessInfo = self._ask(self._coordinator.identify, "name its coordinator")
         return found
 
     def stop(self, timeout_s: float) -> None:
-        """Cancel the job if it runs, wait for that, and end its processes in any case."""
+        """Cancels the job if it runs, waits for its end, and ends its processes in any case."""
         try:
             self.cancel()
             if self.wait(timeout_s) is None:
@@ -211,17 +213,17 @@ class RayJob:
     # --- the coordinator's process --------------------------------------------------------------------------------
 
     def _look(self, wait_s: float) -> JobProgress | None:
-        """Ask for the state of the job, and remember it. Returns its end, if it has come to one."""
+        """Requests and stores the state of the job. Returns its end, or None while it runs."""
         if self._end is not None:
             return self._end
-        return self._take_in(self._coordinator.view.remote(wait_s), wait_s)
+        return self._store_view(self._coordinator.view.remote(wait_s), wait_s)
 
-    def _take_in(self, answer: Any, wait_s: float) -> JobProgress | None:
-        """Wait for a view of the job, and remember it. Returns the end of the job, if it has come to one."""
+    def _store_view(self, answer: Any, wait_s: float) -> JobProgress | None:
+        """Waits for a view of the job and stores it. Returns the end of the job, or None while it runs."""
         try:
             view: JobView = ray.get(answer, timeout=wait_s + CALL_TIMEOUT_S)
         except ActorDiedError as error:
-            return self._ended_unheard() or self._lost(death_of(error))
+            return self._end_from_log() or self._lost(death_of(error))
         except (RayActorError, GetTimeoutError) as error:
             log.info("the coordinator of %r does not answer: %s", self.name, error)
             self._unanswered()
@@ -244,7 +246,7 @@ class RayJob:
         return None
 
     def _check_silence(self) -> None:
-        """Raise JobFailedError where the coordinator has not answered for too long."""
+        """Raises JobFailedError if the coordinator has not answered for too long."""
         if self._silence is None:
             return
         since_s, error = self._silence
@@ -264,10 +266,10 @@ class RayJob:
 
     def _lost(self, why: str) -> JobProgress:
         if self._card.detached:
-            leave_nothing(self.name, self._card.job_id)
+            clean_up_lost_job(self.name, self._card.job_id)
         return self._failed(
-            f"its coordinator is lost for good: {why}; execute the job again with restore='latest' to go on from its "
-            "newest checkpoint"
+            f"its coordinator is lost for good: {why}; execute the job again with restore='latest' to continue from "
+            "its newest checkpoint"
         )
 
     def _failed(self, reason: str) -> JobProgress:
@@ -280,8 +282,8 @@ class RayJob:
                 self._release()
             return self._end
 
-    def _ended_unheard(self) -> JobProgress | None:
-        """The end of a job whose coordinator has gone since, as its log tells it; None if it had not ended."""
+    def _end_from_log(self) -> JobProgress | None:
+        """Reads from the log how a job has ended whose coordinator is gone. Returns None if the job had not ended."""
         try:
             machine, _ = replay(EventLog(self._open_store(self._card.root), self._card.job_id))
         except TidegateError as error:
@@ -302,7 +304,7 @@ class RayJob:
             self._own_slots = None
 
     def _ask(self, method: Any, what: str, *arguments: object) -> Any:
-        """Call the coordinator; while it is being restarted, try again for a bounded time."""
+        """Calls the coordinator. Retries for a bounded time while it is being restarted."""
         deadline = time.monotonic() + LOST_TIMEOUT_S
         while True:
             try:
@@ -320,39 +322,39 @@ class RayJob:
             threading.Event().wait(RETRY_STEP_S)
 
 
-def check_shared(url: str) -> None:
-    """Refuse, with a ConfigurationError, what other processes cannot read."""
+def check_shared(url: str, setting: str) -> None:
+    """Raises ConfigurationError for a URL that other processes cannot read. `setting`: where the URL comes from."""
     if url.startswith("memory:"):
         raise ConfigurationError(
-            f"{url!r} is the memory of one process, and a job on Ray runs in many: use a folder that all nodes "
-            "share, or s3://"
+            f"{setting}: {url!r} is the memory of one process, and a job on Ray runs in many processes. Use "
+            "a folder that all nodes share, or s3://"
         )
 
 
 class SharedValue:
-    """A value in the object store, alive until it is released or this process ends."""
+    """A value in the object store that exists until it is released or this process ends."""
 
     def __init__(self, value: object) -> None:
         self._lock = threading.Lock()
         self._reference: ray.ObjectRef[Any] | None = ray.put(value)
         self.pickled: bytes = cloudpickle.dumps(self._reference)
-        """`cloudpickle.loads` of Ray makes it a reference in any process of the cluster, until `release`."""
+        """`cloudpickle.loads` of Ray turns it into a reference in any process of the cluster, until `release`."""
 
     def release(self) -> None:
-        """Let the object go. Idempotent."""
+        """Releases the object. Idempotent."""
         with self._lock:
             reference, self._reference = self._reference, None
         if reference is not None and ray.is_initialized():
-            # Ray has no public word for this: pickling took a reference for good, which is given back here.
+            # Ray has no public function for this: pickling has added a permanent reference, which is removed here.
             worker: Any = ray._private.worker.global_worker
             worker.core_worker.remove_object_ref_reference(reference)
 
 
 def share_modules_by_value() -> None:
-    """Have Ray pickle by value the modules that are registered for it with cloudpickle (`register_pickle_by_value`).
+    """Makes Ray pickle modules by value that are registered with cloudpickle (`register_pickle_by_value`).
 
-    Ray pickles with a copy of cloudpickle that has a registry of its own. Without this, processes import these modules,
-    and on other machines, or in a runtime environment with another working directory, there are none.
+    Ray pickles with its own copy of cloudpickle, which has a registry of its own. Without this, processes import these
+    modules, which do not exist on other machines or in a runtime environment with another working directory.
     """
     for name in own_cloudpickle.list_registry_pickle_by_value():
         if (module := sys.modules.get(name)) is not None:

@@ -33,12 +33,12 @@ from tidegate.actors.ray.coordinator_actor import CoordinatorProcess
 from tidegate.actors.ray.coordinator_liveness import end_orphans
 from tidegate.actors.ray.detached import check_detachable, holders_of, start_detached
 from tidegate.actors.ray.memory_store import open_store_on_ray, start_memory
-from tidegate.actors.ray.missing_resources import SlotRequest
 from tidegate.actors.ray.placement import PoolOptions, SlotPlacement, standby_delay_ms, standbys_kept
 from tidegate.actors.ray.ray_job import RayJob, SharedValue, check_shared, share_modules_by_value
 from tidegate.actors.ray.reservation import (
     ADVICE,
     COMMON,
+    SlotRequest,
     check_fits,
     common_slots,
     own_slots,
@@ -60,9 +60,9 @@ __all__ = ["RayJob", "RayRuntime", "SlotPlacement"]
 COORDINATOR_RESTARTS_MAX = 1_000
 STOP_TIMEOUT_S = 30.0
 ALONE_TIMEOUT_S = 30.0
-"""For so long a job waits for room that only processes can make which are just ending."""
+"""Longest time in seconds to wait for room that only processes that are just ending can free."""
 
-# Ray's types do not know of concurrency groups.
+# Ray's type hints lack concurrency groups.
 _remote: Any = ray.remote
 _CoordinatorActor: Any = _remote(
     num_cpus=0,
@@ -75,10 +75,10 @@ _CoordinatorActor: Any = _remote(
 class RayRuntime:
     """Runs jobs on the Ray cluster that this process is connected to.
 
-    `placement` gives the slots of a reservation; without one, actors go where Ray puts them and reserve nothing, but
-    for those of steps with resources. `strategy` says how what is reserved for a job alone lies on nodes.
-    `standbys` is the number of spare processes of each job that names none itself: more of them survive more failures
-    at once without the start of a process, at some 200 MB of memory each (see `placement.py`).
+    `placement`: the slots of a reservation. Without one, Ray places the actors, and only steps with resources reserve
+    something. `strategy`: how the reservations of a job are placed on nodes. `standbys`: the number of spare processes
+    of each job that does not set one. More of them survive more failures at once without the start of a process, at
+    some 200 MB of memory each (see `placement.py`).
     """
 
     def __init__(
@@ -96,29 +96,29 @@ class RayRuntime:
         self._strategy = strategy
         self._jobs: list[RayJob] = []
         self._rented: PlacementGroup | None = None
-        """The common slots, where this object has reserved them."""
+        """The placement group of the common slots, if this object has reserved them."""
         self._memory: Any = None
-        """The actor that holds checkpoints in memory, once there is one."""
+        """The actor that holds checkpoints in memory, once it is started."""
 
     @classmethod
     def with_slots(cls, slots: int, strategy: Placement, timeout_s: float) -> Self:
-        """With common slots, a CPU each, from now until `stop`. ConfigurationError where there is no room in time."""
+        """Reserves common slots of one CPU each until `stop`. Raises ConfigurationError if there is no room in time."""
         bundles, labels = [SLOT_BUNDLE] * slots, [COMMON] * slots
         wanted = SlotRequest("tidegate (slots)", bundles, labels, strategy_of(strategy))
-        group = reserve(wanted, timeout_s, "Ask for fewer slots, or add nodes")
+        group = reserve(wanted, timeout_s, "Request fewer slots, or add nodes")
         runtime = cls(SlotPlacement(group, tuple(range(slots))), strategy=strategy)
         runtime._rented = group
         return runtime
 
-    def check(self, graph: JobGraph, urls: Sequence[str]) -> None:
-        """Refuse what cannot run here. Raises ConfigurationError."""
+    def check(self, graph: JobGraph, urls: Mapping[str, str]) -> None:
+        """Raises ConfigurationError for a job that cannot run here."""
         if not ray.is_initialized():
             raise ConfigurationError(
                 "this process is not connected to Ray; make the environment with StreamEnvironment.raydp(...), or call "
                 "ray.init first"
             )
-        for url in urls:
-            check_shared(url)
+        for url, setting in urls.items():
+            check_shared(url, setting)
         plan = _plan(graph)
         self._first_slot(graph, plan)
         check_fits(own_slots(JobId("the job"), plan, self._strategy, detached=False))
@@ -126,29 +126,30 @@ class RayRuntime:
 
     @property
     def sends_functions(self) -> bool:
-        """Tasks are actors."""
+        """True, because tasks run in other processes."""
         return True
 
     @property
     def memory_url(self) -> str:
-        """The memory of an actor, which is started when it is first asked for."""
+        """Returns the URL of the memory of an actor, and starts the actor on the first call."""
         url, self._memory = start_memory("tidegate")
         return url
 
     def submit(self, submission: Submission) -> RayJob:
-        """Start a job. Raises ConfigurationError as `check` does."""
+        """Starts a job. Raises ConfigurationError as `check` does."""
         graph = submission.context.graph
-        urls = (submission.context.root, *submission.context.table_urls)
+        urls = dict.fromkeys(submission.context.table_urls, "the URL of a table")
+        urls[submission.context.root] = "the folder of the checkpoints"
         self.check(graph, urls)
         share_modules_by_value()
         end_orphans(self._namespace)
         if submission.detached:
-            return self._detach(submission, urls)
+            return self._detach(submission, tuple(urls))
         slots, free, plan = range(0), 0, _plan(graph)
         if self._placement is not None:
             first = self._first_slot(graph, plan)
             slots, free = range(first, first + plan.width), self._placement.slots - len(self._busy()) - plan.width
-        options = self._fleet_options(submission, self._placement, slots.start, free, this_process())
+        options = self._pool_options(submission, self._placement, slots.start, free, this_process())
         own = self._reserve_own(submission, plan)
         try:
             coordinator, context = self._start_free(submission, replace(options, own_slots=own))
@@ -156,13 +157,13 @@ class RayRuntime:
             release(own)
             raise
         job = RayJob(submission.card, coordinator, context, slots, self.open_store, own)
-        # A job that is over has given its slots back: nothing is left to do for it.
+        # Jobs that are over have already released their slots.
         self._jobs = [each for each in self._jobs if not each.over]
         self._jobs.append(job)
         return job
 
     def _start_free(self, submission: Submission, options: PoolOptions) -> tuple[Handle, SharedValue]:
-        """Start the coordinator, under the id of the job where its name is taken."""
+        """Starts the coordinator. Uses the id of the job as name if the job's name is taken."""
         # One copy in the object store, for the coordinator, its successors, and all tasks.
         context = SharedValue(submission.context)
         try:
@@ -172,15 +173,15 @@ class RayRuntime:
             return self._start(submission, context, options), context
 
     def check_detached(self, name: str, urls: Sequence[str]) -> None:
-        """Refuse a job that could not outlive its driver, and one whose name is taken on this Ray."""
+        """Raises ConfigurationError for a job that could not outlive its driver, or whose name is taken on this Ray."""
         check_detachable(name, self._namespace, urls)
 
     def overviews(self) -> list[tuple[str, JobOverview | SilentJob]]:
-        """The jobs of all drivers on this Ray."""
+        """Returns the jobs of all drivers on this Ray."""
         return [(job.actor, job.overview) for job in jobs_on_ray(self._namespace)]
 
     def attach(self, name: str) -> tuple[JobCard, RayJob]:
-        """A job of any driver on this Ray, by its name or id."""
+        """Returns a job of any driver on this Ray, by its name or id."""
         if not ray.is_initialized():
             raise ConfigurationError(f"attach({name!r}): this process is not connected to Ray")
         card, coordinator = find(name, self._namespace)
@@ -189,18 +190,18 @@ class RayRuntime:
     def _detach(self, submission: Submission, urls: Sequence[str]) -> RayJob:
         spec = submission.spec
         self.check_detached(spec.job_name, urls)
-        options = self._fleet_options(submission, None, 0, 0, None)
+        options = self._pool_options(submission, None, 0, 0, None)
         options = self._with_detached_slots(submission, _plan(submission.context.graph), options)
         coordinator = start_detached(submission, options, COORDINATOR_RESTARTS_MAX)
         return RayJob(submission.card, coordinator, None, range(0), self.open_store)
 
     def _with_detached_slots(self, submission: Submission, plan: SlotPlan, options: PoolOptions) -> PoolOptions:
-        """With common slots of the job alone, beside those of this session, and those of its steps with resources."""
+        """Reserves the slots of a detached job: common slots for it alone, and slots of its steps with resources."""
         own = self._reserve_own(submission, plan)
         if self._placement is None:
             return replace(options, own_slots=own)
         wanted = common_slots(submission.spec.job_id, plan, self._strategy)
-        advice = f"A detached job has slots of its own, beside those of this session. {ADVICE}"
+        advice = f"A detached job has slots of its own, in addition to the slots of this session. {ADVICE}"
         try:
             group = reserve(wanted, self._patience_s(submission), advice)
         except BaseException:
@@ -209,29 +210,31 @@ class RayRuntime:
         return replace(options, placement=SlotPlacement(group, tuple(range(plan.width))), own_slots=own)
 
     def _reserve_own(self, submission: Submission, plan: SlotPlan) -> PlacementGroup | None:
-        """The slots of steps with resources, once there is room for all. ConfigurationError if not in time."""
+        """Reserves the slots of steps with resources. Raises ConfigurationError if there is no room for all in time."""
         wanted = own_slots(submission.spec.job_id, plan, self._strategy, detached=submission.detached)
         if not wanted.bundles:
             return None
         for job in self._jobs:
-            _ = job.over  # Who has heard of the end of a job gives its slots back.
+            _ = job.over  # Reading this releases the slots of a job that has ended.
         return reserve(wanted, self._patience_s(submission), ADVICE)
 
     def _patience_s(self, submission: Submission) -> float:
-        """How long to wait for room: not long where nobody adds nodes and no job of this script may end."""
+        """Returns how long to wait for room. The wait is short if nodes cannot be added and no job of this script may
+        end.
+        """
         wait_s = submission.context.processes.slot_request_timeout_ms / 1_000
         hopeless = started_here() and all(job.over for job in self._jobs)
         return min(wait_s, ALONE_TIMEOUT_S) if hopeless else wait_s
 
     def stop(self) -> None:
-        """Cancel what runs, wait for it, and end all processes."""
+        """Cancels running jobs, waits for them, and ends all processes."""
         for job in self._jobs:
             job.stop(STOP_TIMEOUT_S)
         self._jobs.clear()
         rented, self._rented = self._rented, None
         release(rented)
 
-    def _fleet_options(
+    def _pool_options(
         self,
         submission: Submission,
         placement: SlotPlacement | None,
@@ -265,7 +268,7 @@ class RayRuntime:
         return actor.remote(submission.spec, context.pickled, options, submission.card)
 
     def _first_slot(self, graph: JobGraph, plan: SlotPlan) -> int:
-        """The first of a row of free common slots for a job."""
+        """Returns the first slot of a row of free common slots that is long enough for a job."""
         placement = self._placement
         if placement is None:
             return 0
@@ -285,12 +288,12 @@ class RayRuntime:
         )
 
     def _busy(self) -> dict[int, RayJob]:
-        """Slots that are taken, and the job that has each."""
+        """Returns the taken slots, each with its job."""
         return {slot: job for job in self._jobs if job.slots and not job.over for slot in job.slots}
 
 
 def _too_few_slots(graph: JobGraph, plan: SlotPlan, slots: int) -> str:
-    """The error of a job that needs more common slots than a reservation has."""
+    """Returns the error text for a job that needs more common slots than the reservation has."""
     if len(plan.groups) > 1:
         return (
             f"the job needs {plan.width} task slots ({plan.groups_text}), because slot sharing groups share none, and "
@@ -316,16 +319,16 @@ DIED = "its coordinator has died, and Ray does not restart it"
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A job. `coordinator` is None for one whose coordinator has died for good."""
+    """A job in the list. `coordinator` is None if the coordinator has died for good."""
 
     actor: str
-    """The name that its actors begin with: the job's, or its id where that was taken."""
+    """The first part of the names of its actors: the job's name, or its id if the name was taken."""
     coordinator: Handle | None
     overview: JobOverview | SilentJob
 
 
 def jobs_on_ray(namespace: str = NAMESPACE, timeout_s: float = ANSWER_TIMEOUT_S) -> list[Listed]:
-    """Return all jobs, by name. Those whose coordinator does not answer within the time are among them."""
+    """Returns all jobs, sorted by name, including jobs whose coordinator does not answer in time."""
     actors = ray.util.list_named_actors(all_namespaces=True)
     named = [actor["name"] for actor in actors if actor["namespace"] == namespace]
     handles: dict[str, Handle] = {}
@@ -345,7 +348,7 @@ def jobs_on_ray(namespace: str = NAMESPACE, timeout_s: float = ANSWER_TIMEOUT_S)
 
 
 def left_behind(named: Sequence[str], living: Collection[str], ids: Collection[JobId]) -> list[str]:
-    """Return the names of actors that belong to no job with a coordinator. `living`: the names of such jobs."""
+    """Returns the names of actors that belong to no job with a coordinator. `living`: the names of such jobs."""
     kept = {name for job_id in ids for name in holders_of(job_id)}
     return [
         name
@@ -357,9 +360,9 @@ def left_behind(named: Sequence[str], living: Collection[str], ids: Collection[J
 
 
 def without_coordinator(left: Sequence[str], died_ms: Mapping[str, int]) -> dict[str, int]:
-    """Return the jobs that actors were left behind by, and when their coordinators died (ms since the epoch).
+    """Returns the jobs that left actors behind, and when their coordinators died (ms since the epoch).
 
-    `died_ms`: the names of all jobs whose coordinators Ray knows to be dead. A job that ended in order leaves nothing.
+    `died_ms`: the jobs whose coordinators are dead, according to Ray. A job that ended in order leaves nothing.
     """
     return {
         job: at_ms
@@ -369,13 +372,13 @@ def without_coordinator(left: Sequence[str], died_ms: Mapping[str, int]) -> dict
 
 
 def _is_program_of(job: str, name: str) -> bool:
-    """Whether an actor holds the program of a job of this name, whose id continues with a suffix."""
+    """Returns whether an actor holds the program of a job of this name, whose id continues with a suffix."""
     job_id = JobId(name.rpartition("/")[0])
     return name in holders_of(job_id) and job_id.rpartition("-")[0] == job
 
 
 def _died_ms() -> dict[str, int]:
-    """When coordinators died that Ray does not restart, by the names of their jobs. Asks Ray."""
+    """Asks Ray when the coordinators died that it does not restart. The keys are the names of their jobs."""
     # Ray's public list of actors needs its dashboard.
     known: Any = ray._private.state.actors()
     return {
@@ -386,7 +389,8 @@ def _died_ms() -> dict[str, int]:
 
 
 def find(name: str, namespace: str = NAMESPACE) -> tuple[JobCard, Handle]:
-    """The job of a name or id. ConfigurationError, with the jobs that run, where there is not just one."""
+    """Returns the job with a name or id. Raises ConfigurationError, with the running jobs, unless there is exactly
+    one."""
     jobs = jobs_on_ray(namespace)
     cards = [
         (job.overview.card, job.coordinator)
@@ -408,9 +412,9 @@ def find(name: str, namespace: str = NAMESPACE) -> tuple[JobCard, Handle]:
 
 
 def _overviews(handles: dict[str, Handle], timeout_s: float) -> dict[str, JobOverview | None]:
-    """Return the answers of coordinators, None for one that is late.
+    """Returns the answers of coordinators, None for a late one.
 
-    One that has died for good is left out. One that is being restarted is asked again.
+    A coordinator that has died for good is missing. One that is being restarted is asked again.
     """
     deadline = time.monotonic() + timeout_s
     found: dict[str, JobOverview | None] = {}

@@ -1,19 +1,24 @@
-"""Reserves slots: placement groups of Ray, how long to wait for them, and what is reported while they have no nodes.
+"""Reserves slots: placement groups of Ray, how long to wait for them, and what is missing while they have no nodes.
 
 Rules:
 
 - A caller gets all of its slots or none: Ray gives a placement group whole.
 - While it waits, a line is logged every few seconds with what is missing, where, and since when. A wait that is over
   raises an error with the same text.
-- On a cluster that this script has started nobody adds nodes. A request that would not fit there if the cluster were
-  empty is refused at once.
-- The caller gives its slots back. Slots of a script end with it, slots of a detached job do not.
+- The text is for people who decide whether to add a node, to end another job, or to request less. So it lists each node
+  with the resources that it has left, which is only a snapshot. The functions that make it do no I/O.
+- Nodes cannot be added to a cluster that this script has started. A request that would not fit there if the cluster
+  were empty is refused at once.
+- The caller releases its slots. Slots of a script end with it, slots of a detached job do not.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -21,9 +26,8 @@ from ray._private.state import available_resources_per_node
 from ray.util.placement_group import PlacementGroup
 
 from tidegate.actors.graph.job_graph import DEFAULT_GROUP
-from tidegate.actors.graph.slot_plan import SLOT_BUNDLE, Placement, SlotPlan, strategy_of
+from tidegate.actors.graph.slot_plan import SLOT_BUNDLE, Placement, SlotPlan, Strategy, strategy_of
 from tidegate.actors.ray.authentication import is_on_spark
-from tidegate.actors.ray.missing_resources import NodeRoom, SlotRequest, missing_room, never_fits
 from tidegate.storage.clock import monotonic_ms
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import JobId
@@ -35,7 +39,7 @@ NODE_ID_CHARACTERS = 8
 
 
 def nodes_that_live() -> list[NodeRoom]:
-    """The nodes of the cluster. Asks Ray."""
+    """Asks Ray for the living nodes of the cluster."""
     free = available_resources_per_node()
     return [
         NodeRoom(
@@ -49,25 +53,28 @@ def nodes_that_live() -> list[NodeRoom]:
 
 
 def started_here() -> bool:
-    """Whether the cluster ends with this process, and nobody adds nodes to it. Ray has no public word for it."""
+    """Returns whether the cluster ends with this process, so that nodes cannot be added to it.
+
+    Ray has no public function for it.
+    """
     node = getattr(ray._private.worker, "_global_node", None)
     return bool(getattr(node, "head", False)) or is_on_spark()
 
 
 def check_fits(wanted: SlotRequest) -> None:
-    """Refuse what cannot ever fit on a cluster that nobody adds nodes to. ConfigurationError."""
+    """Raises ConfigurationError for a request that can never fit on a cluster to which nodes cannot be added."""
     if wanted.bundles and started_here():
         nodes = nodes_that_live()
         if never_fits(wanted.needs, nodes, one_node=wanted.one_node):
             raise ConfigurationError(
-                f"{wanted.name}: {missing_room(wanted.needs, nodes, one_node=wanted.one_node)}. Nobody adds nodes to "
-                "this Ray, because this script has started it: ask for less, or start it with more (ray_options="
+                f"{wanted.name}: {missing_room(wanted.needs, nodes, one_node=wanted.one_node)}. Nodes cannot be added "
+                "to this Ray, because this script has started it: request less, or start it with more (ray_options="
                 '{"num_cpus": …, "num_gpus": …} of StreamEnvironment.raydp, ray.init)'
             )
 
 
 def ask_for(wanted: SlotRequest) -> PlacementGroup:
-    """Ask Ray for the bundles; they come when there is room."""
+    """Requests the bundles from Ray. They get nodes when there is room."""
     lifetime = {"lifetime": "detached"} if wanted.detached else {}
     bundles = [dict(bundle) for bundle in wanted.bundles]
     group: PlacementGroup = ray.util.placement_group(bundles, strategy=wanted.strategy, name=wanted.name, **lifetime)
@@ -75,7 +82,7 @@ def ask_for(wanted: SlotRequest) -> PlacementGroup:
 
 
 def await_room(group: PlacementGroup, wanted: SlotRequest, timeout_s: float) -> str | None:
-    """Wait until all bundles have a node. Returns None then, and after `timeout_s` what is missing, in words."""
+    """Waits until all bundles have a node. Returns None then, and after `timeout_s` a text about what is missing."""
     since_ms = monotonic_ms()
     waited_s = 0.0
     while True:
@@ -86,11 +93,14 @@ def await_room(group: PlacementGroup, wanted: SlotRequest, timeout_s: float) -> 
         missing = missing_room(wanted.needs, nodes_that_live(), one_node=wanted.one_node)
         if waited_s >= timeout_s:
             return f"{missing}. It has waited for {waited_s:.0f} s"
-        log.warning("%s waits since %.0f s: %s", wanted.name, waited_s, missing)
+        log.warning("%s has waited for %.0f s: %s", wanted.name, waited_s, missing)
 
 
 def reserve(wanted: SlotRequest, timeout_s: float, advice: str) -> PlacementGroup:
-    """The bundles, once all of them have a node. ConfigurationError, with what is missing, after `timeout_s`."""
+    """Reserves the bundles, and waits until all have a node.
+
+    Raises ConfigurationError, with what is missing, after `timeout_s`.
+    """
     check_fits(wanted)
     group = ask_for(wanted)
     try:
@@ -105,28 +115,28 @@ def reserve(wanted: SlotRequest, timeout_s: float, advice: str) -> PlacementGrou
 
 
 def release(group: PlacementGroup | None) -> None:
-    """Give slots back. What still runs in them ends. A cluster that was left has done so itself."""
+    """Releases slots. Processes in them end. A cluster that was disconnected has released them itself."""
     if group is not None and ray.is_initialized():
         remove: Any = ray.util.remove_placement_group
         remove(group)
 
 
 COMMON = "the common slots"
-ADVICE = "Ask for less (parallelism=, num_cpus=, num_gpus=, resources=), end other jobs, or add nodes"
+ADVICE = "Request less (parallelism=, num_cpus=, num_gpus=, resources=), end other jobs, or add nodes"
 
 
 def common_name(job_id: JobId) -> str:
-    """The name of the placement group with the common slots of a detached job."""
+    """Returns the name of the placement group with the common slots of a detached job."""
     return f"{job_id} (slots)"
 
 
 def own_name(job_id: JobId) -> str:
-    """The name of the placement group with the slots of steps with resources."""
+    """Returns the name of the placement group with the slots of steps with resources."""
     return f"{job_id} (slots of steps)"
 
 
 def common_slots(job_id: JobId, plan: SlotPlan, placement: Placement) -> SlotRequest:
-    """The common slots of a job that outlives its driver."""
+    """Returns the request for the common slots of a job that outlives its driver."""
     bundles = [SLOT_BUNDLE] * plan.width
     labels = [_label(group) for group, slots in plan.groups.items() for _ in range(slots)]
     return SlotRequest(common_name(job_id), bundles, labels, strategy_of(placement), detached=True)
@@ -137,5 +147,159 @@ def _label(group: str) -> str:
 
 
 def own_slots(job_id: JobId, plan: SlotPlan, placement: Placement, *, detached: bool) -> SlotRequest:
-    """The slots of steps with resources; no bundles where there are none."""
+    """Returns the request for the slots of steps with resources, without bundles if there are none."""
     return SlotRequest(own_name(job_id), plan.bundles, plan.labels, strategy_of(placement), detached)
+
+
+# --- what is missing ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRequest:
+    """Bundles to reserve together. `labels`: the purpose of each. `name`: shown in the dashboard."""
+
+    name: str
+    bundles: Sequence[Mapping[str, float]]
+    labels: Sequence[str]
+    strategy: Strategy
+    detached: bool = False
+    """True if they outlive the script that requests them."""
+
+    @property
+    def needs(self) -> list[Need]:
+        """Each bundle with its purpose."""
+        return [Need.of(bundle, label) for bundle, label in zip(self.bundles, self.labels, strict=True)]
+
+    @property
+    def one_node(self) -> bool:
+        """True if all must be on one node."""
+        return self.strategy == "STRICT_PACK"
+
+
+NODES_SHOWN_MAX = 8
+_MEMORY = "memory"
+_SLACK = 1e-6
+"""Tolerance: Ray's amounts are sums of ten-thousandths."""
+
+Amounts = Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRoom:
+    """A living node: its free and its total resources."""
+
+    name: str
+    free: Amounts
+    total: Amounts
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A bundle without a node: its resources and its purpose."""
+
+    bundle: tuple[tuple[str, float], ...]
+    label: str
+
+    @classmethod
+    def of(cls, bundle: Amounts, label: str) -> Need:
+        """Returns the need for a bundle as Ray describes it."""
+        return cls(tuple(sorted((kind, float(amount)) for kind, amount in bundle.items() if amount)), label)
+
+
+def missing_room(needs: Sequence[Need], nodes: Sequence[NodeRoom], *, one_node: bool = False) -> str:
+    """Describes what these bundles wait for. `one_node`: all of them must be on one node."""
+    counts = Counter(needs)
+    what = " and ".join(f"{_count(n)} of {amounts_text(dict(b.bundle))} for {b.label}" for b, n in counts.items())
+    verb = "has" if len(needs) == 1 else "have"
+    return f"{what} {verb} no node. {why_no_room(needs, nodes, one_node=one_node)}"
+
+
+def why_no_room(needs: Sequence[Need], nodes: Sequence[NodeRoom], *, one_node: bool = False) -> str:
+    """Describes why these bundles have no node, and what the nodes have left of the resources that they need."""
+    return f"{_why(needs, nodes, one_node)}. {_where(needs, nodes)}"
+
+
+def never_fits(needs: Sequence[Need], nodes: Sequence[NodeRoom], *, one_node: bool = False) -> bool:
+    """Returns whether these bundles would not fit on these nodes even if nothing else ran there. False if uncertain."""
+    asked = _sum(needs)
+    totals = [node.total for node in nodes]
+    if one_node and not any(_holds(total, asked) for total in totals):
+        return True
+    each = all(any(_holds(total, dict(need.bundle)) for total in totals) for need in set(needs))
+    return not each or any(amount > _all_of(kind, totals) + _SLACK for kind, amount in asked.items())
+
+
+def amounts_text(amounts: Amounts) -> str:
+    """Returns resources as text: "1 CPU + 0.5 GPU"."""
+    return " + ".join(_amount(kind, amount) for kind, amount in sorted(amounts.items()))
+
+
+def _why(needs: Sequence[Need], nodes: Sequence[NodeRoom], one_node: bool) -> str:
+    """Returns the first cause for each resource."""
+    asked, causes = _sum(needs), []
+    for kind in sorted(asked):
+        each = max(dict(need.bundle).get(kind, 0.0) for need in needs)
+        total, free = ([getattr(node, what).get(kind, 0.0) for node in nodes] for what in ("total", "free"))
+        if not any(total):
+            causes.append(f"no node has any {_kind(kind)}")
+        elif max(total) + _SLACK < each:
+            causes.append(f"no node has {_amount(kind, each)}, not even when it is empty")
+        elif sum(total) + _SLACK < asked[kind]:
+            causes.append(f"all nodes together have {_amount(kind, sum(total))}, and {asked[kind]:g} are needed")
+        elif sum(free) + _SLACK < asked[kind]:
+            needed = _amount(kind, asked[kind])
+            causes.append(f"{needed} needed, and {_amount(kind, sum(free))} free of {_amount(kind, sum(total))}")
+        elif max(free) + _SLACK < each:
+            causes.append(f"{_amount(kind, each)} needed on one node, and no node has more than {max(free):g} free")
+    if one_node and len(needs) > 1 and not any(_holds(node.free, asked) for node in nodes):
+        causes.append(f"they must be on one node (strict_pack), and none has {amounts_text(asked)} free")
+    if not causes:
+        causes.append("no node has all of a bundle free at once")
+    text = "; ".join(causes)
+    return text[0].upper() + text[1:]
+
+
+def _where(needs: Sequence[Need], nodes: Sequence[NodeRoom]) -> str:
+    kinds = sorted(_sum(needs))
+    shown = [
+        f"{node.name}: " + ", ".join(_left(kind, node.free.get(kind, 0.0), node.total.get(kind, 0.0)) for kind in kinds)
+        for node in sorted(nodes, key=lambda node: node.name)[:NODES_SHOWN_MAX]
+    ]
+    more = len(nodes) - len(shown)
+    tail = f"; and {more} more" if more else ""
+    return f"Free on the nodes that live ({len(nodes)}): {'; '.join(shown)}{tail}" if nodes else "No node lives"
+
+
+def _count(number: int) -> str:
+    return "1 bundle" if number == 1 else f"{number} bundles"
+
+
+def _sum(needs: Sequence[Need]) -> dict[str, float]:
+    asked: Counter[str] = Counter()
+    for need in needs:
+        asked.update(dict(need.bundle))
+    return dict(asked)
+
+
+def _all_of(kind: str, nodes: Sequence[Amounts]) -> float:
+    return sum(node.get(kind, 0.0) for node in nodes)
+
+
+def _holds(node: Amounts, asked: Amounts) -> bool:
+    return all(node.get(kind, 0.0) + _SLACK >= amount for kind, amount in asked.items())
+
+
+def _kind(kind: str) -> str:
+    return "memory" if kind == _MEMORY else kind
+
+
+def _number(kind: str, amount: float) -> str:
+    return f"{amount / 2**20:,.0f}" if kind == _MEMORY else f"{round(amount, 4):g}"
+
+
+def _amount(kind: str, amount: float) -> str:
+    return f"{_number(kind, amount)} {'MiB of memory' if kind == _MEMORY else kind}"
+
+
+def _left(kind: str, free: float, total: float) -> str:
+    return f"{_number(kind, free)} of {_amount(kind, total)}"

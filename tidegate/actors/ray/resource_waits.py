@@ -1,4 +1,4 @@
-"""What a job waits for that its Ray cluster lacks: nodes for its slots, and resources for tasks of its functions.
+"""Finds out what a job lacks on its Ray cluster: nodes for its slots, and resources for tasks of its functions.
 
 Rules:
 
@@ -12,8 +12,8 @@ Rules:
 - Slots reserve CPUs. A function that calls `ray.get(task.remote())` waits for ever if all CPUs are slots, and Ray does
   not report it. `PendingDemand` asks Ray only while a process has been in one call for `BUSY_MS`, every
   `LOOK_EVERY_MS`, with a time limit. The oldest call of `map_async` counts as well, and a call that times out names the
-  demand in its error (`DemandForCalls`). Demands for bundles do not count. Ray does not report who waits for a task. So
-  the text names both the process and the demand, and what to do if one waits for the other.
+  demand in its error (`DemandForCalls`). Demands for bundles do not count. Ray does not report which function waits for
+  a task. So the text names both the process and the demand, and what to do if one waits for the other.
 """
 
 from __future__ import annotations
@@ -30,9 +30,17 @@ from ray.util.placement_group import PlacementGroup
 
 from tidegate.actors.drivers.threads import ThreadPool
 from tidegate.actors.ray.mailbox import Mailbox
-from tidegate.actors.ray.missing_resources import Amounts, Need, NodeRoom, amounts_text, missing_room, why_no_room
 from tidegate.actors.ray.placement import JobSlots, SlotPlacement
-from tidegate.actors.ray.reservation import COMMON, nodes_that_live
+from tidegate.actors.ray.reservation import (
+    COMMON,
+    Amounts,
+    Need,
+    NodeRoom,
+    amounts_text,
+    missing_room,
+    nodes_that_live,
+    why_no_room,
+)
 from tidegate.protocol.failures import bounded_text, error_text
 from tidegate.storage.clock import monotonic_ms
 
@@ -43,10 +51,10 @@ REMOVED = "REMOVED"
 
 
 def what_is_missing(group: Mapping[str, Any], labels: Mapping[int, str], nodes: Sequence[NodeRoom]) -> str | None:
-    """What a placement group waits for, in words; None where all of its bundles have a node.
+    """Describes what a placement group waits for. Returns None if all of its bundles have a node.
 
-    `group`: as Ray's `placement_group_table` describes it. `labels`: what its bundles are for, if that is not common
-    slots. `nodes`: those that live.
+    `group`: as Ray's `placement_group_table` returns it. `labels`: the purpose of bundles that are not common slots.
+    `nodes`: the living nodes.
     """
     if group.get("state") == REMOVED:
         return "its placement group was removed, with the session or the driver that it belonged to"
@@ -59,7 +67,7 @@ def what_is_missing(group: Mapping[str, Any], labels: Mapping[int, str], nodes: 
 
 
 def look_at(slots: JobSlots) -> str | None:
-    """What a job with these slots waits for now. Asks Ray. Raises RayError."""
+    """Asks Ray what a job with these slots waits for now. Raises RayError."""
     tables = [(labels, _table(group)) for group, labels in slots.groups]
     nodes = nodes_that_live()
     return "; ".join(filter(None, (what_is_missing(table, labels, nodes) for labels, table in tables))) or None
@@ -70,9 +78,10 @@ def _table(group: PlacementGroup) -> Any:
 
 
 class RoomWatch:
-    """That of one job. Everything runs on the coordinator's mailbox, but `look`, which may take its time.
+    """Watches how long the processes of one job wait for room.
 
-    `starting` tells which processes have not started; `gave_up` takes the text of a wait of `wait_ms_max`.
+    All methods run on the coordinator's mailbox, except `look`, which may be slow. `starting` returns the processes
+    that have not started. `gave_up` takes the text of a wait that has reached `wait_ms_max`.
     """
 
     def __init__(
@@ -93,17 +102,17 @@ class RoomWatch:
         self._watching = False
         self._closed = False
         self.waits_for: str | None = None
-        """What is missing now. From any thread."""
+        """Description of what is missing now, or None. From any thread."""
 
     def watch(self) -> None:
-        """Processes were asked for: look until all have started."""
+        """Starts watching after processes were requested, until all have started."""
         self._since_ms = None
         if not self._watching:
             self._watching = True
             self._mailbox.call_later(LOOK_EVERY_MS, self._tick)
 
     def close(self) -> None:
-        """The job is over."""
+        """Stops when the job is over."""
         self._closed = True
         self.waits_for = None
         if self._pool is not None:
@@ -116,7 +125,9 @@ class RoomWatch:
             self._watching, self._since_ms, self.waits_for = False, None, None
             return
         if self._pool is None:
-            self._pool = ThreadPool(1, "tidegate-room", lambda error: log.warning("nobody looks for room: %s", error))
+            self._pool = ThreadPool(
+                1, "tidegate-room", lambda error: log.warning("the wait for room is not watched any more: %s", error)
+            )
         self._pool.submit(self._look, lambda future: self._mailbox.post(lambda: self._looked(future)))
 
     def _looked(self, future: Future[str | None]) -> None:
@@ -124,7 +135,7 @@ class RoomWatch:
             return
         self._mailbox.call_later(LOOK_EVERY_MS, self._tick)
         if (error := future.exception()) is not None:
-            log.warning("whether the cluster has room is not known: %s", error_text(error))
+            log.warning("Ray does not report whether the cluster has room: %s", error_text(error))
             return
         missing = future.result()
         if missing is None or not (starting := self._starting()):
@@ -134,7 +145,7 @@ class RoomWatch:
         if self._since_ms is None:
             self._since_ms = now_ms
         waited_s = (now_ms - self._since_ms) // 1_000
-        self.waits_for = waits_for = f"room since {waited_s} s, for {', '.join(starting)}: {missing}"
+        self.waits_for = waits_for = f"room for {', '.join(starting)} (for {waited_s} s so far): {missing}"
         log.warning("the job waits for %s", bounded_text(waits_for))
         if now_ms - self._since_ms >= self._wait_ms_max:
             self._since_ms = None
@@ -145,11 +156,11 @@ class RoomWatch:
 
 
 ANSWER_MS_MAX = 2_000
-"""For longer no attempt waits for Ray's answer: its processes then start in the bundles of their slots."""
+"""Longest time in ms that an attempt waits for Ray's answer. Then its processes start in the bundles of their slots."""
 
 
 class Question(NamedTuple):
-    """What Ray is asked for."""
+    """A question to Ray: the nodes in doubt, and the attempt that needs bundles."""
 
     avoided: frozenset[str]
     attempt: int | None
@@ -159,17 +170,17 @@ NO_QUESTION = Question(frozenset(), None)
 
 
 def nodes_of(placement: SlotPlacement) -> dict[int, str]:
-    """The node of each bundle that has one. Asks Ray. Raises RayError."""
+    """Asks Ray for the node of each bundle that has one. Raises RayError."""
     table: Any = ray.util.placement_group_table(placement.placement_group)
     places: Mapping[int, str] = table["bundles_to_node_id"]
     return {index: node for index, node in places.items() if node}
 
 
 class BundleNodes:
-    """Those of one job. Everything runs on the coordinator's mailbox, but `look`, which may take its time.
+    """Asks Ray for the nodes of the bundles of one job.
 
-    `known` is called when a question is settled: Ray has answered, has raised an error, or has not answered within
-    `ANSWER_MS_MAX`.
+    All methods run on the coordinator's mailbox, except `look`, which may be slow. `known` is called when a question is
+    settled: Ray has answered, has raised an error, or has not answered within `ANSWER_MS_MAX`.
     """
 
     def __init__(self, mailbox: Mailbox, look: Callable[[], Mapping[int, str]], known: Callable[[], object]) -> None:
@@ -180,12 +191,12 @@ class BundleNodes:
         self._asking = False
         self._question: Question = NO_QUESTION
         self.settled = True
-        """Whether nothing more is to be expected for the present question."""
+        """True if nothing more is expected for the present question."""
         self.nodes: Mapping[int, str] = {}
-        """What Ray has answered to the present question. A bundle that is missing has no node."""
+        """Ray's answer to the present question. Bundles without a node are missing."""
 
     def ask(self, avoided: frozenset[str], attempt: int | None = None) -> None:
-        """Ask Ray, once for the same question.
+        """Asks Ray, once for the same question.
 
         `avoided`: nodes that are in doubt. `attempt`: the attempt that is about to start processes in bundles, None if
         it starts none. Without either Ray is not asked.
@@ -201,14 +212,18 @@ class BundleNodes:
             self._submit()
 
     def close(self) -> None:
-        """The job is over."""
+        """Stops when the job is over."""
         if self._pool is not None:
             self._pool.close()
 
     def _submit(self) -> None:
         question, self._asking = self._question, True
         if self._pool is None:
-            self._pool = ThreadPool(1, "tidegate-bundles", lambda error: log.warning("no bundle is known: %s", error))
+            self._pool = ThreadPool(
+                1,
+                "tidegate-bundles",
+                lambda error: log.warning("the nodes of bundles are not requested any more: %s", error),
+            )
         self._pool.submit(self._look, lambda future: self._mailbox.post(lambda: self._looked(question, future)))
 
     def _looked(self, question: Question, future: Future[Mapping[int, str]]) -> None:
@@ -218,7 +233,7 @@ class BundleNodes:
                 self._submit()
             return
         if (error := future.exception()) is not None:
-            log.warning("where the slots of the job are is not known: %s", error_text(error))
+            log.warning("Ray does not report where the slots of the job are: %s", error_text(error))
             self._settle(question)
             return
         self.nodes, self.settled = future.result(), True
@@ -234,18 +249,18 @@ BUSY_MS = 10_000
 LOOK_TIMEOUT_S = 5.0
 SHAPES_MAX = 4
 _WHAT_TO_DO = (
-    "Slots reserve CPUs: if the function waits for Ray, leave CPUs free beside the slots (slots=, or more CPUs)"
+    "Slots reserve CPUs: if the function waits for Ray, leave CPUs free that are not slots (slots=, or more CPUs)"
 )
 _IN_A_BUNDLE = "_group_"
 """Part of the names of resources that belong to a placement group."""
 
 
 def pending_demand() -> list[tuple[Amounts, int]]:
-    """Return the resources that pending tasks and actors ask for, and how many ask for each. Asks Ray.
+    """Asks Ray for the resources that pending tasks and actors need, each with their number.
 
-    Raises RayError or RuntimeError where Ray does not answer within `LOOK_TIMEOUT_S`.
+    Raises RayError or RuntimeError if Ray does not answer within `LOOK_TIMEOUT_S`.
     """
-    # Ray has this for its autoscaler alone.
+    # Ray has this function only for its autoscaler.
     from ray.core.generated import autoscaler_pb2
 
     worker: Any = ray._private.worker.global_worker
@@ -257,7 +272,7 @@ def pending_demand() -> list[tuple[Amounts, int]]:
 
 
 def what_is_pending(demand: Sequence[tuple[Amounts, int]], nodes: Sequence[NodeRoom]) -> str | None:
-    """Describe the tasks and actors that no node has room for, or return None if there are none."""
+    """Describes the tasks and actors that no node has room for, or returns None if there are none."""
     asked = [(shape, count) for shape, count in demand if any(shape.values()) and not _is_in_a_bundle(shape)]
     if not asked:
         return None
@@ -268,7 +283,7 @@ def what_is_pending(demand: Sequence[tuple[Amounts, int]], nodes: Sequence[NodeR
 
 
 def look_at_demand() -> str | None:
-    """Describe what Ray cannot place now, or return None if it places everything. Asks Ray."""
+    """Asks Ray what it cannot place now, and describes it. Returns None if it places everything."""
     demand = pending_demand()
     return what_is_pending(demand, nodes_that_live()) if demand else None
 
@@ -278,9 +293,9 @@ def _is_in_a_bundle(shape: Amounts) -> bool:
 
 
 class PendingDemand:
-    """Looks at the pending demand of one job's cluster. `look` runs on the coordinator's mailbox.
+    """Requests the pending demand of one job's cluster. `look` runs on the coordinator's mailbox.
 
-    `ask` describes what Ray cannot place; it runs on a thread of its own.
+    `ask` describes what Ray cannot place. It runs on a thread of its own.
     """
 
     def __init__(self, mailbox: Mailbox, ask: Callable[[], str | None] = look_at_demand) -> None:
@@ -292,10 +307,10 @@ class PendingDemand:
         self._busy: Mapping[str, int] = {}
         self._logged = False
         self.waits_for: str | None = None
-        """What a function may be waiting for now, or None. Read from any thread."""
+        """Description of what a function may be waiting for now, or None. Read from any thread."""
 
     def look(self, busy: Mapping[str, int], now_ms: int) -> None:
-        """Ask Ray if it is due. `busy`: how many ms each process has been in one call, by its name."""
+        """Asks Ray if it is due. `busy`: how many ms each process has been in one call, by its name."""
         self._busy = {name: for_ms for name, for_ms in busy.items() if for_ms >= BUSY_MS}
         if not self._busy:
             self.waits_for, self._due_ms, self._logged = None, 0, False
@@ -304,11 +319,15 @@ class PendingDemand:
             return
         self._due_ms, self._asking = now_ms + LOOK_EVERY_MS, True
         if self._pool is None:
-            self._pool = ThreadPool(1, "tidegate-demand", lambda error: log.warning("Ray cannot be asked: %s", error))
+            self._pool = ThreadPool(
+                1,
+                "tidegate-demand",
+                lambda error: log.warning("the pending demand of Ray is not requested any more: %s", error),
+            )
         self._pool.submit(self._ask, lambda answer: self._mailbox.post(lambda: self._answered(answer)))
 
     def close(self) -> None:
-        """End the thread. The job is over."""
+        """Ends the thread when the job is over."""
         self.waits_for = None
         if self._pool is not None:
             self._pool.close()
@@ -316,7 +335,7 @@ class PendingDemand:
     def _answered(self, answer: Future[str | None]) -> None:
         self._asking = False
         if (error := answer.exception()) is not None:
-            log.warning("the pending demand of Ray is not known: %s", error_text(error))
+            log.warning("the pending demand of Ray is unknown: %s", error_text(error))
             return
         pending = answer.result()
         if pending is None or not self._busy:
@@ -325,7 +344,7 @@ class PendingDemand:
         name, for_ms = max(self._busy.items(), key=lambda each: each[1])
         others = f" and {len(self._busy) - 1} more" if len(self._busy) > 1 else ""
         self.waits_for = (
-            f"a function in {name}{others}, in one call since {for_ms // 1_000} s, while {pending}. {_WHAT_TO_DO}"
+            f"a function in {name}{others}, in one call for {for_ms // 1_000} s, while {pending}. {_WHAT_TO_DO}"
         )
         if not self._logged:
             self._logged = True
@@ -333,7 +352,8 @@ class PendingDemand:
 
 
 class DemandForCalls:
-    """Describes what Ray could not place while calls of one process had no result in time. Called from any thread."""
+    """Describes what Ray could not place while a call had no result in time, for one process. Called from any
+    thread."""
 
     def __init__(self, ask: Callable[[], str | None] = look_at_demand, clock: Callable[[], int] = monotonic_ms) -> None:
         self._ask = ask
@@ -343,13 +363,14 @@ class DemandForCalls:
         self._answer: str | None = None
 
     def __call__(self) -> str | None:
-        """Describe what Ray cannot place, with what to do; None if it places everything, or does not answer."""
+        """Describes what Ray cannot place, with what to do. Returns None if it places everything, or does not
+        answer."""
         with self._lock:
             if self._asked_ms is None or self._clock() >= self._asked_ms + LOOK_EVERY_MS:
                 try:
                     pending = self._ask()
                 except (RayError, RuntimeError) as error:
-                    log.warning("the pending demand of Ray is not known: %s", error_text(error))
+                    log.warning("the pending demand of Ray is unknown: %s", error_text(error))
                     pending = None
                 self._asked_ms = self._clock()
                 self._answer = None if pending is None else f"{pending}. {_WHAT_TO_DO}"

@@ -4,18 +4,17 @@ Rules:
 
 - Batches are stored as one Arrow stream. Nothing is pickled, and the receiver reads them in place.
 - A frame stays until the receiver drops the last of its batches, or part of a batch. Frames are dropped in any order,
-  so rows that one operator keeps do not block others. Where batches that are kept fill half of the memory, the receiver
-  copies new ones. So rows that stay never use up the memory.
+  so rows that one operator keeps do not block others. When kept batches fill half of the memory, the receiver copies
+  new ones. So kept rows never use up the memory.
 - Batches that do not fit, or that Arrow's format cannot describe, go over the socket: `write` returns None.
-- Frames are numbered: a place that holds another frame than its sender reported is never read.
+- Frames are numbered. The receiver checks the number, so it never reads another frame in the same place.
 - The memory is anonymous (`memfd_create`). It has no name that could be left behind, ends with the last process that
   maps it, and needs no space in `/dev/shm`. The receiver gets the sender's descriptor over the connection, so no other
   process can open it.
 - The receiver cannot write rows, and the size cannot change: a page that is gone would end the process that reads it.
 - The first page stores which frames the receiver still needs: a word for each, set by the sender, cleared by the
   receiver.
-- The lowest gap that is large enough is used. So memory that is not needed is never touched, and what is touched stays
-  warm.
+- The lowest gap that is large enough is used. So unneeded memory is never touched, and used memory stays warm.
 """
 
 from __future__ import annotations
@@ -32,11 +31,13 @@ from tidegate.protocol.stream_elements import element_size_bytes
 from tidegate.storage.errors import ProtocolError
 
 BATCH_HEAD_BYTES = 256
-"""What a stream says about a batch beside its rows, and what is lost by alignment, at most, but for many columns."""
+"""Upper bound of the bytes that a stream needs for a batch in addition to its rows, including alignment. Many columns
+exceed it.
+"""
 
 
 class Place(NamedTuple):
-    """Where a frame lies. `word`: the one that says whether it is needed. `copied`: the receiver must copy it."""
+    """The place of a frame. `word`: index of the word that marks it as needed. `copied`: the receiver must copy it."""
 
     number: int
     word: int
@@ -46,20 +47,20 @@ class Place(NamedTuple):
 
 
 class EdgeSchema:
-    """The schema of the batches of an edge, which hardly ever changes."""
+    """Caches the schema of the batches of an edge, which hardly ever changes."""
 
     def __init__(self) -> None:
         self.schema: pa.Schema | None = None
-        """The schema of the last batches that were asked about."""
+        """The schema of the last batches that were checked."""
         self.size_bytes = 0
 
-    def is_that_of(self, batches: Sequence[pa.RecordBatch]) -> bool:
-        """Whether the batches have one schema, and Arrow's format tells all of it. It is `schema` then."""
+    def fits(self, batches: Sequence[pa.RecordBatch]) -> bool:
+        """Returns whether the batches have one schema that Arrow's format fully describes. Sets `schema` to it."""
         for batch in batches:
             if self.schema is None or (
                 batch.schema is not self.schema and not self.schema.equals(batch.schema, check_metadata=True)
             ):
-                if batch is not batches[0] or not all(is_arrows_own(field.type) for field in batch.schema):
+                if batch is not batches[0] or not all(is_arrow_type(field.type) for field in batch.schema):
                     return False
                 self.schema, self.size_bytes = batch.schema, batch.schema.serialize().size + BATCH_HEAD_BYTES
         return True
@@ -72,16 +73,16 @@ class FrameWriter:
         self._segment = segment
         self._extents = SharedMemoryAllocator(segment.size_bytes)
         self._next = 0
-        """Number of the frame that is written next."""
+        """Number of the next frame."""
         self._free_words = list(range(FRAMES_MAX))
 
     @property
     def taken_bytes(self) -> int:
-        """Bytes that the receiver still needs, as far as is known."""
+        """Bytes that the receiver still needs, as far as the sender has noticed."""
         return self._extents.taken_bytes
 
     def write(self, batches: Sequence[pa.RecordBatch], schema: EdgeSchema) -> Place | None:
-        """Write a frame of batches of this schema; None if it does not fit."""
+        """Writes a frame of batches of this schema. Returns None if it does not fit."""
         self._collect()
         need_bytes = schema.size_bytes + sum(element_size_bytes(batch) + BATCH_HEAD_BYTES for batch in batches)
         gap = self._extents.gap(need_bytes) if self._free_words else None
@@ -94,7 +95,7 @@ class FrameWriter:
                 for batch in batches:
                     stream.write_batch(batch)
         except OSError:
-            return None  # Larger than it says, by a dictionary for instance.
+            return None  # Larger than computed, for example because of a dictionary.
         size_bytes, word, number = sink.tell(), self._free_words.pop(), self._next
         self._next += 1
         self._extents.take(word, begin, size_bytes)
@@ -103,7 +104,7 @@ class FrameWriter:
         return Place(number, word, begin, size_bytes, copied)
 
     def _collect(self) -> None:
-        """Take back what the receiver has let go of."""
+        """Frees the frames that the receiver has dropped."""
         words = self._segment.words
         for word in self._extents.numbers:
             if not words[word]:
@@ -112,15 +113,15 @@ class FrameWriter:
 
 
 class FrameReader:
-    """The receiver's end. `read` is for one thread; rows may be let go of on any."""
+    """The receiver's end. `read` is for one thread. Batches may be dropped on any thread."""
 
     def __init__(self, segment: SharedSegment) -> None:
         self._segment = segment
 
     def read(self, place: Place) -> list[pa.RecordBatch]:
-        """Return the batches of a frame. ProtocolError if something else is there."""
+        """Returns the batches of a frame. Raises ProtocolError if the place holds another frame."""
         if self._segment.words[place.word] != place.number + 1:
-            raise ProtocolError(f"frame {place.number} is not where its sender says")
+            raise ProtocolError(f"frame {place.number} is not at the place that its sender reported")
         lease = _Lease(self._segment, place.word)
         buffer = self._segment.lent(place.offset, place.size_bytes, lease)
         if place.copied:
@@ -130,7 +131,7 @@ class FrameReader:
 
 
 class _Lease:
-    """Held by the buffers of a frame: when the last of them goes, the sender gets the place back."""
+    """Held by the buffers of a frame. When the last buffer is dropped, the sender gets the place back."""
 
     __slots__ = ("_segment", "_word")
 
@@ -142,13 +143,14 @@ class _Lease:
         self._segment.words[self._word] = 0
 
 
-def is_arrows_own(kind: pa.DataType) -> bool:
-    """Whether every process reads this type out of Arrow's format: none that a program has defined."""
+def is_arrow_type(kind: pa.DataType) -> bool:
+    """Returns whether every process can read this type from Arrow's format. False for types that a program has
+    defined."""
     if isinstance(kind, pa.ExtensionType):
         return False
     if isinstance(kind, pa.DictionaryType):
-        return is_arrows_own(kind.value_type)
-    return all(is_arrows_own(kind.field(index).type) for index in range(kind.num_fields))
+        return is_arrow_type(kind.value_type)
+    return all(is_arrow_type(kind.field(index).type) for index in range(kind.num_fields))
 
 
 ALIGNMENT = 64
@@ -156,7 +158,7 @@ ALIGNMENT = 64
 
 
 class SharedMemoryAllocator:
-    """The parts of `size_bytes` bytes that are taken, each under a number that the caller has chosen."""
+    """Allocates parts of `size_bytes` bytes, each under a number that the caller has chosen."""
 
     def __init__(self, size_bytes: int) -> None:
         self._size_bytes = size_bytes
@@ -166,11 +168,11 @@ class SharedMemoryAllocator:
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """Of the parts that are taken."""
+        """Numbers of the allocated parts."""
         return tuple(self._taken)
 
     def gap(self, least_bytes: int) -> tuple[int, int] | None:
-        """Begin and end of the lowest gap of at least this size; None: there is none."""
+        """Returns begin and end of the lowest gap of at least this size, or None."""
         begin = 0
         for taken_begin, taken_end in sorted(self._taken.values()):
             if taken_begin - begin >= least_bytes:
@@ -179,14 +181,14 @@ class SharedMemoryAllocator:
         return (begin, self._size_bytes) if self._size_bytes - begin >= least_bytes else None
 
     def take(self, number: int, begin: int, size_bytes: int) -> None:
-        """Take the first bytes of a gap."""
+        """Allocates the first bytes of a gap."""
         assert number not in self._taken and begin % ALIGNMENT == 0
         end = min(begin + -(-size_bytes // ALIGNMENT) * ALIGNMENT, self._size_bytes)
         self._taken[number] = begin, end
         self.taken_bytes += end - begin
 
     def give_back(self, number: int) -> None:
-        """Nobody needs this part any more."""
+        """Frees a part."""
         begin, end = self._taken.pop(number)
         self.taken_bytes -= end - begin
 
@@ -194,13 +196,13 @@ class SharedMemoryAllocator:
 PAGE_BYTES = mmap.PAGESIZE
 _WORD_BYTES = 8
 FRAMES_MAX = PAGE_BYTES // _WORD_BYTES
-"""Frames of a connection that are in the memory at once, at most."""
+"""Most frames of a connection that are in the memory at once."""
 
 
 class SharedSegment:
     """One mapping of the memory. `words`: one for each frame that may be there.
 
-    Never unmapped by hand: views of it live for as long as somebody holds rows in it.
+    Never unmapped explicitly: views of it live until the last rows in it are dropped.
     """
 
     def __init__(self, first_page: mmap.mmap, rows: mmap.mmap, rows_at: int) -> None:
@@ -210,16 +212,16 @@ class SharedSegment:
         self.size_bytes = len(self._rows)
 
     def part(self, begin: int, end: int) -> pa.Buffer:
-        """Return a buffer over a part of the rows. The sender's can be written to."""
+        """Returns a buffer over a part of the rows. The sender's buffer is writable."""
         return pa.py_buffer(self._rows[begin:end])
 
     def lent(self, begin: int, size_bytes: int, lease: object) -> pa.Buffer:
-        """Return a buffer over a part of the rows that holds a lease for as long as anybody needs it."""
+        """Returns a buffer over a part of the rows that holds a lease until it is dropped."""
         return pa.foreign_buffer(self._address + begin, size_bytes, lease)
 
 
 class OwnSegment(SharedSegment):
-    """The sender's mapping, which makes the memory. OSError where the system gives none."""
+    """The sender's mapping, which creates the memory. Raises OSError if the system provides none."""
 
     def __init__(self, size_bytes: int) -> None:
         if not hasattr(os, "memfd_create"):
@@ -236,7 +238,7 @@ class OwnSegment(SharedSegment):
         super().__init__(memory, memory, PAGE_BYTES)
 
     def hide(self) -> None:
-        """Close the descriptor, once the receiver has its own."""
+        """Closes the descriptor, once the receiver has its own."""
         if self.descriptor is not None:
             os.close(self.descriptor)
             self.descriptor = None
@@ -251,7 +253,7 @@ class ForeignSegment(SharedSegment):
 
     @classmethod
     def open(cls, descriptor: int) -> Self:
-        """Map the memory of a descriptor, and close that. OSError if there is no room."""
+        """Maps the memory of a descriptor, and closes the descriptor. Raises OSError if there is no room."""
         try:
             size_bytes = os.fstat(descriptor).st_size - PAGE_BYTES
             first_page = mmap.mmap(descriptor, PAGE_BYTES)

@@ -1,11 +1,11 @@
 """Logs which tasks a slow checkpoint or a slow deployment is waiting for, and what these tasks are doing.
 
-Whatever waits for one task waits until its timeout, ten minutes by default, and afterwards it is too late to see what
-held the task up. Rules:
+A checkpoint or deployment that waits for one task waits until its timeout, ten minutes by default. Afterwards it is too
+late to see what held the task up. Rules:
 
 - The line is logged after `LATE_MS`, and again after twice that time, four times, and so on.
-- The first few of the tasks are asked. A thread that does nothing else answers, and the wait ends after `LOOK_MS_MAX`.
-- Nothing is decided by it.
+- The first few of the tasks are asked. Processes answer on a thread of its own, and the wait ends after `LOOK_MS_MAX`.
+- No decision depends on it.
 """
 
 from __future__ import annotations
@@ -26,37 +26,37 @@ log = logging.getLogger(__name__)
 
 
 class SlowCheckpoints:
-    """Those of one job. `look` runs on the coordinator's mailbox."""
+    """Logs the slow checkpoints of one job. `look` runs on the coordinator's mailbox."""
 
     def __init__(self, tasks: SlowTaskLog) -> None:
         self._tasks = tasks
         self._due_ms: dict[CheckpointId, int] = {}
-        """How old a checkpoint is when it is told of again."""
+        """Age in ms at which each checkpoint is logged next."""
 
     def look(self, pending: Iterable[PendingCheckpoint], now_ms: int) -> None:
-        """These are under way."""
+        """Checks the checkpoints under way."""
         due_ms, self._due_ms = self._due_ms, {}
         for each in pending:
             limit_ms, age_ms = due_ms.get(each.checkpoint_id, LATE_MS), now_ms - each.triggered_at_ms
             if late := age_ms >= limit_ms and bool(each.waiting):
                 what = f"{each.properties.kind.words} {each.checkpoint_id}"
                 fields = log_fields(checkpoint=each.checkpoint_id, attempt=each.attempt)
-                self._tasks.tell(what, age_ms, each.waiting, fields)
+                self._tasks.log_waiting(what, age_ms, each.waiting, fields)
             self._due_ms[each.checkpoint_id] = 2 * limit_ms if late else limit_ms
 
 
 class SlowDeployments:
-    """Those of one job. `look` runs on the coordinator's mailbox."""
+    """Logs the slow deployments of one job. `look` runs on the coordinator's mailbox."""
 
     def __init__(self, tasks: SlowTaskLog) -> None:
         self._tasks = tasks
         self._attempt: AttemptNumber | None = None
         self._since_ms = 0
         self._due_ms = LATE_MS
-        """How old the attempt is when it is told of again."""
+        """Age in ms at which the attempt is logged next."""
 
     def look(self, state: CoordinatorState, has_room: bool, now_ms: int) -> None:
-        """This is how the job gets on."""
+        """Checks the deployment under way, if there is one. `has_room`: the job does not wait for resources."""
         waiting = not_ready(state) if has_room else ()
         if not waiting:
             self._attempt = None
@@ -66,21 +66,21 @@ class SlowDeployments:
         age_ms = now_ms - self._since_ms
         if age_ms >= self._due_ms:
             self._due_ms *= 2
-            self._tasks.tell(f"attempt {state.attempt}", age_ms, waiting, log_fields(attempt=state.attempt))
+            self._tasks.log_waiting(f"attempt {state.attempt}", age_ms, waiting, log_fields(attempt=state.attempt))
 
 
 LATE_MS = 30_000
 LOOK_MS_MAX = 5_000
 ASKED_MAX = 4
-"""So many tasks are asked what they are doing."""
-SILENT = "it does not say what it is doing"
+"""Most tasks that are asked what they are doing."""
+SILENT = "it does not report what it is doing"
 
 Ask = Callable[[TaskId], Future[str] | None]
-"""Asks the process of a task what it is doing; None if it has none."""
+"""Asks the process of a task what it is doing. Returns None if the task has no process."""
 
 
 class SlowTaskLog:
-    """Those of one job. It runs on the coordinator's mailbox; `post` and `call_later` are the mailbox's."""
+    """Logs what slow tasks of one job are doing. Runs on the coordinator's mailbox, by `post` and `call_later`."""
 
     def __init__(
         self,
@@ -92,20 +92,22 @@ class SlowTaskLog:
         self._post = post
         self._call_later = call_later
 
-    def tell(self, what: str, age_ms: int, tasks: Iterable[TaskId], fields: Mapping[str, object]) -> None:
-        """`what` waits for these tasks, and has done so for a while. `fields`: of the line in the log."""
+    def log_waiting(self, what: str, age_ms: int, tasks: Iterable[TaskId], fields: Mapping[str, object]) -> None:
+        """Logs that `what` has waited `age_ms` for these tasks, once they have reported what they do. `fields`: of the
+        log line.
+        """
         waiting = sorted(tasks)
         asked = {task: self._ask(task) for task in waiting[:ASKED_MAX]}
         answers = {task: "it has no process" for task, answer in asked.items() if answer is None}
         open_tasks = {task for task, answer in asked.items() if answer is not None}
         more = f", and {len(waiting) - len(asked)} more tasks" if len(waiting) > len(asked) else ""
-        told = False
+        logged = False
 
         def conclude() -> None:
-            nonlocal told
-            if told:
+            nonlocal logged
+            if logged:
                 return
-            told = True
+            logged = True
             doing = "; ".join(f"{task}: {answers.get(task, SILENT)}" for task in asked)
             log.warning(
                 "%s has been under way for %d s, and waits for %d tasks: %s%s",

@@ -1,10 +1,10 @@
-"""What a coordinator sends a worker's process to run subtasks, and the fence that decides which of it is carried out.
+"""The deployment of subtasks to a worker's process, and the fence that decides which messages the process carries out.
 
-What a broken connection may have lost is sent again, and Ray may deliver a call late. So messages come twice, and out
-of order. Rules of `DeployFence`:
+Messages that a broken connection may have lost are sent again, and Ray may deliver a call late. So messages come twice,
+and out of order. Rules of `DeployFence`:
 
-- A subtask begins an attempt once. It does not begin one after the process was told to stop that or a later one, nor
-  after it got a later one. The numbers of attempts only grow, so the fence stores nothing but numbers.
+- A subtask begins an attempt once. It does not begin an attempt after the process was ordered to stop that attempt or a
+  later one, or after it got a later one. The numbers of attempts only grow, so the fence stores nothing but numbers.
 - Messages from a replaced coordinator are ignored (`may_obey`). A new coordinator may deploy the running attempt again.
 - Stopping an attempt does not stop a later one.
 """
@@ -28,20 +28,20 @@ Handle: TypeAlias = Any
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The process of another worker: its actor, and where it is reached on its node."""
+    """The process of another worker: its actor, and its address on its node."""
 
     handle: Handle
     process_id: str
     node_id: str
     address: bytes
-    """Where it listens for connections; empty if it does not."""
+    """Its address for connections, empty if it does not listen."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskDeployment:
-    """Subtasks that a worker is to run in an attempt, what they start from, and the processes of their neighbours.
+    """Subtasks that a worker has to run in an attempt, their restore point, and the processes of their neighbours.
 
-    `peers`: for each neighbour that is not among `tasks` its process. `generation`: that of the coordinator.
+    `peers`: the process of each neighbour that is not among `tasks`. `generation`: the generation of the coordinator.
     """
 
     tasks: tuple[TaskId, ...]
@@ -50,15 +50,15 @@ class TaskDeployment:
     peers: dict[TaskId, Peer]
     generation: Generation = UNFENCED
     slot: str = ""
-    """What people call the slot."""
+    """Name of the slot, for people."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessStatus:
-    """What a process is there for: its job, and of each subtask that it was given the newest attempt.
+    """The job of a process, and the newest attempt of each subtask that was deployed to it.
 
-    `bundle`: that of the reservation in which it runs. `follows`: the subtasks whose state it holds, and of each one
-    the checkpoint.
+    `bundle`: the bundle of the reservation in which it runs. `follows`: the subtasks whose state it holds, each with
+    its checkpoint.
     """
 
     job_id: JobId
@@ -67,37 +67,40 @@ class ProcessStatus:
     bundle: int | None = None
     follows: Mapping[TaskId, CheckpointId | None] = field(default_factory=dict)
     spare: bool = True
-    """Whether it was started as a spare process, which reserves nothing."""
+    """True if it was started as a spare process, which reserves nothing."""
 
 
 NONE = AttemptNumber(-1)
 
 
 class DeployFence:
-    """What one process was told. The generation of coordinators is one fence for the process and all its subtasks."""
+    """Remembers which attempts one process was ordered to begin and to stop.
+
+    The newest generation of coordinators holds for the process and all its subtasks.
+    """
 
     def __init__(self) -> None:
         self.newest = UNFENCED
-        """The newest coordinator that has given an order."""
+        """Generation of the newest coordinator that has sent a message."""
         self.given: dict[TaskId, AttemptNumber] = {}
-        """Of each subtask the newest attempt that the process was given, whatever has become of it."""
+        """The newest attempt of each subtask that was deployed here, whether it still runs or not."""
         self._given_by: dict[TaskId, Generation] = {}
-        self._let_go: dict[TaskId, AttemptNumber] = {}
-        """Of each subtask the newest attempt that the process was told to let go of."""
+        self._stopped: dict[TaskId, AttemptNumber] = {}
+        """The newest attempt of each subtask that the process was ordered to stop."""
 
     @property
     def holds(self) -> dict[TaskId, AttemptNumber]:
-        """Of each subtask the attempt that it was given and was not told to let go of."""
-        return {task: given for task, given in self.given.items() if given > self._let_go.get(task, NONE)}
+        """The newest deployed attempt of each subtask that was not ordered to stop."""
+        return {task: given for task, given in self.given.items() if given > self._stopped.get(task, NONE)}
 
     def is_replaced(self, generation: Generation) -> bool:
-        """Whether a newer coordinator than this one has given an order. Remembers a newer one."""
+        """Returns whether a newer coordinator than this one has sent a message. Remembers the newest generation."""
         replaced = not may_obey(generation, self.newest)
         self.newest = max(generation, self.newest)
         return replaced
 
     def begins(self, tasks: Iterable[TaskId], attempt: AttemptNumber, generation: Generation) -> tuple[TaskId, ...]:
-        """Return which of these subtasks begin this attempt here. They are the process's own from then on."""
+        """Returns the subtasks that begin this attempt here, and records that they have."""
         if self.is_replaced(generation):
             return ()
         begun = tuple(task for task in tasks if self._begins(task, attempt, generation))
@@ -107,13 +110,13 @@ class DeployFence:
 
     def _begins(self, task: TaskId, attempt: AttemptNumber, generation: Generation) -> bool:
         given = self.given.get(task, NONE), self._given_by.get(task, UNFENCED)
-        return attempt > self._let_go.get(task, NONE) and (attempt, generation) > given
+        return attempt > self._stopped.get(task, NONE) and (attempt, generation) > given
 
-    def lets_go(self, tasks: Iterable[TaskId], attempt: AttemptNumber, generation: Generation) -> tuple[TaskId, ...]:
-        """Return which of these subtasks let go of what they run, if that is this attempt or an earlier one."""
+    def stops(self, tasks: Iterable[TaskId], attempt: AttemptNumber, generation: Generation) -> tuple[TaskId, ...]:
+        """Returns the subtasks that must stop this attempt or an earlier one, and records it."""
         if self.is_replaced(generation):
             return ()
         left = tuple(tasks)
         for task in left:
-            self._let_go[task] = max(self._let_go.get(task, NONE), attempt)
+            self._stopped[task] = max(self._stopped.get(task, NONE), attempt)
         return left

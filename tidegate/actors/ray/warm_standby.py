@@ -4,9 +4,9 @@ Rules:
 
 - It follows the keyed subtasks of one slot. `StateFollower` (`tidegate/actors/restore/state_follower.py`) reads what is
   new in a checkpoint.
-- It reads one checkpoint of one subtask at a time, in turn. Of checkpoints that complete meanwhile only the newest
-  counts.
-- When the process gets subtasks, the followed ones of them start from what is held. The others are followed no more.
+- It reads one checkpoint of one subtask at a time, in turn. Of checkpoints that complete meanwhile it reads only the
+  newest.
+- When the process gets subtasks, they start from the state that it holds. Other subtasks are not followed any more.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from tidegate.protocol.identity import TaskId
 from tidegate.storage.clock import now_ms
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import CheckpointId
-from tidegate.storage.local_copies import PrivateFolder
+from tidegate.storage.state.local_copies import PrivateFolder
 
 log = logging.getLogger(__name__)
 
 
 class _Followed:
-    """One subtask that is followed."""
+    """A followed subtask."""
 
     def __init__(self, follower: StateFollower, metrics: StandbyMetrics) -> None:
         self.follower, self.metrics = follower, metrics
         self.next: RestorePoint | None = None
-        """The newest checkpoint that it was told of."""
+        """The newest checkpoint to read."""
 
 
 class WarmStandby:
-    """That of one process. Every method runs on its mailbox, except `holds`."""
+    """Follows subtasks in one process. All methods run on its mailbox, except `holds`."""
 
     def __init__(
         self,
@@ -62,17 +62,17 @@ class WarmStandby:
         self._died = died
         self._followed: dict[TaskId, _Followed] = {}
         self._due: deque[_Followed] = deque()
-        """Those with a checkpoint to take in. The one that has waited longest is first."""
+        """Subtasks with a checkpoint to read, in the order of waiting."""
         self._pool: ThreadPool | None = None
         self._reads = False
 
     @property
     def holds(self) -> dict[TaskId, CheckpointId | None]:
-        """The subtasks that are followed, and of each the checkpoint whose state is held. From any thread."""
+        """The followed subtasks, each with the checkpoint whose state it holds. From any thread."""
         return {task: each.follower.checkpoint_id for task, each in list(self._followed.items())}
 
     def follow(self, task: TaskId, restore: RestorePoint) -> None:
-        """A checkpoint of this subtask is complete."""
+        """Reads a completed checkpoint of this subtask, after the checkpoints that wait."""
         if task not in self._followed:
             context = self._context
             self._pool = self._pool or ThreadPool(1, "tidegate-standby", self._died)
@@ -91,10 +91,10 @@ class WarmStandby:
         each.next = restore
         if each not in self._due:
             self._due.append(each)
-        self._go_on()
+        self._read_next()
 
     def end(self, tasks: Iterable[TaskId] = ()) -> dict[TaskId, StateFollower]:
-        """The process is given these subtasks. Returns what holds their state, of those that were followed."""
+        """Stops following when the process gets these subtasks. Returns their followers."""
         followed, self._followed = self._followed, {}
         self._due.clear()
         for each in followed.values():
@@ -104,7 +104,7 @@ class WarmStandby:
             each.follower.close()
         return kept
 
-    def _go_on(self) -> None:
+    def _read_next(self) -> None:
         if self._reads or not self._due:
             return
         due = self._due.popleft()
@@ -113,10 +113,10 @@ class WarmStandby:
         self._reads = True
         self._pool.submit(
             partial(due.follower.follow, due.next),
-            lambda future: self._mailbox.post(partial(self._took_in, due, future)),
+            lambda future: self._mailbox.post(partial(self._was_read, due, future)),
         )
 
-    def _took_in(self, each: _Followed, future: Future[None]) -> None:
+    def _was_read(self, each: _Followed, future: Future[None]) -> None:
         self._reads = False
         error = future.exception()
         if each not in self._followed.values():
@@ -126,4 +126,4 @@ class WarmStandby:
             raise error
         else:
             each.metrics.holds(each.follower.checkpoint_id)
-        self._go_on()
+        self._read_next()

@@ -1,4 +1,4 @@
-"""`WorkerProcess`: the Ray actor that runs the subtasks of one slot, and takes later attempts in place.
+"""`WorkerProcess`: the Ray actor that runs the subtasks of one slot, and runs later attempts in the same process.
 
 Rules:
 
@@ -40,7 +40,7 @@ from tidegate.actors.drivers.worker import Subtask, Transport, Worker, io_pool, 
 from tidegate.actors.ray.actor_calls import LOST_CALL_GRACE_MS, Deliveries, Ended, Outbox, Outcome
 from tidegate.actors.ray.actor_setup import WorkerLog, end_at_sigterm
 from tidegate.actors.ray.control_channel import COORDINATOR, ControlChannel
-from tidegate.actors.ray.coordinator_liveness import end_process, hold_on
+from tidegate.actors.ray.coordinator_liveness import end_process, watch_coordinator
 from tidegate.actors.ray.exit_probe import close_sockets_in_children
 from tidegate.actors.ray.framed_connections import Connections, Listener
 from tidegate.actors.ray.health_endpoint import IO_THREAD_NAMES, HealthEndpoint
@@ -74,13 +74,15 @@ log = logging.getLogger(__name__)
 
 RESTORE_THREADS, TICK_MS = 4, 200
 RESERVE_BYTES = 1024 * 1024
-"""Set aside while subtasks run, and given back when one fails: its end must be reported where no memory is left."""
+"""Memory that is set aside while subtasks run. It is freed when one fails, because its end must be reported even
+without free memory.
+"""
 
 
 class WorkerProcess(HealthEndpoint):
-    """The actor's class. `coordinator` takes reports.
+    """The class of the actor.
 
-    A `spare` process waits for the subtasks of a slot whose process has died.
+    `coordinator`: the actor that takes reports. `spare`: the process waits to replace the worker of a slot.
     """
 
     def __init__(
@@ -92,20 +94,20 @@ class WorkerProcess(HealthEndpoint):
         bundle: int | None = None,
         role: str = "standby",
     ) -> None:
-        """`role`: what the process is started for, the name of a slot or "standby"."""
+        """`role`: the slot that the process is started for, or "standby"."""
         self._shown_as = f"{context.job_name}: {role}"
         self._log = WorkerLog(context)
         close_sockets_in_children()
         end_at_sigterm()
         keep_freed_memory()
-        gc.freeze()  # A full collection of what is imported would take 60 ms in the middle of a batch.
+        gc.freeze()  # A full collection of all imported modules would take 60 ms in the middle of a batch.
         self._context = context
         self._open_store, self._bundle, self._spare = open_store, bundle, spare
         self._left: dict[TaskId, TaskAnswered] = {}
-        """What a subtask that has finished here answers to a coordinator that takes over."""
+        """The answers of subtasks that have finished here, for a coordinator that takes over."""
         self._ended: dict[TaskId, Ended] = {}
-        """How the newest attempts of subtasks have ended here."""
-        self._obedience = DeployFence()
+        """The end of the newest attempt of each subtask that has ended here."""
+        self._fence = DeployFence()
         self._reserve: bytearray | None = None
         self._pid = os.getpid()
         self._mailbox = Mailbox(
@@ -113,42 +115,42 @@ class WorkerProcess(HealthEndpoint):
         )
         self._worker = Worker(context.graph, _Wiring(self))
         self._warm = WarmStandby(context, retrying(open_store), self._mailbox, RESTORE_THREADS, self._thread_died)
-        self._line = ControlChannel(coordinator, {"tell": self.tell})
-        self._outbox = Outbox(partial(self._line.say, "report"), self._mailbox)
+        self._channel = ControlChannel(coordinator, {"deliver": self.deliver})
+        self._outbox = Outbox(partial(self._channel.send, "report"), self._mailbox)
         self.why_late = DemandForCalls()
         HealthEndpoint.__init__(self, self._mailbox)
         self._links = self._listen()
         self._mailbox.start()
-        hold_on(coordinator, self.info(), lambda: self._obedience.newest)
+        watch_coordinator(coordinator, self.info(), lambda: self._fence.newest)
 
     def _listen(self) -> PeerConnections:
-        """Take connections from the coordinator and from other workers on this node from now on."""
+        """Accepts connections of the coordinator and of other workers on this node from now on."""
         info, options = self.info(), self._context.options
         links = PeerConnections(info.actor_id, info.node_id, options.shared_bytes, self)
         if options.sockets:
 
-            def came(process_id: str) -> Listener | None:
-                return self._line.came() if process_id == COORDINATOR else links.came(process_id)
+            def accept(process_id: str) -> Listener | None:
+                return self._channel.accept() if process_id == COORDINATOR else links.accept(process_id)
 
-            connections = Connections(self._context.secret, info.actor_id, came, self._cannot_read)
+            connections = Connections(self._context.secret, info.actor_id, accept, self._cannot_read)
             try:
                 self.address = connections.listen()
             except OSError as error:
-                log.warning("this process takes no connections, all goes by calls of Ray: %s", error)
+                log.warning("this process accepts no connections, all messages go by calls of Ray: %s", error)
             else:
                 links.use(connections)
         return links
 
     def __repr__(self) -> str:
-        """What Ray shows of this actor. Ray calls it once, when the actor has started."""
+        """Returns the name that Ray shows. Ray calls this once, when the actor has started."""
         return self._shown_as
 
     # --- calls of Ray ---------------------------------------------------------------------------------------------
 
-    # Ray sends frames and grants again where a connection breaks: they have numbers (`peer_transports.py`).
+    # Ray repeats frames and grants when a connection breaks: they have numbers (`peer_transports.py`).
     @ray.method(concurrency_group="data", num_returns=0, enable_task_events=False, max_task_retries=-1)
     def frame(self, head: Head, elements: tuple[Any, ...] | bytes) -> None:
-        """Elements came in on a channel, as they are or pickled; the first one has the number in `head`."""
+        """Takes elements of a channel, as they are or pickled. `head` has the number of the first one."""
         self._mailbox.post(partial(self._arrived, now_ms(), head, read_elements(elements), sort=True))
 
     @ray.method(concurrency_group="control", max_task_retries=-1)
@@ -158,54 +160,54 @@ class WorkerProcess(HealthEndpoint):
 
     @ray.method(concurrency_group="control", enable_task_events=False, max_task_retries=-1)
     def credit(self, head: Head, window_bytes: int) -> None:
-        """The receiver of a channel has room for a total number of bytes."""
+        """Takes a grant of credit from the receiver of a channel."""
         self.credit_came(head, window_bytes)
 
     @ray.method(concurrency_group="control")
-    def tell(self, told: tuple[tuple[TaskId, AttemptNumber, ev.TaskEvent], ...]) -> None:
-        """The coordinator sends events to subtasks in their attempts."""
-        self._mailbox.post(partial(self._told, told))
+    def deliver(self, events: tuple[tuple[TaskId, AttemptNumber, ev.TaskEvent], ...]) -> None:
+        """Takes events of the coordinator for subtasks in their attempts."""
+        self._mailbox.post(partial(self._deliver, events))
 
     @ray.method(concurrency_group="control")
-    def deploy(self, order: TaskDeployment) -> None:
-        """Begin an attempt of subtasks, in place of those that run."""
-        self._mailbox.post(partial(self._deploy, order))
+    def deploy(self, deployment: TaskDeployment) -> None:
+        """Begins an attempt of subtasks. It replaces their running attempts."""
+        self._mailbox.post(partial(self._deploy, deployment))
 
     @ray.method(concurrency_group="control")
     def follow(self, task: TaskId, restore: RestorePoint) -> None:
-        """Hold the keyed state of a subtask that runs elsewhere, as of this checkpoint."""
-        self._mailbox.post(lambda: None if self._obedience.given else self._warm.follow(task, restore))
+        """Makes this standby hold the keyed state of a subtask that runs elsewhere, as of a checkpoint."""
+        self._mailbox.post(lambda: None if self._fence.given else self._warm.follow(task, restore))
 
     @ray.method(concurrency_group="control")
     def drop(self, tasks: tuple[TaskId, ...], attempt: AttemptNumber, generation: Generation = ev.UNFENCED) -> None:
-        """Stop an attempt of subtasks. Returns once they have stopped: not before a batch under way is done."""
+        """Stops an attempt of subtasks. Returns once they have stopped, which is after a batch under way."""
         dropped = threading.Event()
         self._mailbox.post(partial(self._drop, tasks, attempt, generation, dropped))
         dropped.wait()
 
     @ray.method(concurrency_group="control", num_returns=0)
     def leave(self, generation: Generation) -> None:
-        """A coordinator cannot go on: end this process, unless another one is in charge."""
-        self._mailbox.post(lambda: None if self._obedience.is_replaced(generation) else end_process())
+        """Ends this process for a coordinator that stops, unless a newer coordinator is in charge."""
+        self._mailbox.post(lambda: None if self._fence.is_replaced(generation) else end_process())
 
     @ray.method(concurrency_group="control")
     def held(self) -> ProcessStatus:
-        """What this process is there for."""
-        given = dict(self._obedience.given)
+        """Returns the status of this process."""
+        given = dict(self._fence.given)
         return ProcessStatus(self._context.job_id, self.info(), given, self._bundle, self._warm.holds, self._spare)
 
     @ray.method(concurrency_group="live")
     def live(self) -> None:
-        """Pending for ever."""
+        """Stays pending until the process ends."""
         threading.Event().wait()
 
     def oldest_call(self) -> int | None:
-        """Return the number of the oldest call of `map_async` under way, or None. From any thread."""
+        """Returns the number of the longest-running call of `map_async`, or None. From any thread."""
         calls = (running.host.oldest_call for running in list(self._worker.subtasks.values()))
         return min((call for call in calls if call is not None), default=None)
 
     def acting(self) -> TaskId | None:
-        """Return the subtask that acts now, or acted last. From any thread."""
+        """Returns the subtask that acts now, or acted last. From any thread."""
         return self._worker.doing
 
     # --- on the mailbox -------------------------------------------------------------------------------------------
@@ -215,15 +217,15 @@ class WorkerProcess(HealthEndpoint):
         assert running is None or isinstance(running, _RaySubtask)
         return running if running is not None and running.attempt == attempt else None
 
-    def _told(self, told: Iterable[tuple[TaskId, AttemptNumber, ev.TaskEvent]]) -> None:
-        for task, attempt, event in told:
+    def _deliver(self, events: Iterable[tuple[TaskId, AttemptNumber, ev.TaskEvent]]) -> None:
+        for task, attempt, event in events:
             if isinstance(event, ev.CoordinatorTookOver):
-                self._taken_over(task, attempt, event)
+                self._take_over(task, attempt, event)
             else:
                 self._worker.deliver(task, attempt, event)
 
-    def _taken_over(self, task: TaskId, attempt: AttemptNumber, event: ev.CoordinatorTookOver) -> None:
-        if self._obedience.is_replaced(event.generation):
+    def _take_over(self, task: TaskId, attempt: AttemptNumber, event: ev.CoordinatorTookOver) -> None:
+        if self._fence.is_replaced(event.generation):
             return
         if (running := self._running(task, attempt)) is not None:
             running.forget_counts()
@@ -244,27 +246,29 @@ class WorkerProcess(HealthEndpoint):
     # --- what comes over connections (an `Inbox`) -------------------------------------------------------------------
 
     def frame_came(self, head: Head, elements: tuple[Any, ...]) -> None:
-        """A frame came over a socket. From any thread."""
+        """Takes a frame from a socket. From any thread."""
         self._mailbox.post(partial(self._arrived, now_ms(), head, elements, sort=False))
 
     def credit_came(self, head: Head, window_bytes: int) -> None:
-        """A grant came. From any thread."""
+        """Takes a grant of credit. From any thread."""
         attempt, channel, total_bytes = read_head(head)
         granted = ev.CreditGranted(now_ms(), attempt, channel, total_bytes, window_bytes)
         self._mailbox.post(partial(self._worker.deliver, self._context.graph.sender(channel), attempt, granted))
 
     def later(self, action: Callable[[], object]) -> None:
-        """Have an action run on the mailbox. From any thread."""
+        """Runs an action on the mailbox. From any thread."""
         self._mailbox.post(action)
 
     def settled(self) -> None:
-        """It is known how another process is reached: subtasks may be ready."""
+        """The transport to another process is known now, so subtasks may be ready."""
         for running in list(self._worker.subtasks.values()):
             assert isinstance(running, _RaySubtask)
             self._worker.guarded(running, running.settled)
 
     def broke(self, link: PeerConnection, reason: str) -> None:
-        """A connection broke. If a process has died that is the failure, and these attempts are gone by then."""
+        """A connection broke. Subtasks that need it fail after a grace period: if its process has died, they are gone
+        by then.
+        """
         for running in list(self._worker.subtasks.values()):
             assert isinstance(running, _RaySubtask)
             fail = partial(running.link_broke, link, reason)
@@ -285,12 +289,12 @@ class WorkerProcess(HealthEndpoint):
             assert isinstance(running, _RaySubtask)
             running.count()
 
-    def _deploy(self, order: TaskDeployment) -> None:
-        tasks = self._obedience.begins(order.tasks, order.attempt, order.generation)
+    def _deploy(self, deployment: TaskDeployment) -> None:
+        tasks = self._fence.begins(deployment.tasks, deployment.attempt, deployment.generation)
         if not tasks:
-            log.info("attempt %d of %s is not begun: the order is an old one", order.attempt, order.tasks)
+            log.info("attempt %d of %s is not begun: the deployment is outdated", deployment.attempt, deployment.tasks)
             return
-        shown_as = f"{self._context.job_name}: {order.slot}"
+        shown_as = f"{self._context.job_name}: {deployment.slot}"
         if shown_as != self._shown_as:
             self._shown_as = shown_as
             self._log.is_shown_as(shown_as)
@@ -300,30 +304,35 @@ class WorkerProcess(HealthEndpoint):
             self._ended.pop(task, None)
         followers = self._warm.end(tasks)
         self._reserve = bytearray(RESERVE_BYTES)
-        begun = [running for task in tasks if (running := self._begun(order, task, tasks, followers)) is not None]
-        if begun and self._threads(order, begun):
+        begun = [running for task in tasks if (running := self._begun(deployment, task, tasks, followers)) is not None]
+        if begun and self._threads(deployment, begun):
             for running in begun:
-                self._worker.guarded(running, partial(running.host.restore, order.restore))
+                self._worker.guarded(running, partial(running.host.restore, deployment.restore))
 
     def _begun(
-        self, order: TaskDeployment, task: TaskId, tasks: Collection[TaskId], followers: dict[TaskId, StateFollower]
+        self,
+        deployment: TaskDeployment,
+        task: TaskId,
+        tasks: Collection[TaskId],
+        followers: dict[TaskId, StateFollower],
     ) -> _RaySubtask | None:
-        """Make a subtask; None, and its failure is reported, if it cannot be made."""
+        """Creates a subtask. Returns None, after reporting the failure, if it cannot be created."""
         self.starting.add(task)
         try:
-            return _RaySubtask(self, order, task, tasks, followers.pop(task, None))
+            return _RaySubtask(self, deployment, task, tasks, followers.pop(task, None))
         except BaseException as error:  # noqa: BLE001 (functions of users are copied here, by their own code)
             leave_if_forked(self._pid)
-            self._cannot_start(order, task, error)
+            self._cannot_start(deployment, task, error)
             return None
 
-    def _threads(self, order: TaskDeployment, begun: list[_RaySubtask]) -> bool:
-        """Start the threads for the I/O of an attempt, and let its subtasks run. Returns whether they do."""
+    def _threads(self, deployment: TaskDeployment, begun: list[_RaySubtask]) -> bool:
+        """Starts the I/O threads of an attempt, and then its subtasks. Returns False, after reporting, if that
+        fails."""
         try:
             pool = io_pool(self._context.graph, [each.task for each in begun], IO_THREAD_NAMES, self._thread_died)
         except BaseException as error:  # noqa: BLE001 (reported for each subtask)
             for running in begun:
-                self._cannot_start(order, running.task, error)
+                self._cannot_start(deployment, running.task, error)
                 running.host.close()
             return False
         for running in begun:
@@ -331,16 +340,16 @@ class WorkerProcess(HealthEndpoint):
             self._worker.add(running)
         return True
 
-    def _cannot_start(self, order: TaskDeployment, task: TaskId, error: BaseException) -> None:
-        self._report_failure(task, order.attempt, error)
-        log_failure(log, f"task {task} of attempt {order.attempt} cannot start", error)
+    def _cannot_start(self, deployment: TaskDeployment, task: TaskId, error: BaseException) -> None:
+        self._report_failure(task, deployment.attempt, error)
+        log_failure(log, f"task {task} of attempt {deployment.attempt} cannot start", error)
 
     def _drop(
         self, tasks: tuple[TaskId, ...], attempt: AttemptNumber, generation: Generation, dropped: threading.Event
     ) -> None:
-        let_go = self._obedience.lets_go(tasks, attempt, generation)
+        stopped = self._fence.stops(tasks, attempt, generation)
         running = self._worker.subtasks
-        self._stop([task for task in let_go if task in running and running[task].attempt <= attempt])
+        self._stop([task for task in stopped if task in running and running[task].attempt <= attempt])
         dropped.set()
 
     def _stop(self, tasks: Iterable[TaskId]) -> None:
@@ -348,28 +357,28 @@ class WorkerProcess(HealthEndpoint):
             if (running := self._worker.stop(task)) is not None:
                 assert isinstance(running, _RaySubtask)
                 self.starting.discard(task)
-                self.let_go(running)
+                self.close_subtask(running)
 
     def finished(self, running: _RaySubtask) -> None:
-        """A subtask has finished: report that once all that it has sent has arrived."""
+        """Reports that a subtask has finished, once everything that it has sent has arrived."""
         task = running.task
-        self._left[task] = running.last_words()
+        self._left[task] = running.takeover_answer()
         running.neighbours.finish()
-        # What it has reported so far must be on its way: that is waited for.
+        # Its earlier reports must be on their way, because `when_all_arrived` waits only for sent ones.
         self._outbox.flush()
         running.deliveries.when_all_arrived(partial(self._settle, task, running.attempt))
-        self.let_go(running)
+        self.close_subtask(running)
 
     def _settle(self, task: TaskId, attempt: AttemptNumber, outcome: Outcome) -> None:
-        if self._obedience.given.get(task) == attempt:
+        if self._fence.given.get(task) == attempt:
             self._ended[task] = Ended(attempt, task, outcome)
             self._outbox.send(self._ended[task])
 
     def fail(self, running: _RaySubtask, error: BaseException) -> None:
-        """A subtask has failed, and does not run any more."""
+        """Reports the failure of a subtask, which has stopped, and closes it."""
         self._report_failure(running.task, running.attempt, error)
         log_failure(log, f"task {running.task} of attempt {running.attempt} failed", error)
-        self.let_go(running)
+        self.close_subtask(running)
 
     def _report_failure(self, task: TaskId, attempt: AttemptNumber, error: BaseException) -> None:
         self._reserve = None
@@ -378,32 +387,32 @@ class WorkerProcess(HealthEndpoint):
             self._ended[task] = Ended(attempt, task, Outcome.failed(error))
             self._outbox.send(self._ended[task])
             self._outbox.flush()
-        except BaseException:  # noqa: BLE001 (nobody would ever hear of it)
+        except BaseException:  # noqa: BLE001 (the failure would stay unnoticed)
             leave_unreported()
 
-    def let_go(self, running: _RaySubtask) -> None:
-        """Count the rows of a subtask for the last time, and close what it holds."""
+    def close_subtask(self, running: _RaySubtask) -> None:
+        """Counts the rows of a subtask for the last time, and closes it."""
         try:
             running.count(over=True)
         finally:
             running.retire()
 
     def _failed(self, error: BaseException) -> None:
-        """Something of this process has failed, on the mailbox or on another thread: so have all its subtasks."""
+        """Fails all subtasks after an error of this process, on the mailbox or on another thread."""
         for running in list(self._worker.subtasks.values()):
             self._worker.fail(running, error)
-        # One that could not begin, or not finish, runs no more either: nobody may wait for it.
-        for task, attempt in self._obedience.holds.items():
+        # Subtasks that could not begin or finish do not run any more either, and must not be waited for.
+        for task, attempt in self._fence.holds.items():
             ends = (self._left.get(task), self._ended.get(task))
             if not any(end is not None and end.attempt == attempt for end in ends):
                 self._report_failure(task, attempt, error)
 
     def _cannot_read(self, error: BaseException) -> None:
-        """The thread that reads from sockets has died: end the process, which is noticed.
+        """Ends the process when the thread that reads from sockets has died.
 
-        Its links stay open, and whatever comes over them would be waited for by this attempt and by later ones.
+        The connections stay open, so this attempt and later ones would wait forever for messages over them.
         """
-        log_failure(log, "what comes over sockets is not read any more: this process ends", error)
+        log_failure(log, "sockets are not read any more: this process ends", error)
         end_process()
 
     def _thread_died(self, error: BaseException) -> None:
@@ -411,7 +420,7 @@ class WorkerProcess(HealthEndpoint):
 
 
 class _Wiring:
-    """What Ray's worker does for `Worker`."""
+    """The callbacks of `Worker` in a Ray process."""
 
     def __init__(self, process: WorkerProcess) -> None:
         self._process = process
@@ -432,7 +441,7 @@ class _Wiring:
 
     def acted(self, subtask: Subtask) -> None:
         assert isinstance(subtask, _RaySubtask)
-        if subtask.first_rows_untold:
+        if subtask.first_rows_unreported:
             subtask.count()
 
 
@@ -442,21 +451,21 @@ class _RaySubtask(Subtask):
     def __init__(
         self,
         process: WorkerProcess,
-        order: TaskDeployment,
+        deployment: TaskDeployment,
         task: TaskId,
-        beside: Collection[TaskId],
+        siblings: Collection[TaskId],
         follower: StateFollower | None,
     ) -> None:
-        super().__init__(process._worker, task, order.attempt, beside)
+        super().__init__(process._worker, task, deployment.attempt, siblings)
         context = process._context
         self._process = process
-        descriptor = context.describe(task, order.attempt)
+        descriptor = context.describe(task, deployment.attempt)
         self.deliveries = Deliveries(process._mailbox, partial(process._worker.guarded, self))
-        self.neighbours = PeerTransports(order, context.graph, descriptor, process._links, self.deliveries)
+        self.neighbours = PeerTransports(deployment, context.graph, descriptor, process._links, self.deliveries)
         self._ready: TaskReady | None = None
-        """Reported once it is known how all neighbours are reached."""
+        """The report of readiness, until the transports to all neighbours are known."""
         self._frames = OrderedFrames(self.take, self.call_later)
-        self._counts = ProgressReports(process._line, context, descriptor)
+        self._counts = ProgressReports(process._channel, context, descriptor)
         descriptor = replace(descriptor, backend=replace(descriptor.backend, restore_threads=RESTORE_THREADS))
         effects = TaskEffects(
             context,
@@ -471,21 +480,21 @@ class _RaySubtask(Subtask):
         self._host = TaskDriver(TaskMachine(descriptor), effects, self)
 
     def forget_counts(self) -> None:
-        """Another coordinator has taken over, and has not heard of any rows."""
+        """Makes the next report complete, for a coordinator that has taken over and has no counts yet."""
         self._counts.forget()
 
-    def last_words(self) -> TaskAnswered:
-        """What the subtask, which is over, answers to a coordinator that takes over."""
+    def takeover_answer(self) -> TaskAnswered:
+        """Returns the answer of this finished subtask to a coordinator that takes over."""
         asked = ev.CoordinatorTookOver(now_ms(), self.attempt, self.host.machine.fence.generation)
         answers = (i for i in self.host.machine.handle(asked) if isinstance(i, do.AnswerTakeover))
         return answer_of(self.task, now_ms(), next(answers))
 
     def sort(self, frame: ev.FrameArrived) -> None:
-        """A frame came by a call: it is taken in when all before it have been."""
+        """Takes a frame that came by a call. It is handed on after all frames before it."""
         self._frames.arrived(frame)
 
     def take(self, frame: ev.FrameArrived) -> None:
-        """Take a frame in."""
+        """Hands a frame on to the subtask."""
         self.neighbours.arrived(frame)
         self.host.handle(frame)
 
@@ -493,13 +502,13 @@ class _RaySubtask(Subtask):
         return self.neighbours.connect(neighbour)
 
     def settled(self) -> None:
-        """It is known how another process is reached."""
+        """The transport to another process is known now."""
         if self._ready is not None and self.neighbours.settled:
             ready, self._ready = self._ready, None
             self._send(ready)
 
     def link_broke(self, link: PeerConnection, reason: str) -> None:
-        """A link broke some time ago. ConnectionError if that has lost something for this subtask."""
+        """Raises ConnectionError if a broken connection has lost something for this subtask."""
         if self.neighbours.needs(link):
             raise ConnectionError(f"the connection to process {link.process_id} broke: {reason}")
 
@@ -510,62 +519,63 @@ class _RaySubtask(Subtask):
             self._send(event)
 
     def _send(self, event: CoordinatorEvent) -> None:
-        self._counts.metrics.told(event)
+        self._counts.metrics.reported(event)
         if isinstance(event, TaskReady):
             self._process.starting.discard(self.task)
         elif isinstance(event, TaskFinished):
-            self.count(over=True)  # before: this may be the end of the job, which is told of as it is known then
+            self.count(over=True)  # First: this may be the end of the job, and the final status has the last counts.
         self.deliveries.watch_until_there(self._process._outbox.send(event))
 
     @property
-    def first_rows_untold(self) -> bool:
-        """Whether rows have come in and the coordinator does not know of any."""
-        return self._counts.nobody_knows and self.host.rows_in > 0
+    def first_rows_unreported(self) -> bool:
+        """Returns whether rows have come in and none was reported to the coordinator."""
+        return self._counts.nothing_reported and self.host.rows_in > 0
 
     def count(self, over: bool = False) -> None:
-        """Tell the coordinator and Ray's metrics how far the subtask is. `over`: for the last time."""
-        self._counts.tell(self.host, over)
+        """Reports the progress of the subtask to the coordinator and to Ray's metrics. `over`: for the last time."""
+        self._counts.report(self.host, over)
 
 
 METRICS_MS = 1_000
 
 
 class ProgressReports:
-    """Those of one task; the coordinator is told over `line`."""
+    """Reports the row counts and metrics of one task to the coordinator over `channel`."""
 
-    def __init__(self, line: ControlChannel, context: JobContext, descriptor: TaskDescriptor) -> None:
-        self._line = line
+    def __init__(self, channel: ControlChannel, context: JobContext, descriptor: TaskDescriptor) -> None:
+        self._channel = channel
         self._task = descriptor.task
         self._attempt = descriptor.attempt
         self._meter = TaskMeter(descriptor.task, descriptor.attempt, monotonic_ms())
         self.metrics = TaskMetrics(task_tags(context, descriptor.task))
-        self._told_rows_in = 0
-        self._told: SubtaskMetrics | None = None
+        self._reported_rows_in = 0
+        self._reported: SubtaskMetrics | None = None
         self._metrics_due_ms = 0
 
     @property
-    def nobody_knows(self) -> bool:
-        """Whether the coordinator has not heard of any row that came in."""
-        return self._told_rows_in == 0
+    def nothing_reported(self) -> bool:
+        """Returns whether no row was reported to the coordinator yet."""
+        return self._reported_rows_in == 0
 
     def forget(self) -> None:
-        """Another coordinator has taken over, and has not heard of any."""
-        self._told_rows_in, self._told = 0, None
+        """Makes the next report complete, for a coordinator that has taken over."""
+        self._reported_rows_in, self._reported = 0, None
 
-    def tell(self, host: TaskDriver, over: bool = False) -> None:
-        """Tell how far the task is. `over`: nothing follows."""
+    def report(self, host: TaskDriver, over: bool = False) -> None:
+        """Reports the progress of the task. `over`: this is the last report."""
         metrics: SubtaskMetrics | None = None
         at_ms = monotonic_ms()
         if over or at_ms >= self._metrics_due_ms:
             self._metrics_due_ms = at_ms + METRICS_MS
             metrics = self._measured(host, at_ms, over)
-        if host.rows_in != self._told_rows_in or metrics is not None:
-            self._told_rows_in = host.rows_in
-            self._line.send_unacknowledged("counted", self._attempt, self._task, host.rows_in, metrics)
+        if host.rows_in != self._reported_rows_in or metrics is not None:
+            self._reported_rows_in = host.rows_in
+            self._channel.send_unacknowledged("counted", self._attempt, self._task, host.rows_in, metrics)
 
     def _measured(self, host: TaskDriver, at_ms: int, over: bool) -> SubtaskMetrics | None:
-        """Publish the metrics. Returns them if they have changed."""
+        """Publishes the metrics. Returns them if they have changed, else None."""
         read = self._meter.read(TaskTotals.of(host, at_ms), now_ms())
         self.metrics.update(read, over)
-        told, self._told = self._told, read.at_rest if over else read
-        return None if told is not None and replace(self._told, at_ms=told.at_ms) == told else self._told
+        before, self._reported = self._reported, read.at_rest if over else read
+        unchanged = before is not None and replace(self._reported, at_ms=before.at_ms) == before
+        return None if unchanged else self._reported

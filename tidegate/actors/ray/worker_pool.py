@@ -1,4 +1,4 @@
-"""`ThreadPool`: the processes of a job's workers on Ray: their places, their names, which live, and the standbys.
+"""`WorkerPool`: the processes of a job's workers on Ray, their places and names, and the standbys.
 
 Rules:
 
@@ -8,7 +8,7 @@ Rules:
 - A standby has loaded its imports and kernels. It takes no share of a slot, keeps its name `job/standby#k` when it
   replaces a worker (`tasks()` of a job shows what runs where), and is replaced in the background.
 - Names are for people: `job/slot 1 of 2#0`, where `#k` counts the processes that a worker has had under one
-  coordinator. Ray renames no actor, and asks for its `repr` only once.
+  coordinator. Ray renames no actor, and reads its `repr` only once.
 - A started standby may follow the subtasks of a worker: it is notified of each checkpoint, holds their state, and
   replaces that worker (`warm_standby.py`). The coordinator's decisions do not depend on it.
 - Nodes that may be lost are avoided (`lost_nodes.py`). Without a reservation processes start on other nodes, else in
@@ -72,7 +72,7 @@ GROUPS = {"data": 1, "control": 1, "live": 1, "pulse": 1}
 
 @dataclass(frozen=True, slots=True)
 class FoundProcess:
-    """A process that a lost coordinator has left behind, and what it holds."""
+    """A process that a lost coordinator has left behind, and its status."""
 
     name: str
     handle: Handle
@@ -81,15 +81,15 @@ class FoundProcess:
 
 @cache
 def worker_actor() -> Any:
-    """Ray's class of the processes of workers."""
-    # Ray's types do not know of concurrency groups.
+    """Returns Ray's class of the worker processes."""
+    # Ray's type hints lack concurrency groups.
     remote: Any = ray.remote
     return remote(max_restarts=0, max_task_retries=0, concurrency_groups=GROUPS)(WorkerProcess)
 
 
 @dataclass(slots=True)
 class WorkerPool:
-    """All processes of one job. Every method runs on the coordinator's mailbox; `post` brings results there."""
+    """The processes of one job. All methods run on the coordinator's mailbox, and `post` runs callbacks there."""
 
     graph: JobGraph
     context: ray.ObjectRef[Any]
@@ -97,77 +97,79 @@ class WorkerPool:
     options: PoolOptions
     post: Callable[[Callable[[], object]], None]
     node_id: str = ""
-    """The node of this process, the coordinator's."""
+    """The node of the coordinator's process."""
     broke: Callable[[WorkerHandle, BaseException | None, Dead, Again], bool] = lambda *_: False
-    """Whether only the connection to a process broke; then it is found out whether it lives (`LostNodes.broke`)."""
+    """Returns whether only the connection to a process broke. Then `LostNodes.broke` finds out whether it lives."""
     identified: Callable[[WorkerHandle], object] = lambda _: None
-    """Takes each process that has started, and is where its `info` says."""
+    """Takes each process that has started. Its `info` is set then."""
     died: Callable[[WorkerHandle, BaseException | None], object] = lambda *_: None
-    """Takes each process that has died, and what Ray says about it."""
+    """Takes each process that has died, and the error that Ray raised."""
     members: dict[WorkerId, WorkerHandle] = field(default_factory=dict)
     _standbys: list[WorkerHandle] = field(default_factory=list)
     _counts: dict[str, int] = field(default_factory=dict)
     _standby_failures: int = 0
     _newest: dict[TaskId, RestorePoint] = field(default_factory=dict)
-    """The newest checkpoint of each task that is followed."""
+    """The newest checkpoint of each task that a standby follows."""
     _nodes: Nodes = field(default_factory=dict)
-    """The node of each bundle that has one, as it was known at the last deployment; empty if unknown."""
+    """The node of each bundle that has one, as of the last deployment. Empty if unknown."""
     _closed: bool = False
     slots: JobSlots = field(init=False)
-    """Where its processes go."""
+    """The slots of the job."""
 
     def __post_init__(self) -> None:
         self.slots = JobSlots(self.graph, self.options)
 
     @property
     def closed(self) -> bool:
-        """Whether its processes were told to end, or killed, because they are not needed any more."""
+        """True once all processes were ended because the job does not need them any more."""
         return self._closed
 
     @property
     def ready_standbys(self) -> int:
-        """Spare processes that have started. From any thread."""
+        """Number of spare processes that have started. From any thread."""
         return sum(member.info is not None and member.usable for member in list(self._standbys))
 
     @property
     def starting_standbys(self) -> int:
-        """Spare processes that have not started yet. From any thread."""
+        """Number of spare processes that have not started yet. From any thread."""
         return sum(member.info is None and member.usable for member in list(self._standbys))
 
     def started(self) -> list[WorkerHandle]:
-        """Processes that have started and are not known to have ended or to hang."""
+        """Returns the processes that have started and are not known to have ended or to hang."""
         return [m for m in (*self.members.values(), *self._standbys) if m.usable and m.info is not None]
 
     def has(self, name: str, actor_id: str) -> bool:
-        """Whether a process is one of these, neither dead nor given up. From any thread."""
-        spare = list(self._standbys)  # One that is put to work is in neither for a moment, and asks twice.
+        """Returns whether a process is in this pool, neither dead nor evicted. From any thread."""
+        spare = list(
+            self._standbys
+        )  # A standby that replaces a worker is in neither list for a moment. Its process asks twice.
         members = [m for m in (*spare, *list(self.members.values())) if m.usable]
         return any(m.name == name if m.info is None else m.info.actor_id == actor_id for m in members)
 
     def is_kept(self, member: WorkerHandle) -> bool:
-        """Whether this process has its place: it holds a task, or is spare."""
+        """Returns whether this process still has its place: it runs a worker, or is spare."""
         return member in self._standbys or member in self.members.values()
 
     def neighbour_of(self, member: WorkerHandle) -> WorkerHandle | None:
-        """Another process on the same node; one that answers, if there is one."""
+        """Returns another process on the same node, preferably one that answers, or None."""
         assert member.info is not None
-        beside = [m for m in self.started() if m is not member and m.is_on((member.info.node_id,))]
-        return min(beside, key=lambda m: m.doubted, default=None)
+        neighbours = [m for m in self.started() if m is not member and m.is_on((member.info.node_id,))]
+        return min(neighbours, key=lambda m: m.doubted, default=None)
 
     def worker_of(self, task: TaskId) -> WorkerId:
-        """The worker that runs a subtask."""
+        """Returns the worker that runs a subtask."""
         return self.slots.plan.workers[task]
 
     def shown_as(self, task: TaskId) -> str:
-        """The name of the worker of a subtask, with the steps that it runs."""
+        """Returns the name of the worker of a subtask, with the steps that it runs."""
         return self.slots.plan.shown(self.worker_of(task))
 
     def _workers(self, tasks: Iterable[TaskId]) -> list[WorkerId]:
-        """The workers of these subtasks, each once, in their order."""
+        """Returns the workers of these subtasks, in order, without duplicates."""
         return list(dict.fromkeys(self.worker_of(task) for task in tasks))
 
     def lacks(self, tasks: Collection[TaskId], avoided: Collection[str], nodes: Nodes = NOWHERE) -> bool:
-        """Whether processes would have to be started for these tasks in bundles that may be on nodes to be avoided."""
+        """Returns whether these tasks need new processes in bundles that may be on avoided nodes."""
         lost = [worker for worker in self._workers(tasks) if self._is_lost(worker, avoided)]
         common = [worker for worker in lost if not self.slots.of(worker).own]
         own = len(lost) - len(common)
@@ -178,7 +180,9 @@ class WorkerPool:
         return bool(avoided) and must_wait(len(common), own, spare, reserved=reserved)
 
     def starts_in_bundles(self, tasks: Collection[TaskId], avoided: Collection[str]) -> bool:
-        """Whether processes for some of these tasks must start, or are starting, in bundles of the common slots."""
+        """Returns whether some of these tasks need processes that must start, or are starting, in bundles of the common
+        slots.
+        """
         workers = self._workers(tasks)
         common = [w for w in workers if not self.slots.of(w).own and not self._has_started(w, avoided)]
         ready = sum(m.fit and m.info is not None and not m.is_on(avoided) for m in self._standbys)
@@ -187,10 +191,10 @@ class WorkerPool:
     def staff(
         self, tasks: Collection[TaskId], avoided: Collection[str] = (), nodes: Nodes = NOWHERE
     ) -> dict[TaskId, WorkerHandle]:
-        """A living process for each of these tasks, on none of the nodes to be avoided. Returns it for each.
+        """Returns a living process for each of these tasks, on none of the nodes to avoid. Starts missing ones.
 
-        `nodes`: where bundles are, empty if unknown. A process that waits in a bundle without a node is replaced where
-        the reservation has a free slot.
+        `nodes`: the node of each bundle, empty if unknown. A process that waits in a bundle without a node is replaced
+        if the reservation has a free slot.
         """
         self._nodes = nodes
         self._end_homeless_standbys()
@@ -215,23 +219,24 @@ class WorkerPool:
         return not self._is_lost(worker, avoided) and self.members[worker].info is not None
 
     def _is_homeless(self, member: WorkerHandle) -> bool:
-        """Whether a process waits in a bundle that has no node."""
+        """Returns whether a process waits in a bundle that has no node."""
         in_bundle = member.info is None and member.bundle is not None
         return in_bundle and bool(self._nodes) and member.bundle not in self._nodes
 
     def _end_homeless_standbys(self) -> None:
-        """End those that cannot start. While one starts no other one is begun."""
+        """Ends standbys that cannot start, because no other standby begins while one is starting."""
         for member in [m for m in self._standbys if self._is_homeless(m)]:
             self._standbys.remove(member)
             self.kill(member)
 
     def _is_lost(self, worker: WorkerId, avoided: Container[str]) -> bool:
-        """Whether a worker needs another process."""
+        """Returns whether a worker needs another process."""
         member = self.members.get(worker)
         return member is None or not member.fit or member.is_on(avoided)
 
     def _elsewhere(self, lost: Iterable[WorkerId], avoided: Collection[str], nodes: Nodes) -> dict[int, int]:
-        """For each common slot of these workers the bundle that it has for now, where there is one."""
+        """Returns the bundle to use for now for each common slot of these workers. Slots without a bundle are
+        missing."""
         if not nodes:
             return {}
         slot_of = self.slots.plan.slots
@@ -244,7 +249,7 @@ class WorkerPool:
     def inherit(
         self, workers: Mapping[WorkerId, FoundProcess], standbys: Iterable[FoundProcess]
     ) -> dict[TaskId, WorkerHandle]:
-        """Processes that a lost coordinator has left; returns that of each subtask that was given to one."""
+        """Takes over processes of a lost coordinator. Returns the process of each subtask that was deployed to one."""
         members: dict[TaskId, WorkerHandle] = {}
         for worker, found in workers.items():
             self.members[worker] = self._inherited(found)
@@ -253,7 +258,7 @@ class WorkerPool:
         return members
 
     def left_behind(self, found: FoundProcess) -> WorkerHandle:
-        """A process that a lost coordinator has left, and that is of no use."""
+        """Takes over a process of a lost coordinator that the job cannot use, so that it can be evicted."""
         return self._inherited(found)
 
     def _inherited(self, found: FoundProcess) -> WorkerHandle:
@@ -264,8 +269,10 @@ class WorkerPool:
         return member
 
     def refill(self) -> None:
-        """Start a standby if one is missing. The next one begins when it has started: each keeps a processor busy for
-        seconds, and together they would take all of them from the tasks.
+        """Starts a standby if one is missing.
+
+        The next one begins when it has started: each keeps a processor busy for seconds, and together they would take
+        all processors from the tasks.
         """
         if self._closed or self._standby_failures >= STANDBY_FAILURES_MAX or self.starting_standbys:
             return
@@ -273,7 +280,7 @@ class WorkerPool:
             self._standbys.append(self._create("standby", self.slots.spare(self._next_bundle()), "standby", spare=True))
 
     def completed(self, task: TaskId, restore: RestorePoint) -> None:
-        """A checkpoint of a task is complete: the standby that follows its worker takes in what is new."""
+        """A checkpoint of a task is complete: the standby that follows its worker loads the new state."""
         if task not in self.options.followed:
             return
         self._newest[task], worker = restore, self.worker_of(task)
@@ -284,7 +291,7 @@ class WorkerPool:
             standby.handle.follow.remote(task, restore)
 
     def _have_followed(self, worker: WorkerId) -> None:
-        """Let a standby that has started, if one is free, follow the subtasks of a worker from their newest state."""
+        """Makes a free, started standby follow the subtasks of a worker from their newest state."""
         free = [m for m in self._standbys if m.usable and m.info is not None and m.follows is None]
         if not free:
             return
@@ -296,19 +303,19 @@ class WorkerPool:
                 standby.handle.follow.remote(task, restore)
 
     def kill(self, member: WorkerHandle) -> None:
-        """End a process at once."""
+        """Ends a process at once."""
         member.dead = True
         ray.kill(member.handle, no_restart=True)
 
     def dismiss(self, generation: Generation) -> None:
-        """Tell all processes to end, unless they have heard of a newer coordinator."""
+        """Ends all processes, except processes that obey a newer coordinator."""
         self._closed = True
         for member in (*self.members.values(), *self._standbys):
             if not member.dead:
                 member.handle.leave.remote(generation)
 
     def close(self) -> list[Future[None]]:
-        """End all processes, of a job that is over. Each future is done when one of them has gone."""
+        """Ends all processes of a job that is over. Each future is done when one process has ended."""
         self._closed = True
         members = [m for m in (*self.members.values(), *self._standbys) if not m.dead]
         for member in members:
@@ -334,7 +341,7 @@ class WorkerPool:
         member.handle.identify.remote().future().add_done_callback(partial(self._has_answered, member))
 
     def _has_answered(self, member: WorkerHandle, future: Future[ProcessInfo]) -> None:
-        # That a process has ended is known by `live`.
+        # `live` reports the end of a process.
         if not self.broke(member, future.exception(), lambda _: None, partial(self._identify, member)):
             self.post(lambda: self._identified(member, future))
 
@@ -361,11 +368,16 @@ class WorkerPool:
             except ActorAlreadyExistsError:
                 # A predecessor of this coordinator has used the number.
                 continue
-        raise TidegateError(f"no free name {name}#k: {PROCESSES_A_WORKER_MAX} actors of this name are alive")
+        raise TidegateError(
+            f"no free actor name {name}#k: {PROCESSES_A_WORKER_MAX} actors have this name; end old jobs"
+        )
 
     def _take_standby(self, worker: WorkerId, bundle: int | None, avoided: Container[str]) -> WorkerHandle | None:
-        """The best standby: the one that follows the worker; else one that has started, and follows none if there is
-        such a one, of the same bundle if there is such a one."""
+        """Removes and returns the best standby, or None.
+
+        A standby that follows the worker is best. Then a started one, one that follows no other worker, and one of the
+        same bundle are preferred, in this order.
+        """
         alive = [m for m in self._standbys if m.fit and not m.is_on(avoided)]
         if not alive:
             return None
@@ -389,12 +401,12 @@ class WorkerPool:
     def _located(self, member: WorkerHandle, info: ProcessInfo) -> None:
         member.info = info
         if info.node_id == self.node_id and not member.dead:
-            member.witness = ExitProbe(info.pid)
+            member.exit_probe = ExitProbe(info.pid)
         self.identified(member)
 
     def _lost(self, member: WorkerHandle, error: BaseException | None) -> None:
         member.dead = True
-        # Whoever wants to know how it has ended asks at once.
+        # `died` may ask at once how the process has ended, so `forget` runs later.
         self.died(member, error)
         self.post(member.forget)
         if member in self._standbys:
@@ -402,106 +414,108 @@ class WorkerPool:
             self._standby_failures += not went_with_its_node(error)
             log.warning("a standby died: %s", "" if error is None else reason_of(member, error))
             if self._standby_failures >= STANDBY_FAILURES_MAX:
-                log.warning("standbys do not stay alive: none is started any more")
+                log.warning("standbys do not stay alive: no more are started")
             self.refill()
 
     def _next_bundle(self) -> int | None:
-        """Where the next standby belongs."""
+        """Returns the bundle of the next standby, or None without common slots."""
         bundles = [bundle for bundle in self.slots.bundles if bundle in self._nodes] or self.slots.bundles
         return next_bundle(bundles, places_of(self.members.values()), places_of(self._standbys)) if bundles else None
 
 
 END_WAIT_MS = 200
-"""How long the end of a process may take to show after its connections have broken."""
+"""Milliseconds to wait until the end of a process is visible after its connections broke."""
 
 
 @dataclass(slots=True, eq=False)
 class WorkerHandle:
-    """One process."""
+    """One process of the pool."""
 
     name: str
     handle: Handle
     bundle: int | None
-    """That of the common slots in which it is; None where nothing is reserved, and in a slot of its own kind."""
+    """The bundle of the common slots that it runs in. None if nothing is reserved, or in a slot of its own."""
     gone: Future[None]
-    """Done when the process has died, with what Ray says about it."""
+    """Done when the process has died, with Ray's error."""
     info: ProcessInfo | None = None
     """None until the process has started."""
-    heard_at_ms: int | None = None
-    """When it gave its last sign of life, in ms since the epoch; None before the first."""
+    answered_at_ms: int | None = None
+    """Time of its last sign of life, in ms since the epoch. None before the first."""
     dead: bool = False
-    witness: ExitProbe | None = None
-    """Where the process runs on this node."""
-    given_up: bool = False
-    """No task is given to it any more, and it is ended once the log says so (`Evictions`)."""
+    exit_probe: ExitProbe | None = None
+    """Reports how the process ended. None unless it runs on this node."""
+    evicted: bool = False
+    """Evicted: it gets no tasks any more, and is ended once the log has recorded it (`Evictions`)."""
     doubted: bool = False
-    """It has not answered for long, and is being asked a last question: no task is given to it meanwhile."""
+    """True if it has not answered for too long, and a last question is on its way. It gets no task meanwhile."""
     cut_off: bool = False
-    """A call to it broke, and it is asked whether it lives (`lost_nodes.py`): no task is given to it meanwhile."""
+    """A call to it broke, and it is asked whether it lives (`lost_nodes.py`). It gets no task meanwhile."""
     follows: WorkerId | None = None
-    """The worker of whose subtasks it holds the state, of a standby."""
+    """The worker whose state this standby holds, or None."""
     acting: TaskId | None = None
     """The subtask that acted when it last answered."""
-    line: ControlChannel = field(init=False)
-    """By which it is told what concerns its task."""
+    channel: ControlChannel = field(init=False)
+    """Sends events to its tasks."""
 
     def __post_init__(self) -> None:
-        self.line = ControlChannel(self.handle, {})
+        self.channel = ControlChannel(self.handle, {})
 
     @property
     def usable(self) -> bool:
-        """Whether it is one of the job's, and is told what concerns its task."""
-        return not self.dead and not self.given_up
+        """Returns whether it belongs to the job and receives events."""
+        return not self.dead and not self.evicted
 
     @property
     def fit(self) -> bool:
-        """Whether it may be given a task."""
+        """Returns whether it may get a task."""
         return self.usable and not self.doubted and not self.cut_off
 
     @property
     def process_id(self) -> str:
-        """What no other process is called; its name where it has not said that yet."""
+        """Returns the id that no other process has, or its name until it has identified itself."""
         return self.name if self.info is None else self.info.actor_id or self.name
 
     def as_peer(self) -> Peer:
-        """Return how other processes reach it, once it has started."""
+        """Returns how other processes reach it. Requires that it has started."""
         assert self.info is not None
         return Peer(self.handle, self.process_id, self.info.node_id, self.info.address)
 
     def is_on(self, nodes: Container[str]) -> bool:
-        """Whether it runs on one of these nodes."""
+        """Returns whether it runs on one of these nodes."""
         return self.info is not None and self.info.node_id in nodes
 
     def forget(self) -> None:
-        """Let go of a process that has ended."""
-        if self.witness is not None:
-            self.witness.close()
+        """Closes the exit probe of a process that has ended."""
+        if self.exit_probe is not None:
+            self.exit_probe.close()
 
 
 def places_of(members: Iterable[WorkerHandle]) -> list[Place]:
-    """Where those processes are that are in bundles of the common slots, and of use."""
+    """Returns the places of usable processes in bundles of the common slots."""
     return [place_of(m) for m in members if m.usable and m.bundle is not None]
 
 
 def place_of(member: WorkerHandle) -> Place:
-    """Where a process is; bundle -1 where it is in none of the common slots."""
+    """Returns the place of a process. The bundle is -1 if it is in none of the common slots."""
     return Place(-1 if member.bundle is None else member.bundle, None if member.info is None else member.info.node_id)
 
 
 def reason_of(member: WorkerHandle, error: BaseException) -> str:
-    """Why a call to a process failed, in one line: how the process has ended, which it was, and what it said last."""
+    """Returns in one line why a call to a process failed: how the process ended, its name, and its last lines of
+    stderr.
+    """
     if not isinstance(error, RayError):
         return error_text(error)
-    info, end = member.info, None if member.witness is None else member.witness.end(END_WAIT_MS)
+    info, end = member.info, None if member.exit_probe is None else member.exit_probe.end(END_WAIT_MS)
     end = memory_death(str(error)) or end
     known = f"{end}: " if end else ""
     where = member.name if info is None else f"{member.name}, pid {info.pid},"
     words = "" if info is None else last_lines(info.stderr_path)
     if words:
-        told = f"; the last lines of its stderr: {words}"
+        how = f"; the last lines of its stderr: {words}"
     elif end:
-        told = ""
+        how = ""
     else:
-        told = f", and how is not known here: {death_of(error)}"
+        how = f", and how is unknown here: {death_of(error)}"
     place = "" if info is None or words else f". Its log on node {info.node_id}: {info.stderr_path}"
-    return bounded_text(f"{known}the process {where} has ended{told}{place}")
+    return bounded_text(f"{known}the process {where} has ended{how}{place}")

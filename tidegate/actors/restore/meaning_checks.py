@@ -14,7 +14,7 @@ import pyarrow as pa
 from tidegate.actors.graph.job_graph import JobGraph, OperatorSpec
 from tidegate.actors.restore.restore_task import edges_with_in_flight, subtasks_of
 from tidegate.operators.aggregates.aggregate_state import SPREADS, AggregateKind
-from tidegate.operators.aggregates.stored_layout import field_refusal
+from tidegate.operators.aggregates.keyed_aggregate import field_refusal
 from tidegate.operators.functions.process_operator import ProcessOperator
 from tidegate.operators.operator import Operator, OperatorContext, ProcessingTime
 from tidegate.operators.operator_errors import is_failure
@@ -45,7 +45,7 @@ class Comparison:
     """The fate of the state of one operator.
 
     `problems`: what does not fit, each a sentence. `started_empty`, `dropped` and `migrated`: names of parts, such as
-    `aggregate n`. `dropped_states`: names of the states of a function among those that are dropped.
+    `aggregate n`. `dropped_states`: names of the dropped states of a function.
     """
 
     uid: OperatorUid
@@ -74,7 +74,7 @@ def comparisons(metadata: CheckpointMetadata, graph: JobGraph, allow_non_restore
     Both sides are descriptions (`tidegate/storage/checkpoints/metadata.py`); no operator is made and no state is
     read. Rules:
 
-    - Aggregates that were added start empty, and those that were removed are dropped if the user agrees
+    - Aggregates that were added start empty, and removed aggregates are dropped if the user agrees
       (`allow_non_restored_state`). The types of an aggregate may widen.
     - Every other difference is refused: another function, filter, key, window, order, time to live or kind of step. Its
       state holds something else, and results would be wrong without an error.
@@ -238,7 +238,7 @@ def rehearsed(
     and is closed again. It is the same code that runs in a task, so both refuse the same. Rules:
 
     - Table sinks and sinks of users are not opened: what they keep is tidegate's own.
-    - State lies in memory meanwhile, whatever the backend of the job is.
+    - State is in memory meanwhile, whatever the backend of the job is.
     - A state that a function does not declare any more is dropped if the user agrees (`allow_non_restored_state`). The
       restore point of the job names it, and no task reads it. Without consent it is refused.
     - A function whose `open` fails here (it needs a machine of the cluster, or rows) is compared by its task, as the
@@ -304,7 +304,7 @@ def _rehearsed(
 
 
 def _leave_behind(found: Comparison, undeclared: UndeclaredStateError, allow_non_restored_state: bool) -> None:
-    """Drop a state of the checkpoint, or refuse it."""
+    """Drops a state of the checkpoint, or refuses it."""
     if allow_non_restored_state:
         found.dropped.append(f"state {undeclared.state}")
         found.dropped_states.append(undeclared.state)
@@ -315,7 +315,10 @@ def _leave_behind(found: Comparison, undeclared: UndeclaredStateError, allow_non
 def _opened(
     spec: OperatorSpec, context: OperatorContext, tables: Sequence[StateTable]
 ) -> tuple[TidegateError | None, Operator]:
-    """Open and close the operator. Returns why it refuses the tables, if it does. OperatorError if a function fails."""
+    """Opens and closes the operator.
+
+    Returns why it refuses the tables, if it does. Raises OperatorError if a function fails.
+    """
     operator = spec.factory()
     refusal: TidegateError | None = None
     try:
@@ -352,7 +355,7 @@ def _refused_alone(
 
 
 def _compare_states(found: Comparison, operator: Operator, tables: Sequence[StateTable]) -> None:
-    """Report the states of a function that start empty, and those whose types widen."""
+    """Reports the states of a function that start empty, and those whose types widen."""
     if not isinstance(operator, ProcessOperator):
         return
     stored: dict[str, list[pa.DataType]] = {}

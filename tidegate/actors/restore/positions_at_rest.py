@@ -84,7 +84,7 @@ class PositionsAtRest:
                     yield CheckpointPointer(join_url(folder, name), *named, savepoint=True)
 
     def _is_known(self, at: CheckpointPointer) -> bool:
-        """Read its positions if that is still to do. False if it is incomplete, void, or gone."""
+        """Reads its positions if that is still to do. False if it is incomplete, void, or gone."""
         if self._known.get(at) is not None:
             return True
         told = at in self._known

@@ -3,13 +3,13 @@
 Rules:
 - All state and all in-flight data of the checkpoint has a place in the graph.
 - In-flight rows are rows that the program would make: the steps before their edge are what they were, as far as a
-  program tells what its steps do. Else the steps behind the edge would get rows of two programs.
+  program describes its steps. Else the steps behind the edge would get rows of two programs.
 - Stored state means to the program what it meant when it was written (`meaning_checks.py`), and functions declare the
-  states that are stored (`rehearsal.py`).
-- The number of key groups is that of the checkpoint.
-- Each source has the splits that the checkpoint knows.
+  states that are stored (`rehearse`).
+- The number of key groups is the same as in the checkpoint.
+- Each source has the splits of the checkpoint.
 - An operator that had finished gets no more input (FLIP-147, Flink's `VertexFinishedStateChecker`).
-- Where all had finished, after a drain or at the end of the input, the job has nothing to do, and the log says so.
+- Where all had finished, after a drain or at the end of the input, the job has nothing to do, which is logged.
 
 One error lists everything that does not fit.
 """
@@ -51,7 +51,7 @@ def check_restorable(
     rehearsal: Sequence[Comparison] = (),
     dropped_states: Sequence[tuple[OperatorUid, str]] = (),
 ) -> None:
-    """Raise IncompatibleStateError if the graph cannot continue from the checkpoint.
+    """Raises IncompatibleStateError if the graph cannot continue from the checkpoint.
 
     The error lists every problem, so that the user can mend them all at once. `store` is opened at the root of the
     checkpoint. With `allow_non_restored_state` the state of operators that the graph lacks is dropped, with a warning;
@@ -80,8 +80,10 @@ def check_restorable(
 
 
 def check_unread(store: Store, metadata: CheckpointMetadata, graph: JobGraph) -> None:
-    """Raise ConfigurationError where a source of the graph could not continue after the checkpoint. Sources are checked
-    as they will be read, staged ones included; only some can answer. Raises StorageError.
+    """Raises ConfigurationError if a source of the graph could not continue after the checkpoint.
+
+    Sources are checked as they will be read, including staged ones. Only some sources can be checked. Raises
+    StorageError.
     """
     known = {info.uid for info in metadata.operators}
     for vertex in graph.vertices:
@@ -92,13 +94,15 @@ def check_unread(store: Store, metadata: CheckpointMetadata, graph: JobGraph) ->
         try:
             spec.source.check_unread([*unread, *_pooled(metadata, spec.uid)])
         except ConfigurationError as error:
-            raise ConfigurationError(f"source {spec.uid!r} cannot go on from {_where(metadata)}: {error}") from error
+            raise ConfigurationError(f"source {spec.uid!r} cannot continue from {_where(metadata)}: {error}") from error
 
 
 def rehearse(
     store: Store, metadata: CheckpointMetadata, graph: JobGraph, *, allow_non_restored_state: bool = False
 ) -> list[Comparison]:
-    """Returns the fate of states that only the operators themselves know: they are opened on the checkpoint's columns.
+    """Returns the fate of states that only the operators themselves can judge, by opening them on the checkpoint's
+    columns.
+
     Operators whose meaning does not fit, or whose state is dropped, are skipped. `store` is opened at the root of the
     checkpoint. Raises CorruptionError, NotFoundError, CodecError and StorageError if the state cannot be read.
     """
@@ -129,7 +133,7 @@ def misfits(
 
 
 def refuse(metadata: CheckpointMetadata, problems: Sequence[str]) -> None:
-    """Raise one IncompatibleStateError that lists all problems, if there are any."""
+    """Raises one IncompatibleStateError that lists all problems, if there are any."""
     if len(problems) == 1:
         raise IncompatibleStateError(problems[0])
     if problems:

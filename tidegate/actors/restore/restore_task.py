@@ -5,14 +5,14 @@ The driver of a task calls `restore_task` before the task is ready. Rules:
 - List state stays with its subtask at the same parallelism. At another one its elements are dealt out round robin.
   Union state goes whole to every subtask. Broadcast state goes to every subtask, from one that had not finished.
 - A vertex is restored as finished, without state, only if all its subtasks had finished (FLIP-147). If only some had,
-  their state is left out.
+  their state is dropped.
 - If some subtasks of a source had finished, each takes over its own splits as read to the end. At another parallelism
   subtask 0 takes over the splits of all of them. Otherwise the coordinator would assign these splits again, and later
-  checkpoints would not know them.
-- Watermarks between the rows of calls that wait are left out unless event time continues (`restored_event_time.py`).
-- States that the restore point drops are left out of the rows here, for every backend, and nowhere else. Files of a
+  checkpoints would lack them.
+- Watermarks between the rows of calls that wait are dropped unless event time continues (`event_time_goes_on`).
+- States that the restore point drops are removed from the rows here, for every backend, and nowhere else. Files of a
   backend that hold such a state are read as rows, and no later checkpoint builds on what they were read from.
-- `restore_in_flight.py` has the rules for in-flight data.
+- `restore_in_flight` has the rules for in-flight data.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ from tidegate.storage.checkpoints.metadata import (
 from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import OperatorUid, SubtaskIndex, VertexId
-from tidegate.storage.local_copies import LocalFirstStore, NodeFolder
 from tidegate.storage.state.backend_files import fetch_native, tables_of_fetched
 from tidegate.storage.state.handover import Handover, Spool, SpooledTables
 from tidegate.storage.state.in_flight import ChannelEnd, InFlightRows, edges_in_flight, read_in_flight
 from tidegate.storage.state.key_groups import key_group_range, key_groups_meet, key_groups_of
+from tidegate.storage.state.local_copies import LocalFirstStore, NodeFolder
 from tidegate.storage.state.snapshot import StateTable
 from tidegate.storage.state.subtask_state import iter_subtask_state, read_subtask_state
 
@@ -67,8 +67,10 @@ class RestoredTask:
     finished: bool
     in_flight: RestoredChannels = ()
     part: SubtaskState | None = None
-    """The same subtask's part of the checkpoint. None if it had finished, the parallelism was another one, or a state
-    is dropped."""
+    """Part of the same subtask in the checkpoint.
+
+    None if it had finished, the parallelism was another one, or a state is dropped.
+    """
     kept: frozenset[OperatorUid] = frozenset()
     """Operators whose keyed state is in memory already. Tables without rows stand for it."""
     origin: StateOrigin = StateOrigin.STORAGE
@@ -90,7 +92,7 @@ def restore_task(
     - `readers`: up to this many threads read state at a time.
     - `spool_folder`: keyed state beyond a few MB waits in this folder, not in memory, until the backend loads it.
     - `local_copies`: state is read from this folder of the node where a copy there verifies.
-    - `native_folder`: files of a backend go there if their key groups are still those of the task. The backend then
+    - `native_folder`: files of a backend go there if the task still has the same key groups. The backend then
       opens them, and tables without rows stand for them.
     - `kept`: states that a backend in this process still holds for the checkpoint. They are not read; tables without
       rows stand for them too.
@@ -148,7 +150,8 @@ def restore_task(
 
 
 def part_of(metadata: CheckpointMetadata, vertex: JobVertex, task: TaskId) -> SubtaskState | None:
-    """The same subtask's part of a checkpoint. None if it had finished, or the parallelism was another one."""
+    """Returns the same subtask's part of a checkpoint, or None if it had finished or the parallelism was another
+    one."""
     parts = [subtask for subtask in metadata.subtasks if subtask.vertex == task.vertex]
     own = next((part for part in parts if part.subtask == task.subtask), None)
     return None if own is None or own.finished or len(parts) != vertex.parallelism else own
@@ -275,13 +278,13 @@ def restore_in_flight(store: Store, metadata: CheckpointMetadata, graph: JobGrap
       that sender continues behind it. So watermarks in flight keep their places: each row meets the one that it would
       have met. Where several old channels come to one, the one that is furthest behind in event time goes first (Flink
       has a virtual channel for each).
-    - If one has changed, or the edge is forward now, watermarks in flight are left out: rows of another old sender, or
+    - If one has changed, or the edge is forward now, watermarks in flight are dropped: rows of another old sender, or
       of another split, may follow on the channel, and some may be before such a watermark though they are in time. A
       row in flight that was late may count then. None becomes late that was in time.
 
     If both parallelisms are unchanged, these rules map every old channel to itself.
 
-    What the input channels of a task start with, oldest first. Channels without rows are left out.
+    Returns the first elements of each input channel with rows, oldest first.
 
     Raises StorageError (CorruptionError is one), and ConfigurationError for rows that were keyed by other columns.
     """
@@ -338,8 +341,9 @@ class _Route:
         self._own = key_group_range(subtask, graph.max_parallelism, self._downstreams)
 
     def reads(self, end: ChannelEnd) -> bool:
-        """Returns whether this old channel may have rows for the subtask. CorruptionError if it cannot have any at
-        all.
+        """Returns whether this old channel may have rows for the subtask.
+
+        Raises CorruptionError if the edge cannot have such a channel.
         """
         if not self._takes_any or end.downstream >= self._old_downstreams:
             raise CorruptionError(

@@ -3,12 +3,12 @@
 A warm standby has one. It is notified of every completed checkpoint, and reads what is new in it. When the task is
 deployed in its process, the follower hands its backends over, and the task reads next to nothing (docs/decisions/0021).
 Rules:
-- Layers of state never change. If a checkpoint's layers begin with those already read, only the others are read. For
+- Layers of state never change. If a checkpoint's layers begin with the layers already read, only the rest is read. For
   any other checkpoint (an older one, or one with a new base) the follower drops its state first, for there is memory
   for one copy, and reads everything.
 - A backend remembers the number of its checkpoint. A restore from another checkpoint does not find that number, and
   reads from storage. So does a restore at another parallelism.
-- Operators are created and opened as in a task, because only they know their states. They get no rows.
+- Operators are created and opened as in a task, because only they define their states. They get no rows.
 - A failure drops everything; the next checkpoint starts afresh. After `FAILURES_MAX` failures in a row the follower
   gives up. A checkpoint that was deleted meanwhile is no failure. The task itself never notices.
 - Only state in layers is followed: keyed state of the columnar backend, written incrementally. The rest of a task's
@@ -35,9 +35,9 @@ from tidegate.storage.checkpoints.metadata import SectionRef, StateHandle, State
 from tidegate.storage.errors import NotFoundError
 from tidegate.storage.files.store import OpenStore, Store
 from tidegate.storage.ids import CheckpointId, OperatorUid
-from tidegate.storage.local_copies import LocalFirstStore, NodeFolder
 from tidegate.storage.state.handover import Handover
 from tidegate.storage.state.key_groups import key_group_range
+from tidegate.storage.state.local_copies import LocalFirstStore, NodeFolder
 from tidegate.storage.state.subtask_state import read_subtask_state
 
 log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class StateFollower:
         """The checkpoint whose state it holds. Any thread may read this."""
 
     def follow(self, restore: RestorePoint) -> None:
-        """Hold the state of this checkpoint. Reads it in this call. Logs any failure."""
+        """Holds the state of this checkpoint. Reads it in this call. Logs any failure."""
         with self._lock:
             if self._closed or self._failures >= FAILURES_MAX:
                 return
@@ -116,7 +116,7 @@ class StateFollower:
                 self._drop()
 
     def take(self, restore: RestorePoint) -> Mapping[OperatorUid, KeyedBackend]:
-        """Hand the backends over to a task that starts from this checkpoint.
+        """Hands the backends over to a task that starts from this checkpoint.
 
         Empty unless what they lack is only layers on top of theirs, which are read now. Waits for a read that is under
         way. Afterwards the follower holds nothing.
@@ -141,14 +141,14 @@ class StateFollower:
         return backends
 
     def close(self) -> None:
-        """Drop everything, at the latest when a read that is under way ends."""
+        """Drops everything, at the latest when a read that is under way ends."""
         self._closed = True
         if self._lock.acquire(blocking=False):
             self._drop()
             self._lock.release()
 
     def _advance(self, restore: RestorePoint, anew: bool) -> None:
-        """Hold this checkpoint's state: read the layers that are missing.
+        """Holds this checkpoint's state, by reading the missing layers.
 
         With `anew`, an operator whose layers do not match is read from scratch. Without it, that operator is dropped.
         """

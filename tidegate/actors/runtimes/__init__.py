@@ -1,4 +1,5 @@
-"""The runtimes: a job on Ray, or in one process. `ray_runtime.py` and `local_runtime.py` are what the driver starts.
+"""The interface of the runtimes (`running_job.py`), and the code that they share: metrics, snapshots and timers.
 
-`tidegate/actors/drivers/ports.py` names all in which they differ; the third one is `tidegate/testing/runtime`.
+`tidegate/actors/ray` and `tidegate/actors/local` are the runtimes, and `tidegate/testing/runtime` is a simulated one.
+`tidegate/actors/drivers/ports.py` defines their differences.
 """

@@ -1,11 +1,11 @@
-"""`DriverService`: a service in the driver that lives with a job, such as one that feeds a source of it.
+"""`DriverService`: a service in the driver that lives as long as a job, for example one that feeds a source of it.
 
 Rules:
 
 - It works on threads of its own. After `stop` it ends soon, and leaves unfinished work undone.
-- A thread that does not end within a bounded time is left behind with a warning: nothing waits for ever.
+- A thread that does not end within a bounded time is abandoned with a warning, so no caller waits forever.
 
-`api/accompanied_job.py` decides what the end of a service means for the job, and the other way round.
+`api/job_with_services.py` decides how the end of a service affects the job, and the other way round.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ log = logging.getLogger(__name__)
 
 
 class DriverService(ABC):
-    """Something that lives with a job. Thread-safe."""
+    """A service that lives as long as a job. Thread-safe."""
 
     def __init__(self, text: str, leave_s: float) -> None:
-        """`text` is what it is called in errors; `leave_s`: how long its threads are waited for after `stop`."""
+        """`text`: its name in errors. `leave_s`: longest time to wait for its threads after `stop`."""
         self.text = text
         self._leave_s = leave_s
         self._leave_by: float | None = None
@@ -34,19 +34,21 @@ class DriverService(ABC):
 
     @abstractmethod
     def start(self, fail: Callable[[str], None]) -> None:
-        """The job was submitted: begin. `fail` ends the job, for a reason, where this cannot go on."""
+        """Starts the service after the job was submitted. `fail` ends the job for a reason, if the service cannot
+        continue.
+        """
 
     @abstractmethod
     def job_ended(self, status: str) -> None:
-        """The job is over: leave, now or when everything is done. It may be told more than once."""
+        """The job is over: the service ends, now or when its work is done. May be called several times."""
 
     @property
     @abstractmethod
     def complete(self) -> bool:
-        """Whether it has left nothing undone, once it is over."""
+        """Returns whether the service, once it has ended, has done all of its work."""
 
     def stop(self) -> None:
-        """Leave soon; returns at once. It may be called again, and before `start`."""
+        """Ends the service soon, and returns at once. May be called several times, and before `start`."""
         with self._changed:
             if self._leave_by is None:
                 self._leave_by = time.monotonic() + self._leave_s
@@ -55,11 +57,11 @@ class DriverService(ABC):
 
     @property
     def stopping(self) -> bool:
-        """Whether it leaves soon, or has left."""
+        """Returns whether `stop` was called."""
         return self._stopping.is_set()
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Whether it is over; waits for that."""
+        """Waits until the service has ended. Returns whether it has."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
             if not self._changed.wait_for(lambda: not self._threads or self._leave_by is not None, timeout_s):
@@ -74,11 +76,11 @@ class DriverService(ABC):
                 return False
             told, self._left_behind = self._left_behind, True
         if not told:
-            log.warning("%s has not come back within %g s: it is left behind", self.text, self._leave_s)
+            log.warning("%s has not ended within %g s and is abandoned", self.text, self._leave_s)
         return True
 
     def _begin(self, name: str, action: Callable[[], None]) -> None:
-        """Start a thread."""
+        """Starts a thread of the service."""
 
         def run() -> None:
             try:

@@ -1,12 +1,12 @@
-"""`DroppedRowReports`: says in the log how many rows a job has dropped, and where.
+"""`DroppedRowReports`: reports in the log how many rows a job has dropped, and where.
 
-Rows are dropped where they come too late, where a source leaves out rows that cannot be read, where the rows for which
-a function fails have no reader, and where a source goes on behind records that are lost. Rows in windows that are not
-full when the input ends are reported too. Rules:
+Rows are dropped if they are too late, if a source cannot read them, if a function fails for them and its side output
+has no reader, and if records were deleted before a source read them. Rows in windows that are not full when the input
+ends are reported too. Rules:
 
 - A step is reported when it has dropped rows since its last report: at most once a minute, and when the job ends.
 - A step whose dropped rows are read (`late_rows()`, `bad_rows()`, `side_output(...)`) loses none, and is not reported.
-- The decision depends on the given time and counts alone. Counts are those of the present attempt.
+- Decisions depend only on the given time and counts. They count the present attempt.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class DroppedRowReports:
         self._sources = {vertex.source.uid for vertex in graph.vertices if vertex.source is not None}
         self._read |= {(uid, RECORDS_IN_ERRORS) for uid, tag in read if tag == BAD_ROWS and uid in self._sources}
         self._unread: dict[OperatorUid, str] = {}
-        """The first side output of rows that fail without a reader, by step."""
+        """The first side output of failed rows without a reader, by step."""
         for vertex in graph.vertices:
             for operator in vertex.operators:
                 unread = [tag for tag in operator.error_tags if (operator.uid, tag) not in read]
@@ -48,7 +48,7 @@ class DroppedRowReports:
         self._due_ms: dict[_Kind, int] = {}
 
     def lines(self, at_ms: int, vertices: Iterable[VertexMetrics], over: bool = False) -> list[str]:
-        """Returns what is to be logged now. `at_ms`: milliseconds of any clock; `over`: the job has ended."""
+        """Returns the lines to log now. `at_ms`: milliseconds of any clock. `over`: the job has ended."""
         names: dict[_Kind, str] = {}
         counts: dict[_Kind, int] = {}
         for vertex in vertices:

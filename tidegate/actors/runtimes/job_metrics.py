@@ -1,14 +1,15 @@
-"""Values of the metrics of a job, and how long its recoveries take.
+"""Computes the values of a job's metrics, and how long its recoveries take.
 
 Rules:
 
-- Values come from the coordinator's memory and from a clock that the caller passes. Totals are gauges, as with Flink:
-  they start with 0, and continue when another coordinator takes over. Wall clocks may be set back; no duration is below
-  0 for that.
-- When a process has died is unknown. Known are when that was noticed, and when the process last answered: noticing took
-  at most the time between them. A task that reports its failure itself is noticed at once.
-- Sources read ahead, so their rows prove nothing. A recovery ends with the first row that comes into a task behind the
-  sources, or into a source where a restart has only sources.
+- Values come from the coordinator's state and from a clock that the caller passes. Totals are gauges, as with Flink:
+  they start with 0, and continue when another coordinator takes over. Wall clocks may be set back, so negative
+  durations become 0.
+- The exact time at which a process died is unknown. Only the time when its death was noticed and the time of its last
+  answer are available, so noticing took at most the time between them. A task that reports its failure itself is
+  noticed at once.
+- Sources read ahead, so their rows prove nothing. A recovery ends with the first row that arrives at a task behind the
+  sources, or at a source if a restart has only sources.
 """
 
 from __future__ import annotations
@@ -27,24 +28,26 @@ from tidegate.protocol.identity import TaskId
 from tidegate.storage.ids import AttemptNumber
 
 STATUSES = tuple(dict.fromkeys(RUNNING_STATUSES.values()))
-"""What a job is called, in the order in which it gets there."""
+"""The statuses of a job, in the usual order."""
 
 NONE = -1
-"""Where there is nothing to tell of: Flink's value."""
+"""Flink's value for metrics without a value."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobTimes:
-    """What the values need besides the coordinator's memory: times in ms since the epoch.
+    """Times that the values need in addition to the coordinator's state, in ms since the epoch.
 
-    `down_since_ms`: since when the job does not run, None while it does.
+    `down_since_ms`: start of the present outage, or None while the job runs.
     """
 
     submitted_at_ms: int
     down_since_ms: int | None = None
 
     def at(self, state: CoordinatorState, now_ms: int) -> JobTimes:
-        """The times now: an outage begins when it is first seen. The first deployment, and the end, are none."""
+        """Returns the times now. An outage begins when it is first seen. The first deployment and the end are not
+        outages.
+        """
         again = state.status is JobStatus.DEPLOYING and state.attempt > 0
         if not again and state.status is not JobStatus.RESTARTING:
             return JobTimes(self.submitted_at_ms)
@@ -54,7 +57,7 @@ class JobTimes:
 def job_values(
     state: CoordinatorState, progress: JobProgress, times: JobTimes, now_ms: int, recovery: Recovery | None = None
 ) -> dict[Metric, float]:
-    """The value of each of `JOB_VALUES`. `times` are those of `now_ms`; `recovery`: the last one, if there was one."""
+    """Returns the value of each of `JOB_VALUES`. `times`: as of `now_ms`. `recovery`: the last one, or None."""
     statistics = state.statistics
     newest, restored = statistics.latest_completed, statistics.latest_restored
     over = state.status.terminal
@@ -87,12 +90,14 @@ def job_values(
 
 
 def status_values(state: CoordinatorState) -> dict[str, int]:
-    """1 for the status that the job is in, 0 for every other one."""
+    """Returns 1 for the current status of the job, and 0 for every other one."""
     return {status: int(status == RUNNING_STATUSES[state.status]) for status in STATUSES}
 
 
 def newly_completed(statistics: CheckpointStatistics, seen: int) -> tuple[CheckpointRecord, ...]:
-    """Checkpoints that completed after the first `seen`, as far as the history reaches back; the newest one always."""
+    """Returns the checkpoints that completed after the first `seen`. The newest one is always included, others if the
+    history still has them.
+    """
     count = statistics.completed - seen
     newest = statistics.latest_completed
     if count <= 0 or newest is None:
@@ -110,9 +115,10 @@ def _since(at_ms: int | None, now_ms: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """Times in ms, which add up. `deployment_ms`: from the failure until the next attempt was given to processes.
+    """The duration of a recovery, in two parts that add up, in ms.
 
-    `restore_ms`: from then until the last of its tasks was ready.
+    `deployment_ms`: from the failure until the deployment of the next attempt. `restore_ms`: from then until the last
+    of its tasks was ready.
     """
 
     deployment_ms: int
@@ -120,22 +126,22 @@ class Recovery:
 
     @property
     def total_ms(self) -> int:
-        """From the failure until all tasks were ready."""
+        """Time from the failure until all tasks were ready."""
         return self.deployment_ms + self.restore_ms
 
     @staticmethod
     def between(failed_at_ms: int, deployed_at_ms: int, ready_at_ms: int) -> Recovery:
-        """Of three moments by clocks of several processes, none of which may lie before the one that led to it."""
+        """Returns the recovery between three moments. Their clocks may differ, so negative parts become 0."""
         deployed_at_ms = max(failed_at_ms, deployed_at_ms)
         return Recovery(deployed_at_ms - failed_at_ms, max(deployed_at_ms, ready_at_ms) - deployed_at_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveryEnds:
-    """Both ends of a recovery, as far as they are known.
+    """Begin and end of a recovery, as far as they are known.
 
-    `unnoticed_ms`: for how long nobody had noticed the failure, at most; None where the task has told it itself.
-    `first_row_at_ms`: when the first row came in, in ms since the epoch.
+    `unnoticed_ms`: longest time before the failure was noticed, None if the task has reported it itself.
+    `first_row_at_ms`: arrival of the first row, in ms since the epoch.
     """
 
     unnoticed_ms: int | None = None
@@ -143,7 +149,8 @@ class RecoveryEnds:
 
 
 class RecoveryWatch:
-    """Follows the attempts of one job. All times in ms since the epoch; `row_came_in` may be called on any thread."""
+    """Measures the recoveries of one job. Times are in ms since the epoch. `row_came_in` may be called on any
+    thread."""
 
     def __init__(self, graph: JobGraph) -> None:
         fed = {edge.downstream for edge in graph.edges}
@@ -152,25 +159,25 @@ class RecoveryWatch:
         self._failed_at_ms: int | None = None
         self._unnoticed_ms: int | None = None
         self._since_ms: int | None = None
-        """When the failure was that the newest deployment follows; None: it follows none."""
+        """Time of the failure before the newest deployment, or None."""
         self._deployed_at_ms = 0
         self._not_ready: set[TaskId] = set()
         self._over = False
-        """Whether all tasks were ready since the failure."""
+        """True if all tasks were ready since the failure."""
         self._awaited: frozenset[TaskId] = frozenset()
-        """Tasks of the newest attempt, of which none has had a row."""
+        """Tasks of the newest attempt, until one of them has received a row."""
         self.newest: Recovery | None = None
-        """What the last one took, so far. From any thread."""
+        """The duration of the last recovery, so far. From any thread."""
         self.ends: Mapping[AttemptNumber, RecoveryEnds] = {}
-        """Those of the newest attempts. From any thread."""
+        """Begin and end of the newest recoveries, by attempt. From any thread."""
 
     def failed(self, at_ms: int, unnoticed_ms: int | None = None) -> None:
-        """A task has failed. What follows before all tasks are ready again belongs to the same recovery."""
+        """A task has failed. Further failures before all tasks are ready again belong to the same recovery."""
         if self._failed_at_ms is None or self._over:
             self._failed_at_ms, self._unnoticed_ms, self._over = at_ms, unnoticed_ms, False
 
     def deployed(self, attempt: AttemptNumber, tasks: Collection[TaskId], at_ms: int) -> None:
-        """These tasks were given to processes."""
+        """These tasks were deployed."""
         self._attempt, self._deployed_at_ms, self._since_ms = attempt, at_ms, self._failed_at_ms
         self._not_ready, self._over = set(tasks), False
         if attempt > 0:
@@ -179,7 +186,7 @@ class RecoveryWatch:
         self._awaited = frozenset(tasks) & self._fed or frozenset(tasks)
 
     def ready(self, attempt: AttemptNumber, task: TaskId, at_ms: int) -> None:
-        """A task has its state."""
+        """A task has restored its state."""
         if attempt == self._attempt:
             self._not_ready.discard(task)
             self._over = not self._not_ready
@@ -187,7 +194,7 @@ class RecoveryWatch:
                 self.newest = Recovery.between(self._since_ms, self._deployed_at_ms, at_ms)
 
     def row_came_in(self, attempt: AttemptNumber, task: TaskId, at_ms: int) -> str | None:
-        """Rows have come into a task. If they end the recovery, for how long it has lasted, in words."""
+        """Rows have arrived at a task. Returns the duration of the recovery as text if they end it, else None."""
         if attempt != self._attempt or task not in self._awaited:
             return None
         self._awaited = frozenset()
@@ -198,5 +205,5 @@ class RecoveryWatch:
         return words
 
     def since_failure(self, at_ms: int) -> str:
-        """How long ago the failure was, to be put behind something; empty if there was none."""
+        """Returns the time since the failure as text to append, or "" without a failure."""
         return "" if self._failed_at_ms is None else f", {at_ms - self._failed_at_ms} ms after the failure"

@@ -1,11 +1,12 @@
-"""`JobSnapshot`: a job as pages and scripts see it; what a runtime tells a web server, once a second at most.
+"""`JobSnapshot`: a job as pages and scripts see it. A runtime sends one to a web server at most once a second.
 
 Rules:
-- It is bounded, whatever the job does, and made of immutable objects that the coordinator has anyway: making one costs
-  little beside a checkpoint. Any thread may make it.
-- Who asks says what it knows already (`Known`). What does not change is told once: the graph, the settings, checkpoints
-  that are over, and what has happened.
-- It holds no code and no values of rows. Texts of errors are those of events, which are bounded.
+
+- It is bounded, and made of immutable objects that the coordinator has anyway, so it costs little compared with a
+  checkpoint. Any thread may make it.
+- The caller passes the parts that it has already (`Known`). Parts that do not change are sent once: the graph, the
+  settings, finished checkpoints, and the history.
+- It contains no code and no values of rows. Error texts come from events, which are bounded.
 """
 
 from __future__ import annotations
@@ -34,12 +35,14 @@ from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind
 from tidegate.storage.ids import AttemptNumber, CheckpointId, VertexId
 
 REQUESTS_MAX = 100
-"""Answers to so many requests are told at once."""
+"""Most requests that are answered at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanVertex:
-    """A vertex of the graph. `operators`: their names, from the head on. `slot_group`: None if it shares no slots."""
+    """A vertex of the graph. `operators`: names, beginning with the head. `slot_group`: None if it has slots of its
+    own.
+    """
 
     vertex: VertexId
     name: str
@@ -50,7 +53,7 @@ class PlanVertex:
 
 @dataclass(frozen=True, slots=True)
 class PlanEdge:
-    """An edge of the graph; `ship_strategy` is HASH, FORWARD, REBALANCE or BROADCAST."""
+    """An edge of the graph. `ship_strategy`: HASH, FORWARD, REBALANCE or BROADCAST."""
 
     upstream: VertexId
     downstream: VertexId
@@ -59,7 +62,7 @@ class PlanEdge:
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What does not change while a job runs. `vertices` are in topological order."""
+    """The properties of a job that do not change while it runs. `vertices` are in topological order."""
 
     vertices: tuple[PlanVertex, ...]
     edges: tuple[PlanEdge, ...]
@@ -72,7 +75,7 @@ class About:
 
     @staticmethod
     def of(context: JobContext, spec: JobSpec) -> About:
-        """Out of what the processes of a job are given."""
+        """Returns the properties from the context and the spec of a job."""
         graph, backend = context.graph, context.options.backend
         return About(
             tuple(_vertex(each) for each in graph.vertices),
@@ -88,7 +91,7 @@ class About:
 
 @dataclass(frozen=True, slots=True)
 class TaskNow:
-    """A task: its status in Flink's words, its attempt, and its process, as far as there is one."""
+    """A task: its status as Flink names it, its attempt, and its process if it has one."""
 
     task: TaskId
     status: str
@@ -96,12 +99,12 @@ class TaskNow:
     pid: int | None = None
     node_id: str | None = None
     actor: str | None = None
-    """The name of the actor on Ray. That of a process which was a standby does not name the task."""
+    """The name of the actor on Ray. A process that was a standby has a name without the task."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingNow:
-    """A checkpoint that is under way, and what those of its tasks have measured that have acknowledged."""
+    """A checkpoint under way, with the statistics of the tasks that have acknowledged it."""
 
     checkpoint_id: CheckpointId
     kind: SnapshotKind
@@ -110,12 +113,12 @@ class PendingNow:
     tasks: int
     subtasks: Mapping[TaskId, SubtaskStatistics]
     vertex_tasks: Mapping[VertexId, int]
-    """How many tasks of each vertex take part."""
+    """The number of tasks of each vertex that take part."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointsNow:
-    """The checkpoints of a job: numbers of them over all attempts, the newest ones, and those under way."""
+    """The checkpoints of a job: their numbers over all attempts, the newest ones, and the ones under way."""
 
     triggered: int = 0
     in_progress: int = 0
@@ -128,31 +131,31 @@ class CheckpointsNow:
     latest_restored: RestoredCheckpoint | None = None
     pending: tuple[PendingNow, ...] = ()
     kept: tuple[CheckpointId, ...] = ()
-    """Completed ones that have not been deleted."""
+    """Completed checkpoints that have not been deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What somebody has of a job already. `generation`: that of the coordinator who told it; 0: nothing is known."""
+    """The parts of a job that a caller has already. `generation`: of the coordinator that sent them, 0 for none."""
 
     generation: int = 0
     ended: int = 0
-    """The number of the newest checkpoint that is over."""
+    """The number of the newest finished checkpoint."""
     past_version: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class JobSnapshot:
-    """A job now. Times in ms since the epoch, by the coordinator's clock.
+    """The state of a job at one time. Times are in ms since the epoch, by the coordinator's clock.
 
-    `about`, `past`: None where they are known. `ended`: checkpoints that are over and not known, oldest first.
+    `about`, `past`: None if the caller has them. `ended`: finished checkpoints that the caller lacks, oldest first.
     """
 
     card: JobCard
     at_ms: int
     status: JobStatus
     ending: JobStatus | None
-    """How it is going to end, once that is settled."""
+    """The status in which it is going to end, once decided."""
     progress: JobProgress
     running_since_ms: int | None
     known: Known
@@ -162,12 +165,12 @@ class JobSnapshot:
     ended: tuple[EndedCheckpoint, ...] = ()
     past: Past | None = None
     values: Mapping[str, float] = field(default_factory=dict)
-    """The metrics of the job, under Flink's names."""
+    """The metrics of the job, by Flink's names."""
     vertices: tuple[VertexMetrics, ...] = ()
     answers: Mapping[str, Answer] = field(default_factory=dict)
-    """To the requests that were asked about."""
+    """The answers to the requests of the caller."""
     recovery_ends: Mapping[AttemptNumber, RecoveryEnds] = field(default_factory=dict)
-    """How the newest recoveries began and ended, by their attempts."""
+    """Begin and end of the newest recoveries, by attempt."""
 
 
 def snapshot_of(
@@ -184,7 +187,7 @@ def snapshot_of(
     answers: Mapping[str, Answer] | None = None,
     recovery_ends: Mapping[AttemptNumber, RecoveryEnds] | None = None,
 ) -> JobSnapshot:
-    """The job now, without what is known. Without `about`, somebody who knows of the job must be asking."""
+    """Returns the state of the job without the known parts. Pass `about=None` only for a caller that has it."""
     past = job_history.past
     news = known if known.generation == state.generation else Known()
     ended = job_history.ended_after(news.ended)
@@ -218,7 +221,7 @@ _AT_END = {
 
 
 def tasks_now(state: CoordinatorState, processes: Mapping[TaskId, TaskProcessInfo]) -> tuple[TaskNow, ...]:
-    """All tasks, in the order of the graph."""
+    """Returns all tasks, in the order of the graph."""
     if state.spec is None:
         return ()
     found = []

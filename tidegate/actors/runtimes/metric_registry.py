@@ -1,7 +1,8 @@
-"""Every metric by name: its kind, its tags, its meaning, and its name in Flink.
+"""The registry of metrics: name, kind, tags, meaning, and name in Flink.
 
 Names are Flink's in snake case, with the prefix `tidegate_job_` or `tidegate_task_`, units last. A runtime publishes
-only these metrics. The page of the docs and the test of the alert rules read the registry. Nothing here knows Ray.
+only these metrics. The page of the docs and the test of the alert rules read the registry. This module does not depend
+on Ray.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 JOB_TAGS = ("job",)
 OPERATOR_TAGS = ("job", "vertex", "subtask", "operator", "operator_id", "quantile")
-"""Of metrics of a user's functions. `quantile` is empty, but for a histogram's."""
+"""Tags of users' metrics. `quantile` is empty except for histograms."""
 TASK_TAGS = ("job", "vertex", "subtask")
 
 
@@ -25,7 +26,7 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric. `flink`: what Flink calls it, where it has one; its unit may be another one."""
+    """One metric. `flink`: its name in Flink, if it has one. Flink's unit may differ."""
 
     name: str
     kind: Kind
@@ -35,7 +36,7 @@ class Metric:
 
     @property
     def exported(self) -> tuple[str, ...]:
-        """The names under which Ray's metrics agent gives it to Prometheus."""
+        """Returns the names under which Prometheus gets it from Ray's metrics agent."""
         exported = f"ray_{self.name}"
         match self.kind:
             case Kind.GAUGE:
@@ -77,10 +78,10 @@ CHECKPOINT_INTERVAL = _job(
 )
 LAST_DURATION = _job("last_checkpoint_duration_ms", "From the trigger of the newest completed checkpoint to its "
     "completion; -1 before the first", "lastCheckpointDuration")  # fmt: skip
-LAST_SIZE = _job("last_checkpoint_size_bytes", "What was written for the newest completed checkpoint, data in flight "
-    "included; -1 before the first", "lastCheckpointSize")  # fmt: skip
-LAST_FULL_SIZE = _job("last_checkpoint_full_size_bytes", "All that the newest completed checkpoint refers to; -1 "
-    "before the first", "lastCheckpointFullSize")  # fmt: skip
+LAST_SIZE = _job("last_checkpoint_size_bytes", "Bytes that were written for the newest completed checkpoint, including "
+    "data in flight; -1 before the first", "lastCheckpointSize")  # fmt: skip
+LAST_FULL_SIZE = _job("last_checkpoint_full_size_bytes", "Size of everything that the newest completed "
+    "checkpoint refers to; -1 before the first", "lastCheckpointFullSize")  # fmt: skip
 LAST_IN_FLIGHT = _job("last_checkpoint_persisted_data_bytes", "Data in flight that was stored with the newest "
     "completed checkpoint; -1 before the first", "lastCheckpointPersistedData")  # fmt: skip
 LAST_COMPLETED_ID = _job("last_completed_checkpoint_id", "Number of the newest completed checkpoint; -1 before the "
@@ -91,17 +92,17 @@ IN_PROGRESS = _job("number_of_in_progress_checkpoints", "Checkpoints that were t
     "numberOfInProgressCheckpoints")  # fmt: skip
 COMPLETED = _job("number_of_completed_checkpoints", "Checkpoints and savepoints that have completed, over all attempts",
     "numberOfCompletedCheckpoints")  # fmt: skip
-FAILED = _job("number_of_failed_checkpoints", "Checkpoints and savepoints that were given up, over all attempts, those "
-    "that a restart has ended included", "numberOfFailedCheckpoints")  # fmt: skip
-COORDINATOR_LOSSES = _job("coordinator_losses", "Coordinators that were lost, and that another one has followed")
+FAILED = _job("number_of_failed_checkpoints", "Failed checkpoints and savepoints over all attempts, including the "
+    "ones that a restart has ended", "numberOfFailedCheckpoints")  # fmt: skip
+COORDINATOR_LOSSES = _job("coordinator_losses", "Lost coordinators that another one has followed")
 ADOPTIONS = _job("adoptions", "Takeovers after which all tasks have gone on")
 STANDBYS_READY = _job("standbys_ready", "Spare processes that wait")
 STANDBYS_STARTING = _job("standbys_starting", "Spare processes that start")
 LAST_RECOVERY = _job("last_recovery_ms", "From the newest failure until all tasks of the attempt after it were "
     "ready, so far as they are; -1 before the first, and under another coordinator")  # fmt: skip
-LAST_RECOVERY_DEPLOYMENT = _job("last_recovery_deployment_ms", "The part of that until the attempt was given to "
-    "processes: the decision, the delay of the restart strategy, processes that let go")  # fmt: skip
-LAST_RECOVERY_RESTORE = _job("last_recovery_restore_ms", "The rest of it: processes that start, and state that is read")
+LAST_RECOVERY_DEPLOYMENT = _job("last_recovery_deployment_ms", "The part of it until the attempt was deployed: the "
+    "decision, the delay of the restart strategy, and tasks that stop")  # fmt: skip
+LAST_RECOVERY_RESTORE = _job("last_recovery_restore_ms", "The rest of it: start of processes, and restore of state")
 SUSPECT_NODES = _job("suspect_nodes", "Nodes that may be lost: nothing is started there")
 
 CHECKPOINT_DURATION = Metric(
@@ -135,9 +136,10 @@ INPUT_WATERMARK = _task("current_input_watermark_ms", Kind.GAUGE, "The watermark
     "epoch; not there before its inputs had one", "currentInputWatermark")  # fmt: skip
 OUTPUT_WATERMARK = _task("current_output_watermark_ms", Kind.GAUGE, "The newest watermark behind its last operator, "
     "since the epoch; not there before the first", "currentOutputWatermark")  # fmt: skip
-INPUT_WATERMARK_LAG = _task("current_input_watermark_lag_ms", Kind.GAUGE, "How far that of the inputs is behind the "
-    "clock of the process; 0 after the last one, and in a process that has given the task up")  # fmt: skip
-OUTPUT_WATERMARK_LAG = _task("current_output_watermark_lag_ms", Kind.GAUGE, "Likewise that of the output: for sources",
+INPUT_WATERMARK_LAG = _task("current_input_watermark_lag_ms", Kind.GAUGE, "How far the watermark of the inputs is "
+    "behind the clock of the process; 0 after the last watermark, and in a process that the task has left")  # fmt: skip
+OUTPUT_WATERMARK_LAG = _task("current_output_watermark_lag_ms", Kind.GAUGE, "How far the watermark of the "
+    "output is behind, for sources",
     "watermarkLag")  # fmt: skip
 ALIGNMENT_DRIFT = _task("watermark_alignment_drift_ms", Kind.GAUGE, "How far a source task is ahead of the slowest "
     "member of its watermark group; not there without a group, and before all of it have a watermark",
@@ -154,11 +156,15 @@ ALIGNMENT = _task(
     "From the first barrier of that checkpoint to the last one",
     "checkpointAlignmentTime",
 )
-SYNC = _task("checkpoint_sync_duration_ms", Kind.GAUGE, "The part of its snapshot during which the task stands still")
-ASYNC = _task("checkpoint_async_duration_ms", Kind.GAUGE, "The part of its snapshot that is written beside the rows")
-SNAPSHOT_FULL_SIZE = _task("checkpoint_full_size_bytes", Kind.GAUGE, "All that this snapshot refers to, data in flight "
-    "included")  # fmt: skip
-SNAPSHOT_SIZE = _task("checkpoint_size_bytes", Kind.GAUGE, "What it wrote of that")
+SYNC = _task(
+    "checkpoint_sync_duration_ms", Kind.GAUGE, "The part of its snapshot during which the task processes no rows"
+)
+ASYNC = _task(
+    "checkpoint_async_duration_ms", Kind.GAUGE, "The part of its snapshot that is written while rows are processed"
+)
+SNAPSHOT_FULL_SIZE = _task("checkpoint_full_size_bytes", Kind.GAUGE, "Size of everything that this snapshot refers to, "
+    "including data in flight")  # fmt: skip
+SNAPSHOT_SIZE = _task("checkpoint_size_bytes", Kind.GAUGE, "The part of it that this snapshot wrote")
 SNAPSHOT_IN_FLIGHT = _task("checkpoint_persisted_data_bytes", Kind.GAUGE, "Data in flight that was stored with it")
 STATE_ROWS = _state("state_rows", "About how many rows its keyed state has; a key with two states has two")
 STATE_TIMERS = _state("timers", "Timers that are registered; not there for RocksDB, which would have to look at each")
@@ -175,7 +181,7 @@ JOB_VALUES = (
     LAST_RECOVERY, LAST_RECOVERY_DEPLOYMENT, LAST_RECOVERY_RESTORE, STANDBYS_READY,
     STANDBYS_STARTING, SUSPECT_NODES,
 )  # fmt: skip
-"""Gauges of a job. All are there from its first second on: an alert cannot be written on what is not there."""
+"""Gauges of a job. All exist from its first second on, because an alert needs an existing series."""
 
 JOB_METRICS = (STATUS, *JOB_VALUES, CHECKPOINT_DURATION)
 TASK_METRICS = (

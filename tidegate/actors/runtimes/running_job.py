@@ -1,8 +1,8 @@
-"""`Submission`, `RunningJob` and `Runtime`: what is submitted to a runtime, and what a runtime gives back."""
+"""The interface of runtimes: `Submission` is submitted to a `Runtime`, which returns a `RunningJob`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -33,43 +33,45 @@ RUNNING_STATUSES = {
     JobStatus.CANCELLED: "cancelled",
     JobStatus.SUSPENDED: "suspended",
 }
-"""The coordinator's status as users see it: a job runs when all of its tasks are ready."""
+"""The status that users see for each status of the coordinator. A job runs when all of its tasks are ready."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobCard:
-    """What a driver that attaches to a job has to know of it. `submitted_at_ms`: since the epoch, by its submitter."""
+    """The description of a job for drivers that attach to it. `submitted_at_ms`: since the epoch, by its submitter's
+    clock.
+    """
 
     job_id: JobId
     name: str
     root: str
-    """Where its checkpoints rest."""
+    """The url of its checkpoints."""
     savepoints: str | None
-    """Where its savepoints go when nobody names a folder."""
+    """The default url of its savepoints."""
     detached: bool
-    """Whether it outlives the driver that has submitted it."""
+    """True if it outlives the driver that has submitted it."""
     submitted_at_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class FedJob:
-    """What feeds a source of a job has to know of it. `uid` is that of the source."""
+    """The description of a job for a service that feeds one of its sources. `uid`: of the source."""
 
     job_id: JobId
     name: str
     root: str
-    """Where its checkpoints rest."""
+    """The url of its checkpoints."""
     uid: OperatorUid
     folder: str
-    """The folder of this job for what is staged for the source."""
+    """The job's folder for staged files of the source."""
     savepoints: str | None
-    """Where its savepoints go when nobody names a folder."""
+    """The default url of its savepoints."""
     open_store: OpenStore
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """A job, ready to run, and what feeds its sources from then on, in the driver."""
+    """A job that is ready to run, with the services in the driver that feed its sources."""
 
     spec: JobSpec
     context: JobContext
@@ -80,18 +82,18 @@ class Submission:
 
     @property
     def card(self) -> JobCard:
-        """What others have to know of it."""
+        """Returns the description of the job for other drivers."""
         spec = self.spec
         return JobCard(spec.job_id, spec.job_name, spec.root, self.savepoints, self.detached, self.submitted_at_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """A job at a glance. Times in ms, `rows_in` by vertex id (rows of all its subtasks in this attempt)."""
+    """A job at a glance. Times are in ms. `rows_in`: rows of all subtasks in this attempt, by vertex id."""
 
     status: str
     reason: str | None
-    """Why it has ended, without values of rows unless `log_rows` is on."""
+    """The reason why it has ended, without values of rows unless `log_rows` is on."""
     attempt: int
     restarts: int
     completed_checkpoints: int
@@ -102,40 +104,43 @@ class JobProgress:
     last_failure: str | None
     rows_in: dict[str, int]
     superseded: bool = False
-    """Whether the job has ended because a newer one is in charge of a table of it."""
+    """True if the job has ended because a newer job has taken over one of its tables."""
     coordinator_losses: int = 0
-    """How often the coordinator was lost, and another one has taken over."""
+    """Number of lost coordinators that another one has followed."""
     adoptions: int = 0
-    """How often the tasks that ran have gone on under the new one."""
+    """Number of takeovers after which all tasks have continued."""
     waits_for: str | None = None
-    """What the job waits for: room in the cluster, or storage that does not answer, with the time since when."""
+    """Description of what the job waits for: room in the cluster, or storage that does not answer, with the time since
+    when.
+    """
     standbys_ready: int = 0
     """Spare processes that have started, and take over at once."""
     standbys_starting: int = 0
     """Spare processes that have not started yet."""
     suspect_nodes: int = 0
-    """Nodes that may be lost: nothing is started there."""
+    """Nodes that may be lost. Nothing is started there."""
     rows_before: dict[str, int] = field(default_factory=dict)
     """Rows of sources that were read before the checkpoint that this attempt started from, by vertex id."""
     splits_left: dict[str, int] = field(default_factory=dict)
     """Splits that no subtask has begun, by vertex id, of sources whose splits are assigned."""
     reason_with_values: str | None = None
-    """The reason with the values of rows that it names, if they are known: for the program's driver alone."""
+    """The reason with the values of rows in it, if they are available. For the driver of the program only."""
     coordinator_answers: bool = True
-    """False: the coordinator starts, is lost, or replays its log. Then all else here is what was known last, and the
-    tasks may go on meanwhile."""
+    """False if the coordinator is starting, is lost, or replays its log. Then the other fields are the last known ones,
+    and the tasks may continue meanwhile.
+    """
 
 
 class KnowsValues(Protocol):
-    """What knows the values that were withheld from a text of the event log."""
+    """An object with the values that were withheld from texts of the event log."""
 
     def whole_text(self, text: str | None) -> str | None:
-        """The text with its values."""
+        """Returns the text with its values."""
         ...
 
 
 def progress_of(state: CoordinatorState, rows_in: dict[str, int], values: KnowsValues | None = None) -> JobProgress:
-    """Progress from the coordinator's memory, from any thread.
+    """Returns the progress in the coordinator's state. From any thread.
 
     `values`: the coordinator that has logged the reason, if it lives.
     """
@@ -169,7 +174,9 @@ def progress_of(state: CoordinatorState, rows_in: dict[str, int], values: KnowsV
 
 @dataclass(frozen=True, slots=True)
 class JobOverview:
-    """A line of a list of jobs. `last_checkpoint_at_ms`: when the newest one completed, by its coordinator's clock."""
+    """A row of a list of jobs. `last_checkpoint_at_ms`: completion of the newest checkpoint, by its coordinator's
+    clock.
+    """
 
     card: JobCard
     progress: JobProgress
@@ -178,16 +185,16 @@ class JobOverview:
 
 @dataclass(frozen=True, slots=True)
 class SilentJob:
-    """A line of a list of jobs for one whose coordinator does not answer, or has died."""
+    """A row of a list of jobs for a job whose coordinator does not answer, or has died."""
 
     since_ms: int
-    """Since when: when it died, or when it was first asked in vain. In ms since the epoch."""
+    """Time of its death, or of the first call without an answer, in ms since the epoch."""
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The answer to a request: the checkpoint, and the path of a savepoint, or why there is none."""
+    """The answer to a request: the checkpoint and the path of a savepoint, or the error."""
 
     checkpoint_id: CheckpointId | None
     error: str | None
@@ -195,32 +202,32 @@ class Answer:
 
 
 NOT_YET = ("created", "deploying", "restarting")
-"""Statuses in which a job cannot take a checkpoint, and soon can."""
+"""Statuses in which a job cannot take a checkpoint yet."""
 _STOPS = (SnapshotKind.SUSPEND, SnapshotKind.TERMINATE)
 _ATTEMPT_FAILED = (Reason.JOB_FAILOVER, Reason.COORDINATOR_LOST)
 _MAY_END = (Reason.JOB_ENDING, Reason.NOT_ALL_REQUIRED_TASKS_RUNNING, Reason.METADATA_NOT_WRITTEN)
-"""Reasons that say nothing of what becomes of the job, or whose detail says it."""
+"""Reasons that do not determine what becomes of the job, or whose detail contains it."""
 
 
 def not_taken(kind: SnapshotKind, why: str | None) -> CheckpointError:
-    """What whoever asked for a snapshot is told if there is none: why, and what becomes of the job."""
+    """Returns the error for a snapshot that was not taken: why, and what becomes of the job."""
     stops = kind in _STOPS
     what = "the job was not stopped with a savepoint" if stops else f"no {kind.value} was taken"
     reason = next((r for r in Reason if why is not None and why.startswith(r.value)), None)
     follows = ""
     if reason in _ATTEMPT_FAILED:
-        follows = "; the job restarts from its newest checkpoint and goes on: ask again"
+        follows = "; the job restarts from its newest checkpoint and continues: request it again"
     elif reason is Reason.NOT_ALL_REQUIRED_TASKS_RUNNING and any(f"the job is {s}" in (why or "") for s in NOT_YET):
-        follows = "; ask again when its status is running"
+        follows = "; request it again when its status is running"
     elif stops and reason is not None and reason not in _MAY_END:
-        follows = "; the job goes on"
+        follows = "; the job continues"
     return CheckpointError(f"{what}: {why}{follows}")
 
 
 def answers_of(state: CoordinatorState) -> dict[str, Answer | None]:
-    """What a coordinator's memory knows of requests, by their names; None where there is no answer yet.
+    """Returns the answer to each request in a coordinator's state, None for requests without an answer yet.
 
-    For one that replaces a lost one: the answer may have been decided, or be decided soon, and the asker still wait.
+    A coordinator that takes over needs them: its predecessor may have decided a request whose caller still waits.
     """
     statistics = state.statistics
     newest = (statistics.latest_completed, statistics.latest_savepoint, statistics.latest_failed)
@@ -239,7 +246,7 @@ def answers_of(state: CoordinatorState) -> dict[str, Answer | None]:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRequest:
-    """What a user asks a job for. `target`: the url under which a savepoint gets a folder; None for a checkpoint."""
+    """A user's request to a job. `target`: the url under which a savepoint gets a folder, None for a checkpoint."""
 
     kind: SnapshotKind
     target: str | None = None
@@ -248,7 +255,7 @@ class SnapshotRequest:
 
 @dataclass(frozen=True, slots=True)
 class TaskProcessInfo:
-    """Which process runs a task, and in which attempt of its region."""
+    """The process that runs a task, and the attempt of its region."""
 
     task: TaskId
     actor: str
@@ -258,7 +265,7 @@ class TaskProcessInfo:
 
 
 def not_there(name: str, where: str, running: Sequence[JobCard]) -> ConfigurationError:
-    """No job has this name, or several have."""
+    """Returns the error for a name that no job has, or several have."""
     same = [card for card in running if card.name == name]
     if len(same) > 1:
         ids = ", ".join(sorted(card.job_id for card in same))
@@ -270,36 +277,37 @@ def not_there(name: str, where: str, running: Sequence[JobCard]) -> Configuratio
 
 
 class RunningJob(Protocol):
-    """A job that was submitted."""
+    """A submitted job."""
 
     def progress(self) -> JobProgress:
-        """The job now."""
+        """Returns the state of the job."""
         ...
 
     def wait(self, timeout_s: float | None) -> JobProgress | None:
-        """Wait for a terminal status; None when the time is over first."""
+        """Waits for a terminal status. Returns None if the time is over first."""
         ...
 
     def cancel(self) -> None:
-        """Ask for cancellation."""
+        """Requests cancellation."""
         ...
 
     def tasks(self) -> tuple[TaskProcessInfo, ...]:
-        """Which process runs each task; empty where all run in the driver's."""
+        """Returns the process of each task, empty if all run in the driver's process."""
         ...
 
     def vertices(self) -> tuple[VertexMetrics, ...]:
-        """What the tasks have reported of themselves last, by vertex; once the job is over, what was reported last."""
+        """Returns the metrics that the tasks reported last, by vertex. Also after the end of the job."""
         ...
 
     def statistics(self) -> CheckpointStatistics:
-        """Statistics of the checkpoints so far."""
+        """Returns statistics of the checkpoints so far."""
         ...
 
     def request(self, wanted: SnapshotRequest, timeout_s: float) -> Answer:
-        """Take a checkpoint or savepoint, and wait for it.
+        """Takes a checkpoint or savepoint, and waits for it.
 
-        SUSPEND and TERMINATE end the job after it. CheckpointError when it fails, JobTimeoutError after too long.
+        SUSPEND and TERMINATE end the job after it. Raises CheckpointError if it fails, and JobTimeoutError after
+        `timeout_s`.
         """
         ...
 
@@ -308,41 +316,46 @@ class Runtime(Protocol):
     """Runs jobs."""
 
     open_store: OpenStore
-    """Opens what the processes of a job read and write."""
+    """Opens the storage that the processes of a job read and write."""
 
-    def check(self, graph: JobGraph, urls: Sequence[str]) -> None:
-        """Refuse, with a ConfigurationError, what cannot run here; before a table is claimed or a source staged.
+    def check(self, graph: JobGraph, urls: Mapping[str, str]) -> None:
+        """Raises ConfigurationError for a job that cannot run here. Called before a table is claimed or a source
+        staged.
 
-        `urls` are those of the checkpoints and the tables.
+        `urls`: the URLs of checkpoints, savepoints and tables, each with the name of the setting that gives it.
         """
         ...
 
     def check_detached(self, name: str, urls: Sequence[str]) -> None:
-        """Refuse, with a ConfigurationError, a job of this name that is to outlive its driver, where it cannot."""
+        """Raises ConfigurationError if a job of this name cannot outlive its driver here."""
         ...
 
     def submit(self, submission: Submission) -> RunningJob:
-        """Start a job."""
+        """Starts a job."""
         ...
 
     def overviews(self) -> list[tuple[str, JobOverview | SilentJob]]:
-        """The running jobs by name; None for one that does not answer."""
+        """Returns the running jobs, each with its name."""
         ...
 
     def attach(self, name: str) -> tuple[JobCard, RunningJob]:
-        """The running job of a name or id. ConfigurationError, with those that run, where there is none."""
+        """Returns the running job with a name or id. Raises ConfigurationError, with the running jobs, if there is
+        none.
+        """
         ...
 
     @property
     def memory_url(self) -> str:
-        """Where checkpoints go that are to lie in memory."""
+        """Returns the url for checkpoints in memory."""
         ...
 
     @property
     def sends_functions(self) -> bool:
-        """Whether tasks run in other processes, so that functions and what they capture have to be pickled."""
+        """Returns whether tasks run in other processes, so that functions and the values that they capture must be
+        picklable.
+        """
         ...
 
     def stop(self) -> None:
-        """Cancel what runs and release everything."""
+        """Cancels running jobs and releases all resources."""
         ...

@@ -1,4 +1,4 @@
-"""Numbers that tasks report about once a second: `SubtaskMetrics`, their sums for a vertex, and metrics made of them.
+"""The metrics of tasks: `SubtaskMetrics`, their sums for a vertex, and the published metrics made of them.
 
 A task reports about once a second, and not again while nothing changes. Rates are measured since its previous report.
 Totals begin with the attempt.
@@ -24,10 +24,10 @@ from tidegate.storage.files.file_system import RequestCounts
 
 @dataclass(frozen=True, slots=True)
 class SubtaskMetrics:
-    """One subtask in one attempt. `at_ms`: when it was reported, since the epoch.
+    """The metrics of one subtask in one attempt. `at_ms`: time of the report, since the epoch.
 
-    Of each second it was busy, back-pressured or idle; together they make the second. Watermarks are None before there
-    was one.
+    In each second the subtask is busy, back-pressured or idle, and the three times add up to the second. A watermark is
+    None before the first one.
     """
 
     subtask: int
@@ -50,17 +50,17 @@ class SubtaskMetrics:
     input_watermark_ms: int | None = None
     output_watermark_ms: int | None = None
     states: tuple[tuple[str, StateSize], ...] = ()
-    """Names of operators with keyed state, and about how much each has."""
+    """The approximate state size of each operator with keyed state, by name."""
     user: tuple[UserMetric, ...] = ()
-    """What the functions of the user count of themselves."""
+    """The metrics that functions of the user define."""
     alignment_drift_ms: int | None = None
-    """How far a source is ahead of the slowest member of its watermark group; None where that is not known."""
+    """How far a source is ahead of the slowest member of its watermark group. None if unknown."""
     waits_for: str | None = None
-    """What storage it waits for, since when, and the newest error; None if it waits for none."""
+    """The storage that it waits for, since when, and the newest error. None if it does not wait."""
 
     @property
     def at_rest(self) -> SubtaskMetrics:
-        """The same once it does nothing any more: what it was doing is over, and what it has done stays."""
+        """Returns the final metrics of a task that has ended: rates are 0, and totals stay."""
         return replace(
             self,
             records_in_per_second=0.0,
@@ -79,7 +79,10 @@ class SubtaskMetrics:
 
 @dataclass(frozen=True, slots=True)
 class VertexMetrics:
-    """One vertex of the graph: those of its subtasks that have reported in their present attempt, in their order."""
+    """The metrics of one vertex of the graph.
+
+    `subtasks`: in order, only subtasks that have reported in their current attempt.
+    """
 
     vertex: str
     name: str
@@ -88,49 +91,49 @@ class VertexMetrics:
 
     @property
     def records_in(self) -> int:
-        """Rows that came in, of all subtasks."""
+        """Received rows of all subtasks."""
         return sum(each.records_in for each in self.subtasks)
 
     @property
     def records_out(self) -> int:
-        """Rows that were sent, of all subtasks."""
+        """Sent rows of all subtasks."""
         return sum(each.records_out for each in self.subtasks)
 
     @property
     def records_in_per_second(self) -> float:
-        """Rows that came in, of all subtasks."""
+        """Received rows per second of all subtasks."""
         return sum(each.records_in_per_second for each in self.subtasks)
 
     @property
     def records_out_per_second(self) -> float:
-        """Rows that were sent, of all subtasks."""
+        """Sent rows per second of all subtasks."""
         return sum(each.records_out_per_second for each in self.subtasks)
 
     @property
     def busy_ms_per_second(self) -> float:
-        """Of the subtask that is busiest."""
+        """The value of the busiest subtask."""
         return max((each.busy_ms_per_second for each in self.subtasks), default=0.0)
 
     @property
     def back_pressured_ms_per_second(self) -> float:
-        """Of the subtask that is held up most."""
+        """The value of the most back-pressured subtask."""
         return max((each.back_pressured_ms_per_second for each in self.subtasks), default=0.0)
 
     @property
     def input_watermark_ms(self) -> int | None:
-        """Of the subtask that is furthest behind; None before all have one."""
+        """The lowest watermark of the subtasks. None until all have one."""
         return _least([each.input_watermark_ms for each in self.subtasks], self.parallelism)
 
     @property
     def output_watermark_ms(self) -> int | None:
-        """Of the subtask that is furthest behind; None before all have one."""
+        """The lowest watermark of the subtasks. None until all have one."""
         return _least([each.output_watermark_ms for each in self.subtasks], self.parallelism)
 
 
 def vertices_of(
     graph: JobGraph, told: Mapping[TaskId, SubtaskMetrics], attempts: Mapping[TaskId, int]
 ) -> tuple[VertexMetrics, ...]:
-    """All vertices in the order of the graph. What a task told in another attempt than its present one is left out."""
+    """Returns all vertices in the order of the graph. Metrics of an attempt that is not current are omitted."""
     return tuple(
         VertexMetrics(
             str(vertex.vertex),
@@ -149,7 +152,7 @@ def vertices_of(
 
 
 def waits_of(vertices: Iterable[VertexMetrics]) -> str | None:
-    """Returns what storage the first task waits for that waits, or None if no task does."""
+    """Returns the storage that the first waiting task waits for, or None if no task waits."""
     return next((each.waits_for for vertex in vertices for each in vertex.subtasks if each.waits_for), None)
 
 
@@ -163,7 +166,7 @@ SECOND_MS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class TaskTotals:
-    """A task at a time of the clock that nobody sets. Watermarks are None before there was one."""
+    """The totals of a task at a time of a monotonic clock. A watermark is None before the first one."""
 
     at_ms: int
     rows_in: int = 0
@@ -184,7 +187,7 @@ class TaskTotals:
 
     @staticmethod
     def of(host: TaskDriver, at_ms: int) -> TaskTotals:
-        """From its host, on the thread of the task, between two events."""
+        """Reads the totals from a driver, on the thread of the task, between two events."""
         host.look(at_ms)
         machine, times = host.machine, host.times
         outputs = machine.outputs
@@ -210,7 +213,7 @@ class TaskTotals:
 
 
 class TaskMeter:
-    """Makes the metrics of one task in one attempt of what it has done between two looks."""
+    """Computes the metrics of one task in one attempt from its totals at two times."""
 
     def __init__(self, task: TaskId, attempt: int, begin_ms: int) -> None:
         self._task = task
@@ -218,7 +221,9 @@ class TaskMeter:
         self._seen = TaskTotals(begin_ms)
 
     def read(self, now: TaskTotals, wall_ms: int) -> SubtaskMetrics:
-        """The metrics now. Rates are those of the time since a look before, which is a second ago if there was one."""
+        """Returns the current metrics. Rates are averages since an earlier read at least a second ago, if there was
+        one.
+        """
         before = self._seen
         passed_ms = max(1, now.at_ms - before.at_ms)
         if passed_ms >= SECOND_MS:
@@ -254,12 +259,12 @@ class TaskMeter:
 
 
 def task_tags(context: JobContext, task: TaskId) -> dict[str, str]:
-    """Whose metrics these are. All subtasks of a vertex share its name, so that they can be added up."""
+    """Returns the tags of a task's metrics. All subtasks of a vertex share its name, so that they can be added up."""
     return {"job": context.job_name, "vertex": context.graph.vertex(task.vertex).name, "subtask": str(task.subtask)}
 
 
 def totals_of(told: SubtaskMetrics) -> dict[Metric, int]:
-    """What is counted, in this attempt."""
+    """Returns the values of the counters, in this attempt."""
     return {
         m.RECORDS_IN: told.records_in,
         m.RECORDS_OUT: told.records_out,
@@ -269,7 +274,7 @@ def totals_of(told: SubtaskMetrics) -> dict[Metric, int]:
 
 
 def gauges_of(told: SubtaskMetrics) -> dict[Metric, float]:
-    """The gauges of a task."""
+    """Returns the gauges of a task."""
     gauges: dict[Metric, float] = {
         m.RECORDS_IN_RATE: told.records_in_per_second,
         m.RECORDS_OUT_RATE: told.records_out_per_second,
@@ -294,26 +299,26 @@ def gauges_of(told: SubtaskMetrics) -> dict[Metric, float]:
 
 
 def gauges_at_rest(told: SubtaskMetrics) -> Mapping[Metric, float]:
-    """Those of a task that this process has no more: no rate, and no lag, stays for an alert to be made of."""
+    """Returns the gauges of a task that has left this process. Rates and lags are 0, so that they trigger no alert."""
     lags = (m.INPUT_WATERMARK_LAG, m.OUTPUT_WATERMARK_LAG)
     return {metric: 0 if metric in lags else value for metric, value in gauges_of(told.at_rest).items()}
 
 
 def state_values(size: StateSize) -> dict[Metric, float]:
-    """The gauges of the keyed state of an operator: those that its backend can tell."""
+    """Returns the gauges of the keyed state of an operator, without values that its backend does not measure."""
     told = {m.STATE_ROWS: size.rows, m.STATE_TIMERS: size.timers, m.STATE_SIZE: size.size_bytes}
     return {metric: value for metric, value in told.items() if value is not None}
 
 
 def request_values(counts: RequestCounts) -> dict[Metric, float]:
-    """The gauges of what a process has asked of storage."""
+    """Returns the gauges of a process's requests to storage."""
     return {m.S3_REQUESTS: counts.s3_requests, m.STORAGE_RETRIES: counts.retries}
 
 
 def user_values(metric: UserMetric) -> list[tuple[str, str, float]]:
-    """What is published of a metric of a function, all of it as gauges: name, tag `quantile` and value.
+    """Returns the gauges of a user's metric: name, tag `quantile` and value.
 
-    A histogram has a series for each quantile and one, with `_count` behind the name, for the number of its values.
+    A histogram has a series for each quantile, and one whose name ends in `_count` for the number of its values.
     """
     name = f"tidegate_operator_{metric.name}"
     if metric.kind != Histogram.kind:
@@ -322,7 +327,7 @@ def user_values(metric: UserMetric) -> list[tuple[str, str, float]]:
 
 
 def snapshot_gauges(measured: SnapshotMetrics) -> dict[Metric, float]:
-    """The gauges of the newest snapshot that a task has acknowledged."""
+    """Returns the gauges of the newest snapshot that a task has acknowledged."""
     return {
         m.START_DELAY: measured.start_delay_ms,
         m.ALIGNMENT: measured.alignment_ms,
@@ -335,5 +340,5 @@ def snapshot_gauges(measured: SnapshotMetrics) -> dict[Metric, float]:
 
 
 def _lag_ms(watermark_ms: int, now_ms: int) -> int:
-    """How far event time is behind the clock. After the last watermark nothing is behind."""
+    """Returns how far event time is behind the clock. The last watermark has no lag."""
     return 0 if watermark_ms >= MAX_WATERMARK_MS else now_ms - watermark_ms

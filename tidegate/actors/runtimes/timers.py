@@ -1,8 +1,8 @@
-"""`Timers`: what a thread has to do later, with deadlines by a clock that nobody sets.
+"""`Timers`: the delayed actions of a thread, with deadlines by a monotonic clock.
 
-Machines name moments by the wall clock, as Flink does. The hosts of machines make delays of them, by the time that
-the machine was told (`at_ms`). So a wall clock that is set back meanwhile holds nothing up, and one that is set forward
-brings nothing about; when something fires, the wall clock may say less than the moment that it was for.
+Machines name moments by the wall clock, as Flink does. Drivers of machines turn them into delays, by the time that the
+machine was given (`at_ms`). So a wall clock that is set back delays nothing, and one that is set forward triggers
+nothing. When a timer fires, the wall clock may still be before the moment of the timer.
 """
 
 from __future__ import annotations
@@ -14,29 +14,31 @@ from collections.abc import Callable
 from tidegate.storage.clock import monotonic_ms
 
 WAIT_MS_MAX = 24 * 3_600_000
-"""A longer wait goes on when it is over: a user's timer may be for the end of time, for which no queue can wait."""
+"""Longest wait in ms. A longer one continues afterwards: a user's timer may be at the end of time, beyond the limit of
+queues.
+"""
 
 
 class Timers:
-    """Actions and when they are due. For one thread.
+    """Actions and their deadlines. For one thread.
 
-    An action with a name replaces the one of that name, and can be cancelled. What was cancelled is taken out of the
-    heap in bulk, when it is half of it: so a cancellation costs no more than a timer.
+    An action with a name replaces the waiting action of that name, and can be cancelled. Cancelled actions are removed
+    from the heap in bulk, when they are half of it. So a cancellation costs no more than a timer.
     """
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Callable[[], object], str | None]] = []
         self._ids = itertools.count(1)
         self._named: dict[str, int] = {}
-        """The numbers of the named ones that wait; less than 0 for one that was popped and has not run yet."""
+        """Numbers of the named actions that wait. Negative for an action that was popped and has not run yet."""
         self._cancelled: set[int] = set()
 
     def __len__(self) -> int:
-        """How many wait."""
+        """Returns the number of waiting actions."""
         return len(self._heap) - len(self._cancelled)
 
     def after(self, delay_ms: int, action: Callable[[], object], name: str | None = None) -> None:
-        """Have an action run after a while."""
+        """Adds an action to run after a delay."""
         number = next(self._ids)
         if name is not None:
             self.cancel(name)
@@ -44,7 +46,7 @@ class Timers:
         heapq.heappush(self._heap, (monotonic_ms() + max(0, delay_ms), number, action, name))
 
     def cancel(self, name: str) -> None:
-        """Drop the action of this name, if one waits."""
+        """Drops the waiting action of this name, if there is one."""
         number = self._named.pop(name, -1)
         if number < 0:
             return
@@ -56,11 +58,11 @@ class Timers:
 
     @property
     def due(self) -> bool:
-        """Whether the time of the first one has come."""
+        """Returns whether an action is due."""
         return self._first is not None and self._first <= monotonic_ms()
 
     def pop(self) -> Callable[[], object]:
-        """The action that is due first. Call it when one is `due`."""
+        """Removes and returns the action with the earliest deadline. Requires `due`."""
         _, number, action, name = heapq.heappop(self._heap)
         if name is None:
             return action
@@ -75,7 +77,7 @@ class Timers:
 
     @property
     def wait_ms(self) -> int | None:
-        """How long to wait for the first one, at most. None: there is none."""
+        """Returns how long to wait for the first action, at most `WAIT_MS_MAX`. None if no action waits."""
         return None if self._first is None else min(WAIT_MS_MAX, max(0, self._first - monotonic_ms()))
 
     @property

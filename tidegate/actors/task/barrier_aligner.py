@@ -1,4 +1,4 @@
-"""`BarrierAligner`: barrier handling for exactly-once: aligned, unaligned, or with a timeout, as each barrier says.
+"""`BarrierAligner`: barrier handling for exactly-once: aligned, unaligned, or with a timeout, as each barrier requests.
 
 Rules that it keeps (Carbone et al., "Lightweight Asynchronous Snapshots for Distributed Dataflows"; Flink's
 SingleCheckpointBarrierHandler):
@@ -53,7 +53,7 @@ class BarrierInput(enum.Enum):
     "Overtaking" is a barrier that is UNALIGNED, or aligned and over its timeout.
     """
 
-    STALE = "anything that changes nothing: of a checkpoint that is over or older than the pending one, or told again"
+    STALE = "an input without effect: its checkpoint is over or older than the pending one, or the input is repeated"
     FROM_BLOCKED = "an element of a blocked channel"
     ANNOUNCED = "an aligned barrier of the pending checkpoint has arrived"
     ANNOUNCED_NEXT = "an aligned barrier of a newer checkpoint (or while none is pending) has arrived"
@@ -277,7 +277,7 @@ class BarrierAligner(BarrierHandler):
         return Outcome(timer_at_ms=collected.arm(step.barrier, step.at_ms))
 
     def _align(self, step: Step) -> Outcome:
-        """Block the channel until the barriers of all channels were taken."""
+        """Blocks the channel until the barriers of all channels were taken."""
         return self._await_channels(step, BarrierState.ALIGNING)
 
     def _wait_for_ends(self, step: Step) -> Outcome:
@@ -285,7 +285,7 @@ class BarrierAligner(BarrierHandler):
         return self._await_channels(step, BarrierState.TRIGGERED)
 
     def _overtake(self, step: Step) -> Outcome:
-        """Take the snapshot before what is queued, and collect the barriers that are not there yet."""
+        """Takes the snapshot before the queued elements, and collects the missing barriers."""
         collected = self._begin(step, BarrierState.COLLECTING_UNALIGNED)
         collected.timeout_at_ms = None
         self._snapshot_started_at_ms = collected.started_at_ms
@@ -295,7 +295,10 @@ class BarrierAligner(BarrierHandler):
         return Outcome(snapshot=replace(barrier, options=options))
 
     def _collect(self, step: Step) -> Outcome:
-        """Another barrier is there: what was in flight on its channel ends with it. Its alignment no longer matters."""
+        """Notes that the barrier of one more channel has arrived, with which the in-flight data of the channel ends.
+
+        The snapshot is taken already, so it makes no difference whether this barrier is aligned.
+        """
         assert step.channel is not None
         self._of_pending().arrived.add(step.channel)
         self._close_if_collected()
@@ -321,7 +324,7 @@ class BarrierAligner(BarrierHandler):
         return self._give_up_pending(None)
 
     def _cancel_unseen(self, step: Step) -> Outcome:
-        """Cancelled before a barrier was taken: barriers that still come on other channels must block no channel."""
+        """Closes a checkpoint that was cancelled before its first barrier, so that later barriers block no channel."""
         self._close(step.checkpoint_id)
         return Outcome(cancelled=((step.checkpoint_id, CheckpointFailureReason.CANCEL_BARRIER),))
 
@@ -344,7 +347,7 @@ class BarrierAligner(BarrierHandler):
         return collected
 
     def _begin(self, step: Step, state: BarrierState) -> Collected:
-        """Make the step's checkpoint the pending one, unless it is already, and enter this state."""
+        """Makes the step's checkpoint the pending one, unless it is already, and enters this state."""
         assert self._pending is None or self.pending == step.checkpoint_id, "a newer one supersedes first"
         # Older checkpoints of which barriers have only arrived are stale now: their timeouts must not come up.
         self._known = {n: c for n, c in self._known.items() if n >= step.checkpoint_id}
@@ -358,7 +361,7 @@ class BarrierAligner(BarrierHandler):
         return collected
 
     def _await_channels(self, step: Step, state: BarrierState) -> Outcome:
-        """Begin to wait for all channels. If none is missing, the snapshot is due at once."""
+        """Begins to wait for all channels. If none is missing, the snapshot is due at once."""
         assert step.barrier is not None
         timer_at_ms = self._begin(step, state).arm(step.barrier, step.at_ms)
         outcome = self._snapshot_if_aligned()

@@ -240,7 +240,7 @@ class BarrierTracker(BarrierHandler):
         return tuple((n, CheckpointFailureReason.SUBSUMED) for n in sorted(self._pending) if n < checkpoint_id)
 
     def _give_up(self, checkpoint_id: CheckpointId) -> Outcome:
-        """Give up the oldest checkpoint to make room."""
+        """Gives up the oldest checkpoint to make room."""
         self._close(checkpoint_id)
         return Outcome(cancelled=((checkpoint_id, CheckpointFailureReason.SUBSUMED),))
 
@@ -309,13 +309,13 @@ class RememberedIds:
         return checkpoint_id in self._ids
 
     def add(self, checkpoint_id: CheckpointId) -> None:
-        """Remember one."""
+        """Remembers one."""
         self._ids.add(checkpoint_id)
         if len(self._ids) > self._size_max:
             self._ids.remove(min(self._ids))
 
     def discard(self, checkpoint_id: CheckpointId) -> None:
-        """Forget one, if it is there."""
+        """Forgets one, if it is there."""
         self._ids.discard(checkpoint_id)
 
     def forget_up_to(self, checkpoint_id: CheckpointId) -> None:

@@ -47,8 +47,10 @@ InFlightElement: TypeAlias = pa.RecordBatch | Watermark
 
 
 def keep_in_flight(held: list[InFlightElement], elements: Iterable[Element | None]) -> None:
-    """Selects what of a channel is in flight: the rows that an unaligned barrier overtakes, and the watermarks that
-    judge them. `InputChannel`, `OutputChannel` and `ChannelRecorder` store in a checkpoint what this returns. Rules:
+    """Appends to `held` the elements of a channel that are in flight, in their order.
+
+    These are the rows that an unaligned barrier overtakes, and the watermarks that decide whether they are late.
+    `InputChannel`, `OutputChannel` and `ChannelRecorder` store them in a checkpoint. Rules:
 
     - A watermark keeps its place among the rows: after a restore each row meets the one that it would have met.
     - What the channel had reached before comes first. A row may be late by a watermark that was taken, or had left,
@@ -58,9 +60,7 @@ def keep_in_flight(held: list[InFlightElement], elements: Iterable[Element | Non
     - Idleness is not kept either. After a restore both ends begin as active, and an idle sender announces it. If the
       receiver began as idle, no message would announce an active sender, and rows in time would be late.
 
-    In a job without event time there are only rows.
-
-    Adds the elements that count to what is held of a channel, in their order. None is skipped.
+    In a job without event time there are only rows. A None among `elements` is skipped.
     """
     for element in elements:
         if isinstance(element, pa.RecordBatch):
@@ -71,7 +71,10 @@ def keep_in_flight(held: list[InFlightElement], elements: Iterable[Element | Non
 
 
 def has_rows(held: Iterable[InFlightElement]) -> bool:
-    """Returns whether anything is in flight: watermarks alone judge nothing, and come again."""
+    """Returns whether rows are in flight.
+
+    Watermarks without rows need not be stored: they make no row late, and senders repeat them after a restore.
+    """
     return any(isinstance(element, pa.RecordBatch) for element in held)
 
 
@@ -81,12 +84,13 @@ ChannelT = TypeVar("ChannelT")
 
 
 class ReadyChannels(Generic[ChannelT]):
-    """The channels of a task in which something may have to be done, in the order of the channels. Each turn looks
-    through the queues of a task several times. With a thousand channels, of which two have work, looking was all that a
-    turn did; a checkpoint, with a barrier from each channel, cost the square of their number. Rules:
+    """The channels of a task in which something may have to be done, in the order of the channels.
 
-    - A mark says that a channel may have something. Access to a channel marks it; a caller that finds nothing in it may
-      take the mark away. So a channel without a mark has nothing.
+    Each turn looks through the queues of a task several times. Without marks, a turn of a task with a thousand channels
+    did little else, and the cost of a checkpoint grew with the square of their number. Rules:
+
+    - A mark means that a channel may have something. Access to a channel marks it; a caller that finds nothing in it
+      may take the mark away. So a channel without a mark has nothing.
     - Marks are bits of one number, so that the next one behind a place is found without looking at each.
     - Few channels are always marked: to look at them all takes no longer than to look at the marks.
     """

@@ -51,7 +51,7 @@ class Emitter:
         self.gate = OutputGate(every, d.limits, unawaited)
 
     def emit(self, batch: pa.RecordBatch) -> None:
-        """Partition a batch for each edge of the output, and queue the parts."""
+        """Partitions a batch for each edge of the output, and queues the parts."""
         self._emit(batch, None)
 
     def emit_aside(self, side: SideOutput, batch: pa.RecordBatch) -> None:
@@ -66,7 +66,7 @@ class Emitter:
                 self.gate[channels[target]].put(part)
 
     def emit_watermark(self, watermark_ms: int) -> None:
-        """Queue a watermark on every channel."""
+        """Queues a watermark on every channel."""
         self.gate.broadcast(Watermark(watermark_ms))
 
     def emit_idle(self, idle: bool) -> None:
@@ -78,7 +78,7 @@ class Emitter:
         self._flush_armed = False
 
     def probe_due(self) -> None:
-        """Where no credit has come since the timer was set, a grant may be lost: request it with an empty frame."""
+        """Requests grants that may be lost, by empty frames on channels that got no credit since the timer was set."""
         before = self._starved or {}
         self._starved = None
         for channel, credit_bytes in self.gate.starved().items():
@@ -87,7 +87,7 @@ class Emitter:
                 self._instruct(do.SendFrame(self._descriptor.attempt, channel, next_sequence, ()))
 
     def send(self, at_ms: int, flush: bool = False) -> None:
-        """Send the frames that may and should leave now; what lingers gets a timer."""
+        """Sends the frames that may and should leave now. Lingering output gets a timer."""
         for channel, first_sequence, elements in self.gate.take_frames(flush):
             exhausted = self.gate[channel].exhausted
             self._instruct(do.SendFrame(self._descriptor.attempt, channel, first_sequence, elements, exhausted))
@@ -130,7 +130,7 @@ class HashPartitioner:
         """The schema of the last batch whose columns were checked."""
 
     def split(self, batch: pa.RecordBatch) -> Split:
-        """ConfigurationError when a key column is missing or of a type that cannot be a key."""
+        """Raises ConfigurationError when a key column is missing or of a type that cannot be a key."""
         if self._parallelism == 1 or batch.num_rows == 0:
             self._check(batch)
             return [(0, compact(batch))] if batch.num_rows else []
@@ -142,7 +142,7 @@ class HashPartitioner:
         return [(t, gather(batch, parts.rows[bounds[t] : bounds[t + 1]])) for t in filled]
 
     def _check(self, batch: pa.RecordBatch) -> None:
-        """Refuse what cannot be a key, where no hash does so."""
+        """Raises ConfigurationError for columns that cannot be keys, in branches where no hash does so."""
         if self._checked is None or not self._checked.equals(batch.schema):
             key_forms(batch.slice(0, 0), self._columns)
             self._checked = batch.schema
@@ -172,7 +172,7 @@ class BroadcastPartitioner:
         self._parallelism = parallelism
 
     def split(self, batch: pa.RecordBatch) -> Split:
-        """The same batch for each subtask."""
+        """Returns the same batch for each subtask."""
         if batch.num_rows == 0:
             return []
         whole = compact(batch)
@@ -186,7 +186,7 @@ class ForwardPartitioner:
         self._subtask = subtask
 
     def split(self, batch: pa.RecordBatch) -> Split:
-        """The batch, for the same subtask."""
+        """Returns the batch, for the same subtask."""
         return [(self._subtask, compact(batch))] if batch.num_rows else []
 
 
@@ -211,7 +211,7 @@ class CombiningPartitioner:
 
 
 def make_partitioner(spec: Partitioning, subtask: int, parallelism_down: int, max_parallelism: int) -> Partitioner:
-    """The partitioner of one upstream subtask. Rebalancing starts at another subtask for each of them."""
+    """Returns the partitioner of one upstream subtask. Rebalancing starts at another subtask for each of them."""
     match spec.kind:
         case PartitioningKind.HASH:
             return HashPartitioner(spec.keys, max_parallelism, parallelism_down)

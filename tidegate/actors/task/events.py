@@ -54,7 +54,7 @@ class TaskRestored:
     kept: Mapping[OperatorUid, KeyedBackend] = field(default_factory=dict)
     """Backends that the attempt before has left in this process. They go back to that checkpoint."""
     origin: StateOrigin | None = None
-    """Where state comes from; None on a fresh start."""
+    """The place from which state is restored, or None on a fresh start."""
 
     @property
     def checkpoint_id(self) -> CheckpointId | None:
@@ -126,14 +126,15 @@ class TurnGranted:
 @wire
 @dataclass(frozen=True, slots=True)
 class SourceBatchRead:
-    """The answer to a `ReadSource`. `batch` is None when the split had nothing left, or nothing at the moment.
+    """The answer to a `ReadSource`. `batch` is None if the split had nothing more, or nothing at the moment.
 
-    `induces`: the reader of an externally induced source wants this checkpoint to be taken right after the batch.
-    `held`: the source was not asked, because the job's sources are held back for now. It may have rows.
-    `payload`: that of the split from `next_offset` on; None if it stays as it is. `found`: new splits of this subtask.
+    `induces`: the reader of an externally induced source requests this checkpoint right after the batch.
+    `held`: the source was not read, because the job's sources are held back for now. It may have rows.
+    `payload`: the payload of the split from `next_offset` on, None if it does not change. `found`: new splits of this
+    subtask.
     `bad`: dead letters among the rows up to `next_offset`. `lost`: records that were passed over, because they were
     deleted.
-    `empty`: so many splits of the read had nothing at all; what is said here is of the one after them.
+    `empty`: number of splits of the read that had nothing at all. The answer is about the split after them.
     """
 
     at_ms: int
@@ -190,9 +191,9 @@ class CheckpointCompleted:
 @wire
 @dataclass(frozen=True, slots=True)
 class SplitsAssigned:
-    """The coordinator has given this task more splits of its source: the answer to a `RequestSplits`.
+    """The coordinator has assigned more splits of its source to this task, in answer to a `RequestSplits`.
 
-    `first`: how many it had been given in this attempt before. Without splits there are no more for it.
+    `first`: the number of splits assigned to the task in this attempt before. Empty `splits`: no more will follow.
     """
 
     at_ms: int
@@ -216,10 +217,10 @@ class WatermarkAnnounced:
 @wire
 @dataclass(frozen=True, slots=True)
 class SnapshotPersisted:
-    """The state of a snapshot is durable. `handle` is None for a stateless task; `sync_ms`: its synchronous part.
+    """The state of a snapshot is durable. `handle` is None for a stateless task. `sync_ms`: its synchronous part.
 
-    `layer`: what was put on the layers that the snapshot is built on; None if nothing had changed. `native`: all files
-    of its backends, also those that it shares with what it is built on.
+    `layer`: the layer on top of the layers that the snapshot is built on, None if nothing had changed. `native`: all
+    files of its backends, also files that it shares with its base.
     """
 
     at_ms: int
@@ -299,9 +300,10 @@ class CallsAnswered:
 
 @wire
 class TaskTimer(enum.Enum):
-    """What a timer is for: to send output that has lingered, to ask for credit that has not come, to end an alignment
-    that takes too long, to fire timers of operators, to ask a source again that had no rows, or for splits again, or to
-    tell how far the task is in event time."""
+    """The purpose of a timer: send output that has lingered, request credit that has not come, end an alignment that
+    takes too long, fire timers of operators, read a source again that had no rows, request splits again, or report the
+    event time of the task.
+    """
 
     FLUSH = "flush"
     CREDIT = "credit"

@@ -1,4 +1,4 @@
-"""What a snapshot may be built on: the layers of an earlier checkpoint (`IncrementalBase`), or a changelog
+"""The possible bases of a snapshot: the layers of an earlier checkpoint (`IncrementalBase`), or a changelog
 (`ChangeLog`).
 """
 
@@ -155,12 +155,12 @@ class Layer:
     condition: _Condition = _Condition.WRITING
     handles: tuple[StateHandle, ...] = ()
     taken: bool = False
-    """Whether a snapshot has it in its chain: then the coordinator deletes it."""
+    """True if a snapshot has it in its chain. Then the coordinator deletes it."""
     size_bytes: int = 0
     """Bytes of its files, stored because every event of the task reads them."""
 
     def durable(self, handles: tuple[StateHandle, ...]) -> None:
-        """It is written: these are its files."""
+        """Stores the files of a layer that is written."""
         self.condition = _Condition.DURABLE
         self.handles = handles
         self.size_bytes = sum(handle.size_bytes for handle in handles)
@@ -221,7 +221,7 @@ class ChangeLog:
     _left_out: list[Layer] = field(default_factory=list)
     """Layers that were dropped while they were being written. Only older snapshots may have them."""
     _paused: bool = False
-    """Whether something could not be written since the last snapshot was taken."""
+    """True if a write has failed since the last snapshot was taken."""
     _discarded: list[StateHandle] = field(default_factory=list)
     """Files that the task has to delete, and that were not returned yet."""
 
@@ -253,7 +253,7 @@ class ChangeLog:
         return large or self._layers >= self.limits.layers_max
 
     def seal(self) -> Cut:
-        """Begin a segment with all changes since the last one, or a base where there is nothing to build on.
+        """Begins a segment with all changes since the last one, or a base where there is nothing to build on.
 
         It is a base, too, if bases have failed until there are far too many layers. The snapshot has to wait for it.
         """
@@ -270,7 +270,7 @@ class ChangeLog:
         return Cut(CheckpointId(self._newest), base=CheckpointId(self._newest - 1))
 
     def seal_with_base(self) -> tuple[Cut, Cut]:
-        """Begin a segment, and a base of the same moment. Freeze them in this order, with nothing in between."""
+        """Begins a segment, and a base of the same moment. Freeze them in this order, with nothing in between."""
         assert self._base is not None and self._coming is None
         segment = self._begin()
         self._coming = Layer(self._newest, whole=True)

@@ -4,7 +4,7 @@ The task machine queues what arrives, and takes an element in each turn. Rules t
 
 - Elements are handled exactly the order of their numbers. A repeated one is dropped, a gap raises (invariant 1).
 - Restored in-flight rows (`recover`), and the watermarks between them, come before everything that arrives.
-- Small batches that wait one behind the other are taken as one (`merging.py`); each still counts as an element.
+- Small batches that wait one behind the other are taken as one (`_take_merged`); each still counts as an element.
 - A queue never holds more than the credit that was granted plus one element (invariant 10): a sender may overdraw by
   one element, so that an element larger than the whole credit can pass.
 - Receiving never blocks. A blocked channel keeps receiving; `next_channel` does not offer it.
@@ -88,14 +88,14 @@ class InputChannel:
         self.last_bytes = 0
         """Size of what was taken last, also of a part of a batch."""
         self.data_over = False
-        """Whether the end of the data was taken."""
+        """True once the end of the data was taken."""
         self._granted_bytes = self._ahead_bytes
         self.taken_bytes = 0
         """Bytes of this attempt that were taken."""
         self._head_bytes: int | None = None
         """Size of the whole batch at the head, once a part of it was taken."""
         self._left_bytes = 0
-        """Size of what is left of it."""
+        """Size of the rest of that batch."""
 
     @property
     def waiting(self) -> bool:
@@ -103,12 +103,12 @@ class InputChannel:
         return bool(self.recovered or self.queue)
 
     def recover(self, elements: Iterable[InFlightElement]) -> None:
-        """Put what was restored as in flight before everything else, also before what has arrived meanwhile."""
+        """Puts what was restored as in flight before everything else, also before what has arrived meanwhile."""
         invariants.check_recover(self.rows_taken)
         self.recovered.extend(elements)
 
     def accept(self, first_sequence: int, elements: Sequence[Element]) -> Sequence[Element]:
-        """Queue the elements that are new and return them. Raises ProtocolError on a gap, and then changes nothing."""
+        """Queues the new elements, and returns them. Raises ProtocolError on a gap, and then changes nothing."""
         if not invariants.is_gapless(first_sequence, self.arrived):
             raise ProtocolError(
                 f"{self.channel}: element {first_sequence} arrived where {self.arrived} was due: "
@@ -120,7 +120,7 @@ class InputChannel:
         return new
 
     def take(self, rows_max: int = ROWS_UNLIMITED) -> Element:
-        """Take the next element, or several small batches as one.
+        """Takes the next element, or several small batches as one.
 
         Of a larger batch it takes `rows_max` rows; the rest comes next.
         """
@@ -203,7 +203,7 @@ class InputChannel:
         return self._granted_bytes
 
     def credit_to_grant(self) -> int | None:
-        """Grant credit if half of it was freed since the last grant. Returns the new total, or None."""
+        """Grants credit if half of it was freed since the last grant. Returns the new total, or None."""
         total_bytes = self.taken_bytes + self._ahead_bytes
         if total_bytes - self._granted_bytes < max(1, self._ahead_bytes // 2):
             return None
@@ -217,7 +217,7 @@ class InputChannel:
 
 
 class InputGate:
-    """All input channels of a task, served in turn."""
+    """The input channels of a task, served in turn."""
 
     def __init__(
         self,
@@ -242,7 +242,7 @@ class InputGate:
         self._over = 0
         """Bits of the channels whose data has ended."""
         self._recovering = False
-        """Whether restored in-flight elements may still wait, on any channel."""
+        """True if restored in-flight elements may still wait on a channel."""
 
     def __getitem__(self, channel: ChannelId) -> InputChannel:
         found = self._channels.get(channel)
@@ -269,7 +269,7 @@ class InputGate:
         return self._first(False, blocked, blocked_for) is not None
 
     def recover(self, channel: ChannelId, elements: Iterable[InFlightElement]) -> None:
-        """Put what was restored as in flight before everything else that the task processes."""
+        """Puts what was restored as in flight before everything else that the task processes."""
         self[channel].recover(elements)
         self._recovering = True
 

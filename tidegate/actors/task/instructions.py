@@ -55,12 +55,12 @@ class GrantCredit:
 class ReadSource:
     """Read rows of a split; answered by one `SourceBatchRead` with the same `read` number.
 
-    `others`: more splits, and the row to read each from. They are tried one after the other while those before them
-    have nothing. Whoever reads may stop before any of them.
+    `others`: more splits, and the row to read each from. They are tried one after the other while the splits before
+    them have nothing. The reader may stop before any of them.
 
-    `patience_ms`: while none of them has anything, whoever reads may pause and try them all again, for this long in
-    all. So the task need not be woken up to hear that there is nothing. `pause_ms`: the first of these pauses. Each is
-    twice as long as the one before, up to `PAUSE_MAX_MS`.
+    `patience_ms`: while none of them has anything, the reader may pause and try them all again, for up to this total
+    time. So the task need not be woken up for an empty answer. `pause_ms`: the first of these pauses. Each is twice as
+    long as the one before, up to `PAUSE_MAX_MS`.
     """
 
     read: int

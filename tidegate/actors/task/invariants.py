@@ -2,10 +2,10 @@
 
 The predicates take plain numbers, because they run for every element: queues, gates and barriers have the rest. A lost
 message can break some rules. Then the caller raises `ProtocolError`, and a new attempt begins. Only a bug of the task
-itself can break the others. For these the `check_*` functions raise `InvariantError`.
+itself can break other rules. For these the `check_*` functions raise `InvariantError`.
 
-The numbers are those of the invariants in `docs/architecture.md`. The oracle of the simulator looks at the same rules
-from outside (`tidegate/testing/oracle/invariants.py`); `tests/simulation/broken_tasks.py` breaks them, and
+The numbers refer to the invariants in `docs/architecture.md`. The oracle of the simulator looks at the same rules
+from outside (`tidegate/testing/oracle/job_oracle.py`); `tests/simulation/broken_tasks.py` breaks them, and
 `broken_predicates.py` weakens the predicates.
 """
 
@@ -88,7 +88,7 @@ def check_recover(rows_taken: int) -> None:
 
 
 def check_watermark(reached_ms: int | None, watermark_ms: int) -> None:
-    """Raise InvariantError unless `goes_on`."""
+    """Raises InvariantError unless `goes_on`."""
     if not goes_on(reached_ms, watermark_ms):
         raise InvariantError(f"a task that has reached event time {reached_ms} goes back to {watermark_ms}")
 

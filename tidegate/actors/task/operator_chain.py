@@ -1,4 +1,5 @@
-"""`OperatorChain`: runs the operators of one task in a row. What one emits is the input of the next, by plain calls.
+"""`OperatorChain`: runs the operators of one task in a row. The output of each is the input of the next, by plain
+calls.
 
 The task machine calls it with batches, watermarks and processing time. Rules:
 
@@ -6,10 +7,10 @@ The task machine calls it with batches, watermarks and processing time. Rules:
 - A watermark passes the operators in order. Each first emits what waited for it; the operators behind it process that,
   and then the watermark continues to them. An operator that generates watermarks lets none from upstream pass, except
   the last one.
-- Processing time is what the task says it is. For a timer it is never before the time that the timer was set for. Else
+- The task sets the processing time. For a timer it is never before the time that the timer was set for. Else
   a timer that sets itself for the next full second would be due at once, again and again.
-- Once finishing has begun no processing-time timer fires any more: as in Flink, those are dropped at the end.
-- Timers fire in steps (Flink's interruptible timers). The first step is done at once, the others when the task asks for
+- Once finishing has begun no processing-time timer fires any more: as in Flink, these timers are dropped at the end.
+- Timers fire in steps (Flink's interruptible timers). The first step is done at once, later ones when the task asks for
   them; meanwhile it gives the chain nothing else.
 - If several operators have steps left, the last in the chain goes first, to be up to date when those before it emit
   again. Watermarks that wait for the same operator merge into the newest. A generator of watermarks emits a batch in
@@ -99,14 +100,14 @@ class OperatorChain:
         self._output_watermark = output_watermark
         self._output_idle = output_idle
         self._idle = False
-        """Whether downstream was told that this task is idle in event time."""
+        """True if downstream was notified that this task is idle in event time."""
         self._links = [link_of(spec, partial(self._emitted, position)) for position, spec in enumerate(specs)]
         self._behind: set[int] = set()
         """Positions of operators that are not done with their newest watermark."""
         self._clock: Iterator[None] | None = None
         """The steps left for the processing time that is firing, if any."""
         self._clock_ms = MIN_WATERMARK_MS
-        """That processing time, until these steps are done."""
+        """The processing time that is firing, until these steps are done."""
         self._task_ms = 0
         self._inputs_ended: set[int] = set()
         self._finishing = False
@@ -125,7 +126,7 @@ class OperatorChain:
         checkpoint_id: CheckpointId | None = None,
         kept: Mapping[OperatorUid, KeyedBackend] = MappingProxyType({}),
     ) -> None:
-        """Open every operator with its restored state, last one first, so that each may emit at once.
+        """Opens every operator with its restored state, last one first, so that each may emit at once.
 
         `checkpoint_id`: the checkpoint of this job that they start from, if any. Backends that were `kept` go back to
         it. All others keep what they need to go back to it later.
@@ -151,7 +152,7 @@ class OperatorChain:
         self._time.now_ms = max(at_ms, self._clock_ms)
 
     def process(self, batch: pa.RecordBatch, input_index: int = 0) -> None:
-        """Process one batch of one of the inputs, through the whole chain."""
+        """Processes one batch of one of the inputs, through the whole chain."""
         self.pace.rows += batch.num_rows
         self._say_idle(False)
         self._feed(0, batch, input_index)
@@ -235,17 +236,17 @@ class OperatorChain:
             self.step()
 
     def prepare_snapshot(self) -> None:
-        """Let every operator emit what belongs before the barrier, first one first."""
+        """Lets every operator emit what belongs before the barrier, first one first."""
         for link in self._links:
             link.operator.prepare_snapshot(link.emit)
 
     def snapshot(self, cut: Cut) -> list[OperatorSnapshot]:
-        """Freeze every stateful operator."""
+        """Freezes every stateful operator."""
         snapshots = (link.operator.snapshot(cut) for link in self._links)
         return [snapshot for snapshot in snapshots if snapshot is not None]
 
     def changes(self, cut: Cut) -> tuple[OperatorSnapshot, ...]:
-        """Freeze the keyed state of every operator, and nothing else: for the changelog."""
+        """Freezes the keyed state of every operator, and nothing else: for the changelog."""
         changes = (link.operator.changes(cut) for link in self._links)
         return tuple(change for change in changes if change is not None)
 
@@ -291,7 +292,7 @@ class OperatorChain:
         return [(uid, rows) for uid, sink in self._sinks.items() for rows in sink.take_files(force)]
 
     def finish(self, drain: bool = True) -> Iterator[None]:
-        """End of all inputs. Returns the steps that are left.
+        """Ends all inputs. Returns the remaining steps.
 
         First come steps of watermarks. Then, if the end is for good (`drain`), every operator emits what it has left,
         first one first.
@@ -303,11 +304,11 @@ class OperatorChain:
         return self._finish() if drain else self._catch_up()
 
     def close(self) -> None:
-        """Close every operator that `open` began with, once, first one first, even if one of them raises."""
+        """Closes every operator that `open` began with, once, first one first, even if one of them raises."""
         self._closing.close()
 
     def _feed(self, position: int, batch: pa.RecordBatch, input_index: int = 0) -> None:
-        """Process a batch, beginning with the operator at `position`."""
+        """Processes a batch, beginning with the operator at `position`."""
         if not batch.num_rows:
             return
         if position == len(self._links):
@@ -376,7 +377,7 @@ class OperatorChain:
         return link.steps
 
     def _step(self, behind: int = -1) -> bool:
-        """Do one step of the operators behind a position that are not done with a watermark. False: none was left."""
+        """Does one step of the operators behind a position that are not done with a watermark. False: none was left."""
         while (position := max(self._behind, default=-1)) > behind:
             for _ in self._steps_of(self._links[position]):
                 return True
@@ -409,8 +410,8 @@ class OperatorChain:
     def _finish(self) -> Iterator[None]:
         yield from self._catch_up()
         for position, link in enumerate(self._links):
-            # The inputs of the first operator may have ended already, one by one. The others have one input, which ends
-            # now.
+            # The inputs of the first operator may have ended already, one by one. Other operators have one input, which
+            # ends now.
             if position or not self._inputs_ended:
                 link.operator.end_input(0, link.emit)
             for _ in link.operator.finish(link.emit):
@@ -427,7 +428,7 @@ class Link:
     emit: Emit
     """Takes its output."""
     rows_max: int
-    """It gets no more rows than this at once."""
+    """Most rows that the operator gets at once."""
     waits: bool
     """`Operator.waits_for_event_time`, read once."""
     generated_ms: int = MIN_WATERMARK_MS
@@ -441,7 +442,7 @@ class Link:
 
 
 def link_of(spec: OperatorSpec, emit: Emit) -> Link:
-    """Make the operator of a spec."""
+    """Makes the operator of a spec."""
     operator = spec.factory()
     rows_max = ROWS_UNLIMITED if spec.batch_rows is None else spec.batch_rows.most
     return Link(operator, emit, rows_max, operator.waits_for_event_time)
@@ -459,7 +460,7 @@ class AsyncCallers:
     - What functions return continues between two turns, to the operator behind: rows, and watermarks that waited for
       them. All steps of such a watermark come before the rows behind it: these are judged by it.
 
-    `advance`, `step` and `feed` are those of the chain.
+    `advance`, `step` and `feed` are methods of the chain.
     """
 
     def __init__(
@@ -479,7 +480,7 @@ class AsyncCallers:
         self._step = step
         self._feed = feed
         self.draining = False
-        """Whether the input has ended for good."""
+        """True once the input has ended for good."""
 
     @property
     def blocked(self) -> bool:
@@ -494,7 +495,10 @@ class AsyncCallers:
         return [MakeCalls(uid, calls) for uid, calls in taken if calls]
 
     def answered(self, answers: Iterable[tuple[OperatorUid, Answer]], status: TaskStatus) -> None:
-        """Functions have returned, or failed. Nothing for a task that was stopped: its rows are in the savepoint."""
+        """Processes the results of asynchronous calls that returned or failed.
+
+        A task that was stopped ignores them, because the rows of these calls are in the savepoint.
+        """
         if status not in _WORKING:
             return
         by_operator: dict[OperatorUid, list[Answer]] = {}
@@ -536,7 +540,7 @@ class ProcessingTimeTimer:
         self._due_ms = at_ms
 
     def run(self, now_ms: int) -> None:
-        """Do one step of what is due."""
+        """Does one step of what is due."""
         if self._chain.advancing:
             self._chain.step()
         else:
@@ -545,7 +549,7 @@ class ProcessingTimeTimer:
             self._chain.fire_processing_time(at_ms)
 
     def set(self) -> None:
-        """Set a timer for the earliest time, unless one is set for it or for an earlier one, or is due already."""
+        """Sets a timer for the earliest time, unless one is set for it or for an earlier one, or is due already."""
         if self.due:
             return
         due_at_ms = self._chain.next_processing_time_ms

@@ -40,8 +40,6 @@ from tidegate.storage.argument_checks import check_whole
 from tidegate.storage.errors import ConfigurationError, ProtocolError
 from tidegate.storage.ids import CheckpointId
 
-DEBLOAT_TARGET_MS = 1_000
-"""The time that a receiver should need for what is in flight to it, unless the job sets another one."""
 PROBE_MS_MIN = 10
 WINDOW_BYTES_AT_FIRST = 64 * 1024
 """A small first window: the receiver may be slow, and what was sent cannot be taken back."""
@@ -60,7 +58,7 @@ class BufferLimits:
     probe_ms: int = 2_000
     """How long output waits for credit before an empty frame requests a grant that may be lost."""
     in_flight_bytes_max: int = 256 * 1024 * 1024
-    """What a task holds for one unaligned snapshot, all channels together, before it declines the checkpoint."""
+    """Most bytes that a task keeps for one unaligned snapshot, over all channels, before it declines the checkpoint."""
     turn_rows_max: int = ROWS_UNLIMITED
     """Rows that a task processes at most before it looks at what else has come in."""
     merged_rows_max: int = MERGED_ROWS_MAX
@@ -192,7 +190,7 @@ class OutputChannel:
         return self.sendable or (self._held is not None and not self.queue)
 
     def put(self, element: Element) -> None:
-        """Queue an element."""
+        """Queues an element."""
         if isinstance(element, Watermark):
             self._held = None
             if not self._awaited and element.timestamp_ms < MAX_WATERMARK_MS:
@@ -203,7 +201,7 @@ class OutputChannel:
         self._queue(element)
 
     def _release(self) -> None:
-        """Queue the watermark that is held."""
+        """Queues the watermark that is held."""
         held = self._held
         self._held = None
         if held is not None:
@@ -222,7 +220,7 @@ class OutputChannel:
             self.barriers.add(element.checkpoint_id)
 
     def overtake(self, barrier: Barrier) -> list[InFlightElement]:
-        """Queue a barrier before everything that waits, or move it there; returns what of it is in flight now."""
+        """Queues a barrier before all waiting elements, or moves it there. Returns the elements in flight now."""
         overtaken: list[InFlightElement] = []
         keep_in_flight(overtaken, (self._left,))
         for index, element in enumerate(self.queue):
@@ -282,7 +280,7 @@ class OutputChannel:
 
 
 class OutputGate:
-    """All output channels of a task."""
+    """The output channels of a task."""
 
     def __init__(
         self, channels: Sequence[ChannelId], limits: BufferLimits, unawaited: Collection[ChannelId] = ()
@@ -294,9 +292,9 @@ class OutputGate:
         self._marked = ReadyChannels(tuple(self._channels.values()))
         """Channels in which something may wait, or was put since the last turn."""
         self.lingering = False
-        """Whether `take_frames` has left something that credit would allow to be sent."""
+        """True if `take_frames` has left elements that credit would allow to be sent."""
         self.starving = False
-        """Whether `take_frames` has left something because there was no credit for it."""
+        """True if `take_frames` has left elements because there was no credit for them."""
         self.watermark_ms: int | None = None
         """The newest watermark that was queued; None: none yet."""
         self._pace = SenderPace()
@@ -318,7 +316,7 @@ class OutputGate:
 
     @property
     def turn_rows_max(self) -> int:
-        """Rows of a turn, so that its batches are as large as the slowest receiver wants them."""
+        """Rows of a turn, so that its batches are as large as the slowest receiver requires."""
         return self._pace.rows_max
 
     def turn_over(self, rows: int) -> None:
@@ -356,7 +354,7 @@ class OutputGate:
         return {channel: credit_bytes for channel, credit_bytes in found if credit_bytes is not None}
 
     def broadcast(self, element: Control) -> None:
-        """Queue a control element on every channel."""
+        """Queues a control element on every channel."""
         if isinstance(element, Watermark):
             invariants.check_watermark(self.watermark_ms, element.timestamp_ms)
             self.watermark_ms = element.timestamp_ms
@@ -365,7 +363,7 @@ class OutputGate:
             channel.put(element)
 
     def take_frames(self, flush: bool) -> list[tuple[ChannelId, int, tuple[Element, ...]]]:
-        """All frames that may and should leave now."""
+        """Returns all frames that may and should leave now."""
         frames = []
         self.lingering = self.starving = False
         for channel in self._marked:

@@ -151,7 +151,7 @@ class TaskSnapshot:
 
 @dataclass(slots=True)
 class SnapshotTracker:
-    """All snapshots of a task that are not over."""
+    """The unfinished snapshots of a task."""
 
     subtask: SubtaskIndex
     tables: Mapping[OperatorUid, str]
@@ -167,7 +167,7 @@ class SnapshotTracker:
         return sum(staged.in_flight for staged in self.files.values())
 
     def stage(self, taken: Iterable[tuple[OperatorUid, StagedRows]]) -> list[StageFile]:
-        """Give each of these its number."""
+        """Gives each of these files its number."""
         return [StageFile(u, self.files[u].start(), r.batches, r.folder, r.prepare) for u, r in taken]
 
     def ends(self) -> dict[OperatorUid, int]:
@@ -191,7 +191,7 @@ class SnapshotTracker:
         self._snapshots[checkpoint_id].unaligned = True
 
     def write_channels(self, checkpoint_id: CheckpointId, empty: bool) -> None:
-        """All in-flight rows are there, and being written; or there were none (`empty`)."""
+        """Records that all in-flight rows have arrived and are being written, or that there were none (`empty`)."""
         snapshot = self._snapshots[checkpoint_id]
         assert SnapshotPart.CHANNELS in snapshot.missing and not snapshot.cancelled
         if empty:
@@ -329,10 +329,10 @@ class ChangelogWriter:
         self._log = ChangeLog(layers, self._limits)
 
     def for_snapshot(self, cut: Cut) -> tuple[Cut, Chain | None, int]:
-        """Write what has changed, for a snapshot that is taken now.
+        """Writes the changes since the last segment, for a snapshot that is taken now.
 
-        Returns what is left for the snapshot itself to hold, the layers that complete it, and the number of the newest
-        layer of the snapshot before.
+        Returns the rest for the snapshot itself, the layers that complete it, and the number of the newest layer of the
+        snapshot before.
 
         A canonical savepoint holds everything itself, and the log begins anew: if the savepoint is the only checkpoint
         that is retained, the log's files go, because only older checkpoints refer to them.

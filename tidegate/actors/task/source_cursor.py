@@ -7,7 +7,7 @@ gets reads from it, and hands it the answers. Rules:
 - The payload of a split, and the splits that a source has found, belong to the position: they count when the answer
   that carried them is processed, together with its rows. So they are in a checkpoint if and only if these rows are. A
   split that was found is read from then on.
-- A split that is too far ahead of its group in event time is not read (`split_alignment.py`). The time for which it was
+- A split that is too far ahead of its group in event time is not read (`SplitAlignment`). The time for which it was
   held counts for no idleness.
 """
 
@@ -102,7 +102,7 @@ class SourceCursor:
         self._requests = requests
         self.alignment = alignment
         self._all_held = False
-        """Whether every split that could be read now is too far ahead."""
+        """True if every split that could be read now is too far ahead."""
         self._event_times = SourceSplits() if event_times is None else event_times
         for index, position in enumerate(positions):
             self._event_times.restore(None if in_turn is None else index, position.event_times)
@@ -354,7 +354,7 @@ class SourceCursor:
         self._known.update(ids)
 
     def _add(self, split: SourceSplit) -> None:
-        """Begin to read a split that was found or assigned, at its first row."""
+        """Begins to read a split that was found or assigned, at its first row."""
         index = len(self._positions)
         self._positions.append(SplitPosition(split))
         self._read_in.append(split)
@@ -384,7 +384,7 @@ class SourceCursor:
         return True
 
     def _report_quiet(self, awaited: WatermarkGenerator, at_ms: int) -> None:
-        """Log the splits that hold event time back because they have had no rows for long, each once."""
+        """Logs the splits that hold event time back because they have had no rows for long, each once."""
         # Splits that became quiet together are in one line, although they are read one after the other.
         since_ms = at_ms - QUIET_MS // 2
         quiet = [
@@ -420,14 +420,11 @@ class SourceCursor:
 def begin_source(
     d: TaskDescriptor, chain: OperatorChain, restored: Mapping[OperatorUid, Sequence[StateTable]], finished: bool
 ) -> SourceCursor | None:
-    """Makes the cursor of a source task from what was restored.
+    """Makes the cursor of a source task from the restored position. Returns None for a task without a source.
 
-    The cursor of the task's source; None for a task without one.
-
-    It begins where the checkpoint was, at the start if the checkpoint does not know the source, and at the end if the
-    task had finished. It requests more splits if the coordinator assigns them. The splits of an unbounded source are
-    read in turn, and the chain gets the split of the rows. Splits wait for others in event time if the program aligns
-    them.
+    It begins where the checkpoint was, at the start if the checkpoint lacks the source, and at the end if the task had
+    finished. It requests more splits if the coordinator assigns them. The splits of an unbounded source are read in
+    turn, and the chain gets the split of the rows. Splits wait for others in event time if the program aligns them.
     """
     if d.source is None:
         return None
@@ -478,7 +475,7 @@ class SplitRequests:
         self._given = 0
         self._asked = False
         self.over = False
-        """Whether the coordinator has answered that there are no more."""
+        """True once the coordinator has answered that there are no more."""
 
     def ask(self, at_ms: int) -> tuple[do.TaskInstruction, ...]:
         """Returns what to do for a task that has nothing to read any more."""
@@ -516,11 +513,11 @@ class SplitAlignment:
     - Splits that are idle, or at their end, do not count. A split that is held is not idle.
     - At the start the other watermarks are unknown. A split that has a watermark by then waits for the first answer.
     - The task reports its own lowest watermark regularly, and at once when it has nothing left to read. Rows that were
-      read ahead move it afterwards: that is reported at once as well, or the others would wait for an old watermark.
-    - A task that has come to its end reports so at once: the others need not wait for it until their next turn.
+      read ahead move it afterwards: that is reported at once as well, or other tasks would wait for an old watermark.
+    - A task that has come to its end reports so at once: other tasks need not wait for it until their next turn.
     - So whatever is lost, an answer comes with the next one: a message, or a coordinator, may delay a split and never
       stop it.
-    - Nothing of this is in a checkpoint. It says when rows are read, and not which.
+    - Nothing of this is in a checkpoint. It decides when rows are read, and not which.
     """
 
     def __init__(
@@ -537,12 +534,12 @@ class SplitAlignment:
         self.group_ms: int | None = None
         """The lowest watermark of the group that the coordinator announced last."""
         self._due = True
-        """Whether a report to the coordinator is due."""
+        """True if a report to the coordinator is due."""
         self._waits_at: tuple[int | None] | None = None
         """The watermark of the last report that the task has nothing to read until others have come nearer; None if it
         has something to read."""
         self._ended = False
-        """Whether the task has reported that it no longer holds others back."""
+        """True once the task has reported that it no longer holds others back."""
 
     @property
     def lowest_ms(self) -> int | None:

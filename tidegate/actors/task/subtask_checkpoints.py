@@ -201,7 +201,7 @@ class SubtaskCheckpoints:
         self._instruct(do.Decline(self._descriptor.attempt, checkpoint_id, reason, message))
 
     def hold(self) -> None:
-        """Take no snapshot from now on: the operators are finishing.
+        """Takes no snapshot from now on: the operators are finishing.
 
         In at-least-once mode barriers block nothing, so the task may have processed a channel beyond its barrier, up to
         the end. A snapshot of the finished task would then promise that its upstream tasks have finished too. So
@@ -324,7 +324,7 @@ class SubtaskCheckpoints:
                 recorder.input_waits(channel.channel, *channel.before(recorder.checkpoint_id))
 
     def _send_barrier(self, barrier: Barrier, recorder: ChannelRecorder, at_ms: int) -> bool:
-        """Queue the barrier on every output. Returns whether it has overtaken, or may do so later."""
+        """Queues the barrier on every output. Returns whether it has overtaken, or may do so later."""
         may_overtake = False
         for edge in self._descriptor.outputs:
             out = replace(barrier, options=outgoing_options(barrier.options, edge.unaligned))
@@ -432,13 +432,13 @@ class SnapshotParts:
     freeze: Callable[[Cut], tuple[OperatorSnapshot, ...]]
     """The synchronous part."""
     finished: Callable[[], bool]
-    """Whether the operators have finished."""
+    """Returns whether the operators have finished."""
     changed_rows: ChangedRows
     """How many rows of keyed state a snapshot on top of a checkpoint would hold, and how many a whole one."""
 
 
 HELD_MAX = TRACKED_MAX
-"""The same limit as for pending checkpoints in a task that counts barriers."""
+"""Most checkpoints that are held back: as many as may be pending in a task that counts barriers."""
 Told: TypeAlias = Callable[[int], None]
 """Handles an input at a time in ms."""
 News: TypeAlias = tuple[CheckpointId, ChannelId | None] | None
@@ -465,7 +465,7 @@ class DeferredInputs:
         return frozenset(news[0] for news in self._told if news is not None)
 
     def add(self, news: News, told: Told) -> CheckpointId | None:
-        """Hold back one more. Returns the checkpoint that has to be given up for it, if there is one."""
+        """Holds back one more input. Returns the checkpoint that has to be given up for it, or None."""
         self._told.setdefault(news, told)
         oldest = None
         if not may_hold(len(self.checkpoints), HELD_MAX):
@@ -497,7 +497,7 @@ class ChannelRecorder:
       up to the channel's barrier or its end.
     - Output channel: what the barrier has overtaken in the queue belongs to the checkpoint. A barrier that may overtake
       later (an aligned one with a timeout) keeps its channel open until it has left, or has overtaken.
-    - Watermarks keep their places among the rows (`in_flight_elements.py`). Where there are no rows, nothing is kept.
+    - Watermarks keep their places among the rows. Where there are no rows, nothing is kept.
     - A batch is referred to, never copied. The queues bound what waits. They do not bound what arrives while a barrier
       is late: the owner of the recorder checks `size_bytes`.
     """

@@ -25,13 +25,13 @@ class OutputEdge:
     downstream_parallelism: int
     channels: tuple[ChannelId, ...]
     unaligned: bool = True
-    """Whether barriers may overtake on this edge."""
+    """True if barriers may overtake on this edge."""
     side: SideOutput | None = None
     """The side output that it carries; None for the output of the chain."""
     combines: LocalAggregation | None = None
     """How the rows of a batch may be combined before they are split; None for not at all."""
     event_time: bool = True
-    """Whether anything behind it waits for watermarks."""
+    """True if an operator behind it waits for watermarks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class TaskDescriptor:
     backend: StateBackendOptions = field(default_factory=StateBackendOptions)
     """The backend of keyed state; the folder is this task's own."""
     asks_for_splits: bool = False
-    """Whether the coordinator assigns the splits of the source."""
+    """True if the coordinator assigns the splits of the source."""
 
     @property
     def turn_rows(self) -> BatchRows:
@@ -65,7 +65,7 @@ class TaskDescriptor:
 
     @property
     def externally_induced(self) -> bool:
-        """Whether the reader of the source decides where checkpoints begin."""
+        """Returns whether the reader of the source decides where checkpoints begin."""
         return self.source is not None and isinstance(self.source.source, ExternallyInducedSource)
 
 

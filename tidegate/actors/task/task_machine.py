@@ -133,7 +133,7 @@ class TaskMachine:
         return self._inputs.next_channel(self._checkpoints.blocks, self._checkpoints.blocks_for) is not None
 
     def handle(self, event: ev.TaskEvent) -> list[do.TaskInstruction]:
-        """Handles one event, and returns the instructions that follow. ProtocolError for what cannot happen.
+        """Handles one event, and returns the instructions that follow. Raises ProtocolError for what cannot happen.
 
         Whatever it raises, also of an operator, has failed the task."""
         assert not self._instructions
@@ -166,12 +166,12 @@ class TaskMachine:
 
     @singledispatchmethod
     def _on(self, event: ev.TaskEvent) -> None:
-        raise ProtocolError(f"a task is not told {type(event).__name__}")
+        raise ProtocolError(f"a task does not take events of type {type(event).__name__}")
 
     @_on.register
     def _on_restored(self, event: ev.TaskRestored) -> None:
         if self.status is not TaskStatus.CREATED:
-            raise ProtocolError(f"{self.descriptor.task} is {self.status.value} and was told that it is restored")
+            raise ProtocolError(f"{self.descriptor.task} is {self.status.value} and got `TaskRestored` again")
         tables = dict(event.tables)
         self.source = begin_source(self.descriptor, self._chain, tables, event.finished)
         self._checkpoints.restored(event.lineage)
@@ -331,7 +331,7 @@ class TaskMachine:
             self._end_data(EndOfData(drain=True))
 
     def _set_aside(self, bad: pa.RecordBatch) -> None:
-        """Count dead letters, and send them to whatever reads them: in the same turn in which the position moves on."""
+        """Counts dead letters, and sends them to their readers, in the same turn in which the position advances."""
         assert self.descriptor.source is not None
         self._source_metrics.counter(RECORDS_IN_ERRORS).inc(bad.num_rows)
         self._emitter.emit_aside(SideOutput(self.descriptor.source.uid, BAD_ROWS), bad)
@@ -398,7 +398,7 @@ class TaskMachine:
             self._checkpoints.trigger(barrier, self._at_ms)
 
     def _finish_step(self) -> None:
-        """Let the operators emit one more step of what they have left. After the last step the data has ended."""
+        """Lets the operators emit one more step of what they have left. After the last step the data has ended."""
         for _ in self._finishing:
             self._stage(force=False)
             return
@@ -409,7 +409,7 @@ class TaskMachine:
         self._checkpoints.release(self._at_ms)
 
     def _finish_task_if_over(self) -> None:
-        """End the task once all its output has left: afterwards it has nothing in flight and gets no barrier."""
+        """Ends the task once all its output has left: afterwards it has nothing in flight and gets no barrier."""
         covered = self.covered_by is not None
         ended = self.status is TaskStatus.END_OF_DATA
         if not (ended and may_leave(covered, self._endings.partitions_over, self._outputs.empty)):
@@ -449,12 +449,12 @@ def is_order(event: ev.TaskEvent) -> TypeGuard[ev.CoordinatorOrder]:
 
 
 class CoordinatorFence:
-    """A task obeys the newest coordinator that it has received, and ignores all before it.
+    """Makes a task obey the newest coordinator that it has received a message of, and ignore earlier ones.
 
-    A coordinator that was replaced may not know it, and may still give orders. `TaskDriver` and `TaskMachine` ask the
-    fence before they take in an event. The rule itself is `may_obey` in `invariants.py`.
+    A replaced coordinator may not have noticed it, and may still give orders. `TaskDriver` and `TaskMachine` ask the
+    fence before they handle an event. The rule itself is `may_obey` in `invariants.py`.
 
-    `answer_to` is what a task tells a coordinator that takes over.
+    `answer_to` returns the task's report to a coordinator that takes over.
     """
 
     def __init__(self) -> None:
@@ -586,7 +586,7 @@ class InputWindows:
       than that: it is also the size of the sender's queue.
     - A smaller window is announced to the sender at once: otherwise no grant would come before everything in flight was
       processed. A larger one is announced with the next grant.
-    - A channel whose data has ended leaves its share of the time to the others.
+    - A channel whose data has ended leaves its share of the time to other channels.
     """
 
     def __init__(self, descriptor: TaskDescriptor, gate: InputGate, pacer: TaskPacers) -> None:
@@ -603,7 +603,7 @@ class InputWindows:
         self._taken_bytes = self._taken_rows = 0
         """The work of this turn, for `next_turn` to measure."""
         self._waiting = False
-        """Whether input was waiting when the last turn was over."""
+        """True if input was waiting when the last turn was over."""
 
     def next_turn(self, last_turn_ms: int, waited_ms: int) -> Iterator[GrantCredit]:
         """A turn begins. The last took `last_turn_ms`, and ended `waited_ms` ago. Yields grants of smaller windows."""
@@ -660,7 +660,7 @@ class InducedCheckpoints:
         return known
 
     def take_rest(self) -> list[Barrier]:
-        """Take the triggers that still wait: the reader has ended, and will begin none of them."""
+        """Takes the triggers that still wait: the reader has ended, and will begin none of them."""
         rest = list(self._waiting.values())
         self._waiting = {}
         return rest

@@ -59,7 +59,7 @@ Turn = tuple[int, float]
 
 
 def fit(turns: Iterable[Turn]) -> TurnCost:
-    """Fit the cost to turns: least squares of relative errors, no part negative. Times must be positive."""
+    """Fits the cost to turns: least squares of relative errors, no part negative. Times must be positive."""
     ones = rows_sum = rows_squares = times = rows_times = 0.0
     for rows, ms in turns:
         weight = 1 / (ms * ms)
@@ -80,7 +80,7 @@ def fit(turns: Iterable[Turn]) -> TurnCost:
 
 
 class TurnPacer:
-    """Sets how many rows a task processes in one turn.
+    """Sets how many rows a task processes in one turn, from `rows_min` to `rows_max`, by how long turns take.
 
     A task handles overtaking barriers, triggers and aborts between two turns, so a turn must be short. Where an
     operator is slow, batches are cut. Where it is fast they are not, because whole batches cost least.
@@ -91,13 +91,11 @@ class TurnPacer:
 
     - A turn is longer than `TURN_MS_MAX` only where a shorter one would push the rows a second below `THROUGHPUT_SHARE`
       of what the largest batches give. Cutting a fixed cost only adds to it.
-    - No size is tried that is more than a factor of `REACH` away from those that were seen. Each cut has to show that
-      it shortens the turn before the next one comes, so sizes cannot spiral down.
-    - While sizes matter, some turns are made small on purpose: turns of one size cannot tell the two costs apart.
+    - No size is tried that is more than a factor of `REACH` away from the sizes that were seen. Each cut has to show
+      that it shortens the turn before the next one comes, so sizes cannot spiral down.
+    - While sizes matter, some turns are made small on purpose: turns of one size cannot separate the two costs.
     - One turn that is out of line proves nothing: the process may have paused. After a second one, what was learned
       before is forgotten. So the sizes follow a change, up as well as down.
-
-    Adapts the rows of a turn to how long turns take: from `rows_min` to `rows_max`.
 
     `learns`: whether to learn the fixed cost of a turn (`fixed_ms`) also while turns are short.
     """
@@ -238,6 +236,10 @@ WINDOWS = 2
 """The number of windows in flight: the receiver's window, and the sender's queue, which is as large."""
 
 
+DEBLOAT_TARGET_MS = 1_000
+"""The time that a receiver should need for what is in flight to it, unless the job sets another one."""
+
+
 class Debloater:
     """Buffer debloating, as in Flink: bounds what is in flight to a task by the time that the task needs for it.
 
@@ -256,7 +258,7 @@ class Debloater:
       after it was measured for a while. So neither a burst nor a pause moves it far, and the fixed cost is known before
       batches get small.
 
-    The window of each input channel of a task. Told bytes and durations; it has no clock.
+    The window of each input channel of a task. Callers pass bytes and durations, so it has no clock.
     """
 
     def __init__(self, target_ms: int, bytes_first: int, bytes_min: int, bytes_max: int) -> None:
@@ -286,7 +288,7 @@ class Debloater:
         self._ms_since += ms
 
     def resize(self, channels: int, fixed_ms: float, rows_min: int = 1) -> bool:
-        """Adapt the window. Returns whether it has changed.
+        """Adapts the window. Returns whether it has changed.
 
         `channels`: how many share the time. `fixed_ms`: the fixed cost of a batch. `rows_min`: rows that must fit into
         a batch.

@@ -1,1 +1,1 @@
-"""All settings: in Python, under Flink's keys from a file, and by variables of the environment."""
+"""Declares the settings, and reads them from Python, from files with Flink's keys, and from environment variables."""

@@ -1,7 +1,7 @@
 """`CheckpointConfig`: the settings of a job's checkpoints, state and failures.
 
-A value is checked where it is given, and nothing is ignored silently: a setting that is unknown, given twice, or
-without effect because of another one is refused.
+A value is checked where it is given. Settings that are unknown, given twice, or without effect because of another
+setting are refused.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Literal
 
 from tidegate.actors.coordinator.job_spec import ADOPTION_TIMEOUT_MS, DEPLOY_TIMEOUT_MS, STORAGE_OUTAGE_MS
 from tidegate.actors.drivers.job_context import INTERVAL_MS, SLOT_REQUEST_TIMEOUT_MS, TIMEOUT_MS, HeartbeatSettings
-from tidegate.actors.task.output_gate import DEBLOAT_TARGET_MS
+from tidegate.actors.task.turn_pacer import DEBLOAT_TARGET_MS
 from tidegate.api.config.setting import Section, setting
 from tidegate.api.config.setting_kinds import (
     BACKEND,
@@ -29,13 +29,13 @@ from tidegate.api.config.setting_kinds import (
 from tidegate.state.common.options import CACHE_BYTES, MEMORY_BYTES, UNDO_BYTES
 from tidegate.storage.checkpoints.lease import LEASE_MS_DEFAULT
 from tidegate.storage.checkpoints.memory_limit import STATE_BYTES_MAX_DEFAULT
-from tidegate.storage.rocksdb.tuning import BLOCK_BYTES, OPEN_FILES_MAX, THREADS
+from tidegate.storage.state.rocksdb.tuning import BLOCK_BYTES, OPEN_FILES_MAX, THREADS
 from tidegate.storage.state.state_file import INLINE_BYTES_MAX
 
 HEARTBEAT_MS_MIN = 100
-"""With less a busy machine would look like a hung process."""
+"""With a shorter interval a busy machine would look like a hung process."""
 LEASE_MS_MIN = 1_000
-"""With less a slow renewal would come too late."""
+"""With a shorter lease a slow renewal would come too late."""
 _TIMEOUT = duration(INTERVAL_MS_MIN)
 _HEARTBEAT = duration(HEARTBEAT_MS_MIN)
 _RETENTION_OF_FLINK = {
@@ -321,7 +321,7 @@ class CheckpointConfig(Section):
         "heartbeat.timeout",
         kind=_HEARTBEAT,
         default=TIMEOUT_MS,
-        doc="Milliseconds without an answer before a process is asked once more, or counts as hung; more than the "
+        doc="Milliseconds without an answer before a process gets a second request, or counts as hung; more than the "
         "interval.",
     )
     call_timeout: int | None = setting(
@@ -387,7 +387,7 @@ class CheckpointConfig(Section):
             why = "without it all buffers are used, however slow a task is; enable it, or remove the time"
             raise refuse("debloat_target", "debloat", why)
         if self.heartbeat_interval >= self.heartbeat_timeout:
-            why = "every process would count as hung before it is asked; make the interval shorter"
+            why = "every process would count as hung before the next request; make the interval shorter"
             raise refuse("heartbeat_interval", "heartbeat_timeout", why)
         if self.slot_request_timeout != SLOT_REQUEST_TIMEOUT_MS and self.slot_request_timeout >= self.deploy_timeout:
             why = "the attempt would be given up before the wait for slots is over; make the second one longer"
@@ -425,9 +425,9 @@ class CheckpointConfig(Section):
             raise refuse("standbys", "rewind_memory", why)
 
     def heartbeats(self) -> HeartbeatSettings:
-        """When a process of the job counts as hung.
+        """Returns the settings that decide when a process of the job counts as hung.
 
-        Without `call_timeout` a call may take half of a checkpoint's timeout: barriers wait for the call, so a longer
+        Without `call_timeout` a call may take half of a checkpoint's timeout. Barriers wait for the call, so a longer
         one would probably fail the checkpoint. Without periodic checkpoints no barrier waits, and there is no limit.
         """
         limit_ms = self.call_timeout

@@ -1,18 +1,18 @@
-"""`load_config`: the configuration that follows from all sources of settings, and the source of each setting.
+"""`load_config`: reads the configuration from all sources of settings, and records the source of each setting.
 
-Each source is a layer: entries with the key, the value, and where it was given. Rules:
+Each source is a layer: entries with a key, a value, and the place where the value was given. Rules:
 
-- Precedence, the highest first: an argument of a Python call, `--set` of `tidegate run`, a variable of the environment,
-  the file of `config=`, the file of `tidegate run --config` or `TIDEGATE_CONFIG`, the default. It holds for each
-  setting by itself.
+- Precedence, the highest first: an argument of a Python call, `--set` of `tidegate run`, an environment variable, the
+  file of `config=`, the file of `tidegate run --config` or `TIDEGATE_CONFIG`, the default. It applies to each setting
+  by itself.
 - Keys may be flat (`a.b: 1`), nested (`a: {b: 1}`) or both. A key that is unknown, or given twice in one layer, is
   refused. The error names the file and line, or the variable.
 - The variable of a key is the key in capitals, with `TIDEGATE_` in front, and `_` for dots and dashes. Its value is
-  read as YAML; an empty variable is ignored. A variable that begins with `TIDEGATE_` and belongs to no key is refused,
-  except for those that Kubernetes sets for a service that is called "tidegate".
-- A restart strategy is chosen by its type. Settings of other strategies are dropped if their layer is below that of the
-  type, and refused otherwise.
-- What a value means is decided elsewhere: by the kinds of settings (`setting_kinds.py`) and in `restart_config.py`.
+  read as YAML. An empty variable is ignored. A variable that begins with `TIDEGATE_` and belongs to no key is refused,
+  except for variables that Kubernetes sets for a service with the name "tidegate".
+- A restart strategy is chosen by its type. Settings of other strategies are dropped if their layer is below the layer
+  of the type, and refused otherwise.
+- The kinds of settings (`setting_kinds.py`) and `restart_config.py` interpret the values.
 """
 
 from __future__ import annotations
@@ -50,38 +50,38 @@ SECTIONS: Mapping[str, type[Section]] = {
 NAME_OF: Mapping[str, str] = {
     key: name for kind in SECTIONS.values() for name, each in kind.settings().items() for key in each.keys
 }
-"""The setting that each key belongs to."""
+"""The setting of each key."""
 OPEN = tuple(
     key for kind in SECTIONS.values() for each in kind.settings().values() if each.is_open for key in each.keys
 )
 """Keys of settings whose values are mappings of another library."""
 KNOWN_KEYS = (*NAME_OF, *RESTART_KEYS)
-"""Every key that can be given, besides those of `FIXED`."""
+"""Every key that can be given, except the keys of `FIXED`."""
 VARIABLE_PREFIX = "TIDEGATE_"
 
 
 def variable_of(key: str) -> str:
-    """Returns the variable of the environment that sets a key: `TIDEGATE_STATE_CHECKPOINTS_DIR`."""
+    """Returns the environment variable that sets a key, such as `TIDEGATE_STATE_CHECKPOINTS_DIR`."""
     return VARIABLE_PREFIX + key.upper().replace(".", "_").replace("-", "_")
 
 
 VARIABLES = {variable_of(key): key for key in (*KNOWN_KEYS, *FIXED, *(key for key in REFUSED if key[-1] not in ".-"))}
-"""Variable to key."""
+"""The key of each environment variable."""
 _Made = TypeVar("_Made")
 _MISSPELT = 0.93
-"""A key that resembles a known one this much is taken for a misspelling of it, and not for another key of Flink."""
+"""A key that resembles a known one at least this much is treated as a misspelling, and not as another key of Flink."""
 FILE_VARIABLE = "TIDEGATE_CONFIG"
 """The variable that names a file with settings of the lowest precedence."""
 _OTHER_VARIABLES = (FILE_VARIABLE, "TIDEGATE_TOPOLOGY", TOKEN_VARIABLE)
-"""Variables that are not settings; the second one belongs to the examples, the third is a secret."""
+"""Variables that are not settings. The second one belongs to the examples, and the third is a secret."""
 _OF_KUBERNETES = re.compile(r"TIDEGATE(_\w+)?_(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
 _WHOLE = tuple(key for key in OPEN if key != "spark")
-"""Keys whose nested keys belong to another library. Below `spark` there are settings of tidegate as well."""
+"""Keys whose nested keys belong to another library. Below `spark` there are also settings of tidegate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """One setting of a layer. `origin` is where it was given; empty for a program."""
+    """One setting of a layer. `origin` is the place where it was given, or "" in a program."""
 
     key: str
     value: object
@@ -93,11 +93,14 @@ Layer = Sequence[Given]
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """All settings. `origins` has, by the name of a setting or the key of a restart strategy, where it was given."""
+    """The values of all settings.
+
+    `origins` has the place where each value was given, by the name of a setting or the key of a restart strategy.
+    """
 
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     restart: RestartStrategy | None = None
-    """None: the default for these checkpoints."""
+    """None for the default strategy of these checkpoints."""
     job: JobSettings = field(default_factory=JobSettings)
     buffers: BufferSettings = field(default_factory=BufferSettings)
     web: WebSettings = field(default_factory=WebSettings)
@@ -106,7 +109,8 @@ class Config:
     origins: Mapping[str, Given] = field(default_factory=dict, compare=False)
 
     def checkpoints_of(self, given: CheckpointConfig | None, standbys: Standbys | None = None) -> CheckpointConfig:
-        """Returns the settings of one job's checkpoints: these, the environment's `standbys=`, and those of the job."""
+        """Returns the checkpoint settings of one job: these, overridden by `standbys=` of the environment and by the
+        job's."""
         settings = self.checkpoints.given()
         if standbys is not None:
             settings["standbys"] = standbys
@@ -118,24 +122,24 @@ class Config:
 def load_config(
     source: str | os.PathLike[str] | Mapping[str, object] | None = None, environ: Mapping[str, str] | None = None
 ) -> Config:
-    """Return the settings of a YAML file or a mapping, and of variables of the environment, which take precedence.
+    """Returns the settings of a YAML file or a mapping, and of environment variables, which take precedence.
 
     - `source`: the path of a local file, or a mapping. Keys are Flink's, flat (`a.b: 1`) or nested (`a: {b: 1}`).
       Settings that are not mentioned have their defaults.
-    - `environ`: the variables; by default those of this process.
+    - `environ`: the environment variables. By default the variables of this process.
 
     Raises ConfigurationError, with file and line or the variable, for a file that cannot be read, unknown keys (with
-    the nearest known one), keys of Flink that tidegate lacks (with the reason), doubled keys, wrong values, and
+    the nearest valid one), keys of Flink that tidegate lacks (with the reason), doubled keys, wrong values, and
     settings that contradict each other.
     """
     return resolve(layers(source, os.environ if environ is None else environ))
 
 
-def resolve(said: Sequence[Layer]) -> Config:
-    """Returns the configuration that follows from these layers; the last one takes precedence."""
+def resolve(layers: Sequence[Layer]) -> Config:
+    """Returns the configuration that follows from these layers. Later layers take precedence."""
     settings: dict[str, Given] = {}
     restart: dict[str, Given] = {}
-    for layer in said:
+    for layer in layers:
         settings = _with_layer(settings, _by_name(layer))
         restart = _with_restart(restart, layer)
     origins = settings | restart
@@ -160,7 +164,7 @@ _SectionT = TypeVar("_SectionT", bound=Section)
 
 
 def explained(origins: Mapping[str, Given], make: Callable[[], _Made]) -> _Made:
-    """Returns what `make` makes. Its error is completed by the places where the settings that it names were given."""
+    """Returns the result of `make`. A SettingError gets the places where the settings that it names were given."""
     try:
         return make()
     except SettingError as error:
@@ -171,7 +175,7 @@ def explained(origins: Mapping[str, Given], make: Callable[[], _Made]) -> _Made:
 
 
 def _by_name(layer: Layer) -> dict[str, Given]:
-    """Returns the settings of one layer, without those of restart strategies. Raises ConfigurationError."""
+    """Returns the settings of one layer, except keys of restart strategies. Raises ConfigurationError."""
     found: dict[str, Given] = {}
     for given in layer:
         key, value = given.key, given.value
@@ -201,7 +205,10 @@ def _by_name(layer: Layer) -> dict[str, Given]:
 
 
 def _setting_of(given: Given) -> tuple[str, str | None]:
-    """Returns the setting of a key, and below an open key the part of it; an empty part is all of it."""
+    """Returns the setting of a key, and the part of the key below an open key.
+
+    The part is "" for the whole mapping of an open key, and None for other settings.
+    """
     key = given.key
     name = NAME_OF.get(key)
     if name is not None:
@@ -234,7 +241,7 @@ def _with_layer(before: Mapping[str, Given], layer: Mapping[str, Given]) -> dict
 
 
 def _with_restart(before: Mapping[str, Given], layer: Layer) -> dict[str, Given]:
-    """Returns the settings of restart strategies with those of one more layer, which takes precedence."""
+    """Returns the settings of restart strategies after adding one more layer, which takes precedence."""
     found: dict[str, Given] = {}
     for given in layer:
         if given.key not in RESTART_KEYS or (given.value is None and given.key == "restart-strategy"):
@@ -255,7 +262,7 @@ def _at(given: Given, message: str) -> ConfigurationError:
 # --- layers --------------------------------------------------------------------------------------------------------
 
 _COMMAND_LINE: list[tuple[str | None, Layer]] = []
-"""File and settings of `tidegate run`, if this process is one."""
+"""File and settings of `tidegate run`, if it runs in this process."""
 
 
 @contextmanager
@@ -302,7 +309,8 @@ def of_file(path: str | os.PathLike[str]) -> Layer:
 
 
 def of_variables(environ: Mapping[str, str]) -> Layer:
-    """Returns the settings of variables. Raises ConfigurationError for variables that belong to no setting."""
+    """Returns the settings of environment variables. Raises ConfigurationError for variables that belong to no
+    setting."""
     found: list[Given] = []
     for variable, text in environ.items():
         if not variable.startswith(VARIABLE_PREFIX) or variable in _OTHER_VARIABLES or not text.strip():

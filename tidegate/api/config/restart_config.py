@@ -1,7 +1,6 @@
 """Reads `restart-strategy.*`, Flink's keys of the restart strategies, into a `RestartStrategy`.
 
-Rules: values and defaults are those of Flink. A setting of a strategy that was not chosen is refused: it would change
-nothing, although somebody wrote it to change something.
+Values and defaults are Flink's. A setting of a strategy that is not chosen is refused, because it would have no effect.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ TYPE_KEYS = ("restart-strategy", "restart-strategy.type")
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """One strategy: what makes it, other names for it, and which of its arguments each of its keys gives."""
+    """One strategy: its class and constructor, other names for it, and the argument that each of its keys gives."""
 
     made: type[RestartStrategy]
     make: Callable[..., RestartStrategy]
     names: tuple[str, ...]
     arguments: Mapping[str, str]
     defaults: Mapping[str, object]
-    """Arguments that Python asks for, and Flink does not."""
+    """Arguments that are required in Python and have a default in Flink."""
 
 
 _KINDS = {
@@ -66,16 +65,16 @@ _KINDS = {
 KIND_OF: Mapping[str, str] = MappingProxyType(
     {f"restart-strategy.{kind}.{key}": kind for kind, details in _KINDS.items() for key in details.arguments}
 )
-"""The strategy that each key of a strategy's own setting belongs to."""
+"""The strategy of each key of a strategy."""
 
 RESTART_KEYS = (*TYPE_KEYS, *KIND_OF)
-"""Every key that is about restart strategies."""
+"""Every key of restart strategies."""
 
 
 def restart_from(settings: Mapping[str, object]) -> RestartStrategy | None:
-    """The strategy that these settings (keys of `RESTART_KEYS`) choose; None where they say nothing.
+    """Returns the strategy that these settings choose, or None if there are none. Keys are `RESTART_KEYS`.
 
-    Without a type the settings of exponential-delay count, which is the default. Raises ConfigurationError.
+    Without a type the strategy is exponential-delay, the default. Raises ConfigurationError.
     """
     types = [key for key in TYPE_KEYS if key in settings]
     if len(types) > 1:
@@ -101,7 +100,7 @@ def restart_from(settings: Mapping[str, object]) -> RestartStrategy | None:
 
 
 def keys_of(strategy: RestartStrategy) -> dict[str, object]:
-    """The keys, with their values, that choose this strategy. Durations are in ms."""
+    """Returns the keys, with their values, that choose this strategy. Durations are in ms."""
     kind = next(name for name, details in _KINDS.items() if isinstance(strategy, details.made))
     found: dict[str, object] = {TYPE_KEYS[-1]: kind}
     for key, argument in _KINDS[kind].arguments.items():
@@ -111,13 +110,14 @@ def keys_of(strategy: RestartStrategy) -> dict[str, object]:
 
 
 def default_of(key: str) -> object:
-    """What a setting of a strategy is without anybody saying so; durations in ms."""
+    """Returns the default of a setting of a strategy. Durations are in ms."""
     kind = KIND_OF[key]
     return keys_of(_KINDS[kind].make(**_KINDS[kind].defaults))[key]
 
 
 def kind_of(settings: Mapping[str, object]) -> str | None:
-    """The strategy that a type among these settings names; None without a type. Raises ConfigurationError."""
+    """Returns the strategy that a type among these settings names, or None without a type. Raises
+    ConfigurationError."""
     types = [key for key in TYPE_KEYS if key in settings]
     return _kind(types[0], settings[types[0]]) if types else None
 

@@ -1,9 +1,9 @@
-"""Keys of Flink that tidegate has not, and why: who writes one is told, in place of wondering why nothing changes.
+"""Keys of Flink that tidegate does not support, with the reason. The error shows it to users who set such a key.
 
 Rules:
 
-- A key that stands here for a behaviour that tidegate always has may be given with that value alone (`FIXED`).
-- All others are refused (`REFUSED`, by the key or by what it begins with), with the reason and, where there is one, the
+- A key of a behaviour that tidegate always has may be given with that value alone (`FIXED`).
+- All other keys are refused (`REFUSED`, by the key or by its beginning), with the reason and, if there is one, the
   setting to use.
 """
 
@@ -16,11 +16,11 @@ FIXED: Mapping[str, tuple[bool, str]] = MappingProxyType(
     {
         "execution.checkpointing.checkpoints-after-tasks-finish.enabled": (
             True,
-            "a job takes them in any case: without them what its last rows wrote would never be committed",
+            "a job always takes them, because otherwise its last rows would never be committed",
         ),
         "execution.checkpointing.unaligned.forced": (
             False,
-            "there is nothing to force: execution.checkpointing.unaligned is never switched off by itself",
+            "it has no effect, because execution.checkpointing.unaligned is never switched off automatically",
         ),
         "execution.checkpointing.file-merging.enabled": (
             False,
@@ -35,7 +35,7 @@ FIXED: Mapping[str, tuple[bool, str]] = MappingProxyType(
         "state.backend.async": (True, "state is always written while the job continues"),
     }
 )
-"""Key to the one value that it may have, and why."""
+"""The only value that a key may have, and the reason."""
 
 REFUSED: Mapping[str, str] = MappingProxyType(
     {
@@ -43,23 +43,22 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         "buffer whose size could be chosen",
         "execution.checkpointing.write-buffer-size": "state goes to storage in the chunks in which it was made; there "
         "is no buffer whose size could be chosen",
-        "execution.checkpointing.interval-during-backlog": "sources do not say that they have a backlog",
+        "execution.checkpointing.interval-during-backlog": "sources do not report a backlog",
         "execution.checkpointing.alignment-timeout": "its name is execution.checkpointing.aligned-checkpoint-timeout",
         "execution.checkpointing.savepoint.format": "the format is chosen with each savepoint "
         "(`job.savepoint(format=...)`, `tidegate job NAME savepoint --format`)",
         "execution.checkpointing.unaligned.max-subtasks-per-channel-state-file": "each subtask writes its data in "
         "flight into a file of its own",
-        "execution.checkpointing.cleaner.": "files of old checkpoints are deleted beside the job, in any case",
+        "execution.checkpointing.cleaner.": "files of old checkpoints are always deleted while the job continues",
         "execution.checkpointing.snapshot-compression-": "the level of compression cannot be chosen",
-        "execution.attached": "write execution.detached, which means the contrary",
+        "execution.attached": "write execution.detached, which has the opposite meaning",
         "execution.runtime-mode": "a job whose sources end is a stream that ends; there is no other mode",
         "execution.savepoint-restore-mode": "a savepoint is only read by the job that starts from it, and belongs to "
         "its user (Flink's NO_CLAIM)",
         "execution.state-recovery.claim-mode": "a savepoint is only read by the job that starts from it, and belongs "
         "to its user (Flink's NO_CLAIM)",
-        "state.backend.rocksdb.": "of RocksDB one can choose its memory (state.backend.rocksdb.memory.fixed-per-slot), "
-        "its folder (state.backend.rocksdb.localdir), and what docs/settings.md lists: thread.num, writebuffer.size, "
-        "block.blocksize, files.open",
+        "state.backend.rocksdb.": "tidegate has only these settings of RocksDB: memory.fixed-per-slot, localdir, "
+        "row-cache-size, thread.num, writebuffer.size, block.blocksize and files.open",
         "state.backend.forst.": "there is no ForSt backend; state.backend.type is columnar or rocksdb",
         "state.backend.changelog.": "the switch is state.changelog.enabled",
         "state.changelog.": "changes are written all the time, in segments (state.changelog.segment-size), to the "
@@ -68,12 +67,12 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         "state.backend.latency-track.": "reads and writes of state are not measured one by one",
         "state.backend.heap.": "state in memory has no managed part",
         "state.checkpoint-storage.": "the storage is filesystem or jobmanager",
-        "state.ttl.": "each state says itself how long its values live (`ttl=`)",
+        "state.ttl.": "each state declares how long its values live (`ttl=`)",
         "taskmanager.memory.": "the memory of processes is Ray's and Spark's: reserve it with resources=, "
-        "spark.executor.memory and ray.object-store-memory; that of RocksDB is "
+        "spark.executor.memory and ray.object-store-memory; the memory of RocksDB is "
         "state.backend.rocksdb.memory.fixed-per-slot",
         "jobmanager.memory.": "the coordinator is an actor of Ray, whose memory Ray does not limit",
-        "taskmanager.network.": "channels are calls between actors of Ray, and sockets between those of one node "
+        "taskmanager.network.": "channels are calls between actors of Ray, and sockets between actors on one node "
         "(taskmanager.network.channel-socket.enabled); their sizes are "
         "taskmanager.network.memory.channel-credit, taskmanager.network.memory.channel-queue, "
         "taskmanager.network.memory.shm-per-channel and "
@@ -82,20 +81,19 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         "jobmanager.": "there is no job manager: the coordinator is an actor of Ray",
         "kubernetes.": "on Kubernetes the cluster is KubeRay's: see configs/kuberay",
         "yarn.": "on YARN the cluster is Spark's: see docs/topologies.md",
-        "high-availability.": "a coordinator that is lost is started again by Ray, and finds its state in the event "
-        "log; there is nothing else to keep (high-availability.lease-duration is the time after which a job counts as "
-        "dead)",
+        "high-availability.": "Ray starts a lost coordinator again, which reads its state from the event log; no other "
+        "store is needed (high-availability.lease-duration is the time after which a job counts as dead)",
         "metrics.": "metrics are published through Ray, which exports them: see docs/metrics.md",
         "security.": "there is no Kerberos; tokens are Ray's: see docs/security.md",
         "table.": "SQL has no settings of its own: see docs/sql.md",
         "python.": "jobs run in the Python that starts them",
     }
 )
-"""Key, or beginning of keys (those that end in a dot or a dash), to the reason. The longest one counts."""
+"""The reason for a key, or for all keys with a beginning that ends in a dot or a dash. The longest one applies."""
 
 
 def refusal_of(key: str) -> str | None:
-    """Why a key of Flink's is refused; None for one that is not known here."""
+    """Returns why a key of Flink is refused, or None if it is not in `REFUSED`."""
     if key in REFUSED:
         return REFUSED[key]
     beginnings = [start for start in REFUSED if start[-1] in ".-" and key.startswith(start)]

@@ -128,7 +128,7 @@ _BACKEND_OF_CHECKPOINTS = {
 
 
 class BufferSettings(Section):
-    """Sizes of the data plane, for each channel unless the setting says otherwise; in Python `tg.DataPlaneOptions`."""
+    """Sizes of the data plane, for each channel unless its description differs. In Python `tg.DataPlaneOptions`."""
 
     channel_credit: int = setting(
         "taskmanager.network.memory.channel-credit",
@@ -185,7 +185,7 @@ class BufferSettings(Section):
         "taskmanager.network.credit-probe-interval",
         kind=duration(INTERVAL_MS_MIN),
         default=_LIMITS.probe_ms,
-        doc="Milliseconds that a sender waits for credit before it asks whether an answer was lost; at least 10.",
+        doc="Milliseconds that a sender waits for credit before it checks whether an answer was lost; at least 10.",
     )
     window_min: int = setting(
         "taskmanager.network.memory.buffer-debloat.min-window",
@@ -332,9 +332,9 @@ class LogConfig(Section):
 
 
 class WebSettings(Section):
-    """Whether an environment shows its jobs on a page and by REST, and where. Arguments of `serve_web` take precedence.
+    """Settings of the page and the REST server of an environment.
 
-    The token is not a setting, because a file with it would be passed on some day.
+    Arguments of `serve_web` take precedence.
     """
 
     web: bool = setting(
@@ -359,9 +359,9 @@ class WebSettings(Section):
 
 
 class TopologySettings(Section):
-    """Where the jobs of an environment run. Arguments of the calls that make environments take precedence.
+    """Settings of the place where the jobs of an environment run.
 
-    Settings that the chosen target does not use are ignored, so that a file may serve a laptop and a cluster.
+    Arguments of the calls that make environments take precedence.
     """
 
     target: Literal["local", "ray", "raydp", "on_spark"] = setting(
@@ -375,7 +375,7 @@ class TopologySettings(Section):
         "parallelism.default",
         kind=number("number of subtasks").or_none(),
         default=None,
-        doc="Parallelism of steps that name none. None: 1, and with Spark the number of executors.",
+        doc="Parallelism of steps that do not set their own. None: 1, and with Spark the number of executors.",
     )
     max_parallelism: int | None = setting(
         "pipeline.max-parallelism",
@@ -467,7 +467,7 @@ class TopologySettings(Section):
         return {} if found is None else found
 
     def of_spark(self) -> dict[str, str]:
-        """Returns the settings of a new SparkSession: those of Spark, and those of its executors that were given."""
+        """Returns the settings of a new SparkSession: Spark settings, and the executor settings that were given."""
         executors = {
             "spark.executor.instances": None if self.executors is None else str(self.executors),
             "spark.executor.cores": str(self.executor_cores) if "executor_cores" in self.model_fields_set else None,

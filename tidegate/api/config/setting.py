@@ -1,11 +1,11 @@
-"""`setting` declares a setting: its keys, how it is read, its default and its meaning. A `Section` has several.
+"""`setting` declares a setting: its keys, its kind, its default and its meaning. A `Section` has several settings.
 
-The declaration is the only place to touch when a setting is added. The Python class, YAML files, variables of the
-environment, `tidegate config check` and `docs/settings.md` all follow from it. Rules:
+The declaration is the only place to change when a setting is added. The Python class, YAML files, environment
+variables, `tidegate config check` and `docs/settings.md` follow from it. Rules:
 
 - A setting may be given by its Python name or by any of its keys, at most once.
-- A wrong value raises a SettingError, which names the settings that it is about, so that a caller who has read them
-  from a file can add the place.
+- A wrong value raises a SettingError, which names the settings concerned. A caller that has read them from a file can
+  then add the place.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from tidegate.storage.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a section declares of one setting."""
+    """The declaration of one setting in a section."""
 
     keys: tuple[str, ...]
-    """Its keys in files. If there are two, the second is the one that Flink 2 documents, and both hold."""
+    """Its keys in files. If there are two, the second one is documented by Flink 2, and both are valid."""
     kind: Kind
     doc: str
-    """What it does, in Markdown."""
+    """Its meaning, in Markdown."""
     more: str | None
-    """The page that says more, under `docs/`."""
+    """The page with more about it, under `docs/`."""
     is_open: bool
-    """Whether its value is a mapping of another library, so that every key below its key belongs to it."""
+    """True if its value is a mapping of another library. Every key below its key then belongs to that library."""
 
 
 def setting(*keys: str, kind: Kind, default: Any, doc: str, more: str | None = None, is_open: bool = False) -> Any:
@@ -53,7 +53,7 @@ def setting(*keys: str, kind: Kind, default: Any, doc: str, more: str | None = N
 
 
 class SettingError(ConfigurationError):
-    """Something is wrong with these settings, which have their Python names here."""
+    """An error of these settings, which have their Python names here."""
 
     def __init__(self, message: str, settings: tuple[str, ...]) -> None:
         super().__init__(message)
@@ -70,17 +70,17 @@ class Section(BaseModel):
 
     @classmethod
     def settings(cls) -> dict[str, Setting]:
-        """The settings of the section by their Python names."""
+        """Returns the settings of the section by their Python names."""
         return {name: cast("Any", field.json_schema_extra)["setting"] for name, field in cls.model_fields.items()}
 
     @classmethod
     def title(cls, name: str) -> str:
-        """The name of a setting as people look for it: the Python name and the keys."""
+        """Returns the Python name and the keys of a setting, as users search for them."""
         return f"{name} ({' or '.join(cls.settings()[name].keys)})"
 
     @classmethod
     def text_of(cls, name: str, value: object) -> str:
-        """Returns a value that is kept, as it is written in YAML."""
+        """Returns a stored value in the form in which it is written in YAML."""
         kind = cls.settings()[name].kind
         if value is None:
             return "null"
@@ -94,7 +94,7 @@ class Section(BaseModel):
         """Raises SettingError for settings that contradict each other."""
 
     def given(self) -> dict[str, object]:
-        """Returns the settings that were given, under their Python names; without those that have their defaults."""
+        """Returns the settings that were given, under their Python names. Settings with their defaults are omitted."""
         return cast("dict[str, object]", self.model_dump(exclude_unset=True))
 
     def contradiction(self, one: str, other: str, why: str) -> SettingError:
@@ -145,7 +145,7 @@ class Section(BaseModel):
 
 
 def yaml_text(value: object) -> str:
-    """Returns a value as it is written in YAML; words and plain paths without quotes."""
+    """Returns a value as it is written in YAML. Words and plain paths have no quotes."""
     import json
 
     is_plain = (
@@ -157,10 +157,10 @@ def yaml_text(value: object) -> str:
 
 
 def unknown_setting(name: str, known: Iterable[str]) -> ConfigurationError:
-    """Returns the error for a setting that is none of `known`. It names the nearest one."""
+    """Returns the error for a setting that is not in `known`. It names the nearest one."""
 
     def likeness(other: str) -> float:
-        # People remember the last part of a key best, so it alone counts as much as the whole.
+        # Users remember the last part of a key best, so it counts as much as the whole key.
         parts = name.rpartition(".")[2].replace("_", "-"), other.rpartition(".")[2].replace("_", "-")
         return max(difflib.SequenceMatcher(None, name, other).ratio(), difflib.SequenceMatcher(None, *parts).ratio())
 

@@ -1,6 +1,6 @@
 """Kinds of settings: how a value is written, how it is read, and in which units it is shown.
 
-`Kind.read` takes what was written and the title of the setting, and returns what is kept. A wrong value raises
+`Kind.read` takes the written value and the title of the setting, and returns the stored value. A wrong value raises
 ConfigurationError with that title.
 """
 
@@ -26,7 +26,7 @@ BYTE_UNITS = (("gb", 2**30), ("mb", 2**20), ("kb", 2**10), ("b", 1))
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 Read = Callable[[Any, str], object]
-"""Takes a value and the title of the setting; returns what is kept."""
+"""Takes a written value and the title of the setting, and returns the stored value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Kind:
     """One kind of setting."""
 
     text: str
-    """What may be written, in words."""
+    """The values that may be written, in Markdown."""
     read: Read
     units: tuple[tuple[str, int], ...] = ()
     """The units in which a number is shown, the largest first."""
@@ -153,10 +153,10 @@ def choice(
     advice: Mapping[str, str] | None = None,
     text: str | None = None,
 ) -> Kind:
-    """One of some words, in capitals or not.
+    """One of some words, in any case.
 
-    `also` has further words, and the word that each means. `advice` has what to write instead of words that are
-    refused, such as Flink's.
+    `also` has further words, and the word that each means. `advice` has, for words that are refused, such as Flink's,
+    what to write instead.
     """
     meant = {word: word for word in words} | dict(also or {})
 

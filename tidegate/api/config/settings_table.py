@@ -1,7 +1,7 @@
-"""Every setting as people read it: the page `docs/settings.md`, and the settings in effect as text.
+"""Every setting as text for people: the page `docs/settings.md`, and the settings in effect.
 
-`python -m tidegate.api.config > docs/settings.md` writes the page; a test compares it. `tidegate config check` prints
-`effective`, and a job shows `shown_settings`.
+`python -m tidegate.api.config > docs/settings.md` writes the page, and a test compares it. `tidegate config check`
+prints `effective`, and a job shows `shown_settings`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TITLES = {
     "web": ("Page and REST", "`env.serve_web(...)`"),
     "topology": ("Where jobs run", "`StreamEnvironment.local`, `.ray`, `.raydp` and `.on_spark`"),
 }
-"""By section, its title, and where Python gives its settings."""
+"""The title of each section, and where its settings are given in Python."""
 _OF_STRATEGIES = {
     "restart-strategy.fixed-delay.attempts": "Restarts in a row before the job fails. A completed checkpoint starts "
     "the count again.",
@@ -32,7 +32,7 @@ _OF_STRATEGIES = {
     "restart-strategy.exponential-delay.max-backoff": "No wait is longer; `maximum`.",
     "restart-strategy.exponential-delay.backoff-multiplier": "Each further failure makes the wait longer by this "
     "factor. Above 1; `multiplier`.",
-    "restart-strategy.exponential-delay.reset-backoff-threshold": "After so long without a failure the next wait is "
+    "restart-strategy.exponential-delay.reset-backoff-threshold": "After this long without a failure the next wait is "
     "the first one again; `reset_after`.",
     "restart-strategy.exponential-delay.jitter-factor": "A wait is longer or shorter at random, by up to this part "
     "of it. From 0 to 1; `jitter`.",
@@ -45,17 +45,17 @@ _OF_STRATEGIES = {
     "restart-strategy.failure-rate.delay": "The wait after each failure.",
 }
 _HOW_TO_READ = (
-    "How settings are given, and which of several counts, is in [configuration](configuration.md). The variable of a "
-    "key is the key in capitals, `TIDEGATE_` in front, `_` for dots and dashes: "
-    f"`{variable_of('state.checkpoints.dir')}` is `state.checkpoints.dir`. Where there are two keys, the second is the "
-    "one that Flink 2 documents, and both hold. Durations are `250ms`, `10s`, `5min`, `1h`, `2d`, or a number of "
-    "milliseconds; sizes `512b`, `20kb`, `64mb`, `1gb`, or a number of bytes, and `kb` is 1,024 bytes."
+    "[Configuration](configuration.md) describes how settings are given, and which source takes precedence. The "
+    "variable of a key is the key in capitals, with `TIDEGATE_` in front, and `_` for dots and dashes: "
+    f"`{variable_of('state.checkpoints.dir')}` is `state.checkpoints.dir`. If there are two keys, Flink 2 documents "
+    "the second, and both are valid. Durations are `250ms`, `10s`, `5min`, `1h`, `2d`, or a number of milliseconds; "
+    "sizes `512b`, `20kb`, `64mb`, `1gb`, or a number of bytes, and `kb` is 1,024 bytes."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One setting. `kind` is what may be written for it, `default` its default as it is written in YAML."""
+    """One setting. `kind` describes its values, and `default` is its default as it is written in YAML."""
 
     section: str
     name: str
@@ -110,7 +110,8 @@ def render() -> str:
     )
     parts.append(
         "\n## Flink's keys with one value\n\n"
-        "These stand for what tidegate always does. They may be given with that value; another one is refused.\n\n"
+        "These keys describe behaviour that tidegate always has. They may be given with this value; others are refused."
+        "\n\n"
         "| key | value | why |\n| --- | --- | --- |\n"
     )
     parts += [f"| `{key}` | `{str(value).lower()}` | {_sentence(why)} |\n" for key, (value, why) in FIXED.items()]

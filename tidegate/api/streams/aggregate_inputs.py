@@ -1,10 +1,10 @@
-"""Turns expressions where a column may stand into columns that a step before the operator computes.
+"""Replaces expressions in the arguments of a step by columns that an earlier step computes.
 
-An operator sees names alone. `plain_inputs` puts one `select` before it, which computes each expression once, however
-often it is used, and passes on nothing but what the operator reads. So less crosses the exchange than without, and
-sources still read only what is needed. No name of a computed column can clash, because nothing but the named columns
-passes. The name is the structure of the expression (`expressions.py`): an error that names it is understood, and
-state and rows in flight have the same columns under every version of polars.
+Operators read only columns. `plain_inputs` adds one `select` before the operator. It computes each expression once,
+however often it is used, and passes on only the columns that the operator reads. So fewer columns cross the exchange,
+and sources still read only the columns that are needed. Names of computed columns cannot clash, because only the named
+columns pass. The name is the structure of the expression (`expressions.py`). So an error that names it can be
+understood, and state and rows in flight have the same columns with every version of polars.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ def plain_inputs(
 ) -> tuple[Stream, dict[str, Aggregate]]:
     """Returns the stream with a column for each expression of some aggregates, and the aggregates over these columns.
 
-    `kept` names the other columns that are read: keys, and event time. `options` belong to the operator behind. If no
-    aggregate has an expression, the stream stays as it is, unless it is to be `narrow` in any case. Raises
-    ConfigurationError for an expression that cannot be computed.
+    `kept` names the other columns that are read: keys, and event time. `options` belong to the operator that follows.
+    If no aggregate has an expression, the stream is unchanged unless `narrow` is True.
+
+    Raises ConfigurationError for an expression that cannot be computed.
     """
     used = _columns_of(aggregates)
     expressions = _expressions(aggregates, stream.schema)

@@ -22,9 +22,9 @@ from tidegate.operators.aggregates.aggregate import Aggregate, count
 from tidegate.operators.aggregates.aggregate_state import AggregateKind
 from tidegate.operators.aggregates.changing_aggregate import (
     KEY,
-    ChangesOfAll,
     ChangingAggregate,
-    MergedAggregate,
+    GlobalAggregate,
+    GlobalChangingAggregate,
     PartialAggregate,
 )
 from tidegate.operators.aggregates.column_expressions import ColumnExpression
@@ -103,7 +103,7 @@ class KeyTtl:
 
     @staticmethod
     def of(ttl: str | timedelta | int | None, domain: str, time: str | None) -> KeyTtl | None:
-        """Returns the time to live that a program gives; None for none. Raises ConfigurationError."""
+        """Returns the time to live that a program gives, or None if there is none. Raises ConfigurationError."""
         if ttl is None:
             return None
         ttl_ms = parse_duration_ms(ttl, setting="aggregate(ttl=...)")
@@ -199,8 +199,10 @@ def _aggregated_all(stream: Stream, given: Mapping[str, Aggregate], emit: EmitMo
         return _aggregated_changes(stream, given, options)
     stream, plain = _prepared(stream, (), given, options, frozenset(), emit)
 
-    def made() -> MergedAggregate:
-        return ChangesOfAll(plain, parts) if emit == "changes" else MergedAggregate(plain, emit, output, parts)
+    def made() -> GlobalAggregate:
+        return (
+            GlobalChangingAggregate(plain, parts) if emit == "changes" else GlobalAggregate(plain, emit, output, parts)
+        )
 
     parts = output = None
     if stream.schema is not None:
@@ -354,7 +356,7 @@ def _prepared(
 
 
 def _check_ttl(stream: Stream, emit: EmitMode, name: str) -> None:
-    """Raises ConfigurationError for a time to live where later rows need keys that were forgotten."""
+    """Raises ConfigurationError for a time to live if later rows would need forgotten keys."""
     if emit not in ("update", "each"):
         reason = "a forgotten key cannot be retracted" if emit == "changes" else "a forgotten key has no final result"
         raise ConfigurationError(f'{name}: ttl= needs emit="update" or emit="each", not {emit!r}: {reason}')

@@ -2,13 +2,13 @@
 
 There are two kinds:
 
-- **Updates** (`emit="update"`): a row replaces the row before it with its keys. Two steps may follow: an upsert by the
-  same keys, which keeps the newest row of each, and `collect` (or `for_each_checkpoint`), which shows all rows.
-- **Changes** (`emit="changes"`): the column `row_kind` tells inserted rows from retracted ones. Steps that look at each
-  row by itself may follow, and so may an aggregate that subtracts, a join, and an upsert that deletes.
+- **Updates** (`emit="update"`): a row replaces the earlier row with the same keys. Two steps may follow: an upsert by
+  the same keys, which keeps the newest row of each, and `collect` (or `for_each_checkpoint`), which shows all rows.
+- **Changes** (`emit="changes"`): the column `row_kind` marks inserted and retracted rows. Steps that process each row
+  by itself may follow, and so may an aggregate that subtracts, a join, and an upsert that deletes.
 
-Any other operator would count replaced rows as well. It refuses such a stream unless it is known to be right. Rows with
-the same keys arrive in order, from one subtask; a step that would lose this order is refused as well.
+Any other operator would count replaced rows as well. It refuses such a stream unless its result is known to be right.
+Rows with the same keys arrive in order, from one subtask. A step that would lose this order is refused, too.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ChangelogMode:
-    """A stream of updates, in which the newest row of each key counts, or of changes."""
+    """The mode of a stream of updates, in which the newest row of each key counts, or of a stream of changes."""
 
     keys: tuple[str, ...]
     made_by: str
-    """The step that emits them, for errors."""
+    """The step that emits the rows, for errors."""
     changes: bool = False
     keyless: bool = False
-    """Whether a step has dropped keys from changes. Only the rows of one subtask are in order then."""
+    """True if a step has dropped keys from changes. Then only the rows of one subtask are in order."""
     recorded: bool = False
-    """Whether the changes were recorded elsewhere, so that they are the same rows in the same order at each read."""
+    """True if the changes were recorded elsewhere, so that each read returns the same rows in the same order."""
 
     @staticmethod
     def of(node: StreamNode, keys: tuple[str, ...], *, changes: bool = False) -> ChangelogMode:
@@ -50,34 +50,36 @@ class ChangelogMode:
         return ChangelogMode(keys, f"{node.name!r} (uid {node.uid!r})", changes)
 
     def refuse(
-        self, operator: str, reason: str = "it would take old versions for rows of their own"
+        self, operator: str, reason: str = "it would count old versions as rows of their own"
     ) -> ConfigurationError:
-        """The error for an operator that cannot follow."""
+        """Returns the error for an operator that cannot follow such a stream."""
         which = f"the one before it with the same {list(self.keys)}" if self.keys else "the one before it"
         advice = (
             f', or write the updates with to_table(..., mode="upsert", keys={list(self.keys)})' if self.keys else ""
         )
-        what = "changes: a row may be taken back" if self.changes else f"updates: a row takes the place of {which}"
+        what = "changes: a row may be retracted" if self.changes else f"updates: a row replaces {which}"
         return ConfigurationError(
             f"{operator} cannot follow {self.made_by}, which emits {what}, and "
             f'{reason}. Use emit="final" in {self.made_by}{advice}'
         )
 
     def parallelism(self, operator: str, asked: int | None, before: int) -> int | None:
-        """How many subtasks an operator behind may have, where so many were asked for; `before` of the step before.
+        """Returns the parallelism of a following operator, given the requested one. `before` is the parallelism before
+        it.
 
-        Without keys it is one, or as many as before, so that rows stay in order. ConfigurationError if others were
-        asked for.
+        Without keys it is 1, or `before` if earlier steps have dropped the keys, so that rows stay in order. Raises
+        ConfigurationError if another parallelism was requested.
         """
         if self.keys:
             return asked
         kept = before if self.keyless else 1
         if asked not in (None, kept):
-            raise self.refuse(operator, f"in {asked} subtasks they would overtake each other; let it have {kept}")
+            raise self.refuse(operator, f"in {asked} subtasks rows would overtake each other; use parallelism={kept}")
         return kept
 
     def with_kind(self, expressions: Sequence[pl.Expr | str], schema: pa.Schema | None) -> Sequence[pl.Expr | str]:
-        """What a `select` selects: of changes also the column that says what a row is, once."""
+        """Returns the expressions of a `select`. For changes, the column `row_kind` is added unless it is selected
+        already."""
         if not self.changes:
             return expressions
         kept = [expression for expression in expressions if not _is_kind(expression)]
@@ -86,7 +88,7 @@ class ChangelogMode:
     def check_kind_is_not_read(
         self, operator: str, expressions: Sequence[pl.Expr | str], schema: pa.Schema | None
     ) -> None:
-        """Raise ConfigurationError for an expression that reads what says whether a row comes or is taken back.
+        """Raises ConfigurationError for an expression that reads the column `row_kind`.
 
         The column itself may pass, under its own name.
         """
@@ -94,32 +96,35 @@ class ChangelogMode:
             raise self.refuse_kind(operator)
 
     def check_kind_is_no_key(self, operator: str, columns: Iterable[object]) -> None:
-        """Raise ConfigurationError if the column that says whether a row comes is among some columns."""
+        """Raises ConfigurationError if `row_kind` is among some columns."""
         if self.changes and CHANGE in columns:
             raise self.refuse_kind(operator)
 
     def refuse_kind(self, operator: str) -> ConfigurationError:
-        """The error for a step that reads `row_kind`."""
+        """Returns the error for a step that reads `row_kind`."""
         return ConfigurationError(
-            f"{operator} reads {CHANGE!r} of {self.made_by}, which emits changes. How often a row is taken back and "
-            "comes again depends on how batches are cut, so the result would differ from run to run. Leave "
-            f"{CHANGE!r} out: an aggregate, a join and an upsert know what it means. Use "
-            f'emit="final" in {self.made_by} for rows that are never taken back. To look at the changes themselves, '
+            f"{operator} reads {CHANGE!r} of {self.made_by}, which emits changes. How often a row is retracted and "
+            "inserted again depends on the sizes of batches, so the result would differ from run to run. Remove "
+            f"{CHANGE!r} from the step: an aggregate, a join and an upsert interpret it themselves. Use "
+            f'emit="final" in {self.made_by} for rows that are never retracted. To look at the changes themselves, '
             f"read {CHANGE!r} in the rows of collect or for_each_checkpoint"
         )
 
     def check_filter(self, operator: str, condition: pl.Expr, schema: pa.Schema | None = None) -> None:
-        """Raise ConfigurationError for a condition that drops newer versions of rows whose old ones have passed.
+        """Raises ConfigurationError for a condition that would drop a newer version of a row and keep the old one.
 
-        Of changes the old version passes by itself, or is taken back.
+        For changes any condition is right, because the old version is retracted.
         """
         if self.changes:
             self.check_kind_is_not_read(operator, (condition,), schema)
         elif not reads_only(condition, self.keys):
-            raise self.refuse(operator, "it would drop newer versions of rows whose old ones have passed")
+            raise self.refuse(operator, "it would drop newer versions of rows after their old ones have passed")
 
     def renamed(self, operator: str, passed: Mapping[str, str]) -> ChangelogMode:
-        """What follows a step that copies these columns. ConfigurationError if a column is missing that is needed."""
+        """Returns the mode after a step that copies the columns `passed`: new name to old name.
+
+        Raises ConfigurationError if a column that the mode needs is missing.
+        """
         if self.changes and passed.get(CHANGE) != CHANGE:
             raise self.refuse(operator, f"it does not pass on the column {CHANGE!r} as it is")
         names = []
@@ -133,39 +138,39 @@ class ChangelogMode:
         return replace(self, keys=tuple(names))
 
     def check_upsert(self, operator: str, keys: Sequence[str]) -> None:
-        """Raise ConfigurationError unless a table with these keys keeps exactly the newest row of each key."""
+        """Raises ConfigurationError unless a table with these keys keeps exactly the newest row of each key."""
         how = f"an upsert by {list(keys)}" if keys else 'a table in mode "append"'
         if not self.changes:
             if set(keys) != set(self.keys):
                 raise self.refuse(operator, f"{how} would keep old versions, or lose rows")
         elif not keys:
-            raise self.refuse(operator, f"{how} takes nothing back")
+            raise self.refuse(operator, f"{how} cannot retract rows")
         elif self.keyless or not set(self.keys) <= set(keys):
             needed = "columns that a step has dropped" if self.keyless else f"{list(self.keys)}"
-            raise self.refuse(operator, f"{how} would see them out of order: its keys must have {needed} among them")
+            raise self.refuse(operator, f"{how} would receive them out of order: its keys must include {needed}")
 
 
 def _is_kind(expression: pl.Expr | str) -> bool:
-    """Whether it is the column `CHANGE`, under its own name."""
+    """Returns whether an expression is the column `row_kind`, under its own name."""
     if isinstance(expression, str):
         return expression == CHANGE
     return expression.meta.is_column() and expression.meta.output_name() == CHANGE
 
 
 def _select_kind(expressions: Sequence[pl.Expr | str], schema: pa.Schema | None) -> bool:
-    """Whether expressions that choose several columns have the column `CHANGE` among them."""
+    """Returns whether the columns that expressions select include `row_kind`."""
     if schema is None or not expressions:
         return False
     import polars as pl
 
     try:
         return CHANGE in empty_frame(schema).select(expressions).columns
-    except pl.exceptions.PolarsError:  # the step itself finds what is wrong
+    except pl.exceptions.PolarsError:  # the step itself reports the error
         return False
 
 
 def _reads_kind(expression: pl.Expr | str, schema: pa.Schema | None) -> bool:
-    """Whether an expression reads the column `CHANGE`, and does not just pass it on."""
+    """Returns whether an expression reads the column `row_kind` other than to pass it on."""
     if isinstance(expression, str) or _is_kind(expression):
         return False
     from tidegate.operators.functions.projection import columns_read
@@ -175,7 +180,7 @@ def _reads_kind(expression: pl.Expr | str, schema: pa.Schema | None) -> bool:
         return CHANGE in read
     if expression.meta.is_column_selection() or schema is None:
         return False
-    # It chooses columns by a pattern or a type: without the column it makes others, or cannot be computed.
+    # It selects columns by a pattern or a type: without the column its result differs, or cannot be computed.
     import polars as pl
 
     frame = empty_frame(schema)
@@ -186,11 +191,14 @@ def _reads_kind(expression: pl.Expr | str, schema: pa.Schema | None) -> bool:
 
 
 def united(streams: Sequence[tuple[ChangelogMode | None, int]]) -> ChangelogMode | None:
-    """What a union of streams is, each given with the subtasks of the step before. None: rows that come for good.
+    """Returns the mode of a union of streams, each given with the subtasks of the step before it. None if all are
+    plain.
 
-    Changes of all streams together are changes again: a row that is taken back follows the one that came, as both come
-    from one subtask. But rows of different streams may have the same keys. ConfigurationError for a union that would
-    not be read as its parts are: of updates, or where subtasks differ, so that rows would be dealt out anew.
+    Changes of all streams together are changes again: a retracted row follows the inserted one, because both come from
+    one subtask. But rows of different streams may have the same keys, so the result has no keys.
+
+    Raises ConfigurationError for a union of updates, of changes and plain rows, and of streams with different numbers
+    of subtasks, whose rows would lose their order.
     """
     found = [changelog for changelog, _ in streams if changelog is not None]
     if not found:
@@ -206,14 +214,20 @@ def united(streams: Sequence[tuple[ChangelogMode | None, int]]) -> ChangelogMode
 
 
 def after_function(changelog: ChangelogMode | None, schema: pa.Schema | None, operator: str) -> ChangelogMode | None:
-    """What follows a function that keeps each row and makes rows of a schema; its result must have the keys."""
+    """Returns the mode after a function that keeps each row and returns rows of a schema.
+
+    Raises ConfigurationError if the schema lacks a key.
+    """
     if changelog is None or schema is None:
         return changelog
     return changelog.renamed(operator, {column: column for column in schema.names})
 
 
 def nulls_tag(nulls_to: str | None, rows: Columns, changelog: ChangelogMode | None) -> tuple[OutputTag, ...]:
-    """The tag of rows without a time, if it has a name. ConfigurationError for unknown columns, and for updates."""
+    """Returns the tag of rows without a time, or no tag if it has no name.
+
+    Raises ConfigurationError if the columns are unknown, and for updates.
+    """
     if nulls_to is None:
         return ()
     schema = known_schema(rows, f"assign_timestamps(nulls_to={nulls_to!r})")

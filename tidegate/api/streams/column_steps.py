@@ -161,7 +161,7 @@ def renamed(stream: Stream, mapping: Mapping[str, str] | Callable[[str], str], n
     _check_columns(mapping, schema, name)
     after = [mapping.get(column, column) for column in schema.names]
     if doubles := sorted({column for column in after if after.count(column) > 1}):
-        raise ConfigurationError(f"{name}: two columns would be called {doubles[0]!r}; choose another name")
+        raise ConfigurationError(f"{name}: two columns would have the name {doubles[0]!r}; choose another name")
     columns = [exact_column(old).alias(new) for old, new in zip(schema.names, after, strict=True)]
     return selected(stream, columns, StepOptions(name, uid))
 
@@ -190,7 +190,9 @@ def union(streams: Sequence[Stream], by_name: bool, allow_missing: bool) -> Stre
     """Builds `Stream.union`: streams read side by side, after a step before each stream whose columns differ."""
     first, *others = streams
     if allow_missing and not by_name:
-        raise ConfigurationError("union: allow_missing=True needs by_name=True, because names tell what is missing")
+        raise ConfigurationError(
+            "union: allow_missing=True needs by_name=True, because missing columns are found by name"
+        )
     changelog = united([(stream._changelog, stream._input_parallelism) for stream in streams])
     if any(other._program is not first._program for other in others):
         raise ConfigurationError("union: the streams belong to different environments")
@@ -209,7 +211,7 @@ def union(streams: Sequence[Stream], by_name: bool, allow_missing: bool) -> Stre
 
 def _with_same_columns(streams: Sequence[Stream], allow_missing: bool) -> list[Stream]:
     # Imported late, because it loads polars.
-    from tidegate.operators.functions.projection import SameColumns
+    from tidegate.operators.functions.projection import UnionColumns
     from tidegate.operators.functions.projection import united as united_schema
 
     schemas = [known_schema(stream, "union", f"stream {number}") for number, stream in enumerate(streams, start=1)]
@@ -219,7 +221,7 @@ def _with_same_columns(streams: Sequence[Stream], allow_missing: bool) -> list[S
         if own.equals(schema)
         else stream._then(
             Step(
-                operator=partial(SameColumns, schema),
+                operator=partial(UnionColumns, schema),
                 schema=schema,
                 options=StepOptions("union", None, stream._input_parallelism),
             )

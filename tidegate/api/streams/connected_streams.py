@@ -47,7 +47,7 @@ class ConnectedStreams:
         return f"ConnectedStreams({keys}{self._first!r}, {self._second!r})"
 
     def key_by(self, keys1: str | Sequence[str], keys2: str | Sequence[str]) -> ConnectedStreams:
-        """Partition both streams by key, so that rows of the same key meet in one subtask.
+        """Partitions both streams by key, so that rows of the same key meet in one subtask.
 
         - `keys1`, `keys2`: columns of the first and of the second stream. They correspond in their order, and must have
           the same types. State is stored under the names of the first.
@@ -78,7 +78,7 @@ class ConnectedStreams:
         errors_to: tuple[OutputTag | str | None, OutputTag | str | None] | None = None,
         **slot: Unpack[SlotOptions],
     ) -> Stream:
-        """Call `process1` with each row of the first stream and `process2` with each row of the second.
+        """Calls `process1` with each row of the first stream and `process2` with each row of the second.
 
         The order between the two streams is not defined. If the second stream is broadcast, the function may be a
         `tg.KeyedBroadcastProcessFunction` (the first stream is keyed) or a `tg.BroadcastProcessFunction` (it is not);
@@ -159,9 +159,7 @@ class ConnectedStreams:
         (keys1, keys2), name = self._keys, type(function).__name__
         keyed = isinstance(function, KeyedBroadcastProcessFunction)
         if keys2 or not self._second._is_broadcast:
-            raise ConfigurationError(
-                f"connect: {name} needs a second stream that every subtask gets: a.connect(rules.broadcast())"
-            )
+            raise ConfigurationError(f"connect: {name} needs a broadcast second stream: a.connect(rules.broadcast())")
         if keyed and not keys1:
             raise ConfigurationError(
                 f"connect: {name} is a tg.KeyedBroadcastProcessFunction, and the first stream has no keys: call key_by "
@@ -169,8 +167,8 @@ class ConnectedStreams:
             )
         if keys1 and not keyed:
             raise ConfigurationError(
-                f"connect: {name} is a tg.BroadcastProcessFunction and knows no keys, but the first stream is keyed by "
-                f"{list(keys1)}: derive from tg.KeyedBroadcastProcessFunction"
+                f"connect: {name} is a tg.BroadcastProcessFunction, which has no keys, but the first stream is keyed "
+                f"by {list(keys1)}: derive from tg.KeyedBroadcastProcessFunction"
             )
 
     def _check_keys(self) -> None:

@@ -3,9 +3,9 @@
 Event time is a column. A step between `assign_timestamps` and, for example, a window may compute that column anew. Then
 rows that were in time would be late, and would be dropped. Rules:
 
-- Polars expressions that give the column other values are refused when a step behind them uses event time. An
+- Polars expressions that give the column other values are refused when a later step uses event time. An
   expression of the column alone is tried on a few times: another type or unit of the same time is no change.
-- The functions of `map` and `flat_map` are checked as they run (`KeptTime`).
+- The functions of `map` and `flat_map` are checked as they run (`EventTimeCheck`).
 - `process`, `map_batches` and `map_async` make rows of their own. Their times are not checked.
 """
 
@@ -115,8 +115,8 @@ def uses_event_time(step: str, *inputs: Sequence[tuple[StreamNode, object]]) -> 
         seen.add(id(node))
         if node.retimes is not None:
             raise _refusal(step, node)
-        if node.kept_time is not None:
-            node.kept_time.used = True
+        if node.event_time_check is not None:
+            node.event_time_check.used = True
         left += [upstream.maker for upstream, _ in node.inputs]
 
 

@@ -1,6 +1,7 @@
-"""Works out the columns of a stream before the job runs: which a step computes, and which it copies.
+"""Finds the columns of a stream before the job runs: the columns that a step computes, and the columns that it copies.
 
-`stream_steps.py` asks, when it adds an operator. Expressions are evaluated on no rows, so polars itself answers.
+The builders of steps call these functions. Expressions are evaluated on empty frames, so the answers come from polars
+itself.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ if TYPE_CHECKING:
 
 
 def passed_columns(expressions: Sequence[pl.Expr | str], schema: pa.Schema | None) -> Mapping[str, str]:
-    """Columns that expressions copy, maybe under another name: name in the output to name in the input.
+    """Returns the columns that expressions copy, maybe under another name: name in the output to name in the input.
 
-    Without a schema only columns that are named one by one are found, not those of selectors.
+    Without a schema, columns of selectors are not found, only columns that are named one by one.
     """
     import polars as pl
 
@@ -55,7 +56,8 @@ def passed_columns(expressions: Sequence[pl.Expr | str], schema: pa.Schema | Non
 
 
 def computed_columns(expressions: Sequence[pl.Expr], schema: pa.Schema | None) -> frozenset[str]:
-    """Names of the columns that expressions make. Without a schema only those that polars can tell."""
+    """Returns the names of the columns that expressions make. Without a schema, names that polars cannot infer are
+    missing."""
     if schema is None:
         names = (expression.meta.output_name(raise_if_undetermined=False) for expression in expressions)
         return frozenset(name for name in names if name is not None)
@@ -64,14 +66,17 @@ def computed_columns(expressions: Sequence[pl.Expr], schema: pa.Schema | None) -
 
 
 def name_after(column: str, passed: Mapping[str, str]) -> str | None:
-    """What a column is called after a step that copies `passed`: its own name if it keeps that; None if it is gone."""
+    """Returns the name of a column after a step that copies `passed`, or None if the column is gone.
+
+    If the step keeps the column under its own name, that name is returned.
+    """
     if passed.get(column) == column:
         return column
     return next((name for name, source in passed.items() if source == column), None)
 
 
 def check_keys(names: Sequence[str], schema: pa.Schema | None) -> None:
-    """ConfigurationError for a key that is named twice, that is no column, or is called as one of tidegate's own."""
+    """Raises ConfigurationError for a key that is named twice, does not exist, or has a reserved name."""
     if len(set(names)) < len(names):
         raise ConfigurationError(f"key_by({', '.join(names)}): a column is named twice")
     check_not_reserved(names, "key_by")
@@ -81,7 +86,7 @@ def check_keys(names: Sequence[str], schema: pa.Schema | None) -> None:
 
 
 def time_after(time: str | None, passed: Mapping[str, str]) -> str | None:
-    """The event time after a step that copies `passed`; None if it is gone."""
+    """Returns the event time after a step that copies `passed`, or None if its column is gone."""
     name = None if time is None else name_after(time, passed)
     return name if name is None or not isinstance(time, WindowEnd) else WindowEnd(name)
 
@@ -89,27 +94,30 @@ def time_after(time: str | None, passed: Mapping[str, str]) -> str | None:
 def idleness_of(
     idleness: str | timedelta | int | None, column: str, before: Sequence[StreamNode], parallelism: int
 ) -> int | None:
-    """The idleness of splits in milliseconds. ConfigurationError where it is not known which splits have rows."""
+    """Returns the idleness of splits in milliseconds, or None.
+
+    Raises ConfigurationError if the stream does not show which splits have rows.
+    """
     if idleness is None:
         return None
     if not all(node.tells_splits(parallelism) for node in before):
         raise ConfigurationError(
-            f"assign_timestamps({column!r}, idleness={idleness!r}): only right behind an unbounded source, and in as "
-            "many subtasks, is it known which splits have no rows; call it on the stream of the source"
+            f"assign_timestamps({column!r}, idleness={idleness!r}): splits without rows are only visible directly "
+            "after an unbounded source, with the same parallelism; call it on the stream of the source"
         )
     return parse_duration_ms(idleness, setting="idleness")
 
 
 def reads_only(expression: pl.Expr, columns: Sequence[str]) -> bool:
-    """Whether an expression reads only these columns."""
+    """Returns whether an expression reads only these columns."""
     by_selector = '"Selector"' in expression.meta.serialize(format="json")
     return not by_selector and set(expression.meta.root_names()) <= set(columns)
 
 
 def schema_after(operator: Operator, schema: pa.Schema | None, where: str) -> pa.Schema | None:
-    """The columns after an operator, found by running it on no rows. None without a schema.
+    """Returns the columns after an operator, found by running it on no rows. None without a schema.
 
-    ConfigurationError, which begins with `where`, for what cannot be computed.
+    Raises ConfigurationError, which begins with `where`, if the columns cannot be computed.
     """
     if schema is None:
         return None
@@ -126,7 +134,7 @@ def _reason(error: BaseException, schema: pa.Schema) -> str:
     import polars as pl
 
     if isinstance(error, pl.exceptions.ColumnNotFoundError):
-        # What polars lists are the columns that it was given, and not those of the stream.
+        # Polars lists the columns of its frame, which are not the columns of the stream.
         return f"{str(error).partition('; valid columns')[0]}; there are {columns_text(schema)}"
     return str(error)
 
@@ -155,8 +163,8 @@ def expressions_and_options(
         is_column = isinstance(value, str) and schema is not None and value in schema.names
         if isinstance(value, str) and word in _OF_STRINGS and is_column:
             raise ConfigurationError(
-                f"{method}: {word}={value!r} may be the {word} of the step, or a column called {word!r} that copies "
-                f"the column {value!r}. For the column write {method}({{{word!r}: {value!r}}}); for the step choose "
+                f"{method}: {word}={value!r} may be the {word} of the step, or a column {word!r} that copies the "
+                f"column {value!r}. For the column write {method}({{{word!r}: {value!r}}}); for the step choose "
                 f"another {word}"
             )
         if is_polars_expression(value) or (isinstance(value, str) and word not in _OF_STRINGS):
@@ -169,8 +177,8 @@ def expressions_and_options(
         elif isinstance(item, str) and _is_for_several(item) and schema is not None and item in schema.names:
             several = "pl.all()" if item == "*" else f"pl.col({item!r})"
             raise ConfigurationError(
-                f"{method}({item!r}) may be several columns, or the one that is called {item!r}. Write {several} for "
-                f"several columns, and {method}({{{item!r}: {item!r}}}) for the one"
+                f"{method}({item!r}) may be several columns, or the one column {item!r}. Write {several} for several "
+                f"columns, and {method}({{{item!r}: {item!r}}}) for the one"
             )
         else:
             expressions.append(item)
@@ -202,28 +210,32 @@ def aggregates_and_options(
     of_mapping = dict(mapping or {})
     for name in of_mapping:
         if not isinstance(name, str):
-            raise ConfigurationError(f"{method}: the key {name!r} of the mapping is no name of a column")
+            raise ConfigurationError(
+                f"{method}: the key {name!r} of the mapping is not the name of a column; give a string"
+            )
     if twice := sorted(of_mapping.keys() & columns.keys()):
         raise ConfigurationError(f"{method}: {twice} are in the mapping and by keyword; give each aggregate once")
     return of_mapping | columns, found
 
 
 def _is_for_several(name: str) -> bool:
-    """Whether a name stands for several columns in polars: `*`, or a regular expression."""
+    """Returns whether a name stands for several columns in polars: `*`, or a regular expression."""
     return name == "*" or (name.startswith("^") and name.endswith("$"))
 
 
 def _flat(given: Sequence[Any]) -> Iterator[Any]:
-    """What was given by position, where a list stands for its items: `select(["a", "b"])`."""
+    """Yields positional arguments, with the items of lists in place of the lists: `select(["a", "b"])`."""
     for item in given:
         yield from item if isinstance(item, list | tuple) else (item,)
 
 
 def _named(named: Mapping[str, pl.Expr | str], method: str) -> Iterator[pl.Expr]:
-    """Expressions that were given with a name, as in polars: `x=pl.col("y") * 2`, or `x="y"`."""
+    """Yields expressions that were given with a name, as in polars: `x=pl.col("y") * 2`, or `x="y"`."""
     for name, value in named.items():
         if not isinstance(name, str):
-            raise ConfigurationError(f"{method}: the key {name!r} of the mapping is no name of a column")
+            raise ConfigurationError(
+                f"{method}: the key {name!r} of the mapping is not the name of a column; give a string"
+            )
         column = column_like(value, f"{method}: {name}=")
         yield (exact_column(column) if isinstance(column, str) else column.expression).alias(name)
 
@@ -231,11 +243,11 @@ def _named(named: Mapping[str, pl.Expr | str], method: str) -> Iterator[pl.Expr]
 log = logging.getLogger(__name__)
 
 _ROWS_MAX = 20
-"""A filter may drop the first rows: up to this many are tried."""
+"""How many rows are tried. A filter may drop the first ones."""
 
 
 class Columns(Protocol):
-    """What is asked of a stream here: its schema, and the steps that make it."""
+    """The part of a stream that this module reads: its schema, and the steps that make it."""
 
     @property
     def schema(self) -> pa.Schema | None: ...
@@ -245,10 +257,10 @@ class Columns(Protocol):
 
 
 def known_schema(stream: Columns, where: str, called: str = "the stream") -> pa.Schema:
-    """Returns the schema of a stream. ConfigurationError, which begins with `where`, if it is not known.
+    """Returns the schema of a stream. Raises ConfigurationError, which begins with `where`, if it is not known.
 
-    `called` names the stream in the error. It shows the `schema=` that fits the first row, if the source is in memory
-    or consists of files, and no step in between has two inputs.
+    `called` names the stream in the error. The error shows the `schema=` that fits the first row, if the source is in
+    memory or consists of files, and no step in between has two inputs.
     """
     if stream.schema is not None:
         return stream.schema
@@ -264,7 +276,7 @@ def known_schema(stream: Columns, where: str, called: str = "the stream") -> pa.
 
 
 def _chain(node: StreamNode) -> list[StreamNode]:
-    """Returns the steps from a source to a step; those after the last one with two inputs if there is one."""
+    """Returns the steps from a source to a step, or the steps from the last step with two inputs."""
     chain = [node]
     while len(chain[0].inputs) == 1:
         chain.insert(0, chain[0].inputs[0][0])
@@ -272,9 +284,9 @@ def _chain(node: StreamNode) -> list[StreamNode]:
 
 
 def _of_first_row(chain: Sequence[StreamNode]) -> pa.Schema | None:
-    """Returns the columns that the last step makes of the first row that gets there, or None if that cannot be found.
+    """Returns the columns that the last step makes of the first row that gets there, or None if that fails.
 
-    The function of the user is called for that. What it raises is not the error that is reported here.
+    The function of the user is called for that. Its errors are logged, and not raised here.
     """
     source = chain[0].source
     if not isinstance(source, MemorySource | FilesSource):

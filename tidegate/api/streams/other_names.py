@@ -1,4 +1,4 @@
-"""Names that methods have in PySpark, PyFlink, Bytewax and pandas, and what they are called here."""
+"""Names of methods in PySpark, PyFlink, Bytewax and pandas, and the names of these methods in tidegate."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ ENVIRONMENTS: Mapping[str, str] = {
 
 
 class OtherNames:
-    """Names the method that does here what a method of another engine does, where a program asks for that one."""
+    """Raises AttributeError for methods of other engines, and names the method of tidegate with the same purpose."""
 
     _other_names: ClassVar[Mapping[str, str]] = {}
 

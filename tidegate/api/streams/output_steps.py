@@ -21,7 +21,7 @@ from tidegate.api.tables.output_tables import CollectedRows, OutputTable, TableO
 from tidegate.operators.aggregates.column_expressions import column_names
 from tidegate.operators.changes import CHANGE
 from tidegate.operators.operator_errors import own_copy
-from tidegate.operators.sinks.sink import OwnSink, Sink
+from tidegate.operators.sinks.sink import Sink, UserSinkOperator
 from tidegate.operators.sinks.table_sink import table_sink
 from tidegate.operators.state.keys import key_schema
 from tidegate.storage.checkpoints.metadata import own_sink_place
@@ -114,13 +114,13 @@ def to_sink(
         raise ConfigurationError(f"to_sink {name!r}: there is no column {unknown[0]!r} for keys")
     if stream._changelog is not None:
         if stream._changelog.changes:
-            raise stream._changelog.refuse(repr(name), "a sink of your own would not know what is retracted")
+            raise stream._changelog.refuse(repr(name), "a tg.Sink cannot retract rows")
         stream._changelog.check_upsert(repr(name), columns)
     rows = _together(stream, columns, options.parallelism) if columns else stream
     node_uid = stream._program.new_uid(name, options.uid)
     rows._then(
         Step(
-            operator=partial(OwnSink, flushed),
+            operator=partial(UserSinkOperator, flushed),
             schema=stream.schema,
             options=StepOptions(name, node_uid, options.parallelism, slot=options.slot),
             table=own_sink_place(node_uid),
@@ -158,7 +158,7 @@ def rows_to_function(
 
 
 def first_rows(stream: Stream, n: int, timeout: str | timedelta | int) -> tuple[pa.Table, str]:
-    """Runs the program up to a stream; returns up to `n` rows, and a note on what is not among them."""
+    """Runs the program up to a stream. Returns up to `n` rows, and a note on the rows that are missing."""
     return stream._program.preview(stream, n, parse_duration_ms(timeout, setting="show(timeout)"))
 
 

@@ -1,7 +1,7 @@
 """Builds the steps of a ranking, for `KeyedStream.top_n` and `WindowedStream.top_n`.
 
-A ranking that changes with its input is one operator behind the exchange by key. A ranking of windows is two operators:
-each subtask selects the first rows of a batch, and the operator behind the exchange by key and window keeps the first
+A ranking that changes with its input is one operator after the exchange by key. A ranking of windows is two operators.
+Each subtask first selects the first rows of a batch. The operator after the exchange by key and window keeps the first
 of these.
 """
 
@@ -50,7 +50,9 @@ def ranking_of(
     columns = column_names(by, "top_n(by=...)")
     down = (descending,) * len(columns) if isinstance(descending, bool) else tuple(descending)
     if rank is not None and not isinstance(rank, str):
-        raise ConfigurationError(f"top_n(rank={rank!r}): it is the name of the column for the rank")
+        raise ConfigurationError(
+            f'top_n(rank={rank!r}): give a column name, such as rank="rank", or None for no rank column'
+        )
     behind = None
     if nulls_last is not None:
         behind = (nulls_last,) * len(columns) if isinstance(nulls_last, bool) else tuple(nulls_last)

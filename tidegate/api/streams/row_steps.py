@@ -39,10 +39,10 @@ from tidegate.operators.functions.failing_rows import (
     GuardedMapBatches,
     error_tag,
 )
-from tidegate.operators.functions.process_batches import process_operator
 from tidegate.operators.functions.process_functions import Limit, ProcessFunction
-from tidegate.operators.watermarks.kept_time import KeptTime
+from tidegate.operators.functions.process_operator import process_operator
 from tidegate.operators.watermarks.late_rows import LATE
+from tidegate.operators.watermarks.watermark_generator import EventTimeCheck
 from tidegate.protocol.edges import OutputTag
 from tidegate.storage.checkpoints.metadata import StateMeaning
 from tidegate.storage.errors import ConfigurationError
@@ -104,7 +104,7 @@ def mapped_rows(
                 schema=columns,
                 options=options,
                 changelog=after_function(stream._changelog, columns, repr(options.name)),
-                kept_time=kept,
+                event_time_check=kept,
             )
         )
     tag = error_tag(errors_to, stream.schema, options.name)
@@ -114,7 +114,7 @@ def mapped_rows(
             schema=columns,
             options=options,
             side_outputs=(tag,),
-            kept_time=kept,
+            event_time_check=kept,
         )
     )
 
@@ -132,7 +132,7 @@ def flat_mapped_rows(
     kept = _kept_time(stream, columns)
     if errors_to is None:
         return stream._then(
-            Step(operator=partial(FlatMap, fn, columns, kept), schema=columns, options=options, kept_time=kept)
+            Step(operator=partial(FlatMap, fn, columns, kept), schema=columns, options=options, event_time_check=kept)
         )
     tag = error_tag(errors_to, stream.schema, options.name)
     return stream._then(
@@ -141,16 +141,16 @@ def flat_mapped_rows(
             schema=columns,
             options=options,
             side_outputs=(tag,),
-            kept_time=kept,
+            event_time_check=kept,
         )
     )
 
 
-def _kept_time(stream: Stream, schema: pa.Schema | None) -> KeptTime | None:
+def _kept_time(stream: Stream, schema: pa.Schema | None) -> EventTimeCheck | None:
     """Returns the check that a function passes event time on unchanged; None if its rows have no event time."""
     if stream.timestamp is None or (schema is not None and stream.timestamp not in schema.names):
         return None
-    return KeptTime(stream.timestamp)
+    return EventTimeCheck(stream.timestamp)
 
 
 def filtered_rows(

@@ -1,6 +1,6 @@
-"""`StreamSources`: begins streams: from memory, files, Kafka, Spark DataFrames, a rate, and sources of your own.
+"""`StreamSources`: begins streams from memory, files, Kafka, Spark DataFrames, a rate, and sources of the user.
 
-`StreamEnvironment` inherits these methods, and adds those that run the streams.
+`StreamEnvironment` inherits these methods, and adds the methods that run the streams.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 FOLDER_SPLITS = 16
-"""Splits of a growing folder."""
+"""Number of splits of a growing folder."""
 MAX_FILE_AGE = "7d"
 """How long a growing folder remembers files, and accepts late ones."""
 LANES_A_SUBTASK = 2
@@ -78,7 +78,9 @@ class StreamSources(OtherNames):
         parallelism: int | None = None,
         slot_sharing_group: str | None = None,
     ) -> Stream:
-        """Begin a stream over data in memory: Arrow, polars or pandas. The data is sent with the job, so keep it small.
+        """Begins a stream over data in memory: Arrow, polars or pandas.
+
+        The data is sent with the job, so keep it small.
 
         Rows are read in their order, by one subtask. A restored job needs the same data and splits.
 
@@ -121,12 +123,12 @@ class StreamSources(OtherNames):
         parallelism: int | None = None,
         slot_sharing_group: str | None = None,
     ) -> Stream:
-        """Begin a stream over rows that are Python objects.
+        """Begins a stream over rows that are Python objects.
 
         - `rows`: dicts, dataclass objects, named tuples, tuples (with `columns`), or strings and numbers, which become
           the column `value`.
-        - `schema`: the columns and types: `{"k": str, "n": int}`, a dataclass, or a `pa.Schema`; by default those of
-          the values.
+        - `schema`: the columns and types: `{"k": str, "n": int}`, a dataclass, or a `pa.Schema`. By default they are
+          inferred from the values.
         - `columns`: names for the values of tuples.
         - All other parameters: as in `from_batches`.
 
@@ -167,7 +169,7 @@ class StreamSources(OtherNames):
         log_limit: str | int | None = None,
         stage: bool | None = None,
     ) -> Stream:
-        """Begin a stream over a Spark DataFrame, bounded or streaming.
+        """Begins a stream over a Spark DataFrame, bounded or streaming.
 
         Bounded: when the job is executed, Spark's executors write the rows to files, once. The job reads these files,
         so what it replays after a failure is exactly what it read before. A DataFrame that only reads Parquet files,
@@ -178,15 +180,15 @@ class StreamSources(OtherNames):
         time (`docs/streaming-dataframes.md`).
 
         - `df`: the DataFrame.
-        - `stage`: for bounded DataFrames; True writes the rows to files in any case, False is an error if Spark is
+        - `stage`: for bounded DataFrames. True writes the rows to files in any case. False is an error if Spark is
           needed.
-        - `idleness`: for streaming DataFrames; a lane without rows for this long, a minute by default, no longer holds
+        - `idleness`: for streaming DataFrames. A lane without rows for this long, a minute by default, no longer holds
           event time back.
-        - `trigger`: for streaming DataFrames; the interval of micro-batches (Spark's `processingTime`), by default
+        - `trigger`: for streaming DataFrames, the interval of micro-batches (Spark's `processingTime`), by default
           none.
-        - `log_limit`: for streaming DataFrames; the query waits while more bytes of rows, "1gb" by default, are not
+        - `log_limit`: for streaming DataFrames. The query waits while more bytes of rows, "1gb" by default, are not
           covered by a checkpoint.
-        - `spark_checkpoint`: for streaming DataFrames; a folder for Spark's own checkpoint, needed if the job's
+        - `spark_checkpoint`: for streaming DataFrames, a folder for Spark's own checkpoint. It is needed if the job's
           checkpoints are in a bucket.
         - All other parameters: as in `from_batches`.
 
@@ -237,7 +239,7 @@ class StreamSources(OtherNames):
         parallelism: int | None = None,
         slot_sharing_group: str | None = None,
     ) -> Stream:
-        """Begin a stream over a `ray.data.Dataset`.
+        """Begins a stream over a `ray.data.Dataset`.
 
         When the job is executed, tasks of Ray Data compute the dataset and write its rows to files, once. The job reads
         these files, so what it replays after a failure, or in a restored job, is exactly what it read before. Ray Data
@@ -285,19 +287,19 @@ class StreamSources(OtherNames):
         parallelism: int | None = None,
         slot_sharing_group: str | None = None,
     ) -> Stream:
-        """Begin a stream over Parquet, CSV, JSON or text files.
+        """Begins a stream over Parquet, CSV, JSON or text files.
 
         Without `discover` it is bounded: the files that exist when the job is submitted. With it the stream continues,
         and reads each new file once, whatever is restarted (`docs/sources.md`).
 
-        - `files`: a path, a folder, or a pattern such as "s3://bucket/in/**/*.csv.gz"; or a list of these.
-        - `format`: "parquet", "csv", "json" or "text"; by default that of the names.
-        - `schema`: columns and types; by default those of the first file. `columns`: of Parquet and CSV, the columns to
-          read.
+        - `files`: a path, a folder, a pattern such as "s3://bucket/in/**/*.csv.gz", or a list of these.
+        - `format`: "parquet", "csv", "json" or "text". By default it is taken from the names.
+        - `schema`: columns and types. By default they are taken from the first file.
+        - `columns`: for Parquet and CSV, the columns to read.
         - `options`: options of Spark for CSV, JSON and text, by their names: `{"sep": ";"}`.
-        - `max_row_size`: the most bytes of a row of text. Of Parquet, a row whose bytes are mostly not in the file, and
-          a page, may have 256 MB, or `max_row_size` if that is more.
-        - `partitions`: columns and types in the names of folders, as Spark writes them (`day=2013-01-01/`); they are
+        - `max_row_size`: the most bytes of a row of text. In Parquet, a page may have 256 MB, or `max_row_size` if that
+          is more, and so may a row whose values are repeated or compressed in the file.
+        - `partitions`: columns and types in the names of folders, as Spark writes them (`day=2013-01-01/`). They are
           the last columns.
         - `bad_rows`: a row that cannot be read, or the rest of a damaged file, fails the job ("fail"), is skipped,
           counted and logged ("skip"), or goes to the stream `bad_rows()` of the result, with its place and the reason
@@ -355,7 +357,7 @@ class StreamSources(OtherNames):
         parallelism: int | None = None,
         slot_sharing_group: str | None = None,
     ) -> Stream:
-        """Begin a stream over a Delta Lake table, read from its files without Spark. Needs `pip install
+        """Begins a stream over a Delta Lake table, read from its files without Spark. Needs `pip install
         'tidegate[delta]'`.
 
         It is bounded. A restored job continues in the version that the first job has read.
@@ -399,9 +401,10 @@ class StreamSources(OtherNames):
         parallelism: int | None = None,
         slot_sharing_group: str | None = None,
     ) -> Stream:
-        """Begin a stream over the records of Kafka topics. Needs `pip install 'tidegate[kafka]'`.
+        """Begins a stream over the records of Kafka topics. Needs `pip install 'tidegate[kafka]'`.
 
-        - `servers`: the brokers, "host:port,host:port". `properties`: settings of librdkafka.
+        - `servers`: the brokers, "host:port,host:port".
+        - `properties`: settings of librdkafka.
         - `topics`: a list of names.
         - `value`: "bytes" or "string": the columns are Spark's, key, value, topic, partition, offset and timestamp. Or
           a schema: records are JSON objects, with a column for each field.
@@ -410,7 +413,7 @@ class StreamSources(OtherNames):
           record has no value). With a schema they are called `kafka_topic` and so on.
         - `start`: "earliest", "latest", a time (a datetime, or milliseconds since 1970), or offsets
           (`{"bids": {0: 17, 1: 4}}`).
-        - `end`: "latest" ends the stream behind the records that exist at submission.
+        - `end`: "latest" ends the stream after the records that exist at submission.
         - `discover`: how often to look for new partitions, a duration; by default never.
         - `bad_rows`: a record that cannot be read fails the job ("fail"), is skipped with a warning ("skip"), or goes
           to `bad_rows()` of the result ("side").
@@ -429,13 +432,15 @@ class StreamSources(OtherNames):
         """
         policy = check_bad_rows(bad_rows, "from_kafka")
         if end not in (None, "latest"):
-            raise ConfigurationError(f"from_kafka(end={end!r}): it is 'latest' or None")
+            raise ConfigurationError(f"from_kafka(end={end!r}): give 'latest' or None")
         if on_missing not in ("fail", "earliest", "latest"):
-            raise ConfigurationError(f"from_kafka(on_missing={on_missing!r}): it is 'fail', 'earliest' or 'latest'")
+            raise ConfigurationError(f"from_kafka(on_missing={on_missing!r}): give 'fail', 'earliest' or 'latest'")
         if isinstance(topics, str) or not topics:
             raise ConfigurationError(f"from_kafka(topics={topics!r}): give a list of names")
         if end is not None and discover is not None:
-            raise ConfigurationError("from_kafka: a bounded source finds no new partitions: remove end= or discover=")
+            raise ConfigurationError(
+                "from_kafka: a bounded source does not look for new partitions; remove end= or discover="
+            )
         check_start(start)
         kafka()
         kind: Any = value if isinstance(value, str) else as_schema(value, "from_kafka(value=)")
@@ -466,11 +471,11 @@ class StreamSources(OtherNames):
         parallelism: int | None = None,
         slot_sharing_group: str | None = None,
     ) -> Stream:
-        """Begin a stream of numbered rows at a steady rate, for demos and benchmarks (Spark's `rate`, Flink's
+        """Begins a stream of numbered rows at a steady rate, for demos and benchmarks (Spark's `rate`, Flink's
         `datagen`).
 
-        The columns are `timestamp`, when the row was due, and `value`, its number. No row is early, and none is
-        skipped: rows that are overdue after a restore arrive at once. A restored job needs the same rate, rows and
+        The columns are `timestamp`, the time at which the row was due, and `value`, its number. Rows are never early or
+        skipped. Rows that are overdue after a restore arrive at once. A restored job needs the same rate, rows and
         splits.
 
         - `rows_per_second`: the rate; None for as fast as possible, with timestamps 1 ms apart.
@@ -509,10 +514,10 @@ class StreamSources(OtherNames):
         uid: str | None = None,
         slot_sharing_group: str | None = None,
     ) -> Stream:
-        """Begin a stream of the lines, in the column `value`, that a server sends, such as `nc -lk 9999`. For demos.
+        """Begins a stream of the lines, in the column `value`, that a server sends, such as `nc -lk 9999`. For demos.
 
-        It connects again after a failure; lines that had been read and are in no checkpoint are lost. It ends when the
-        other side closes the connection.
+        It connects again after a failure. Lines that had been read and are not in a checkpoint are lost. It ends when
+        the other side closes the connection.
 
         - `host`, `port`: where the server listens.
         - `lossy`: must be True, which accepts that lines may be lost.
@@ -531,8 +536,8 @@ class StreamSources(OtherNames):
         policy = check_bad_rows(bad_rows, "from_socket")
         if not lossy:
             raise ConfigurationError(
-                "from_socket: a socket cannot be read twice, so lines are lost whenever the job restarts, whatever its "
-                "checkpoints are; accept that with lossy=True, or let Kafka or files stand in between"
+                "from_socket: a socket cannot be read twice, so lines are lost whenever the job restarts, even with "
+                "checkpoints; accept that with lossy=True, or put Kafka or files in between"
             )
         return self.from_source(
             SocketSource(host, port, policy), name=name, uid=uid, parallelism=1, slot_sharing_group=slot_sharing_group
@@ -547,7 +552,7 @@ class StreamSources(OtherNames):
         parallelism: int | None = None,
         slot_sharing_group: str | None = None,
     ) -> Stream:
-        """Begin a stream over a source of your own (`docs/sources.md`).
+        """Begins a stream over a source of your own (`docs/sources.md`).
 
         - `source`: an object like `tg.Source`, with `schema`, `splits` and `reader`.
         - `name`, `uid`, `parallelism`, `slot_sharing_group`: see `Stream`.
@@ -578,13 +583,13 @@ class StreamSources(OtherNames):
 
 
 def _paths(files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> str | list[str]:
-    """Returns the paths that `from_files` was given. Raises ConfigurationError for anything else."""
+    """Returns the paths that were given to `from_files`. Raises ConfigurationError for anything else."""
     if isinstance(files, str | os.PathLike):
         return os.fspath(files)
     if isinstance(files, Sequence) and files and all(isinstance(each, str | os.PathLike) for each in files):
         return [os.fspath(each) for each in files]
     raise ConfigurationError(
-        f"from_files({files!r}): give a path or a pattern, such as '/in/*.parquet', or a list of some"
+        f"from_files({files!r}): give a path or a pattern, such as '/in/*.parquet', or a list of them"
     )
 
 
@@ -596,7 +601,7 @@ def _bad_rows(source: Source) -> tuple[OutputTag, ...]:
 
 _UNBOUNDED = {
     "from_dataframe": "streaming DataFrames, and this one is bounded",
-    "from_files": "a folder that is looked at again, and without discover= it is bounded",
+    "from_files": "a growing folder, and without discover= the folder is bounded",
 }
 
 
@@ -617,10 +622,11 @@ _SINGLE = (str, bytes, int, float, bool)
 def table_of_rows(rows: Iterable[Any], schema: SchemaLike | None, columns: Sequence[str] | None) -> pa.Table:
     """Returns rows as a table.
 
-    `rows` are dicts, dataclass objects or named tuples; or tuples, whose names are `columns` or those of `schema`; or
-    single strings and numbers, which become the column "value". Without `schema` types are those of the values, and a
-    column that a row lacks is null there. ConfigurationError for rows that do not fit, and for an empty list without
-    `schema`.
+    `rows` are dicts, dataclass objects or named tuples, tuples, whose names are `columns` or the names of `schema`, or
+    single strings and numbers, which become the column "value". Without `schema` the types are inferred from the
+    values, and a column that a row lacks is null there.
+
+    Raises ConfigurationError for rows that do not fit, and for an empty list without `schema`.
     """
     given = as_schema(schema, "from_rows(schema=)")
     if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
@@ -629,7 +635,9 @@ def table_of_rows(rows: Iterable[Any], schema: SchemaLike | None, columns: Seque
         raise ConfigurationError(f"from_rows(columns={columns!r}): give a list of names")
     names = list(columns) if columns is not None else None if given is None else given.names
     if given is not None and columns is not None and list(columns) != given.names:
-        raise ConfigurationError(f"from_rows: columns={list(columns)} differ from those of schema=, {given.names}")
+        raise ConfigurationError(
+            f"from_rows: columns={list(columns)} and schema= differ, which has {given.names}; remove columns="
+        )
     made = [_row(number, row, names) for number, row in enumerate(rows)]
     if not made:
         if given is None:
@@ -651,18 +659,22 @@ def _row(number: int, row: Any, names: Sequence[str] | None) -> dict[str, Any]:
         try:
             return owned_row(row)
         except TypeError as error:
-            raise ConfigurationError(f"from_rows: row {number} has a value of no type of a column: {error}") from error
+            raise ConfigurationError(
+                f"from_rows: row {number} has a value that cannot be in a column: {error}"
+            ) from error
     if isinstance(row, tuple | list):
         if names is None:
             raise ConfigurationError(
                 f"from_rows: row {number} is a {type(row).__name__}; name its values with columns=['k', 'n'] or schema="
             )
         if len(row) != len(names):
-            raise ConfigurationError(f"from_rows: row {number} has {len(row)} values, and the columns are {names}")
+            raise ConfigurationError(f"from_rows: row {number} has {len(row)} values, but the columns are {names}")
         return dict(zip(names, row, strict=True))
     if isinstance(row, _SINGLE):
         if names is not None and len(names) != 1:
-            raise ConfigurationError(f"from_rows: row {number} is a single {type(row).__name__}, for columns {names}")
+            raise ConfigurationError(
+                f"from_rows: row {number} is a single {type(row).__name__}, but the columns are {names}"
+            )
         return {VALUE if names is None else names[0]: row}
     raise ConfigurationError(
         f"from_rows: row {number} is a {type(row).__name__}; a row is a dict, a dataclass object, a tuple, a string or "
@@ -671,7 +683,7 @@ def _row(number: int, row: Any, names: Sequence[str] | None) -> dict[str, Any]:
 
 
 def without_pandas(data: Any) -> Any:
-    """Returns what `from_batches` was given, with Arrow tables for pandas frames, also in a list."""
+    """Returns the argument of `from_batches` with Arrow tables in place of pandas frames, also in a list."""
     pandas = sys.modules.get("pandas")
     if pandas is None:
         return data
@@ -683,7 +695,7 @@ def without_pandas(data: Any) -> Any:
 def _of_pandas(frame: pd.DataFrame) -> pa.Table:
     """Returns a pandas frame as a table, with nulls where pandas has NaN or NaT. A plain index of numbers is dropped.
 
-    ConfigurationError for an index with a name, and for columns that Arrow cannot take.
+    Raises ConfigurationError for an index with a name, and for columns that Arrow does not support.
     """
     index = frame.index
     if index.nlevels > 1 or index.name is not None:
@@ -692,7 +704,7 @@ def _of_pandas(frame: pd.DataFrame) -> pa.Table:
             "reset_index(), or drop it with reset_index(drop=True)"
         )
     if bad := [name for name in frame.columns if not isinstance(name, str)]:
-        raise ConfigurationError(f"from_batches: the pandas column {bad[0]!r} has no string as its name; rename it")
+        raise ConfigurationError(f"from_batches: the name of the pandas column {bad[0]!r} is not a string; rename it")
     try:
         table = pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
@@ -704,7 +716,8 @@ def _of_pandas(frame: pd.DataFrame) -> pa.Table:
 
 
 def _check_objects(name: str, values: pd.Series, array: pa.Array) -> None:
-    """Raise ConfigurationError for a Python object that Arrow has changed, as it makes dates of dates and times."""
+    """Raises ConfigurationError for a Python object that Arrow has changed, for example a datetime that became a
+    date."""
     given = [value if valid else None for value, valid in zip(values, array.is_valid().to_pylist(), strict=True)]
     try:
         check_exact(given, array)
@@ -720,11 +733,11 @@ def timed(
     idleness: str | timedelta | int | None = None,
     alignment: WatermarkAlignment | None = None,
 ) -> Stream:
-    """Returns the stream, with event time from the column `timestamp` if that is named."""
+    """Returns the stream, with event time from the column `timestamp` if that is not None."""
     if timestamp is None:
         if alignment is not None:
             raise ConfigurationError(
-                "alignment= is for event time, and the source has none: name its column, timestamp="
+                "alignment= needs event time, and the source has none; name its column with timestamp="
             )
         return stream
     uid = None if uid is None else f"{uid}-timestamps"

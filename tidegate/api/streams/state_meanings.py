@@ -1,7 +1,8 @@
-"""Describes what the state of each step means: the `StateMeaning` that checkpoints store and restores compare.
+"""Describes the meaning of the state of each step: the `StateMeaning` that checkpoints store and restores compare.
 
-One function for each kind of step. They take what the program has said, before expressions become columns: an aggregate
-over `pl.col("v") * 2` is described by this expression, and not by the column that a step before it computes.
+There is one function for each kind of step. They describe the arguments of the program before expressions become
+columns. An aggregate over `pl.col("v") * 2` is described by this expression, and not by the column that an earlier step
+computes.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ if TYPE_CHECKING:
 Inputs: TypeAlias = "Sequence[tuple[StreamNode, Partitioning | None]]"
 
 AGGREGATE = "aggregate"
-"""The role of an aggregate: the one that may be added and removed."""
+"""The role of an aggregate, the only part of a meaning that may be added and removed."""
 
 
 def column_of(column: ColumnLike | None) -> str:
-    """The canonical text of a column or an expression."""
+    """Returns the canonical text of a column or an expression."""
     if column is None:
         return ""
     if isinstance(column, str):
@@ -53,7 +54,7 @@ def column_of(column: ColumnLike | None) -> str:
 
 
 def computed_text(step: str, expressions: Sequence[pl.Expr | str]) -> str:
-    """What a step of polars expressions computes. The order of the columns does not count."""
+    """Returns the canonical text of a step of polars expressions. It does not depend on the order of the columns."""
     from tidegate.operators.functions.expressions import column_text, expression_text
 
     texts = []
@@ -68,7 +69,7 @@ def computed_text(step: str, expressions: Sequence[pl.Expr | str]) -> str:
 
 
 def column_texts(expressions: Sequence[pl.Expr | str]) -> dict[str, str]:
-    """By output column, the canonical text of each expression that computes one."""
+    """Returns the canonical text of each expression that computes a column, by output column."""
     from tidegate.operators.functions.expressions import column_text, expression_text
 
     texts = {}
@@ -81,7 +82,7 @@ def column_texts(expressions: Sequence[pl.Expr | str]) -> dict[str, str]:
 
 
 def aggregate_text(aggregate: Aggregate) -> str:
-    """The canonical text of an aggregate: function, columns, order, limit and condition."""
+    """Returns the canonical text of an aggregate: function, columns, order, limit and condition."""
     given = [column_of(column) for column in aggregate.inputs]
     if aggregate.function is not None:
         given = [f"function={type(aggregate.function).__name__}", *given]
@@ -96,7 +97,7 @@ def aggregate_text(aggregate: Aggregate) -> str:
 
 
 def window_text(spec: WindowSpec) -> str:
-    """The canonical text of a window, with durations in milliseconds."""
+    """Returns the canonical text of a window, with durations in milliseconds."""
     match spec:
         case Tumbling():
             zone = "" if spec.timezone is None else f", timezone={spec.timezone}"
@@ -114,7 +115,7 @@ def window_text(spec: WindowSpec) -> str:
 
 
 def time_text(time: str | Clock | None) -> str:
-    """The canonical text of a time: a column of event time, or processing time."""
+    """Returns the canonical text of a time: a column of event time, or processing time."""
     if time is None:
         return "none"
     if isinstance(time, Clock):
@@ -131,11 +132,13 @@ def meaning(
     rows: Mapping[str, tuple[pa.Schema | None, Sequence[str]]] | None = None,
     evolves: bool = False,
 ) -> StateMeaning:
-    """The meaning of a step.
+    """Returns the meaning of a step.
 
-    `facts`: by role; a value of None is left out. `aggregates`: by output column. `fields`: the state columns of each,
-    if they are known. `rows`: input rows by name, with their schema and their key columns. `evolves`: whether
-    aggregates may be added and removed.
+    - `facts`: by role. Roles whose value is None are omitted.
+    - `aggregates`: by output column.
+    - `fields`: the state columns of each aggregate, or None if they are not known.
+    - `rows`: input rows by name, with their schema and their key columns.
+    - `evolves`: whether aggregates may be added and removed.
     """
     parts = [MeaningPart(role, "", _text(value)) for role, value in facts.items() if value is not None]
     columns: list[MeaningColumns] = []
@@ -152,15 +155,15 @@ def meaning(
 
 
 def with_rows(of: StateMeaning, **stored: pa.Schema) -> StateMeaning:
-    """The meaning of a step that stores input rows with these columns, by side."""
+    """Returns the meaning of a step that stores input rows with these columns, by side."""
     columns = (MeaningColumns.of("rows", side, schema) for side, schema in stored.items())
     return StateMeaning(of.kind, of.parts, (*of.columns, *columns), of.evolves, of.version)
 
 
 def with_computed_keys(of: StateMeaning, inputs: Sequence[Inputs]) -> StateMeaning:
-    """The meaning of a step whose keys were given as expressions: `key_by(pl.col("n") % 2)`, or GROUP BY in SQL.
+    """Returns the meaning of a step, with the expressions of its keys: `key_by(pl.col("n") % 2)`, or GROUP BY in SQL.
 
-    `inputs`: of each input of the step, the nodes that it reads and how their rows are partitioned.
+    `inputs` has, for each input of the step, the nodes that it reads and how their rows are partitioned.
     """
     parts: dict[MeaningPart, None] = {}
     for side, nodes in enumerate(inputs):
@@ -173,7 +176,7 @@ def with_computed_keys(of: StateMeaning, inputs: Sequence[Inputs]) -> StateMeani
 
 
 def _computed_key(node: StreamNode, key: str) -> str | None:
-    """How a key was computed, by one of the steps of expressions before a step."""
+    """Returns the text of the expression of a key, from the steps of expressions before a step, or None."""
     while (text := node.key_texts.get(key)) is None:
         if not node.computes or len(node.inputs) != 1:
             return None
@@ -182,7 +185,7 @@ def _computed_key(node: StreamNode, key: str) -> str | None:
 
 
 def ranking_facts(ranking: Ranking) -> dict[str, object]:
-    """What a ranking is, as facts."""
+    """Returns the facts of a ranking."""
     columns = zip(ranking.by, ranking.descending, ranking.nulls_behind, strict=True)
     order = [
         f"{column_of(by)} {'descending' if down else 'ascending'}, nulls {'last' if last else 'first'}"
@@ -200,7 +203,7 @@ def ranking_facts(ranking: Ranking) -> dict[str, object]:
 
 
 def join_facts(sides: JoinSides, how: str) -> dict[str, object]:
-    """What all joins have: keys, kind, and the time of each side."""
+    """Returns the facts that all joins have: keys, kind, and the time of each side."""
     return {
         "left keys": sides.keys[0],
         "right keys": sides.keys[1],
@@ -211,7 +214,8 @@ def join_facts(sides: JoinSides, how: str) -> dict[str, object]:
 
 
 def ttl_text(ttl_ms: int | None, time: str | None) -> str | None:
-    """A time to live and its clock. `time`: the column of event time; None for processing time."""
+    """Returns the text of a time to live and its clock. `time` is the column of event time, or None for processing
+    time."""
     if ttl_ms is None:
         return None
     return f"{ttl_ms} ms of {'processing time' if time is None else time_text(str(time))}"

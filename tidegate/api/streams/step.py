@@ -1,7 +1,6 @@
-"""`Step`: what a method of a stream adds to the program: an operator, its result, and how a program names and places
-it.
+"""`Step`: describes the operator that a method of a stream adds to the program.
 
-A step has resources, which give each of its subtasks a slot to itself, or a slot sharing group, or neither
+A step may have resources, which give each of its subtasks a slot of its own, or a slot sharing group, or neither
 (`docs/placement.md`).
 """
 
@@ -20,28 +19,28 @@ from tidegate.operators.functions.async_map import AsyncFunction
 from tidegate.operators.local_aggregation import LocalAggregation
 from tidegate.operators.operator import OperatorFactory
 from tidegate.operators.sinks.sink import Sink
-from tidegate.operators.watermarks.kept_time import KeptTime
+from tidegate.operators.watermarks.watermark_generator import EventTimeCheck
 from tidegate.protocol.edges import OutputTag
 from tidegate.storage.checkpoints.metadata import StateMeaning
 from tidegate.storage.errors import ConfigurationError
 
 
 class SlotOptions(TypedDict, total=False):
-    """The slots of a step: what each subtask reserves, in the words of `ray.remote`, or with which steps it shares."""
+    """The slots of a step: the resources that each subtask reserves, as in `ray.remote`, or its slot sharing group."""
 
     num_cpus: float
-    """CPUs; 1 if only other resources are named."""
+    """CPUs. 1 if only other resources are named."""
     num_gpus: float
-    """GPUs, also parts of one. The process of a subtask sees these GPUs, and no others."""
+    """GPUs, also fractions of one. The process of a subtask sees only these GPUs."""
     resources: Mapping[str, float]
-    """Resources of nodes by the names that they were started with (`ray start --resources`)."""
+    """Resources of nodes, by the names that `ray start --resources` gave them."""
     slot_sharing_group: str
     """The steps with which it shares slots. Without it a step is in the group of its inputs, or in "default"."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepOptions:
-    """How a program names and places a step: the parameters that all methods of streams have in common."""
+    """The name, uid and placement of a step: the parameters that all methods of streams have in common."""
 
     name: str
     uid: str | None = None
@@ -57,24 +56,24 @@ class StepOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """An operator to add behind a stream, for `Stream._then`."""
+    """An operator to add after a stream, for `Stream._then`."""
 
     operator: OperatorFactory
     schema: pa.Schema | None
-    """The columns of the result; None if they are known only when the job runs."""
+    """The columns of the result, or None if they are known only when the job runs."""
     options: StepOptions
     changelog: ChangelogMode | None = None
-    """How rows of the result replace each other. An operator without it is refused behind updates."""
+    """How rows of the result replace each other. An operator without it is refused after updates."""
     takes_changes: bool = False
-    """Whether the operator understands changes; its inputs are partitioned by key."""
+    """True if the operator understands changes. Its inputs are then partitioned by key."""
     deletes: bool = False
-    """Whether the operator deletes what a change takes back, so that each change must arrive exactly once."""
+    """True if the operator deletes retracted rows, so that each change must arrive exactly once."""
     side_outputs: Sequence[OutputTag] = ()
     meaning: StateMeaning | None = None
     combines: LocalAggregation | None = None
-    """How rows are combined before the exchange in front of the operator."""
+    """How rows are combined before the exchange that precedes the operator."""
     table: str | None = None
-    """The URL, or the place, that the operator writes to."""
+    """The URL of the table, or the placeholder, that the operator writes to."""
     sink: Sink | None = None
     calls: AsyncFunction | None = None
     own: Collection[str] = ()
@@ -85,11 +84,11 @@ class Step:
     """Canonical texts of the expressions that compute keys, by column."""
     retimes: str | None = None
     """The column of event time, if the operator computes it anew."""
-    kept_time: KeptTime | None = None
+    event_time_check: EventTimeCheck | None = None
 
 
 def slot_of(step: str, slot: SlotOptions | None) -> tuple[Resources | None, str | None]:
-    """Returns the resources and the slot sharing group that a step names; None for each that it does not name.
+    """Returns the resources and the slot sharing group of a step. Each is None if the step does not set it.
 
     Raises ConfigurationError for wrong amounts, for a wrong name, and for both at once. Raises TypeError for keywords
     that a step does not have.

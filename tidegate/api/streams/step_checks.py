@@ -1,8 +1,9 @@
-"""Checks the methods of a process function when a program is written: names, parameters, and what they ask the context.
+"""Checks the methods of a process function when a program is written: their names, their parameters, and uses of the
+context.
 
 Users of Flink and Bytewax write `process_element`, `process(key, context, elements)`, `ctx.timestamp()` and
 `ctx.get_state(...)`. Python would fail at the first row. The names of the methods, their signatures and the attributes
-that their code reads of the context show it earlier.
+of the context that their code reads reveal the mistake earlier.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _OTHER_METHODS: Mapping[str, str] = {
     "on_notify": "on_timer",
     "on_eof": "finish",
 }
-"""Methods of other engines, and what they are called here."""
+"""Methods of other engines, and their names in tidegate."""
 _OTHER_ATTRIBUTES: Mapping[str, str] = {
     "get_state": 'bind the state in open: self.count = context.state(tg.ValueState("count", int))',
     "get_list_state": 'bind the state in open: self.items = context.state(tg.ListState("items", int))',
@@ -42,7 +43,7 @@ _OTHER_ATTRIBUTES: Mapping[str, str] = {
     "register_processing_time_timer": "context.timer_service.register_processing_time_timer(ms) does that",
     "get_runtime_context": "the context itself has state and metrics",
 }
-"""What contexts of other engines have, and how it is done here."""
+"""Attributes of contexts of other engines, and what to write in tidegate."""
 _VALUES = frozenset(
     {
         "timestamp",
@@ -54,7 +55,7 @@ _VALUES = frozenset(
         "window",
     }
 )
-"""Attributes of contexts here that are methods in other engines."""
+"""Attributes of contexts that are methods in other engines."""
 _CALLS: Mapping[str, Sequence[str]] = {
     "open": ("context",),
     "process_batch": ("batch", "context"),
@@ -66,9 +67,11 @@ _CALLS: Mapping[str, Sequence[str]] = {
 
 
 def check_methods(function: object) -> None:
-    """Raise ConfigurationError where a process function lacks the method for its rows, or takes other arguments.
+    """Raises ConfigurationError if a process function lacks the method for its rows, or its methods take other
+    arguments.
 
-    So for a method that asks the context for what it does not have. What is no process function is refused elsewhere.
+    Also raises it for a method that reads attributes of the context which do not exist. Objects that are not process
+    functions are refused elsewhere.
     """
     kind = type(function)
     if isinstance(function, ProcessWindowFunction):
@@ -97,7 +100,7 @@ def check_methods(function: object) -> None:
 
 
 def _defines(kind: type, name: str, base: type) -> bool:
-    """Returns whether a class has a method of its own, and not that of the base class."""
+    """Returns whether a class overrides a method of the base class."""
     return getattr(kind, name, None) is not getattr(base, name, None)
 
 
@@ -139,14 +142,17 @@ S = TypeVar("S")
 
 
 def check_function(fn: object, step: str, of: str) -> None:
-    """Raise ConfigurationError for what cannot be called. `of`: what a function is called with."""
+    """Raises ConfigurationError for an object that cannot be called. `of` describes the arguments of a call."""
     if not callable(fn):
         raise ConfigurationError(f"{step} takes a function of {of}, not {fn!r}")
 
 
 def check_stream(given: object, kind: type[S], step: str) -> S:
-    """The other stream of a step. ConfigurationError for what is none, such as a keyed or a windowed one."""
+    """Returns the other stream of a step.
+
+    Raises ConfigurationError for another object, such as a keyed or a windowed stream.
+    """
     if isinstance(given, kind):
         return given
-    hint = "" if given is None else "; a stream is what a source or a step makes, before key_by and window"
+    hint = "" if given is None else "; give the stream that a source or a step returned, before key_by and window"
     raise ConfigurationError(f"{step} takes another stream, not {type(given).__name__}{hint}")

@@ -1,8 +1,9 @@
-"""`Stream` and `KeyedStream`: a driver script describes its job with them.
+"""`Stream` and `KeyedStream`: the classes with which a driver script describes its job.
 
-Nothing runs before `StreamEnvironment.execute`. A method adds one step to the program, or a few, and checks what can be
-checked: an error that is known before the job runs is a ConfigurationError of the call that causes it. The methods are
-short because builders in this folder make the operators; `_then` adds what a builder describes (`Step`).
+Nothing runs before `StreamEnvironment.execute`. A method adds one step to the program, or a few, and checks its
+arguments: an error that can be found before the job runs is a ConfigurationError of the call that causes it. The
+methods are short because builders in this folder make the operators. `_then` adds the operator that a builder describes
+(`Step`).
 """
 
 from __future__ import annotations
@@ -82,16 +83,17 @@ class Stream(OtherNames):
     - `name`: the name of the step in logs and on the job page.
     - `uid`: names the state of the step in checkpoints, at most once in a program. Set it on steps whose state must
       survive a changed program. Without it, it is made of the name and the place in the program.
-    - `parallelism`: the number of subtasks, at least 1; by default the environment's, or that of the step before if
-      both run as one task.
+    - `parallelism`: the number of subtasks, at least 1. By default it is set by the environment, or by the step before
+      if both run as one task.
     - `batch_rows`: the least and the most rows of a call, such as `(1_000, 10_000)` (`docs/batches.md`).
     - `schema`: the columns that a function returns: `{"k": str, "n": int}`, a dataclass, or a `pa.Schema`. Without it
-      they are taken from the annotation of the function, or are known only when the job runs. A table, an aggregate,
-      and a key need them.
+      they are taken from the return annotation of the function, or are known only when the job runs. A table, an
+      aggregate, and a key need them.
     - `errors_to`: the name of a side output, or a `tg.OutputTag`. A row for which the function raises goes there, with
       the column `error`, and does not fail the job (see `side_output`).
-    - `num_cpus`, `num_gpus`, `resources`: what each subtask reserves on Ray. `slot_sharing_group`: the name of the
-      slots that the step shares with others; by default the group of its inputs (`docs/placement.md`).
+    - `num_cpus`, `num_gpus`, `resources`: the resources that each subtask reserves on Ray.
+    - `slot_sharing_group`: the name of the slots that the step shares with other steps. By default the group of its
+      inputs (`docs/placement.md`).
     - Durations are strings such as "10s", "5min" and "2d", timedeltas, or milliseconds.
     """
 
@@ -109,17 +111,17 @@ class Stream(OtherNames):
         self._program = program
         self._inputs = inputs
         self._keyed_by = keyed_by
-        """The key columns by which the rows are partitioned already; empty if unknown."""
+        """The key columns by which the rows are partitioned already. Empty if unknown."""
         self.timestamp = timestamp
-        """The column of event time; None if the stream has none, or a step has dropped it."""
+        """The column of event time, or None if the stream has none, or a step has dropped it."""
         self._changelog = changelog
-        """How rows replace or retract earlier ones; None if each row stands for itself."""
+        """How rows replace or retract earlier ones, or None if they never do."""
         self._errors_of = errors_of
         """A step before the last one whose side outputs belong to this stream as well, or None."""
 
     @property
     def schema(self) -> pa.Schema | None:
-        """The columns and their types; None if they are known only when the job runs."""
+        """The columns and their types, or None if they are known only when the job runs."""
         return self._inputs[0][0].schema
 
     @property
@@ -150,7 +152,7 @@ class Stream(OtherNames):
         errors_to: OutputTag | str | None = None,
         **slot: Unpack[SlotOptions],
     ) -> Stream:
-        """Call `fn` with each row; it returns the new row.
+        """Calls `fn` with each row; it returns the new row.
 
         - `fn`: takes the row as a dict, and returns a dict or an object with the new columns.
         - `traced`: whether a function that only calculates and compares may be computed for whole batches, if that
@@ -184,7 +186,7 @@ class Stream(OtherNames):
         errors_to: OutputTag | str | None = None,
         **slot: Unpack[SlotOptions],
     ) -> Stream:
-        """Call `fn` with each row; it returns any number of new rows.
+        """Calls `fn` with each row; it returns any number of new rows.
 
         - `fn`: takes the row as a dict, and returns an iterable of dicts.
 
@@ -212,7 +214,7 @@ class Stream(OtherNames):
         errors_to: OutputTag | str | None = None,
         **slot: Unpack[SlotOptions],
     ) -> Stream:
-        """Keep the rows for which a condition is true.
+        """Keeps the rows for which a condition is true.
 
         - `condition`: a polars expression that works row by row, or a function of the row, a dict.
         - `traced`, `errors_to`: for functions only, as in `map`.
@@ -241,7 +243,7 @@ class Stream(OtherNames):
         parallelism: int | None = None,
         errors_to: OutputTag | str | None = None,
     ) -> Stream:
-        """Keep the rows for which a condition is true: `filter` under the name of SQL.
+        """Keeps the rows for which a condition is true: `filter` under the name of SQL.
 
         - `condition`: a polars expression, or a function of the row.
 
@@ -289,7 +291,7 @@ class Stream(OtherNames):
         errors_to: OutputTag | str | None = None,
         **slot: Unpack[SlotOptions],
     ) -> Stream:
-        """Call `fn` with each Arrow batch of rows.
+        """Calls `fn` with each Arrow batch of rows.
 
         After an aggregate that emits updates, `fn` must keep every row and its keys.
 
@@ -331,7 +333,7 @@ class Stream(OtherNames):
         parallelism: int | None = None,
         **slot: Unpack[SlotOptions],
     ) -> Stream:
-        """Map rows by calls that wait for a service, a database, or a model elsewhere.
+        """Maps rows by calls that wait for a service, a database, or a model elsewhere.
 
         Rows whose calls have not returned are in checkpoints, and are called for again after a restore: results are
         exactly once, calls at least once (`docs/batches.md`).
@@ -383,7 +385,7 @@ class Stream(OtherNames):
         errors_to: OutputTag | str | None = None,
         **slot: Unpack[SlotOptions],
     ) -> Stream:
-        """Call a `tg.ProcessFunction` with each row or batch. It has neither keyed state nor timers without `key_by`.
+        """Calls a `tg.ProcessFunction` with each row or batch. It has neither keyed state nor timers without `key_by`.
 
         - `function`: an object with `process(row, context)`, which yields new rows as dicts, or with
           `process_batch(batch, context)`.
@@ -404,7 +406,7 @@ class Stream(OtherNames):
         return row_steps.processed_rows(self, function, schema, side_outputs, errors_to, options)
 
     def limit(self, n: int, *, name: str = "limit", uid: str | None = None) -> Stream:
-        """Keep the first `n` rows that arrive, exactly once over restarts.
+        """Keeps the first `n` rows that arrive, exactly once over restarts.
 
         One subtask counts them. The job still reads its input to the end.
 
@@ -432,7 +434,7 @@ class Stream(OtherNames):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """Emit a row for each element of a list. The other columns are repeated.
+        """Emits a row for each element of a list. The other columns are repeated.
 
         - `column`: a column of lists.
         - `outer`: whether a row whose list is null or empty is kept, with null in the column, as with Spark's
@@ -461,7 +463,7 @@ class Stream(OtherNames):
         parallelism: int | None = None,
         errors_to: OutputTag | str | None = None,
     ) -> Stream:
-        """Call `fn` with each row, and pass the rows on unchanged, for example to log or count them.
+        """Calls `fn` with each row, and passes the rows on unchanged, for example to log or count them.
 
         After a restart `fn` is called again with rows that are replayed.
 
@@ -480,7 +482,7 @@ class Stream(OtherNames):
     def print(
         self, prefix: str = "", *, name: str = "print", uid: str | None = None, parallelism: int | None = None
     ) -> Stream:
-        """Print each row as a dict, and pass the rows on unchanged.
+        """Prints each row as a dict, and passes the rows on unchanged.
 
         The tasks print: in a local environment in this process; on Ray the driver shows the output of the tasks. After
         a restart rows that are replayed are printed again. Of a stream with updates all updates are printed.
@@ -497,7 +499,7 @@ class Stream(OtherNames):
         return row_steps.printed_rows(self, prefix, StepOptions(name, uid, parallelism))
 
     def pipe(self, fn: Callable[Concatenate[Stream, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Return `fn(stream, *args, **kwargs)`, so that functions of streams can be chained.
+        """Returns `fn(stream, *args, **kwargs)`, so that functions of streams can be chained.
 
         Example:
 
@@ -518,7 +520,7 @@ class Stream(OtherNames):
         parallelism: int | str | pl.Expr | None = None,
         **named: pl.Expr | str,
     ) -> Stream:
-        """Add columns that polars expressions compute, or replace columns of the same name.
+        """Adds columns that polars expressions compute, or replaces columns of the same name.
 
         - `expressions`: expressions that have a name, or dicts of new columns.
         - `named`: expressions, or names of columns, by new column. An expression under the word `name`, `uid` or
@@ -553,7 +555,7 @@ class Stream(OtherNames):
         parallelism: int | str | pl.Expr | None = None,
         **named: pl.Expr | str,
     ) -> Stream:
-        """Keep only some columns: names, or polars expressions. Event time follows its column to another name.
+        """Keeps only some columns: names, or polars expressions. Event time follows its column to another name.
 
         - `expressions`: names, expressions, lists of these, or dicts of new columns.
         - `named`: expressions, or names of columns, by new column; see `with_columns`.
@@ -575,7 +577,7 @@ class Stream(OtherNames):
         return self._select(given, StepOptions(step["name"], step["uid"], step["parallelism"]))
 
     def drop(self, *columns: str | Iterable[str], name: str = "drop", uid: str | None = None) -> Stream:
-        """Drop columns.
+        """Drops columns.
 
         - `columns`: names, or lists of names.
 
@@ -595,7 +597,7 @@ class Stream(OtherNames):
         name: str = "rename",
         uid: str | None = None,
     ) -> Stream:
-        """Rename columns. Columns that are not mentioned keep their names.
+        """Renames columns. Columns that are not mentioned keep their names.
 
         - `mapping`: new names by old name, or a function of the name, such as `str.lower`.
 
@@ -609,7 +611,7 @@ class Stream(OtherNames):
         return column_steps.renamed(self, mapping, name, uid)
 
     def cast(self, types: Mapping[str, Any], *, name: str = "cast", uid: str | None = None) -> Stream:
-        """Change the types of columns.
+        """Changes the types of columns.
 
         A value that cannot be converted, such as "x" to a number, fails the job. Floats lose their fraction when they
         become integers, as in Spark.
@@ -628,7 +630,7 @@ class Stream(OtherNames):
     # --- several streams ------------------------------------------------------------------------------------------
 
     def union(self, *others: Stream, by_name: bool = False, allow_missing: bool = False) -> Stream:
-        """Merge the rows of several streams with the same columns. Their order is not defined.
+        """Merges the rows of several streams with the same columns. Their order is not defined.
 
         - `others`: streams of the same environment.
         - `by_name`: columns may be in any order, and a type may be wider in one stream, such as int64 and int32.
@@ -646,7 +648,7 @@ class Stream(OtherNames):
         return column_steps.union((self, *others), by_name, allow_missing)
 
     def connect(self, other: Stream | KeyedStream) -> ConnectedStreams:
-        """Connect this stream to another one, so that one operator processes both.
+        """Connects this stream to another one, so that one operator processes both.
 
         - `other`: a stream of the same environment, usually with other columns, or a broadcast one.
 
@@ -671,7 +673,7 @@ class Stream(OtherNames):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """Join the rows of two streams that have the same key, in the same window or at any time.
+        """Joins the rows of two streams that have the same key, in the same window or at any time.
 
         With a window, rows are joined when the watermarks of both streams have passed the end of the window; rows that
         arrive later are dropped. The result has `window_start` and `window_end`.
@@ -715,7 +717,7 @@ class Stream(OtherNames):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """Join rows with the same key whose event times are near each other.
+        """Joins rows with the same key whose event times are near each other.
 
         A pair is emitted when its later row arrives. For any `how` but "inner", a row without a partner is emitted when
         the watermark of both streams has passed its interval. Late rows are dropped.
@@ -746,13 +748,13 @@ class Stream(OtherNames):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """Join each row with the version of its key that was valid at its event time.
+        """Joins each row with the version of its key that was valid at its event time.
 
-        A row of `other` is valid from its event time until that of the next row with its key. A left row waits until
-        the watermark of both streams has passed its time. Late rows are dropped. The event time of the result is that
-        of the left stream.
+        A row of `other` is valid from its event time until the event time of the next row with its key. A left row
+        waits until the watermark of both streams has passed its time. Late rows are dropped. The result has the event
+        time of the left stream.
 
-        - `by`: the columns of event time, for readers of the program; it must name those of the streams.
+        - `by`: the columns of event time, for readers of the program. It must name the event time of both streams.
         - `how`: "left" keeps rows without a version, with nulls; "inner" drops them.
         - `other`, `on`, `suffix`: as in `join`.
 
@@ -778,7 +780,7 @@ class Stream(OtherNames):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """Join the newest rows of each key of two streams. The newest row is the one that arrived last.
+        """Joins the newest rows of each key of two streams. The newest row is the one that arrived last.
 
         - `emit`: "complete" emits a pair as soon as both streams have a row of the key, and forgets both. "always"
           emits each row with the newest row of the other stream, with nulls before there is one, and keeps both.
@@ -809,7 +811,7 @@ class Stream(OtherNames):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """Join each row with a table, as it was last read. Each subtask has the whole table in memory.
+        """Joins each row with a table, as it was last read. Each subtask has the whole table in memory.
 
         Which version of the table a row meets depends on when it is processed (`docs/joins.md`).
 
@@ -839,7 +841,7 @@ class Stream(OtherNames):
     # --- keys, windows and aggregates -----------------------------------------------------------------------------
 
     def key_by(self, *keys: str | pl.Expr) -> KeyedStream:
-        """Partition the stream by key: rows of the same key go to the same subtask.
+        """Partitions the stream by key: rows of the same key go to the same subtask.
 
         - `keys`: columns of ints, floats, strings or dates, which may be null; or polars expressions, which add a
           column under their name, or replace the column of that name.
@@ -878,7 +880,7 @@ class Stream(OtherNames):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """Keep the first row of each combination of values: `key_by(*columns).deduplicate(ttl=ttl)`.
+        """Keeps the first row of each combination of values: `key_by(*columns).deduplicate(ttl=ttl)`.
 
         - `columns`: names of columns; by default all.
         - `ttl`: how long a combination is remembered, a duration of event time; by default for ever.
@@ -909,11 +911,11 @@ class Stream(OtherNames):
         errors_to: OutputTag | str | Aggregate | None = None,
         **aggregates: Aggregate,
     ) -> Stream:
-        """Aggregate all rows. Each subtask aggregates its batches, and a single one merges the results.
+        """Aggregates all rows. Each subtask aggregates its batches, and a single one merges the results.
 
-        - `aggregates`: by output column, what `tg.count()`, `tg.sum("x")` and others make.
+        - `aggregates`: aggregates such as `tg.count()` and `tg.sum("x")`, by output column.
         - `mapping`: the same as a dict, for columns whose names are parameters of this method.
-        - `emit`: "update" emits a row after each batch, which replaces the one before. "changes" retracts the one
+        - `emit`: "update" emits a row after each batch, which replaces the row before. "changes" retracts the row
           before (`docs/changes.md`). "final" emits one row at the end of a bounded input.
         - `errors_to`: see `KeyedStream.aggregate`.
 
@@ -943,7 +945,7 @@ class Stream(OtherNames):
         return total_aggregate(self, found, emit=step["emit"], errors_to=step["errors_to"], options=options)
 
     def window(self, spec: WindowsTaken, *, time: WindowTime = "event", fire_at_end: bool = False) -> WindowedStream:
-        """Put all rows into windows, in one subtask. See `KeyedStream.window`.
+        """Puts all rows into windows, in one subtask. See `KeyedStream.window`.
 
         Example:
 
@@ -972,14 +974,15 @@ class Stream(OtherNames):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """Take event time from a column. It replaces earlier event time.
+        """Takes event time from a column. It replaces earlier event time.
 
-        The watermark follows the greatest timestamp so far. Right behind an unbounded source each split has a watermark
-        of its own, and the slowest split determines event time. Rows whose timestamp is null pass, and do not advance
-        it.
+        The watermark follows the greatest timestamp so far. Directly after an unbounded source each split has a
+        watermark of its own, and the slowest split determines event time. Rows whose timestamp is null pass, and do not
+        advance it.
 
-        - `column`: a timestamp, a date, or int64 milliseconds since 1970; or a polars expression, which adds a column.
-        - `max_out_of_orderness`: how far the watermark stays behind, a duration: older rows are late.
+        - `column`: a column of timestamps, dates, or int64 milliseconds since 1970. A polars expression adds a column.
+        - `max_out_of_orderness`: how far the watermark stays behind the greatest timestamp, a duration. Rows behind the
+          watermark are late.
         - `idleness`: a split without rows for this long, a duration of processing time, no longer holds event time
           back.
         - `nulls_to`: the name of a side output for rows whose timestamp is null.
@@ -1000,7 +1003,7 @@ class Stream(OtherNames):
         )
 
     def as_changes(self, keys: Sequence[str]) -> Stream:
-        """Read the rows as recorded changes: the column `row_kind` marks inserted and retracted rows.
+        """Reads the rows as recorded changes: the column `row_kind` marks inserted and retracted rows.
 
         `row_kind` is "+I" or "+U" for an inserted row, and "-U" or "-D" for a retracted one, which must be equal to the
         row that was inserted.
@@ -1032,7 +1035,7 @@ class Stream(OtherNames):
         return self._derived(timestamp=self.timestamp, changelog=changelog)
 
     def rebalance(self) -> Stream:
-        """Distribute batches evenly over the subtasks of the next operator.
+        """Distributes batches evenly over the subtasks of the next operator.
 
         Raises ConfigurationError for a stream of updates or changes, whose order would be lost.
 
@@ -1046,7 +1049,7 @@ class Stream(OtherNames):
         return self._partitioned(Partitioning(PartitioningKind.REBALANCE))
 
     def broadcast(self) -> Stream:
-        """Send every batch to every subtask of the next operator.
+        """Sends every batch to every subtask of the next operator.
 
         Raises ConfigurationError for a stream of updates or changes.
 
@@ -1061,7 +1064,7 @@ class Stream(OtherNames):
     # --- side outputs ---------------------------------------------------------------------------------------------
 
     def side_output(self, tag: OutputTag | str) -> Stream:
-        """Return the rows that the step before has emitted under one of its tags, exactly once, as the other rows.
+        """Returns the rows that the step before has emitted under one of its tags, exactly once.
 
         Call it on the stream that this step returned. Side outputs that are not read are dropped.
 
@@ -1090,10 +1093,11 @@ class Stream(OtherNames):
         return self._derived(inputs=((aside, None),), timestamp=timestamp)
 
     def late_rows(self) -> Stream:
-        """Return the rows that were too late for the windows of the step before.
+        """Returns the rows that were too late for the windows of the step before.
 
-        Call it on the stream that the step returned, such as the result of `aggregate`. Raises ConfigurationError if
-        the step has no late rows.
+        Call it on the stream that the step returned, such as the result of `aggregate`.
+
+        Raises ConfigurationError if the step has no late rows.
 
         Example:
 
@@ -1104,9 +1108,10 @@ class Stream(OtherNames):
         return self.side_output("late")
 
     def bad_rows(self) -> Stream:
-        """Return the rows that the source could not read, which was given `bad_rows="side"`, exactly once.
+        """Returns the rows that a source with `bad_rows="side"` could not read, exactly once.
 
-        Each has columns that tell where it was (`docs/sources.md`), its bytes in `raw`, and the reason in `error`.
+        Each has columns with its place (`docs/sources.md`), its bytes in `raw`, and the reason in `error`.
+
         Raises ConfigurationError if the stream has several sources, or its source keeps no bad rows.
 
         Example:
@@ -1120,7 +1125,7 @@ class Stream(OtherNames):
         while node.source is None and len(node.inputs) == 1:
             node = node.inputs[0][0].maker
         if len(self._inputs) > 1 or node.source is None:
-            raise ConfigurationError("bad_rows: this stream has several sources; call it on what one of them returned")
+            raise ConfigurationError("bad_rows: this stream has several sources; call it on the stream of one source")
         if not node.side_outputs:
             raise ConfigurationError(
                 f'bad_rows: source {node.name!r} (uid {node.uid!r}) keeps no bad rows; give it bad_rows="side"'
@@ -1146,7 +1151,7 @@ class Stream(OtherNames):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> OutputTable:
-        """Write to a table, exactly once: rows become visible when the checkpoint that covers them is complete.
+        """Writes to a table, exactly once: rows become visible when the checkpoint that covers them is complete.
 
         A restored job continues in its table. A table whose owner, another job, is still running is refused by
         `execute`.
@@ -1154,7 +1159,7 @@ class Stream(OtherNames):
         - `url`: a folder, or a place in a bucket.
         - `mode`: "append" keeps every row. "upsert" keeps the newest row of each key; rows of a key stay in order as
           long as one subtask makes them. A retracted row deletes its key. Running aggregates need "upsert".
-        - `keys`: for "upsert", the columns that identify a row; behind a running aggregate its own keys.
+        - `keys`: for "upsert", the columns that identify a row. After a running aggregate these are its keys.
         - `order_by`: a column. For "upsert", the row with the greatest value is kept, whichever arrived last.
         - `partition_by`: columns whose values have folders of their own (`carrier=AA`).
         - `if_exists`: whether a new job may write to a table that has rows: "error", "append", or "overwrite", which
@@ -1164,8 +1169,8 @@ class Stream(OtherNames):
         - `auto_compact`: whether the coordinator merges small files while the job runs.
         - `schema_evolution`: "add_columns" adds new nullable columns at the end to an existing table. Without it the
           columns must be the same.
-        - `history`: how long files are kept that the table no longer shows, a duration. Older commits cannot be read
-          then, and older savepoints not be restored. None keeps everything until `vacuum`.
+        - `history`: how long files are kept that the table no longer shows, a duration. After that older commits cannot
+          be read, and older savepoints cannot be restored. None keeps everything until `vacuum`.
 
         Raises ConfigurationError for columns that do not exist, and for updates or changes that the mode cannot apply.
 
@@ -1196,7 +1201,7 @@ class Stream(OtherNames):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> OutputTable:
-        """Write to a Delta Lake table, exactly once. Spark, Polars, DuckDB and Trino read it without tidegate.
+        """Writes to a Delta Lake table, exactly once. Spark, Polars, DuckDB and Trino read it without tidegate.
 
         Each completed checkpoint that has rows is one transaction of Delta. Others may write to the table as well.
         Needs `pip install 'tidegate[delta]'`; see `docs/delta.md`.
@@ -1227,10 +1232,10 @@ class Stream(OtherNames):
         parallelism: int | None = None,
         **slot: Unpack[SlotOptions],
     ) -> None:
-        """Write to a system of your own, exactly once. See `docs/own-sinks.md`.
+        """Writes to a system of your own, exactly once. See `docs/own-sinks.md`.
 
         - `sink`: a `tg.Sink`, which prepares rows for a checkpoint, and commits them when it is complete.
-        - `keys`: columns; rows of one key go to one subtask, in their order. Behind running aggregates
+        - `keys`: columns. Rows of one key go to one subtask, in their order. After a running aggregate
           (`emit="update"`) these are its keys, and the sink must replace the row with the same keys.
         - `flush_bytes`: the size of the batches that `write` gets, such as "8mb". A checkpoint flushes smaller ones.
         - `uid`: names prepared rows in checkpoints, so set it.
@@ -1251,11 +1256,11 @@ class Stream(OtherNames):
         output_steps.to_sink(self, sink, keys, flush_bytes, StepOptions(name, uid, parallelism, slot=slot))
 
     def collect(self, *, name: str = "collect", uid: str | None = None) -> CollectedRows:
-        """Collect the rows, exactly once.
+        """Collects the rows, exactly once.
 
         `to_arrow()` of the result waits for the end of a bounded job and returns all rows. `rows()`, `head(n)` and
-        `show(n)` return the rows that checkpoints cover while the job runs. Of an aggregate that emits updates all
-        updates are collected, not only the newest row of each key.
+        `show(n)` return the rows that checkpoints cover while the job runs. If an aggregate emits updates, all updates
+        are collected, not only the newest row of each key.
 
         Raises ConfigurationError if the columns are not known.
 
@@ -1269,16 +1274,16 @@ class Stream(OtherNames):
         return output_steps.collected_rows(self, name, uid, handed_on=False)
 
     def show(self, n: int = ROWS_SHOWN, *, timeout: str | timedelta | int = "10s") -> None:
-        """Run the program up to here, and print the first rows as a table.
+        """Runs the program up to here, and prints the first rows as a table.
 
-        A job of its own reads the sources from their beginning, and ends as soon as it has enough rows. It leaves
-        nothing behind, and the program can still be executed. Tables and other sinks are not written. Functions may be
-        called with more rows than are printed. All versions of the rows of aggregates are printed, as with `collect`.
+        A job of its own reads the sources from their beginning, and ends as soon as it has enough rows. Its folder is
+        deleted, and the program can still be executed. Tables and other sinks are not written. Functions may be called
+        with more rows than are printed. All versions of the rows of aggregates are printed, as with `collect`.
 
         - `n`: the number of rows, at least 0.
         - `timeout`: how long to wait for rows of a source that does not end, a duration.
 
-        Raises JobFailedError, and as `StreamEnvironment.execute` does.
+        Raises JobFailedError, and the errors of `StreamEnvironment.execute`.
 
         Example:
 
@@ -1302,7 +1307,7 @@ class Stream(OtherNames):
         name: str = "for_each_checkpoint",
         uid: str | None = None,
     ) -> None:
-        """Call `fn(df, checkpoint_id)` in this driver with the rows of each completed checkpoint, one after the other.
+        """Calls `fn(df, checkpoint_id)` in this driver with the rows of each completed checkpoint, one after the other.
 
         It is for checkpoints what Spark's `foreachBatch` is for micro-batches (`docs/for-each-checkpoint.md`). Rows
         arrive at least once: after a failure `fn` is called again with the same rows and id. Ids increase, and an id is
@@ -1326,12 +1331,12 @@ class Stream(OtherNames):
 
     @property
     def _input_parallelism(self) -> int:
-        """Subtasks of the operator before: a step with the same number is chained to it."""
+        """Number of subtasks of the operator before. A step with the same number is chained to it."""
         return self._inputs[0][0].parallelism
 
     @property
     def _is_broadcast(self) -> bool:
-        """Whether every subtask of the next operator gets all rows."""
+        """True if every subtask of the next operator receives all rows."""
         return all(p is not None and p.kind is PartitioningKind.BROADCAST for _, p in self._inputs)
 
     def _with_columns(
@@ -1356,12 +1361,12 @@ class Stream(OtherNames):
         changelog: ChangelogMode | None = None,
         errors_of: StreamNode | None = None,
     ) -> Stream:
-        """Returns a stream of the same rows, or of other `inputs`, with nothing else in common but the program."""
+        """Returns a stream of the same rows, or of other `inputs`. Only the program is taken over from this stream."""
         rows = self._inputs if inputs is None else inputs
         return Stream(self._program, rows, keyed_by, timestamp, changelog, errors_of)
 
     def _with_errors_of(self, node: StreamNode | None) -> Stream:
-        """Returns this stream, with the side outputs of a step before as well."""
+        """Returns this stream, with the side outputs of an earlier step as well."""
         if node is None:
             return self
         return Stream(self._program, self._inputs, self._keyed_by, self.timestamp, self._changelog, node)
@@ -1383,7 +1388,7 @@ class Stream(OtherNames):
         return self._by_keys(self._changelog.keys)
 
     def _then(self, step: Step, *, second: Stream | None = None) -> Stream:
-        """Adds an operator, and returns the stream behind it.
+        """Adds an operator, and returns the stream of its results.
 
         `second` is the other input of an operator that has two. Raises ConfigurationError if the operator may not
         follow updates or changes.
@@ -1421,7 +1426,7 @@ class Stream(OtherNames):
             computes=step.computes,
             key_texts=step.key_texts,
             retimes=step.retimes,
-            kept_time=step.kept_time,
+            event_time_check=step.event_time_check,
         )
         self._program.add_node(node, step.own)
         has_time = step.schema is None or self.timestamp in step.schema.names
@@ -1430,7 +1435,7 @@ class Stream(OtherNames):
 
 
 class KeyedStream(OtherNames):
-    """A stream partitioned by key. Parameters that its methods have in common are described at `Stream`."""
+    """A stream partitioned by key. `Stream` describes the parameters that its methods have in common."""
 
     _other_names = KEYED_STREAMS
 
@@ -1463,20 +1468,20 @@ class KeyedStream(OtherNames):
         errors_to: OutputTag | str | Aggregate | None = None,
         **aggregates: Aggregate,
     ) -> Stream:
-        """Aggregate the rows of each key.
+        """Aggregates the rows of each key.
 
-        - `aggregates`: by output column, what `tg.count()`, `tg.sum("x")` and others make.
+        - `aggregates`: aggregates such as `tg.count()` and `tg.sum("x")`, by output column.
         - `mapping`: the same as a dict, for columns whose names are parameters of this method:
           `aggregate({"name": tg.first("full_name")})`.
         - `emit`: when results are emitted.
-            - "update": after each batch, the values so far of each key in it. A row replaces the one before with its
-              key, for example in a table with mode="upsert".
+            - "update": after each batch, the current values of each key in it. A row replaces the row before with the
+              same key, for example in a table with mode="upsert".
             - "each": for each row, the values of all rows of its key up to it, such as a running total. `tg.last("x")`
               is the column "x" of the row itself.
-            - "changes": as "update", but the row before is retracted; the column `row_kind` marks inserted and
+            - "changes": like "update", but the row before is retracted. The column `row_kind` marks inserted and
               retracted rows (`docs/changes.md`).
             - "final": once for each key, at the end of a bounded input.
-        - `ttl`: with "update" and "each", how long a key without rows is remembered, a duration; then it starts anew.
+        - `ttl`: with "update" and "each", how long a key without rows is remembered, a duration. Then it starts anew.
         - `ttl_time`: whether `ttl` is "event" or "processing" time (Flink's `table.exec.state.ttl`).
         - `errors_to`: for functions of the program (`tg.udaf`). A row that one of them cannot `accumulate`, tried in an
           empty group, goes to this side output and counts for no aggregate. Errors of `merge` and `result` fail the
@@ -1521,7 +1526,7 @@ class KeyedStream(OtherNames):
         )
 
     def window(self, spec: WindowsTaken, *, time: WindowTime = "event", fire_at_end: bool = False) -> WindowedStream:
-        """Put the rows of each key into windows.
+        """Puts the rows of each key into windows.
 
         - `spec`: `tg.Tumbling`, `tg.Sliding`, `tg.Cumulating`, `tg.Session` or `tg.Count`.
         - `time`: "event", or "processing": a row belongs to the windows of the moment at which it is processed.
@@ -1552,7 +1557,7 @@ class KeyedStream(OtherNames):
         in_order: bool = False,
         **slot: Unpack[SlotOptions],
     ) -> Stream:
-        """Call a `tg.ProcessFunction` with each row or batch, with state and timers of the key of the row.
+        """Calls a `tg.ProcessFunction` with each row or batch, with state and timers of the key of the row.
 
         - `function`: an object with `process(row, context)`, which yields new rows as dicts, or with
           `process_batch(batch, context)`.
@@ -1609,7 +1614,7 @@ class KeyedStream(OtherNames):
         parallelism: int | None = None,
         errors_to: OutputTag | str | None = None,
     ) -> Stream:
-        """Map each row with one state of its key: `fn(state, row)` returns the new state and the new row.
+        """Maps each row with one state of its key: `fn(state, row)` returns the new state and the new row.
 
         - `fn`: the state is None for a key that has none yet. Returning None as the state clears it.
         - `state`: the type of the state, as `tg.ValueState` takes it: `int`, `list[float]`, a dataclass, a type of
@@ -1655,10 +1660,11 @@ class KeyedStream(OtherNames):
         parallelism: int | None = None,
         errors_to: OutputTag | str | None = None,
     ) -> Stream:
-        """Combine the rows of each key: `fn(before, row)` returns the combined row.
+        """Combines the rows of each key: `fn(before, row)` returns the combined row.
 
-        Each row gives a result, as with Flink's `reduce`; the first row of a key is its own result. Results stand for
-        themselves. `reduce(fn).key_by(...).deduplicate(keep="last")`, or an upsert table, keeps the newest of each key.
+        Each row gives a result, as with Flink's `reduce`. The first row of a key is its own result. Results do not
+        replace each other. `reduce(fn).key_by(...).deduplicate(keep="last")`, or an upsert table, keeps the newest of
+        each key.
 
         - `fn`: takes two dicts, and returns a dict with the columns of the stream.
 
@@ -1687,7 +1693,7 @@ class KeyedStream(OtherNames):
         parallelism: int | None = None,
         errors_to: OutputTag | str | None = None,
     ) -> Stream:
-        """Call `fn` once for each key, with all of its rows, when a bounded input has ended.
+        """Calls `fn` once for each key, with all of its rows, when a bounded input has ended.
 
         All rows are state until then. For an input that does not end use `window(...).apply(fn)`.
 
@@ -1719,10 +1725,10 @@ class KeyedStream(OtherNames):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """Keep one row of each key: the first or the last.
+        """Keeps one row of each key: the first or the last.
 
         Without `by`, keep="first" emits the first row of each key and nothing else. In all other cases the stream has
-        updates: a row replaces the one before with its key, as behind an aggregate with emit="update".
+        updates: a row replaces the row before with the same key, as after an aggregate with emit="update".
 
         - `by`: the column that orders the rows; by default they are in the order of arrival.
         - `keep`: "first" or "last".
@@ -1779,7 +1785,7 @@ class KeyedStream(OtherNames):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """Keep the first `n` rows of each key in the order of columns. See `docs/top-n.md`.
+        """Keeps the first `n` rows of each key in the order of columns. See `docs/top-n.md`.
 
         - `n`: the number of rows, at least 1.
         - `by`: a column, or several, the most important first. Of rows that are equal in all of them the one that
@@ -1812,7 +1818,7 @@ class KeyedStream(OtherNames):
         return ranked_windows(self.stream, ranking, None, options)
 
     def connect(self, other: KeyedStream | Stream) -> ConnectedStreams:
-        """Connect this stream to another keyed one, so that one operator processes both: rows of one key share state.
+        """Connects this stream to another keyed one, so that one operator processes both: rows of one key share state.
 
         - `other`: a keyed stream, or a broadcast one, `rules.broadcast()`, whose rows meet all keys.
 

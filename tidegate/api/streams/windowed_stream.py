@@ -109,7 +109,7 @@ class WindowedStream(OtherNames):
         self._replaced = replaced
 
     def allowed_lateness(self, lateness: str | timedelta | int) -> WindowedStream:
-        """Keep windows for this long after their end, so that late rows update their results.
+        """Keeps windows for this long after their end, so that late rows update their results.
 
         Each late row gives a new result at once, which replaces the result before it.
 
@@ -144,9 +144,9 @@ class WindowedStream(OtherNames):
         errors_to: OutputTag | str | Aggregate | None = None,
         **aggregates: Aggregate,
     ) -> Stream:
-        """Aggregate the rows of each key and window.
+        """Aggregates the rows of each key and window.
 
-        - `aggregates`: by output column, what `tg.count()`, `tg.sum("x")` and others make.
+        - `aggregates`: aggregates such as `tg.count()` and `tg.sum("x")`, by output column.
         - `mapping`: the same as a dict, for columns whose names are parameters of this method:
           `aggregate({"name": tg.first("full_name")})`.
         - `emit`: when results are emitted.
@@ -359,7 +359,7 @@ class WindowedStream(OtherNames):
         errors_to: OutputTag | str | None = None,
         **slot: Unpack[SlotOptions],
     ) -> Stream:
-        """Call `fn` with all rows of each key and window, as an Arrow table, when the window has ended.
+        """Calls `fn` with all rows of each key and window, as an Arrow table, when the window has ended.
 
         - `fn`: takes a `pa.Table`; returns new rows: a table, a batch, a polars DataFrame, a dict, an iterable of
           dicts, or None for no rows. The result has the keys, `window_start` and `window_end` in front of their
@@ -405,7 +405,7 @@ class WindowedStream(OtherNames):
         errors_to: OutputTag | str | None = None,
         **slot: Unpack[SlotOptions],
     ) -> Stream:
-        """Call a `tg.ProcessWindowFunction` as `apply` calls a function.
+        """Calls a `tg.ProcessWindowFunction` as `apply` calls a function.
 
         The function is given the window, and has state of the key. Tumbling, sliding and cumulating windows of event
         time have state and timers of their own.
@@ -510,7 +510,7 @@ class WindowedStream(OtherNames):
         uid: str | None = None,
         parallelism: int | None = None,
     ) -> Stream:
-        """Emit the first `n` rows of each key and window, in the order of columns, when the window ends.
+        """Emits the first `n` rows of each key and window, in the order of columns, when the window ends.
 
         The result has the columns of the rows, `window_start`, `window_end` and, if it has a name, `rank`. Rows are
         emitted once. Late rows are dropped, counted, and are in `late_rows()` of the result, once for each window that
@@ -551,7 +551,7 @@ class WindowedStream(OtherNames):
 
 @dataclass(frozen=True, slots=True)
 class _Emission:
-    """When results of windows are emitted."""
+    """The times at which results of windows are emitted."""
 
     emit: Literal["final", "update", "changes"]
     every_ms: int | None
@@ -559,7 +559,7 @@ class _Emission:
 
     @property
     def is_early(self) -> bool:
-        """Whether results are emitted before the window has ended."""
+        """True if results are emitted before the window has ended."""
         return self.emit != "final" or self.every_ms is not None
 
     @property

@@ -1,1 +1,2 @@
-"""From a program to a running job: its names and folders, its tables, where it starts."""
+"""Turns a program into a running job: its name and folders, its checks, its tables, and the checkpoint it starts
+from."""

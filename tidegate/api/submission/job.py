@@ -27,13 +27,16 @@ from tidegate.storage.ids import JobId
 from tidegate.storage.units import parse_duration_ms
 
 VERTICES_SHOWN = 20
-"""Of how many vertices a notebook shows the rows."""
+"""How many vertices a notebook shows with their rows."""
 
 
 class Job:
-    """Handle of a job; thread-safe. The job goes on when the handle is dropped, and ends when its environment closes.
+    """Handle of a job. It can be used from several threads.
 
-    A detached job, and one that was attached to, goes on then as well.
+    The job continues if the handle is dropped. It ends when its environment closes, unless it is detached or was found
+    with `attach`.
+
+    Timeouts are strings such as "10s", timedeltas, or numbers of milliseconds.
     """
 
     def __init__(
@@ -49,37 +52,40 @@ class Job:
     ) -> None:
         self._running = running
         self._temporary = temporary
-        """Keeps the folder of a job without storage for as long as this handle is there."""
+        """Keeps the folder of a job without storage while this handle exists."""
         self._web = web
         self._open_store = open_store
         self.job_id = job_id
         self.name = name
         self.root = root
-        """The checkpoint root: a URL under which the job has its folder."""
+        """URL of the folder in which the job has its folder of checkpoints."""
         self._savepoints = savepoints
 
     @property
     def web_url(self) -> str | None:
-        """The page of this job; None unless its environment serves it (`StreamEnvironment.serve_web`)."""
+        """Address of the page of this job, or None if its environment does not serve it
+        (`StreamEnvironment.serve_web`)."""
         return None if self._web is None else self._web.page_of(self.job_id)
 
     def status(self) -> str:
-        """One of created, deploying, running, restarting, finished, failed, cancelled and suspended.
+        """Returns created, deploying, running, restarting, finished, failed, cancelled or suspended.
 
-        A job is created until its coordinator has begun, and deploying until all of its tasks are ready, also after a
-        restart. The call does not wait: while the coordinator does not answer, it returns the last status known.
+        A job is created until its coordinator has started. It is deploying until all of its tasks are ready, also after
+        a restart. The call does not wait: while the coordinator does not answer, it returns the status of the last
+        answer.
         """
         return self.progress().status
 
     def progress(self) -> JobProgress:
-        """Status, attempts, checkpoints and rows, at a glance."""
+        """Returns status, attempts, checkpoints and rows of the job."""
         return self._running.progress()
 
     def wait(self, timeout: str | timedelta | int | None = None) -> str:
-        """Wait until the job is over; returns finished, cancelled or suspended.
+        """Waits until the job is over, and returns finished, cancelled or suspended.
 
-        `timeout` is a string such as "10s", a timedelta, or milliseconds; None waits without a limit. Raises
-        JobFailedError with the reason if the job failed, JobTimeoutError if `timeout` passes first.
+        - `timeout`: None waits without a limit.
+
+        Raises JobFailedError with the reason if the job failed, JobTimeoutError if `timeout` passes first.
         """
         timeout_s = None if timeout is None else parse_duration_ms(timeout, setting="wait(timeout)") / 1000
         progress = self._running.wait(timeout_s)
@@ -96,29 +102,36 @@ class Job:
         return progress.status
 
     def _failure_reason(self) -> str:
-        """Why the job has failed."""
+        """Returns why the job has failed."""
         return _reason(self.progress())
 
     def _wait_over(self) -> None:
-        """Wait until the job is over, however it has ended."""
+        """Waits until the job is over, whatever its end."""
         self._running.wait(None)
 
     def _failure(self, progress: JobProgress) -> str:
-        said, *frames = _reason(progress).splitlines()
+        reason, *frames = _reason(progress).splitlines()
         way_back = "It has completed no checkpoint: execute it again as before"
         if progress.last_checkpoint is not None:
             way_back = (
-                f'Its checkpoints are under {self.root}; execute it again with restore="latest" to go on from the '
+                f'Its checkpoints are under {self.root}; execute it again with restore="latest" to continue from the '
                 "newest one"
             )
-        return "\n".join([f"job {self.name!r} failed: {said}. {way_back}", *frames])
+        return "\n".join([f"job {self.name!r} failed: {reason}. {way_back}", *frames])
 
     def cancel(self) -> None:
-        """Cancel the job: its tasks stop, what is committed stays, its checkpoints stay as `retention` says."""
+        """Cancels the job.
+
+        Its tasks stop, and committed rows stay. Its checkpoints stay or are deleted, depending on the setting
+        `retention`.
+        """
         self._running.cancel()
 
     def trigger_checkpoint(self, timeout: str | timedelta | int = "10min") -> str:
-        """Take a checkpoint now; returns its path. CheckpointError if it fails, JobTimeoutError if it takes longer."""
+        """Takes a checkpoint now, and returns its path.
+
+        Raises CheckpointError if it fails, JobTimeoutError if it takes longer than `timeout`.
+        """
         timeout_s = parse_duration_ms(timeout, setting="trigger_checkpoint(timeout)") / 1000
         answer = self._running.request(SnapshotRequest(SnapshotKind.CHECKPOINT), timeout_s)
         keep(self.root, self.job_id)
@@ -130,13 +143,18 @@ class Job:
         timeout: str | timedelta | int = "10min",
         format: Literal["canonical", "native"] = "canonical",
     ) -> str:
-        """Take a savepoint now, while the job goes on; returns the path of its folder, which the job never deletes.
+        """Takes a savepoint now, and returns the path of its folder, which the job never deletes.
 
-        Checkpoints go on while it is copied into its folder. It fails if the job ends before the copy is whole.
-        `target` is the folder in which it gets a folder of its own; the default is the setting `state.savepoints.dir`.
-        `format="canonical"` writes keyed state as sorted rows, the same bytes for every backend; "native" writes it as
-        checkpoints have it, which is quicker. CheckpointError if it fails, JobTimeoutError if it takes longer,
-        ConfigurationError without a folder or for another format.
+        The job and its checkpoints continue while the savepoint is copied into its folder. The savepoint fails if the
+        job ends before the copy is complete.
+
+        - `target`: the folder in which the savepoint gets a folder of its own. The default is the setting
+          `state.savepoints.dir`.
+        - `format`: "canonical" writes keyed state as sorted rows, the same bytes for every backend. "native" writes it
+          in the form of checkpoints, which is faster.
+
+        Raises CheckpointError if it fails, JobTimeoutError if it takes longer than `timeout`, and ConfigurationError
+        without a folder or for another format.
         """
         timeout_s = parse_duration_ms(timeout, setting="savepoint(timeout)") / 1000
         chosen = _savepoint_format("savepoint", format)
@@ -150,15 +168,17 @@ class Job:
         timeout: str | timedelta | int = "10min",
         format: Literal["canonical", "native"] = "canonical",
     ) -> str:
-        """End the job with a savepoint, and wait for both; returns the savepoint's path.
+        """Ends the job with a savepoint, waits for both, and returns the path of the savepoint.
 
-        Without `drain` the job is suspended: nothing is finished, and a job that is restored from the savepoint goes
-        on as if nothing had happened. With `drain` the sources end for good: event time reaches its end, timers fire,
-        operators finish, and then the savepoint is taken. A job that is restored from that one has nothing left to do.
+        - `drain`: with False the job is suspended. No operator finishes, and a job that is restored from the savepoint
+          continues where this one stopped. With True the sources end for good: event time reaches its end, timers fire,
+          operators finish, and then the savepoint is taken. A job that is restored from such a savepoint has no rows
+          left to process.
+        - `savepoint`, `format`: the parameters `target` and `format` of the method `savepoint`.
 
-        If the savepoint fails (CheckpointError says why), the job goes on; if its tasks had stopped already, from its
-        newest checkpoint. JobTimeoutError if it takes longer: the job may still stop later. `savepoint` and `format`
-        are the `target` and `format` of the method `savepoint`.
+        Raises CheckpointError with the reason if the savepoint fails. The job then continues, from its newest
+        checkpoint if its tasks had stopped already. Raises JobTimeoutError if it takes longer than `timeout`. The job
+        may then still stop later.
         """
         limit_s = parse_duration_ms(timeout, setting="stop(timeout)") / 1000
         deadline = time.monotonic() + limit_s
@@ -167,7 +187,7 @@ class Job:
         path = self._savepoint(SnapshotRequest(kind, self._target("stop", savepoint), chosen), limit_s)
         if self._running.wait(max(0.0, deadline - time.monotonic())) is None:
             raise JobTimeoutError(
-                f"job {self.name!r} has written its savepoint {path} and has not ended within {limit_s:g} s"
+                f"job {self.name!r} has written its savepoint {path}, but has not ended within {limit_s:g} s"
             )
         return path
 
@@ -180,7 +200,7 @@ class Job:
         folder = target if target is not None else self._savepoints
         if folder is None:
             raise ConfigurationError(
-                f"{call}: where is the savepoint to be written? Name a folder with the call, or set "
+                f"{call}: no folder is given for the savepoint. Name a folder in the call, or set "
                 "state.savepoints.dir (CheckpointConfig(savepoints=...))"
             )
         url = self._open_store(location(folder, call)).url
@@ -188,23 +208,25 @@ class Job:
         return url
 
     def statistics(self) -> CheckpointStatistics:
-        """Statistics of the job's checkpoints over all its attempts: counts, history, summary, and the newest one."""
+        """Returns statistics of the job's checkpoints over all its attempts: counts, history, summary, and the newest
+        one."""
         return self._running.statistics()
 
     def checkpoints(self) -> list[CheckpointSummary]:
-        """Completed, retained checkpoints of this job, oldest first."""
+        """Returns the completed checkpoints of this job that are retained, oldest first."""
         return [
             c for c in list_checkpoints(self.root, self.name, open_store=self._open_store) if c.job_id == self.job_id
         ]
 
     def processes(self) -> tuple[TaskProcessInfo, ...]:
-        """Which process runs each task, and in which attempt. Empty where all run in the driver's process."""
+        """Returns the process and the attempt of each task. Empty if all tasks run in the driver's process."""
         return self._running.tasks()
 
     def user_metrics(self) -> dict[str, list[UserMetric]]:
-        """Counters, gauges and histograms of functions (`context.metrics`): by name, one a subtask and operator.
+        """Returns counters, gauges and histograms of functions (`context.metrics`), by name.
 
-        They begin with 0 in each attempt. Tasks on Ray report about once a second; what they had last stays.
+        Each name has one metric for each subtask and operator. Metrics begin with 0 in each attempt. Tasks on Ray
+        report about once a second, and their last report stays.
         """
         found: dict[str, list[UserMetric]] = {}
         for vertex in self.vertices():
@@ -214,17 +236,17 @@ class Job:
         return found
 
     def vertices(self) -> tuple[VertexMetrics, ...]:
-        """Rows, bytes, busy time and watermarks of each vertex and its subtasks, as they have reported them last.
+        """Returns rows, bytes, busy time and watermarks of each vertex and its subtasks, from their last reports.
 
-        Tasks on Ray report about once a second. Once the job is over this is what they reported last.
+        Tasks on Ray report about once a second. The last reports stay after the end of the job.
         """
         return self._running.vertices()
 
     def metrics(self) -> dict[str, Any]:
-        """The progress as a dict, and the key figures of the checkpoints. Times in ms, sizes in bytes.
+        """Returns the progress as a dict, and the key figures of the checkpoints. Times are in ms, sizes in bytes.
 
-        `checkpoint.duration`, `.size` and `.alignment_time` (the longest one of a task) are those of the newest
-        completed checkpoint, None before there is one.
+        `checkpoint.duration`, `.size` and `.alignment_time` belong to the newest completed checkpoint, and are None
+        before there is one. The alignment time is the longest one of a task.
         """
         statistics = self.statistics()
         newest = statistics.latest_completed
@@ -240,7 +262,7 @@ class Job:
         }
 
     def events(self) -> list[Any]:
-        """The events that the coordinator was told, oldest first, as far as the log reaches back."""
+        """Returns the events that the coordinator received, oldest first, as far as its log reaches back."""
         log = EventLog(self._open_store(self.root), self.job_id)
         return [event for entry in log.history() for event in entry.events]
 
@@ -248,7 +270,7 @@ class Job:
         return f"Job({self.name!r}, {self.job_id!r})"
 
     def _repr_html_(self) -> str:
-        """Name, state and progress, for notebooks."""
+        """Returns name, state and progress, for notebooks."""
         progress = self.progress()
         facts: list[tuple[str, object]] = [
             ("id", self.job_id),
@@ -268,9 +290,9 @@ def _savepoint_format(call: str, given: str) -> SavepointFormat:
         return SavepointFormat(given)
     except ValueError:
         known = " or ".join(repr(each.value) for each in SavepointFormat)
-        raise ConfigurationError(f"{call}: format={given!r} is no format of savepoints; say {known}") from None
+        raise ConfigurationError(f"{call}: format={given!r} is not a format of savepoints; use {known}") from None
 
 
 def _reason(progress: JobProgress) -> str:
-    """Why the job has failed, for its driver: with the values that logs withhold, if they are known."""
-    return progress.reason_with_values or progress.reason or "no reason is known"
+    """Returns why the job has failed, for its driver, with the values that logs withhold if the driver has them."""
+    return progress.reason_with_values or progress.reason or "the reason is unknown"

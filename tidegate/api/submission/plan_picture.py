@@ -1,6 +1,7 @@
-"""`Plan`: what a program was translated to, ready to run, with a picture of its graph for notebooks.
+"""`Plan`: a translated program, ready to run, with a picture of its graph for notebooks.
 
-The picture is laid out as that of the job page. Its colours are its own, because a notebook shows it as an image.
+The layout of the picture is the layout of the job page. Its colours are fixed here, because a notebook shows it as an
+image.
 """
 
 from __future__ import annotations
@@ -22,11 +23,14 @@ _TEXT, _MUTED, _FRAME, _GROUND, _CARD = "#1a232e", "#51606f", "#4b5866", "#eceff
 
 
 class Plan(Submission):
-    """A job, ready to run. In a notebook it is a picture of its graph: vertices, parallelism, and how rows go on."""
+    """A job, ready to run.
+
+    In a notebook it is a picture of its graph: vertices, parallelism, and how rows are partitioned between them.
+    """
 
     @classmethod
     def of(cls, submission: Submission) -> Plan:
-        """The same, with a picture."""
+        """Returns a submission as a plan."""
         return cls(**{field.name: getattr(submission, field.name) for field in fields(submission)})
 
     def __repr__(self) -> str:
@@ -43,7 +47,7 @@ class Plan(Submission):
         return "\n".join(lines)
 
     def _repr_svg_(self) -> str | None:
-        """The picture. None, for text instead, where the graph is too large for one."""
+        """Returns the picture, or None if the graph is too large for one. A notebook then shows text."""
         about = About.of(self.context, self.spec)
         vertices = about.vertices
         if not vertices or len(vertices) > VERTICES_MAX:
@@ -72,7 +76,7 @@ class Plan(Submission):
 
 
 def _in_group(vertex: JobVertex) -> str:
-    """Its slot sharing group in words; empty for the default group, and for a vertex with slots of its own."""
+    """Returns the slot sharing group as text, or "" for the default group and for a vertex with slots of its own."""
     shown = vertex.resources is None and vertex.slot_group != DEFAULT_GROUP
     return f" in slot sharing group {vertex.slot_group!r}" if shown else ""
 

@@ -1,7 +1,7 @@
 """Turns a driver's streams into a job that a runtime can run.
 
-`StreamEnvironment` makes a `JobRequest`, and `prepare` makes a `Submission` of it. Whatever can be known to be wrong is
-refused before anything starts. Checks come first; at the end sources are staged, and then tables are claimed.
+`StreamEnvironment` makes a `JobRequest`, and `prepare` makes a `Submission` of it. Errors that can be found beforehand
+are raised before anything starts. Checks come first. At the end sources are staged, and then tables are claimed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from tidegate.operators.watermarks.watermark_generator import WatermarkAlignment
 from tidegate.protocol.edges import PartitioningKind
 from tidegate.protocol.identity import TaskId
 from tidegate.recovery.restart_strategy import RestartStrategy
-from tidegate.recovery.restore_chain import COLLECT, SOURCE, lineage, taskowned_url
+from tidegate.recovery.restore_chain import COLLECT, SOURCE, restore_chain, taskowned_url
 from tidegate.state.common.options import StateBackendOptions
 from tidegate.storage.checkpoints.layout import CheckpointPointer, parse_savepoint_name
 from tidegate.storage.checkpoints.metadata import (
@@ -70,7 +70,7 @@ from tidegate.storage.errors import ConfigurationError, IncompatibleStateError, 
 from tidegate.storage.extras import need
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import CheckpointId, JobId, OperatorUid, SubtaskIndex
-from tidegate.storage.rocksdb.tuning import DatabaseTuning
+from tidegate.storage.state.rocksdb.tuning import DatabaseTuning
 from tidegate.storage.tables.handed_rows import newest_mark
 from tidegate.storage.tables.table_copy import copy_table
 from tidegate.storage.tables.table_info import schema_difference
@@ -78,7 +78,7 @@ from tidegate.storage.tables.table_log import TableLog
 
 log = logging.getLogger(__name__)
 
-# Flink's words for users on the left, those of its coordinator on the right.
+# Flink's words for users, and the policy of its coordinator for each.
 _RETENTION = {
     "retain_on_cancellation": Retention.RETAIN_ON_CANCELLATION,
     "delete_on_cancellation": Retention.RETAIN_ON_FAILURE,
@@ -88,7 +88,7 @@ _RETENTION = {
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """What operators reported when they were opened on the columns of a checkpoint."""
+    """Results of opening the operators of a program on the columns of a checkpoint."""
 
     restore: RestorePoint
     found: tuple[Comparison, ...]
@@ -101,7 +101,7 @@ class Rehearsal:
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """What `StreamEnvironment.execute` was asked for."""
+    """The arguments of `StreamEnvironment.execute`, resolved against the configuration."""
 
     name: str
     job_id: JobId
@@ -116,24 +116,28 @@ class JobRequest:
     seed: int
     hooks: tuple[MasterHook, ...] = ()
     max_parallelism: int | None = None
-    """Number of key groups, if the user has said it; else a restored job has that of its checkpoint."""
+    """Number of key groups, or None if the user did not set it. A restored job then has the number of its
+    checkpoint."""
     allow_non_restored_state: bool = False
     rehearsal: Rehearsal | None = None
     """None until the operators have been opened on the checkpoint that the job starts from."""
     detached: bool = False
     log: LogSettings = field(default_factory=LogSettings)
     temporary: bool = False
-    """Whether `root` is the temporary folder of jobs without storage."""
+    """True if `root` is the temporary folder of jobs without storage."""
 
 
 def make_job_id(name: str, suffix: str) -> JobId:
-    """Id of a run of a job, safe as the name of a folder. ConfigurationError for a name without letters or digits.
+    """Returns the id of a run of a job, which is safe as the name of a folder.
 
     For a name with letters beyond ASCII the id has a hash of the name, so that two such names do not share an id.
+    Raises ConfigurationError for a name without letters or digits.
     """
     check_name(f"execute({name!r})", "a job's name", name)
     if not any(character.isalnum() for character in name):
-        raise ConfigurationError(f"execute({name!r}): a job's name needs letters or digits")
+        raise ConfigurationError(
+            f"execute({name!r}): a job's name needs at least one letter or digit; choose another name"
+        )
     slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:40]
     if any(character.isalnum() and not character.isascii() for character in name):
         slug = f"{slug or 'job'}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
@@ -141,13 +145,13 @@ def make_job_id(name: str, suffix: str) -> JobId:
 
 
 def check_meaning(request: JobRequest, open_store: OpenStore) -> JobRequest:
-    """The request, with what operators report of the checkpoint that it names. It only reads.
+    """Returns the request with the reports of its operators on the checkpoint that it names. This only reads.
+
+    `execute` calls this before it takes the name of the job, so that a refusal leaves nothing behind. Other errors of
+    the checkpoint are raised by `prepare`, when no other job of the name runs any more. `prepare` also reads again what
+    could not be read here, and another checkpoint if that is the newest one by then.
 
     Raises IncompatibleStateError if the program does not fit the checkpoint.
-
-    `execute` calls it before it takes the name of the job, so that a refusal leaves nothing behind. Whatever else is
-    wrong with the checkpoint is reported by `prepare`, when no other job of the name runs any more. What could not be
-    read here is read again there, and so is another checkpoint if that is the newest one by then.
     """
     if request.restore is None:
         return request
@@ -162,7 +166,7 @@ def check_meaning(request: JobRequest, open_store: OpenStore) -> JobRequest:
 
 
 def report_on(request: JobRequest, open_store: OpenStore) -> RestoreReport:
-    """What the restore that a request names would do. It only reads.
+    """Returns a report of what the restore of a request would do. This only reads.
 
     Raises ConfigurationError if there is no such checkpoint, CorruptionError and StorageError.
     """
@@ -188,10 +192,13 @@ def report_on(request: JobRequest, open_store: OpenStore) -> RestoreReport:
 def checked(
     request: JobRequest, open_store: OpenStore, *, announce: bool = True
 ) -> tuple[JobRequest, RestorePoint | None, CheckpointMetadata | None]:
-    """The request with the graph and the key groups of the checkpoint that it starts from, and that checkpoint.
+    """Returns the request, its restore point and the metadata of its checkpoint, after all checks. This only reads.
 
-    Raises IncompatibleStateError if the program does not fit it, and ConfigurationError, CorruptionError and
-    StorageError. It only reads.
+    The returned request has the graph with the key groups of the checkpoint. Restore point and metadata are None
+    without a checkpoint.
+
+    Raises IncompatibleStateError if the program does not fit the checkpoint, ConfigurationError, CorruptionError and
+    StorageError.
     """
     restore, metadata = restore_point(
         request.restore, request.name, request.root, request.checkpoints.ignore_in_flight_of, open_store
@@ -218,7 +225,7 @@ def checked(
 def _rehearsal(
     request: JobRequest, restore: RestorePoint, metadata: CheckpointMetadata, open_store: OpenStore
 ) -> Rehearsal:
-    """What operators report of their states that are opened on the columns of the checkpoint.
+    """Opens the operators on the columns of the checkpoint, and returns their reports.
 
     A process opens them once for each checkpoint, because functions of users may be slow to open.
     """
@@ -236,9 +243,9 @@ def _rehearsal(
 
 
 def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
-    """Resolve the restore point, stage the sources, and claim the tables.
+    """Resolves the restore point, stages the sources, and claims the tables.
 
-    Raises ConfigurationError, TableError and StorageError; nothing has started then.
+    Raises ConfigurationError, TableError and StorageError. Nothing has started then.
     """
     _check_hooks(request.hooks)
     if request.checkpoints.backend == "rocksdb":
@@ -320,7 +327,7 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
 
 
 def processes_of(config: CheckpointConfig) -> ProcessSettings:
-    """What a job with these settings keeps beside the processes of its tasks, and how they start."""
+    """Returns how many spare processes a job with these settings has, and how long it waits for slots."""
     return ProcessSettings(config.standbys, config.slot_request_timeout)
 
 
@@ -402,11 +409,11 @@ def _spec(request: JobRequest, graph: JobGraph, restore: RestorePoint | None) ->
 
 
 def _check_hooks(hooks: Sequence[MasterHook]) -> None:
-    """Raise ConfigurationError for what is no hook, and for two hooks whose data could be mixed up."""
+    """Raises ConfigurationError for an object that is not a hook, and for two hooks with the same identifier."""
     seen: set[str] = set()
     for hook in hooks:
         if not isinstance(hook, MasterHook):
-            raise ConfigurationError(f"{hook!r} is no master hook: it needs identifier, trigger and restore")
+            raise ConfigurationError(f"hooks: {hook!r} is not a tg.MasterHook; derive its class from tg.MasterHook")
         if hook.identifier in seen:
             raise ConfigurationError(f"two master hooks have the identifier {hook.identifier!r}: give each its own")
         seen.add(hook.identifier)
@@ -415,11 +422,11 @@ def _check_hooks(hooks: Sequence[MasterHook]) -> None:
 def _lineage(
     own_root: str, restore: RestorePoint | None, metadata: CheckpointMetadata | None, open_store: OpenStore
 ) -> list[tuple[str, JobId]]:
-    """The jobs that this one goes on from, newest first, as (root, job id)."""
+    """Returns the jobs from which this job continues, newest first, as (root, job id)."""
     if restore is None or metadata is None:
         return []
     at = CheckpointPointer(restore.root, restore.job_id, restore.checkpoint_id, restore.savepoint)
-    return list(lineage(at, metadata, own_root, open_store))
+    return list(restore_chain(at, metadata, own_root, open_store))
 
 
 def _with_tables(
@@ -428,7 +435,10 @@ def _with_tables(
     tables: Mapping[str, OutputTable],
     first_versions: Mapping[str, int],
 ) -> JobGraph:
-    """The graph with URLs of collected streams, and with sinks whose rows are newer than those in their tables."""
+    """Returns the graph with the URLs of collected streams, and with factories of table sinks.
+
+    Versions of rows that the sinks write are greater than all versions in their tables.
+    """
 
     def with_table(spec: OperatorSpec) -> OperatorSpec:
         if spec.table is None or spec.sink is not None:
@@ -446,44 +456,51 @@ class StagedSource(Protocol):
     """A source that must be written to files before it can be read twice, such as a DataFrame."""
 
     def stage(self, url: str) -> Source:
-        """Write the input under `url`, once, and return what reads it."""
+        """Writes the input under `url`, once, and returns a source that reads it."""
         ...
 
     def reopen(self, url: str) -> Source:
-        """What reads the input that was staged under `url` for an earlier job. NotFoundError if nothing was."""
+        """Returns a source that reads the input which an earlier job staged under `url`.
+
+        Raises NotFoundError if no input is staged there.
+        """
         ...
 
 
 @runtime_checkable
 class FedSource(StagedSource, Protocol):
-    """A staged source to which more is written while the job runs, such as a streaming DataFrame."""
+    """A staged source that receives more input while the job runs, such as a streaming DataFrame."""
 
     def feed(self, staged: Source, job: FedJob) -> DriverService:
-        """The service that writes the input while the job runs. ConfigurationError while another job feeds it."""
+        """Returns the service that writes the input while the job runs.
+
+        Raises ConfigurationError while another job feeds the source.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StagedGraph:
-    """The graph with staged sources, and the services that feed some of them."""
+    """A graph with staged sources, and the services that feed some of them."""
 
     graph: JobGraph
     services: tuple[DriverService, ...]
 
 
 def check_fed_sources(graph: JobGraph, *, periodic_checkpoints: bool, detached: bool) -> None:
-    """Raise ConfigurationError for a fed source in a job that is detached or takes no periodic checkpoints."""
+    """Raises ConfigurationError for a fed source in a job that is detached or takes no periodic checkpoints."""
     for vertex in graph.vertices:
         if vertex.source is None or not isinstance(vertex.source.source, FedSource):
             continue
-        named = f"source {vertex.source.uid!r} is a streaming DataFrame, and"
+        named = f"source {vertex.source.uid!r} is a streaming DataFrame"
         if detached:
             raise ConfigurationError(
-                f"{named} its Spark query lives in this driver: a detached job would outlive it. Leave detached out"
+                f"{named}, whose Spark query lives in this driver: a detached job would outlive it. Remove "
+                "detached=True"
             )
         if not periodic_checkpoints:
             raise ConfigurationError(
-                f"{named} the job takes no periodic checkpoints: its rows would stay on disk for ever. Set an interval "
+                f"{named}, and without periodic checkpoints its rows would stay on disk for ever. Set an interval "
                 '(CheckpointConfig(interval="10s"))'
             )
 
@@ -495,9 +512,10 @@ def with_staged_sources(
     restored: set[OperatorUid],
     line: Sequence[tuple[str, JobId]],
 ) -> StagedGraph:
-    """Stage the sources of a graph under `own_url`; reopen those in `restored`, which a job of the `line` has staged.
+    """Stages the sources of a graph under `own_url`, and returns the graph with the staged sources.
 
-    Raises ConfigurationError if what was staged is gone, and what staging raises.
+    Sources in `restored`, which a job of the `line` has staged, are reopened instead. Raises ConfigurationError if
+    their staged rows are gone, and the errors of staging.
     """
     services: list[DriverService] = []
 
@@ -520,13 +538,13 @@ def _reopen(source: StagedSource, uid: OperatorUid, line: Sequence[tuple[str, Jo
         except NotFoundError:
             continue
     raise ConfigurationError(
-        f"source {uid!r}: the rows that were staged for {line[0][1]} or a job before it are gone, so it cannot go "
-        "on where the checkpoint was; start without restore"
+        f"source {uid!r}: the rows that were staged for {line[0][1]} or a job before it are gone, so it cannot "
+        "continue from the checkpoint; start without restore"
     )
 
 
 def aligned_sources(graph: JobGraph) -> tuple[AlignedSource, ...]:
-    """Those of a graph."""
+    """Returns the sources of a graph whose watermarks are aligned. Raises ConfigurationError."""
     found = []
     for vertex in graph.vertices:
         alignments = _alignments(vertex)
@@ -534,17 +552,19 @@ def aligned_sources(graph: JobGraph) -> tuple[AlignedSource, ...]:
             where = f"{name!r} is in watermark group {alignment.group!r}"
             if vertex.source is None:
                 raise ConfigurationError(
-                    f"{where}, and does not run in the task of a source; call assign_timestamps right behind the "
-                    "source, with its parallelism, and before several steps take the stream"
+                    f"{where}, but does not run in the task of a source; call assign_timestamps directly after the "
+                    "source, with the same parallelism, and before several steps read the stream"
                 )
             if isinstance(vertex.source.source, ExternallyInducedSource):
                 raise ConfigurationError(
-                    f"{where}, and its source says itself when checkpoints are taken, which would have to wait as "
-                    "well; remove alignment="
+                    f"{where}, but its source itself triggers the checkpoints, which would have to wait as well; "
+                    "remove alignment="
                 )
             found.append(AlignedSource(vertex.vertex, alignment.group, alignment.max_drift_ms))
         if len(alignments) > 1:
-            raise ConfigurationError(f"{vertex.name!r}: a source can be in one watermark group, and is in two")
+            raise ConfigurationError(
+                f"{vertex.name!r} is in two watermark groups, and a source can only be in one; remove one alignment="
+            )
     return tuple(found)
 
 
@@ -562,7 +582,11 @@ def assigned_sources(
     splits: Mapping[OperatorUid, Sequence[SplitPosition]],
     metadata: CheckpointMetadata | None,
 ) -> tuple[AssignedSource, ...]:
-    """Those of a graph, restored from this checkpoint or savepoint. `splits`: what each source says now."""
+    """Returns the sources of a graph whose splits the coordinator assigns.
+
+    `splits` are the splits that each source lists now. `metadata` is the checkpoint or savepoint of a restored job, or
+    None.
+    """
     restored = set() if metadata is None else {info.uid for info in metadata.operators}
     found = []
     for vertex in graph.vertices:
@@ -572,7 +596,7 @@ def assigned_sources(
         now = [StoredSplit(p.split.split_id, p.split.payload, p.split.rows) for p in splits[uid]]
         if metadata is not None and uid in restored:
             pool = {split.split_id: split for split in metadata.pool_of(uid)}
-            # What is read is what the checkpoint says. A file that is gone since is noticed when it is read.
+            # The splits of the checkpoint are read. A file that was deleted since then is noticed when it is read.
             gone = pool.keys() - {split.split_id for split in now}
             now = [pool.get(split.split_id, split) for split in now] + [pool[split_id] for split_id in sorted(gone)]
             unread = tuple(number for number, split in enumerate(now) if split.split_id in pool)
@@ -592,10 +616,11 @@ def collect_url(
     covering: Sequence[CheckpointMetadata],
     open_store: OpenStore,
 ) -> str:
-    """URL of the rows: that of the restored job, if it has collected before, so that `to_arrow` gives all rows.
+    """Returns the URL of collected rows.
 
-    `line` are the jobs that this one goes on from, newest first. `covering` are the checkpoints whose sink files may
-    not be committed yet.
+    It is the URL of the restored job if that has collected before, so that `to_arrow` returns all rows. `line` are the
+    jobs from which this job continues, newest first. `covering` are the checkpoints whose sink files may not be
+    committed yet.
     """
     own = taskowned_url(root, job_id, COLLECT, rows.uid)
     for before_root, _, url in _earlier(rows, line, open_store):
@@ -611,16 +636,16 @@ def collect_url(
 def check_collected(
     collected: Iterable[CollectedRows], line: Sequence[tuple[str, JobId]], open_store: OpenStore
 ) -> None:
-    """Raise TableError where rows that a job of the line has collected have other columns than the program's.
+    """Raises TableError if a job of the line has collected rows with other columns than the program has.
 
-    ConfigurationError if rows to collect were handed on with `for_each_checkpoint` before.
+    Raises ConfigurationError if the rows to collect were passed to the function of `for_each_checkpoint` before.
     """
     for rows in collected:
         for _, before, url in _earlier(rows, line, open_store):
             if not rows.handed_on and newest_mark(open_store(url))[0]:
                 raise ConfigurationError(
-                    f"collect (uid {rows.uid!r}): job {before} handed the rows of this uid on with "
-                    "for_each_checkpoint, and they are gone; give collect() another uid"
+                    f"collect (uid {rows.uid!r}): job {before} has passed the rows of this uid to for_each_checkpoint, "
+                    "and they are deleted; give collect() another uid"
                 )
             stored = TableLog(open_store(url)).snapshot().info.arrow_schema
             if difference := schema_difference(stored, rows.info.arrow_schema):
@@ -635,7 +660,7 @@ def check_collected(
 def _earlier(
     rows: CollectedRows, line: Sequence[tuple[str, JobId]], open_store: OpenStore
 ) -> Iterator[tuple[str, JobId, str]]:
-    """Root, job and URL of the rows that jobs of the line have collected under this uid, newest first."""
+    """Yields root, job and URL of the rows that jobs of the line have collected under this uid, newest first."""
     for root, job_id in line:
         url = taskowned_url(root, job_id, COLLECT, rows.uid)
         if TableLog(open_store(url)).exists():
@@ -643,7 +668,10 @@ def _earlier(
 
 
 def with_places(covering: Sequence[CheckpointMetadata], urls: Mapping[str, str]) -> list[CheckpointMetadata]:
-    """The checkpoints with URLs for placeholders: a relocated savepoint knows collected rows only by their uid."""
+    """Returns the checkpoints with URLs in place of placeholders.
+
+    A relocated savepoint refers to collected rows only by their uid.
+    """
     return [
         replace(metadata, subtasks=tuple(_with_places(subtask, urls) for subtask in metadata.subtasks))
         for metadata in covering
@@ -656,7 +684,7 @@ def _with_places(subtask: SubtaskState, urls: Mapping[str, str]) -> SubtaskState
             return committable
         url = urls.get(committable.table)
         if url is None:
-            log.warning("rows of %s in the savepoint are left behind: the program collects none", committable.table)
+            log.warning("rows of %s in the savepoint are dropped: the program does not collect them", committable.table)
             return None
         return replace(committable, table=url)
 
@@ -665,21 +693,24 @@ def _with_places(subtask: SubtaskState, urls: Mapping[str, str]) -> SubtaskState
 
 
 def check_sinks(graph: JobGraph, covering: Sequence[CheckpointMetadata], allow_non_restored: bool) -> None:
-    """Raise ConfigurationError if the checkpoints have something for a sink that the program does not have."""
+    """Raises ConfigurationError if the checkpoints have prepared rows for a sink that the program does not have."""
     places = {c.table for metadata in covering for c in _prepared(metadata)} - graph.sinks.keys()
     for place in sorted(places):
         uid = place.partition(":")[2]
-        said = f"the restored checkpoint covers rows that the sink with uid {uid!r} may not have committed"
+        reason = f"the restored checkpoint covers rows that the sink with uid {uid!r} may not have committed"
         if not allow_non_restored:
             raise ConfigurationError(
-                f"{said}, and the program has no such sink: give it back, with this uid, or leave what was not "
-                "committed behind with allow_non_restored_state=True"
+                f"{reason}, and the program has no such sink: add the sink again, with this uid, or drop the rows that "
+                "were not committed with allow_non_restored_state=True"
             )
-        log.warning("%s: they are left behind, because the program has no such sink", said)
+        log.warning("%s: these rows are dropped, because the program has no such sink", reason)
 
 
 def commit_left_over(graph: JobGraph, covering: Sequence[CheckpointMetadata], limit_ms: int) -> None:
-    """Commit what checkpoints cover, the oldest first. SinkFailedError, also if a call is not back after `limit_ms`."""
+    """Commits prepared rows of checkpoints to the sinks of the program, the oldest checkpoint first.
+
+    Raises SinkFailedError, also if a call does not return within `limit_ms`.
+    """
     sinks = SinkCommitters(graph.sinks, limit_ms)
     for metadata in covering:
         sinks.commit(metadata.job_id, metadata.checkpoint_id, (c for c in _prepared(metadata) if c.table in sinks))

@@ -1,7 +1,8 @@
-"""Finds what functions of the user capture that cannot travel to a task: locks, connections, sessions of Spark.
+"""Checks of a program before it runs: captured objects, retractions that need exactly-once mode, and likely mistakes.
 
-Where tasks run in other processes such a program is refused before anything starts. Where they run in this one it
-works, and a warning says that it will not elsewhere.
+A function of the user may capture objects that cannot be sent to a task, such as locks, connections and sessions of
+Spark. If tasks run in other processes, such a program is refused before anything starts. If they run in this process,
+the program works, and a warning is logged.
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ _ADVICE_OF_CALLS = (
 
 
 def check_captures(nodes: Sequence[StreamNode], refuse: bool) -> None:
-    """Raises ConfigurationError for a step whose functions cannot be sent to a task; only warns if not `refuse`."""
+    """Raises ConfigurationError for a step whose functions cannot be sent to a task.
+
+    Only logs a warning if `refuse` is False.
+    """
     for node in nodes:
         if node.factory is None or _travels(node.factory):
             continue
@@ -71,13 +75,13 @@ class _Nowhere:
 def _travels(value: object) -> bool:
     try:
         cloudpickle.Pickler(_Nowhere()).dump(value)
-    except Exception:  # noqa: BLE001 - any: code of the value itself refuses, each library in its own way
+    except Exception:  # noqa: BLE001 - pickling runs code of the value, which may raise anything
         return False
     return True
 
 
 def _culprit(value: Any, path: tuple[str, ...], depth: int) -> tuple[tuple[str, ...], Any]:
-    """The innermost part that cannot travel, and the names that lead to it from the function of the user."""
+    """Returns the names that lead from the function to the innermost part that cannot be sent, and that part."""
     if depth < _DEPTH_MAX:
         for name, part in _parts(value):
             if not _travels(part):
@@ -86,7 +90,8 @@ def _culprit(value: Any, path: tuple[str, ...], depth: int) -> tuple[tuple[str, 
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """What a value is made of. Parts of tidegate's own functions and objects have no name."""
+    """Yields the parts of a value with their names. Parts of tidegate's own functions and objects have an empty
+    name."""
     if isinstance(value, functools.partial):
         yield from (("", part) for part in (value.func, *value.args, *value.keywords.values()))
     elif inspect.ismethod(value):
@@ -117,7 +122,7 @@ def _kind(value: object) -> str:
 
 
 def check_changes_come_once(nodes: Iterable[StreamNode], config: CheckpointConfig) -> None:
-    """Raise ConfigurationError if a step needs each change once, and the checkpoints are at least once."""
+    """Raises ConfigurationError if a step needs each change once, and the checkpoints are at least once."""
     if config.mode == "exactly_once":
         return
     for node in nodes:
@@ -134,10 +139,10 @@ _REGISTERS = "register_event_time_timer"
 
 
 def doubts(nodes: Sequence[StreamNode], periodic_checkpoints: bool) -> list[str]:
-    """A sentence for each thing in a program that is probably not meant.
+    """Returns a sentence for each part of a program that is probably a mistake.
 
-    `nodes` are its operators, in the order in which they were made. `periodic_checkpoints`: whether the job takes
-    checkpoints by itself.
+    `nodes` are its operators, in the order in which they were made. `periodic_checkpoints` is whether the job takes
+    periodic checkpoints.
     """
     made = {id(node): _operator(node) for node in nodes}
     read = {id(upstream.maker) for node in nodes for upstream, _ in node.inputs}
@@ -147,25 +152,25 @@ def doubts(nodes: Sequence[StreamNode], periodic_checkpoints: bool) -> list[str]
         operator = made[id(node)]
         if id(node) not in read and node.table is None and node.sink is None and not isinstance(operator, Peek):
             found.append(
-                f"{which} leads nowhere: its rows are computed, and no step, table or collect() takes them. Write "
+                f"{which} leads nowhere: its rows are computed, but no step, table or collect() reads them. Write "
                 "them, or remove the step"
             )
         endless = _endless_source(node)
         if node.table is not None and endless is not None and not periodic_checkpoints:
             found.append(
                 f"{which} writes rows of {endless.name!r} (uid {endless.uid!r}), which has no end, and the job takes "
-                "no checkpoints by itself: written rows become visible with a checkpoint, so none ever would. Give "
+                "no periodic checkpoints: rows become visible with a checkpoint, so they never would. Give "
                 'checkpoints=tg.CheckpointConfig(interval="10s")'
             )
         if isinstance(operator, WatermarkGenerator):
-            found += [f"{which}: {said}" for said in _of_seconds(operator, node)]
+            found += [f"{which}: {advice}" for advice in _of_seconds(operator, node)]
         if isinstance(operator, ProcessOperator) and operator.has_keyed_state:
-            found += [f"{which} {said}" for said in _of_timers(operator, node, made)]
+            found += [f"{which} {doubt}" for doubt in _of_timers(operator, node, made)]
     return found
 
 
 def endless_source(nodes: Sequence[StreamNode]) -> str | None:
-    """Returns the name and uid of a source among these nodes that never ends, for people. None if all end."""
+    """Returns name and uid of a source among these nodes that never ends, as text, or None if all sources end."""
     for node in nodes:
         if node.source is not None and never_ends(node.source):
             return f"{node.name!r} (uid {node.uid!r})"
@@ -173,7 +178,10 @@ def endless_source(nodes: Sequence[StreamNode]) -> str | None:
 
 
 def _of_timers(operator: ProcessOperator, node: StreamNode, made: dict[int, Operator | None]) -> Iterator[str]:
-    """What is wrong with event-time timers behind an input without event time, which holds event time back."""
+    """Yields a warning about event-time timers if an input of their step has no event time.
+
+    Such an input holds event time back, so the timers fire only at its end, or never.
+    """
     if (name := _that_registers(operator.function)) is None:
         return
     upstream = [each for each, _ in node.inputs]
@@ -197,7 +205,10 @@ def _operator(node: StreamNode) -> Operator | None:
 
 
 def _of_seconds(operator: WatermarkGenerator, node: StreamNode) -> Iterator[str]:
-    """What is wrong with event times in memory that look like seconds. Others are seen when the job reads them."""
+    """Yields advice on event times in memory that look like seconds.
+
+    Other event times are checked when the job reads them.
+    """
     for upstream, _ in node.inputs:
         if isinstance(upstream.source, MemorySource):
             times = upstream.source.column(operator.column)
@@ -206,7 +217,7 @@ def _of_seconds(operator: WatermarkGenerator, node: StreamNode) -> Iterator[str]
 
 
 def _before(node: StreamNode) -> Iterator[StreamNode]:
-    """The nodes that a node takes rows of, directly or not, and the node itself."""
+    """Yields a node and all nodes upstream of it."""
     seen: set[int] = set()
     left = [node]
     while left:
@@ -222,13 +233,13 @@ def _endless_source(node: StreamNode) -> StreamNode | None:
 
 
 def _has_watermarks(node: StreamNode, made: dict[int, Operator | None]) -> bool:
-    """Whether there is event time before a node."""
+    """Returns whether a node or one upstream of it generates watermarks."""
     found = (made.get(id(each)) for each in _before(node))
     return any(operator is not None and operator.generates_watermarks for operator in found)
 
 
 def _that_registers(function: object) -> str | None:
-    """The method of a function that sets timers of event time; None if its own code sets none."""
+    """Returns the method of a function that sets event-time timers, or None if its own code sets none."""
     for cls in type(function).__mro__:
         if cls.__module__.startswith("tidegate."):
             continue
@@ -240,7 +251,7 @@ def _that_registers(function: object) -> str | None:
 
 
 def _names(code: CodeType) -> bool:
-    """Whether code, or a function within it, names the method that sets timers."""
+    """Returns whether code, or a function within it, names the method that sets timers."""
     if any(each.argval == _REGISTERS for each in dis.get_instructions(code)):
         return True
     return any(_names(inner) for inner in code.co_consts if isinstance(inner, CodeType))

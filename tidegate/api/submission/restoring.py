@@ -1,12 +1,12 @@
-"""Chooses the checkpoint that a job starts from: what `restore=` means. `submission.py` and `relocate` ask.
+"""Finds the checkpoint that a job starts from, given the argument `restore=`.
 
 Rules:
 
-- `"latest"` is the newest whole checkpoint of a job of this name. Damaged ones are passed over, with a warning.
-- A job starts afresh only if no run of its name has completed a checkpoint, or gone on from one. Then none of its rows
-  is in a table yet.
-- If there were checkpoints and none is whole, starting afresh would write rows twice. That is an error, unless the user
-  asks for it with `"latest_or_fresh"`.
+- `"latest"` is the newest undamaged checkpoint of a job of this name. Damaged ones are skipped, with a warning.
+- A job starts afresh only if no run of its name has completed a checkpoint, or has been restored from one. Then no
+  table contains any of its rows yet.
+- If there were checkpoints and all are damaged, starting afresh would write rows twice. That is an error, unless the
+  user requests it with `"latest_or_fresh"`.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ REASON_CHARACTERS_MAX = 500
 def restore_point(
     restore: str | None, name: str, root: str, ignore_in_flight_of: int | None, open_store: OpenStore
 ) -> tuple[RestorePoint | None, CheckpointMetadata | None]:
-    """The checkpoint that `restore` means for a job of this name, with its metadata; twice None to start afresh.
+    """Returns the checkpoint that `restore` means for a job of this name, and its metadata.
 
-    ConfigurationError if there is no such checkpoint, it was given up, or no checkpoint is whole; CorruptionError,
-    StorageError.
+    Returns None twice to start afresh. Raises ConfigurationError if there is no such checkpoint, the checkpoint was
+    given up, or all checkpoints are damaged. Raises CorruptionError and StorageError.
     """
     if restore is None:
         return None, None
@@ -68,7 +68,7 @@ def restore_point(
         folder = at.root.rpartition("/")[0] if at.savepoint else at.root
         raise ConfigurationError(
             f"restore={pointer!r}: there is no completed checkpoint or savepoint; `tidegate checkpoints list {folder}` "
-            "shows those that there are"
+            "lists the existing ones"
         ) from error
     check_not_given_up(metadata, f"restore={pointer!r}", open_store)
     ignore = ignore_in_flight_of == at.checkpoint_id
@@ -76,10 +76,11 @@ def restore_point(
 
 
 def check_not_given_up(metadata: CheckpointMetadata, named: str, open_store: OpenStore) -> None:
-    """Raise ConfigurationError if the job has voided the checkpoint, and so gone on as if it had never been.
+    """Raises ConfigurationError if the job has voided the checkpoint, and continued without it.
 
-    A savepoint of such a checkpoint is deleted, but a coordinator that was lost may have left it behind for a while.
-    Whoever restores or copies it would have rows that the job has processed again. `named`: what the error begins with.
+    A savepoint of such a checkpoint is deleted, but a coordinator that was lost may leave it behind for a while. A job
+    that restores or copies it would have rows that the old job has processed again. `named` is the beginning of the
+    error.
     """
     if metadata.void or (metadata.origin_root is not None and _voided(metadata, open_store(metadata.origin_root))):
         raise ConfigurationError(f"{named}: this checkpoint was given up; choose another one")
@@ -88,10 +89,11 @@ def check_not_given_up(metadata: CheckpointMetadata, named: str, open_store: Ope
 def checkpoints_up_to(
     restore: RestorePoint, metadata: CheckpointMetadata, open_store: OpenStore
 ) -> list[CheckpointMetadata]:
-    """The completed checkpoints before the restored one that are still there, and at the end the restored one.
+    """Returns the completed checkpoints before the restored one that still exist, and then the restored one.
 
-    A job keeps them as long as their sink files may not be committed. Those before a savepoint are in the folder of its
-    job. One that is damaged is left out if the event log says that its sink files are committed; else CorruptionError.
+    A job keeps checkpoints as long as their sink files may not be committed. Checkpoints before a savepoint are in the
+    folder of its job. A damaged checkpoint is skipped if, according to the event log, its sink files are committed.
+    Otherwise CorruptionError is raised.
     """
     store = open_store(metadata.origin_root or restore.root)
     found = []
@@ -103,24 +105,25 @@ def checkpoints_up_to(
         except DAMAGE as error:
             if _is_missed(store, restore.job_id, number, error):
                 raise CorruptionError(
-                    f"{error}. That checkpoint comes before {restore.pointer}, and rows that it covers are not in the "
-                    "output tables yet, or nobody can tell. Restore the file from a copy, or name an older checkpoint"
+                    f"{error}. That checkpoint comes before {restore.pointer}, and rows that it covers may be missing "
+                    "in the output tables. Restore the file from a copy, or name an older checkpoint"
                 ) from error
-            continue  # It was never completed, or nothing of it is missing in a table.
+            continue  # It was never completed, or the tables contain all of its rows.
         if not older.void:
             found.append(older)
     return [*found, metadata]
 
 
 def _is_missed(store: Store, job_id: JobId, checkpoint_id: CheckpointId, error: TidegateError) -> bool:
-    """Whether an unreadable checkpoint covers rows that no table shows yet, by the event log of its job.
+    """Returns whether an unreadable checkpoint covers rows that no table shows yet, by the event log of its job.
 
-    A damaged log counts as yes. So does an empty one, unless there is no metadata: then it was never completed.
+    A damaged log counts as yes. An empty one does too, unless there is no metadata: then the checkpoint was never
+    completed.
     """
     try:
         state = replay(EventLog(store, job_id))[0].state
     except DAMAGE as damage:
-        log.warning("nobody can tell whether checkpoint %d of %s is committed: %s", checkpoint_id, job_id, damage)
+        log.warning("cannot determine whether checkpoint %d of %s is committed: %s", checkpoint_id, job_id, damage)
         return True
     if state.spec is None:
         return not isinstance(error, NotFoundError)
@@ -128,7 +131,7 @@ def _is_missed(store: Store, job_id: JobId, checkpoint_id: CheckpointId, error: 
 
 
 def _newest(restore: str, name: str, root: str, open_store: OpenStore) -> str | None:
-    """Path of the newest whole checkpoint of the name; None to start afresh."""
+    """Returns the path of the newest undamaged checkpoint of the name, or None to start afresh."""
     newest, damaged = latest_and_damaged(root, name, open_store=open_store)
     if newest is not None:
         return newest.path
@@ -138,19 +141,20 @@ def _newest(restore: str, name: str, root: str, open_store: OpenStore) -> str | 
         log.info("job %r has no checkpoint under %s yet: it starts afresh", name, root)
         return None
     shown = [reason[:REASON_CHARACTERS_MAX] for reason in reasons[:REASONS_SHOWN_MAX]]
-    found = f"no checkpoint of job {name!r} under {root} is whole ({'; '.join(shown)})"
+    found = f"every checkpoint of job {name!r} under {root} is damaged or gone ({'; '.join(shown)})"
     if restore == LATEST_OR_FRESH:
-        log.warning("%s: it starts afresh, as was asked for", found)
+        log.warning("%s: it starts afresh, because restore=%r allows it", found, restore)
         return None
     raise ConfigurationError(
-        f"restore={restore!r}: {found}. Restore these files from a copy, or name a savepoint. To start afresh say "
-        f"restore={LATEST_OR_FRESH!r}: whatever earlier runs have written to tables is then written again, so empty "
-        "the tables or write to others"
+        f"restore={restore!r}: {found}. Restore these files from a copy, or name a savepoint. To start afresh use "
+        f"restore={LATEST_OR_FRESH!r}: the rows that earlier runs have written to tables are then written again, so "
+        "empty the tables or write to other tables"
     )
 
 
 def _lost(store: Store, name: str) -> Iterator[str]:
-    """Why a job of this name must not start afresh: what runs of the name had completed, and is gone."""
+    """Yields reasons why a job of this name must not start afresh: checkpoints that its runs completed, and that are
+    gone."""
     for job_id in map(JobId, store.list("")):
         if not is_of_job(store, job_id, name):
             continue
@@ -160,7 +164,7 @@ def _lost(store: Store, name: str) -> Iterator[str]:
         try:
             state = replay(event_log)[0].state
         except (CorruptionError, CodecError) as error:
-            yield f"{job_id} may have had one, nobody can tell: {error}"
+            yield f"{job_id} may have had one, and its event log cannot be read: {error}"
             continue
         layout = CheckpointLayout(job_id)
         gone = [CheckpointPointer(store.url, job_id, checkpoint_id) for checkpoint_id in sorted(state.kept)]
@@ -168,7 +172,7 @@ def _lost(store: Store, name: str) -> Iterator[str]:
         if not gone and state.completed_checkpoints:
             yield f"{job_id} has completed {state.completed_checkpoints}, which are deleted"
         elif not gone and state.spec is not None and state.spec.restore is not None:
-            yield f"{job_id} went on from {state.spec.restore.pointer}, which is gone"
+            yield f"{job_id} was restored from {state.spec.restore.pointer}, which is gone"
 
 
 def _voided(savepoint: CheckpointMetadata, origin: Store) -> bool:
@@ -180,11 +184,12 @@ def _voided(savepoint: CheckpointMetadata, origin: Store) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RestoreReport:
-    """What becomes of the state of a checkpoint in a program.
+    """How a program would use the state of a checkpoint.
 
-    `path`: the checkpoint or savepoint; None if the job would start afresh. `restored`, `started_empty` and `dropped`
-    name operators by uid, and parts of their state as `uid: aggregate n`. `migrated` names state whose types widen.
-    `refused`: the text of the error that `execute` would raise; None if the program can go on.
+    - `path`: the checkpoint or savepoint, or None if the job would start afresh.
+    - `restored`, `started_empty`, `dropped`: operators by uid, and parts of their state as `uid: aggregate n`.
+    - `migrated`: state whose types widen.
+    - `refused`: the text of the error that `execute` would raise, or None if it would accept the restore.
     """
 
     path: str | None
@@ -196,7 +201,7 @@ class RestoreReport:
 
     @property
     def ok(self) -> bool:
-        """Whether `execute` would accept the restore."""
+        """True if `execute` would accept the restore."""
         return self.refused is None
 
     def __str__(self) -> str:
@@ -221,9 +226,9 @@ def restore_report(
     refused: str | None,
     rehearsal: Sequence[Comparison] = (),
 ) -> RestoreReport:
-    """The report on a program and a checkpoint.
+    """Returns the report on a program and a checkpoint.
 
-    `refused`: the error of the check, if there is one. `rehearsal`: what operators report of their own states.
+    `refused` is the error of the checks, or None. `rehearsal` are the reports of operators on their own states.
     """
     with_state = {uid for subtask in metadata.subtasks for uid in operators_with_state(subtask)}
     known = {info.uid for info in metadata.operators}

@@ -1,15 +1,16 @@
-"""Makes a job the owner of its tables. No row that a restored checkpoint covers is lost, and no living job evicted.
+"""Makes a job the owner of its tables, without losing rows of a restored checkpoint or evicting a living job.
 
-`submission.py` calls it. Rules:
+Rules:
 
-- A table is refused while the job that owns it lives (`table_owners.py`).
-- A job may die after it has completed a checkpoint, and before it has committed it. Whoever restores the checkpoint
-  gets its sink files: the claim takes them along, and the first commit shows them.
+- A table is refused while the job that owns it lives (`check_owner_is_gone`).
+- A job may die after it has completed a checkpoint, and before it has committed it. A job that restores the checkpoint
+  gets its sink files: the claim includes them, and the first commit shows them.
 - A job that is restored from a final checkpoint processes nothing and completes no checkpoint. It commits at once.
-- What the restored checkpoint knows to be in a table's log must be there: its newest entry, and the commits of earlier
-  checkpoints. A commit that is missing is made again from its checkpoint while that is retained, and refused otherwise.
-- Sink files that nobody has committed must be there before a commit names them. The end of a job deletes those of a
-  savepoint that it has given up, but the savepoint may become whole later.
+- The log of a table must have all entries that the restored checkpoint lists: its newest entry, and the commits of
+  earlier checkpoints. A missing commit is made again from its checkpoint while that is retained, and is an error
+  otherwise.
+- Sink files that are not committed must exist before a commit names them. The end of a job deletes the files of a
+  savepoint that it has given up, but the savepoint may be completed later.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from tidegate.storage.tables.table_log import TableLog
 log = logging.getLogger(__name__)
 
 EPOCH_BITS = 40
-"""The upper bits of a version in an upsert table are the number of claims: versions of a later job are greater."""
+"""The upper bits of a version in an upsert table are the number of claims, so versions of a later job are greater."""
 
 Files = list[tuple[CheckpointId, tuple[DataFile, ...]]]
-"""Of one table: completed checkpoints, and the files that each covers."""
+"""Completed checkpoints, and the files of one table that each covers."""
 LeftOver = dict[str, Files]
 
 
@@ -41,7 +42,7 @@ def check_tables(
     open_store: OpenStore,
     now_ms: int,
 ) -> None:
-    """Raise what `claim_tables` would raise, before anything expensive is done. Tables of living jobs are refused."""
+    """Raises the errors of `claim_tables` before any expensive work. Also refuses tables of living jobs."""
     for table in tables:
         check_owner_is_gone(table.url, job_id, open_store, now_ms)
         options = table.options
@@ -50,12 +51,15 @@ def check_tables(
 
 
 def _whole_log(table_log: TableLog, url: str, covering: Sequence[CheckpointMetadata]) -> TableLog:
-    """The log of a table. TableError if it has lost what the restored checkpoint knows of it, now or later."""
+    """Returns the log of a table.
+
+    Raises TableError, now or in a later call, if the log has lost entries that the restored checkpoint lists.
+    """
     if covering:
         restored = covering[-1]
         head, expected = restored.head_of(url), restored.expected_commits(url)
         if head.commit is None and not expected and not table_log.exists():
-            return table_log  # Somebody has deleted the table, and nothing of the job was in it.
+            return table_log  # The table was deleted, and had no rows of the job.
         table_log.expect(restored.job_id, head)
         retained = [
             metadata.checkpoint_id
@@ -73,10 +77,13 @@ def claim_tables(
     open_store: OpenStore,
     home: str,
 ) -> tuple[Mapping[str, int], tuple[TableHead, ...]]:
-    """Make a job the owner of its tables. `home` is its checkpoint root.
+    """Makes a job the owner of its tables.
 
-    `covering`: the restored checkpoint and those before it that are left. Returns the first version of the job in each
-    table, by URL, and how far the log of each table has got. Raises TableError, ConfigurationError, StorageError.
+    - `covering`: the restored checkpoint, after the older checkpoints that still exist.
+    - `home`: the checkpoint root of the job.
+
+    Returns the first version of the job in each table, by URL, and the newest log entry of each table. Raises
+    TableError, ConfigurationError and StorageError.
     """
     urls = {table.url for table in tables}
     left = _left_over(covering, urls, open_store)
@@ -102,9 +109,9 @@ def _origin(covering: Sequence[CheckpointMetadata]) -> tuple[JobId, CheckpointId
 
 
 def _left_over(covering: Sequence[CheckpointMetadata], urls: Collection[str], open_store: OpenStore) -> LeftOver:
-    """Files that completed checkpoints cover and no commit shows, by table, oldest checkpoint first.
+    """Returns files that completed checkpoints cover and no commit shows, by table, oldest checkpoint first.
 
-    `urls`: the tables of the job.
+    `urls` are the tables of the job.
     """
     left: LeftOver = {}
     for metadata in covering:
@@ -121,12 +128,12 @@ def _left_over(covering: Sequence[CheckpointMetadata], urls: Collection[str], op
             gone.append(url)
         left[url] = [item for item in items if item[0] in (numbers or ())]
     if gone:
-        _tell_gone(gone, [url for url in urls if url not in left], covering, open_store)
+        _log_gone(gone, [url for url in urls if url not in left], covering, open_store)
     return {url: items for url, items in left.items() if items}
 
 
 def _check_there(table: Store, items: Files) -> None:
-    """Raise TableError if a file that is to be committed is gone: readers of the table would fail for good."""
+    """Raises TableError if a file that is to be committed is gone, because no reader could read the table then."""
     files = [file for _, found in items for file in found]
     if gone := [file for file in files if not table.exists(file.path)]:
         raise TableError(
@@ -142,22 +149,23 @@ def _uncommitted(
     return TableLog(open_store(url)).uncommitted(origin.job_id, origin.checkpoint_id, numbers)
 
 
-def _tell_gone(
+def _log_gone(
     gone: Sequence[str], fresh: Sequence[str], covering: Sequence[CheckpointMetadata], open_store: OpenStore
 ) -> None:
-    """Say of tables that are out of reach whether something may be missing.
+    """Logs, for tables that no longer exist, whether rows may be missing.
 
-    Nothing is where they were moved: where the job's other tables have so many copies of them, with all commits.
+    No rows are missing if the tables were moved: the other tables of the job then include a copy of each, with all
+    commits.
     """
     numbers: Files = [(metadata.checkpoint_id, ()) for metadata in covering]
     copies = [found for url in fresh if (found := _uncommitted(url, covering[-1], numbers, open_store)) is not None]
     if len(copies) >= len(gone) and not any(copies):
-        log.info("the tables at %s were moved, and all that the restored checkpoint covers is in the copies", gone)
+        log.info("the tables at %s were moved, and the copies have all rows of the restored checkpoint", gone)
         return
     for url in gone:
         log.warning(
-            "the table at %s is gone: what the restored checkpoint covers of it is not written again. Nothing is "
-            "missing if the table was complete, as after a stop with a savepoint",
+            "the table at %s is gone, and its rows that the restored checkpoint covers are not written again. No rows "
+            "are missing if the table was complete, as after a stop with a savepoint",
             url,
         )
 
@@ -168,7 +176,10 @@ def _commit_elsewhere(
     items: Sequence[tuple[CheckpointId, tuple[DataFile, ...]]],
     open_store: OpenStore,
 ) -> None:
-    """Commit files of a table that the old job wrote and the new one does not. ConfigurationError if it was claimed."""
+    """Commits files to a table that the old job wrote and the new one does not.
+
+    Raises ConfigurationError if another job has claimed the table.
+    """
     job_id = covering[-1].job_id
     table_log = _whole_log(TableLog(open_store(url)), url, covering)
     owner = table_log.owner()

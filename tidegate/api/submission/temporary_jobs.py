@@ -1,18 +1,20 @@
-"""`TemporaryJob`: the folder of a job that was given no storage, which is deleted when nobody can need it any more.
+"""`TemporaryJob`: the folder of a job that has no storage, which is deleted when it is no longer needed.
 
-Such folders are in one root of this user among the temporary files of a machine (`default_storage`). Rules:
+These folders are in one root of this user among the temporary files of a machine (`default_storage`). Rules:
 
-- A folder is needed while its job may live, which its lease tells, and while this process has something that reads
+- A folder is needed while its job may live, according to its lease, and while this process has an object that reads
   from it: the environment of the job (which drops the oldest ended ones), the `Job`, or its `CollectedRows`.
 - A job that was restored from another one uses files of that one. So a mark in the older folder names the newer job,
-  and the older folder is needed while the newer one is there.
-- A finished job has nothing to restore: its folder goes. So does one in which no checkpoint was completed.
+  and the older folder is needed while the newer one exists.
+- A finished job has nothing to restore, so its folder is deleted. A folder without a completed checkpoint is deleted,
+  too.
 - Other completed checkpoints, of a job that failed, was cancelled or was killed, stay for `KEPT_MS`, so that
-  `restore="latest"` finds them. They stay for good where the user asked for them: with a `retention` of the user's own,
-  or by `Job.trigger_checkpoint`, which has returned a path. So does what a savepoint needs: staged inputs and collected
-  rows stay in the folder of the job. A line of the log names each folder that stays.
-- What a process has left behind that was killed is deleted by the next one: only folders of the root whose job is known
-  to be dead, and a bounded number of them.
+  `restore="latest"` finds them.
+- They stay for good if the user set `retention`, or called `Job.trigger_checkpoint`, which returns a path. Files that a
+  savepoint needs also stay for good: staged inputs and collected rows are in the folder of the job. A log line names
+  each folder that stays.
+- Folders of a killed process are deleted by the next process. It deletes only folders of the root whose job is
+  certainly dead, and a bounded number of them.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ from tidegate.storage.process_id import is_there
 log = logging.getLogger(__name__)
 
 KEPT_MS = int(timedelta(days=7).total_seconds() * 1000)
-"""How long checkpoints stay that nobody has asked to keep."""
+"""How long checkpoints stay that the user has not asked to keep."""
 SWEPT_MAX = 200
 """Folders of dead processes that one process deletes when it first submits such a job."""
 _RESTORED_BY = "restored-by-"
@@ -52,13 +54,13 @@ class _Fate(enum.Enum):
     DELETED = "deleted"
     KEPT = "kept"
     NEEDED = "needed"
-    """It is looked at again later."""
+    """A later call checks the folder again."""
 
 
 class TemporaryJob:
-    """The folder of one job, as this process needs it: whoever reads from the folder holds a reference to this object.
+    """The folder of one job. Objects that read from the folder hold a reference to this object.
 
-    `keeps`: the user asked to keep the checkpoints of the job.
+    `keeps` is True if the user asked to keep the checkpoints of the job.
     """
 
     def __init__(self, root: str, job_id: JobId, *, keeps: bool = False) -> None:
@@ -70,27 +72,27 @@ class TemporaryJob:
         release.atexit = True
 
     def restored_from(self, job_id: JobId) -> None:
-        """Keep the folder of another job of the root for as long as this one is there. StorageError."""
+        """Keeps the folder of another job of the root while the folder of this one exists. Raises StorageError."""
         if job_id in list_inside(self.root):
             _mark(self.root, f"{CheckpointLayout(job_id).job_dir()}/{_RESTORED_BY}{self.job_id}")
 
 
 _unneeded: deque[tuple[str, JobId]] = deque()
-"""Folders that nothing in this process refers to any more. Garbage collection fills it, and deletes no folder."""
+"""Folders that no object of this process refers to any more. Garbage collection fills it, and deletes no folder."""
 _swept: set[str] = set()
-"""Roots in which this process has looked for what dead processes have left."""
+"""Roots in which this process has looked for folders of dead processes."""
 
 
 def keep(root: str, job_id: JobId) -> None:
-    """Keep the checkpoints of a job for good, if `root` is the root for jobs without storage. Raises StorageError."""
+    """Keeps the checkpoints of a job for good, if `root` is the root for jobs without storage. Raises StorageError."""
     if root == temporary_folder(CHECKPOINTS) and job_id in list_inside(root):
         _mark(root, CheckpointLayout(job_id).keep_mark())
 
 
 def temporary_root(open_store: OpenStore) -> str:
-    """Returns the root for jobs without storage, after what nobody needs there any more was deleted.
+    """Returns the root for jobs without storage, after deleting folders that are no longer needed.
 
-    Raises as `default_storage`.
+    Raises the errors of `default_storage`.
     """
     root = default_storage()
     delete_unneeded(open_store)
@@ -101,7 +103,7 @@ def temporary_root(open_store: OpenStore) -> str:
 
 
 def delete_unneeded(open_store: OpenStore) -> None:
-    """Deletes the folders that nothing in this process needs any more.
+    """Deletes the folders that no object of this process needs any more.
 
     Folders of jobs that are not over yet, or that another folder needs, are left for a later call.
     """
@@ -114,28 +116,28 @@ def delete_unneeded(open_store: OpenStore) -> None:
 
 
 def _sweep(store: Store, root: str) -> None:
-    """Deletes what dead processes have left in the root, at most `SWEPT_MAX` folders."""
+    """Deletes folders of dead processes in the root, at most `SWEPT_MAX` of them."""
     deleted = 0
     for job_id in map(JobId, list_inside(root)):
         if job_id.startswith(TEMPORARY_PREFIX):
-            # A process writes it at this moment, or was killed while it did.
+            # A process is writing it, or was killed while writing it.
             if _age_ms(root, job_id, None) > KEPT_MS:
                 remove_inside(root, job_id)
             continue
         lease = _lease(store, job_id)
         processes = [] if lease is None else [each for each in (lease.holder, lease.driver) if each is not None]
-        # Where nobody can tell whether a process is there, or which one it was, only time tells.
+        # If the process cannot be checked or identified, only the age of the folder decides.
         dead = bool(processes) and all(is_there(process) is False for process in processes)
         if (dead or _age_ms(root, job_id, lease) > KEPT_MS) and _delete(store, root, job_id) is _Fate.DELETED:
             deleted += 1
             if deleted >= SWEPT_MAX:
                 break
     if deleted:
-        log.info("deleted %d folders in %s that processes have left which are gone", deleted, root)
+        log.info("deleted %d folders in %s, which processes that have ended had left there", deleted, root)
 
 
 def _delete(store: Store, root: str, job_id: JobId) -> _Fate:
-    """Deletes the folder of a job that this process does not need, unless it has to stay; returns what became of it."""
+    """Deletes the folder of a job that this process does not need, unless it has to stay. Returns its fate."""
     try:
         fate = _fate(store, root, job_id)
     except StorageError as error:
@@ -170,7 +172,7 @@ def _fate(store: Store, root: str, job_id: JobId) -> _Fate:
 
 
 def _is_completed(store: Store, job_id: JobId, checkpoint_id: CheckpointId) -> bool:
-    """Whether a checkpoint was completed; a damaged one counts."""
+    """Returns whether a checkpoint was completed. A damaged one counts as completed."""
     try:
         return not read_metadata(store, job_id, checkpoint_id).void
     except NotFoundError:
@@ -187,7 +189,7 @@ def _lease(store: Store, job_id: JobId) -> Lease | None:
 
 
 def _age_ms(root: str, job_id: JobId, lease: Lease | None) -> int:
-    """How long ago the job was there, as far as its folder shows; 0 if it is gone."""
+    """Returns the time since the job was last active, in ms, as far as its folder shows. 0 if the folder is gone."""
     if lease is not None:
         return now_ms() - lease.renewed_at_ms
     try:
@@ -214,18 +216,18 @@ def _at_exit() -> None:
 
 
 CHECKPOINTS = "checkpoints"
-"""What the folder for jobs without storage is called."""
+"""Name of the folder for jobs without storage."""
 
 
 def temporary_folder(purpose: str) -> str:
-    """A folder of this user among the temporary files of a machine."""
+    """Returns a folder of this user among the temporary files of a machine."""
     return os.path.join(tempfile.gettempdir(), f"tidegate-{_user_name()}", purpose)
 
 
 def default_storage() -> str:
-    """Where checkpoints are stored by default: a folder of this user among the temporary files of this machine.
+    """Returns the default folder of checkpoints, a folder of this user among the temporary files of this machine.
 
-    ConfigurationError if what is there is not this user's alone, StorageError if it cannot be made.
+    Raises ConfigurationError if another user owns it or can write to it, StorageError if it cannot be made.
     """
     folder = temporary_folder(CHECKPOINTS)
     try:
@@ -236,16 +238,19 @@ def default_storage() -> str:
 
 
 def own_folder(named: str | None, purpose: str) -> str:
-    """The folder for a purpose: inside the one that the user has named, or among the temporary files.
+    """Returns the folder for a purpose: inside the folder `named` by the user, or among the temporary files.
 
-    Old files in it are deleted. It is a folder of tidegate's own, so that nothing else is deleted that the user keeps
-    in the named one: that may be checkpoints, in folders of the same names.
+    Old files in the returned folder are deleted. So it is a folder of its own inside the user's folder, which may also
+    hold files such as checkpoints in folders of the same names.
     """
     return temporary_folder(purpose) if named is None else os.path.join(named, f"tidegate-{purpose}")
 
 
 def _user_name() -> str:
-    """The user whose rights this process has, whatever environment variables say: that user must own the folder."""
+    """Returns the name of the effective user of this process, whatever the environment variables are.
+
+    That user must own the folder.
+    """
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:

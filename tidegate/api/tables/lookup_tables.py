@@ -1,6 +1,7 @@
-"""What a lookup join may read: Arrow and polars tables, tables of tidegate and Delta Lake, Parquet files, functions.
+"""Reads the tables that a lookup join accepts.
 
-Tables of databases are read by functions: they open a connection where they are called, in each task.
+These are Arrow and polars tables, tables of tidegate and Delta Lake, Parquet files, and functions that return a table.
+Tables of databases are read by functions, which open a connection in each task.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ LookedUp: TypeAlias = (
 
 
 def reader_of(table: LookedUp) -> tuple[Callable[[], pa.Table], pa.Schema, bool]:
-    """How to read a table, its columns, and whether it may change. What it is is found out now.
+    """Returns a function that reads a table, the columns of the table, and whether it may change.
 
-    A function and files are read once for that. ConfigurationError for what is none, or cannot be read.
+    Functions and files are read once to find the columns. Raises ConfigurationError for an object that is not a table,
+    or cannot be read.
     """
     if isinstance(table, str | os.PathLike):
         table = _at(location(table, "lookup_join"))
@@ -46,9 +48,9 @@ def reader_of(table: LookedUp) -> tuple[Callable[[], pa.Table], pa.Schema, bool]
 
 
 def with_keys_of(stream: pa.Schema, table: pa.Schema, keys: tuple[Sequence[str], Sequence[str]]) -> pa.Schema:
-    """The columns of a table, whose keys have the types of a stream's where these differ in polars' variants alone.
+    """Returns the schema of a table, with the key types of a stream where they differ only in polars' variants.
 
-    A stream of Arrow has strings, and what polars has read has large strings: nobody could cast them.
+    A stream of Arrow has strings, and polars reads large strings. Without this the user would have to cast one side.
     """
     for left, right in zip(*keys, strict=True):
         wanted, index = stream.field(left).type, table.get_field_index(right)
@@ -58,7 +60,7 @@ def with_keys_of(stream: pa.Schema, table: pa.Schema, keys: tuple[Sequence[str],
 
 
 def _at(url: str) -> OutputTable | Callable[[], pa.Table]:
-    """The table at a URL: one of Delta Lake or tidegate by its log, else Parquet files."""
+    """Returns the table at a URL: a table of Delta Lake or tidegate if there is a log, else Parquet files."""
     store = open_store(url)
     if store.list("_delta_log"):
         return partial(_delta, url)
@@ -74,14 +76,14 @@ def _delta(url: str) -> pa.Table:
     where = open_store(url).url
     check_place(where)
     table = imported().DeltaTable(where, storage_options=storage_options(where))
-    # Delta's timestamps are microseconds. Arrow would read those of Spark's files (INT96) in nanoseconds, for which
-    # years before 1678 and after 2261 have no room.
+    # Delta's timestamps are microseconds. Arrow would read the INT96 timestamps of Spark's files in nanoseconds, which
+    # cannot represent years before 1678 and after 2261.
     micros = ds.ParquetReadOptions(coerce_int96_timestamp_unit="us")
     return table.to_pyarrow_dataset(parquet_read_options=micros).to_table()
 
 
 def _parquet(url: str) -> pa.Table:
-    """All Parquet files of a folder, or one file."""
+    """Returns the rows of all Parquet files of a folder, or of one file."""
     import fsspec
 
     files, path = fsspec.core.url_to_fs(url)
@@ -96,11 +98,11 @@ def _parquet(url: str) -> pa.Table:
 
 
 def _checked(function: Callable[[], object]) -> pa.Table:
-    """The table that a function returns."""
+    """Returns the table that a function returns, as an Arrow table."""
     found = function()
     if type(found).__module__.partition(".")[0] == "pyspark":
         raise ConfigurationError(
-            "lookup_join: a DataFrame of Spark is read by Spark, and tasks have none: give its rows (toPandas, and "
+            "lookup_join: tasks have no Spark, so they cannot read a Spark DataFrame. Give its rows (toPandas and "
             "pa.Table.from_pandas), the place to which Spark writes it now and then, or, instead of spark.read.jdbc, a "
             "function that reads the database itself, as in pl.read_database(query, connection)"
         )
@@ -112,7 +114,7 @@ def _checked(function: Callable[[], object]) -> pa.Table:
         found = pa.Table.from_batches([found])
     if not isinstance(found, pa.Table):
         raise ConfigurationError(
-            f"lookup_join: {type(found).__name__} is no table; give an Arrow table, a polars DataFrame, a table of "
+            f"lookup_join: {type(found).__name__} is not a table; give an Arrow table, a polars DataFrame, a table of "
             "tidegate, the URL of one, of a Delta table or of Parquet files, or a function that returns the rows"
         )
     return found.cast(plain_schema(found.schema))

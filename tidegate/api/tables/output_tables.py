@@ -1,4 +1,4 @@
-"""`OutputTable` and `CollectedRows`: the rows that a job writes. Visible are those that completed checkpoints cover.
+"""`OutputTable` and `CollectedRows`: the rows that a job writes, visible once a completed checkpoint covers them.
 
 `Stream.to_table` and `Stream.collect` return them. `open_table` opens a table in a program that does not write it.
 """
@@ -79,7 +79,16 @@ RETAIN_DEFAULT = "7d"
 
 
 class OutputTable:
-    """A table that a job writes exactly once. It can be read at any time, also while the job runs or after a crash."""
+    """A table that a job writes exactly once. It can be read at any time, also while the job runs and after a crash.
+
+    Parameters that many methods have in common:
+
+    - `as_of`: the number of a commit (see `history`), or a datetime with a time zone. The rows are then the rows that
+      the table showed at that time. By default the rows of the newest commit.
+    - `filters`: conditions on partitions, such as `[("carrier", "=", "AA")]`. Files of other partitions are not opened.
+
+    In upsert mode a table shows the newest row of each key.
+    """
 
     def __init__(
         self, url: str, info: TableInfo, options: TableOptions | None = None, open_store: OpenStore = open_store
@@ -96,10 +105,11 @@ class OutputTable:
     def read(
         self, spark: SparkSession, *, as_of: AsOf | None = None, filters: Sequence[PartitionFilter] = ()
     ) -> DataFrame:
-        """The rows that are committed now, as a Spark DataFrame; in upsert mode the newest row of each key.
+        """Returns the committed rows as a Spark DataFrame.
 
-        `as_of` is the number of a commit (see `history`), or a datetime with a time zone: the rows are those that the
-        table showed then. `filters`, such as `[("carrier", "=", "AA")]`, choose partitions: other files are not opened.
+        - `spark`: a SparkSession.
+        - `as_of`, `filters`: see `OutputTable`.
+
         Raises TableError if there is no such commit, ConfigurationError for a wrong filter.
         """
         from tidegate.spark_bridge import table_to_dataframe
@@ -107,37 +117,51 @@ class OutputTable:
         return table_to_dataframe(spark, self.url, as_of=as_of, filters=filters)
 
     def to_arrow(self, *, as_of: AsOf | None = None, filters: Sequence[PartitionFilter] = ()) -> pa.Table:
-        """The rows that are committed now, or were then, as an Arrow table; arguments as those of `read`."""
+        """Returns the committed rows as an Arrow table.
+
+        - `as_of`, `filters`: see `OutputTable`.
+
+        Raises TableError if there is no such commit, ConfigurationError for a wrong filter.
+        """
         return read_table(self._store, as_of, filters)
 
     def to_polars(self, *, as_of: AsOf | None = None, filters: Sequence[PartitionFilter] = ()) -> pl.DataFrame:
-        """The rows that are committed now, or were then, as a Polars DataFrame; arguments as those of `read`.
+        """Returns the committed rows as a Polars DataFrame.
 
-        Times of a zone that Polars lacks, such as +05:30, come in UTC. Raises ConfigurationError for a column type
-        that Polars lacks.
+        Times in a zone that Polars lacks, such as +05:30, are converted to UTC.
+
+        - `as_of`, `filters`: see `OutputTable`.
+
+        Raises TableError if there is no such commit, ConfigurationError for a wrong filter or a column type that Polars
+        lacks.
         """
         return _in_polars(self.to_arrow(as_of=as_of, filters=filters))
 
     def to_pandas(self, *, as_of: AsOf | None = None, filters: Sequence[PartitionFilter] = ()) -> pd.DataFrame:
-        """The rows that are committed now, or were then, as a pandas DataFrame; arguments as those of `read`."""
+        """Returns the committed rows as a pandas DataFrame.
+
+        - `as_of`, `filters`: see `OutputTable`.
+
+        Raises TableError if there is no such commit, ConfigurationError for a wrong filter.
+        """
         frame: pd.DataFrame = self.to_arrow(as_of=as_of, filters=filters).to_pandas()
         return frame
 
     def head(self, n: int = ROWS_SHOWN) -> pa.Table:
-        """The first `n` rows that are committed now. In append mode no more files are read than hold them."""
+        """Returns the first `n` committed rows. In append mode only the files that hold these rows are read."""
         return read_head(self._store, check_count("head", n))[0]
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """The rows that are committed now, one after the other, as dicts."""
+        """Yields the committed rows, one after the other, as dicts."""
         yield from rows_of(self.to_arrow())
 
     def show(self, n: int = ROWS_SHOWN) -> None:
-        """Print the first `n` rows that are committed now as a table."""
+        """Prints the first `n` committed rows as a table."""
         found, more = read_head(self._store, check_count("show", n))
         print(grid(found, f"only the first {n:,} rows" if more else ""))
 
     def _repr_html_(self) -> str:
-        """The columns and the first committed rows, for notebooks."""
+        """Returns the columns and the first committed rows, for notebooks."""
         try:
             found, more = read_head(self._store, ROWS_IN_NOTEBOOK)
         except TidegateError as error:
@@ -147,46 +171,60 @@ class OutputTable:
         )
 
     def to_ray(self, *, as_of: AsOf | None = None, filters: Sequence[PartitionFilter] = ()) -> ray.data.Dataset:
-        """The rows that are committed now, or were then, as a lazy `ray.data.Dataset`; arguments as those of `read`.
+        """Returns the committed rows as a lazy `ray.data.Dataset`.
 
-        Tasks of Ray Data read the files; in upsert mode they find the newest row of each key. Later commits do not
-        show in it. Rows come in commit order in append mode, if Ray Data preserves the order of blocks, and in no
-        order in upsert mode. Do not give the folder of the table to `ray.data.read_parquet`: it has rows that are not
-        in the table. Raises ConfigurationError for a table in memory, or without Ray Data (`pip install 'ray[data]'`).
+        Tasks of Ray Data read the files. In upsert mode they find the newest row of each key. The dataset does not show
+        later commits. In append mode rows come in commit order if Ray Data preserves the order of blocks. In upsert
+        mode they come in no order. Do not pass the folder of the table to `ray.data.read_parquet`, because it also
+        holds rows that are not in the table.
+
+        - `as_of`, `filters`: see `OutputTable`.
+
+        Raises TableError if there is no such commit, ConfigurationError for a wrong filter, for a table in memory, and
+        without Ray Data (`pip install 'ray[data]'`).
         """
         need("table.to_ray", "ray")
         try:
             from tidegate.connectors.ray_data import table_to_dataset
         except ImportError as error:
             raise ConfigurationError(
-                f"table.to_ray needs Ray Data, which does not load ({error}): pip install 'ray[data]'"
+                f"table.to_ray needs Ray Data, which cannot be imported ({error}): pip install 'ray[data]'"
             ) from error
         return table_to_dataset(self._store, as_of=as_of, filters=filters)
 
     def files(self, *, as_of: AsOf | None = None, filters: Sequence[PartitionFilter] = ()) -> list[str]:
-        """URLs of the Parquet files whose rows are committed now, or were then, for engines that read Parquet.
+        """Returns the URLs of the Parquet files of the committed rows, for engines that read Parquet.
 
-        Read no other files of the folder: their rows are not committed, or were taken back. Arguments as those of
-        `read`. TableError in upsert mode, where files hold older rows of a key, too.
+        Do not read other files of the folder. Their rows are not committed, or were taken back.
+
+        - `as_of`, `filters`: see `OutputTable`.
+
+        Raises TableError if there is no such commit, and in upsert mode, where files also hold older rows of a key.
+        Raises ConfigurationError for a wrong filter.
         """
         snapshot = self.log.snapshot(as_of)
         if snapshot.info.mode == "upsert":
             raise TableError(
-                f"files of the table at {self.url} hold several rows of a key, of which the newest counts (upsert): "
+                f"files of the upsert table at {self.url} hold several rows of a key, of which only the newest counts: "
                 "read it with to_arrow, to_polars or read"
             )
         chosen = matching_files(snapshot.info, snapshot.files, filters)
         return [join_url(self.url, file.path) for file in chosen]
 
     def history(self) -> tuple[TableCommit, ...]:
-        """Every commit of the table, oldest first: its number, time, job, checkpoint, rows and files."""
+        """Returns every commit of the table, oldest first: its number, time, job, checkpoint, rows and files."""
         return TableLog(self._store).history()
 
     def compact(self, *, file_bytes: int = FILE_BYTES) -> TableCompaction:
-        """Put the rows of many small files into few files of up to `file_bytes` bytes; readers see the same rows.
+        """Merges many small files into few files of up to `file_bytes` bytes. Readers see the same rows.
 
-        For a table at rest: ConfigurationError while the job that owns it lives, FencedError if a job takes it
-        meanwhile. Checkpoints and earlier commits stay as restorable and readable as they were. See `docs/tables.md`.
+        The table must be at rest. Checkpoints can still be restored, and earlier commits can still be read. See
+        `docs/tables.md`.
+
+        - `file_bytes`: the largest size of a new file, in bytes.
+
+        Raises ConfigurationError while the job that owns the table lives, FencedError if a job takes the table
+        meanwhile.
         """
         return compact_table(self.url, self._open_store, file_bytes)
 
@@ -197,17 +235,23 @@ class OutputTable:
         retain_commits: int = 1,
         dry_run: bool = False,
     ) -> TableVacuumed:
-        """Delete files that the table has not shown for as long as `retain`, but for those of the newest commits.
+        """Deletes files that the table has not shown for the time `retain`.
 
-        Such are rows that a restored job has written again, that were overwritten, and small files that were put
-        together. Whatever was shown since then stays: readers, `as_of`, checkpoints. Earlier commits may be unreadable
-        afterwards, and restoring earlier checkpoints may be refused, with a TableError. With `dry_run` nothing is
-        deleted. A job may run meanwhile. See `docs/tables.md`.
+        These are files whose rows a restored job has written again, that were overwritten, or that were compacted.
+        Files that were shown since then stay for readers, `as_of` and checkpoints. Afterwards earlier commits may be
+        unreadable, and restoring an earlier checkpoint may raise a TableError. A job may run meanwhile. See
+        `docs/tables.md`.
+
+        - `retain`: a duration.
+        - `retain_commits`: the number of newest commits whose files stay in any case, at least 1.
+        - `dry_run`: whether to only return what would be deleted.
+
+        Raises TableError, ConfigurationError for a wrong argument, and StorageError.
         """
         return vacuum_table(self.url, self._open_store, retain, retain_commits, dry_run)
 
     def rows_committed(self) -> int:
-        """Number of rows in committed files; in upsert mode older rows of a key count, too."""
+        """Returns the number of rows in committed files. In upsert mode older rows of a key count, too."""
         return TableLog(self._store).rows()
 
     @property
@@ -221,7 +265,12 @@ class OutputTable:
 
 
 def open_table(url: str | os.PathLike[str], *, open_store: OpenStore = open_store) -> OutputTable:
-    """The table at a URL, for reading, whether or not a job writes it. Raises TableError if there is no table."""
+    """Returns the table at a URL, for reading, whether or not a job writes it.
+
+    - `url`: the folder or URL that was given to `to_table`.
+
+    Raises TableError if there is no table.
+    """
     place = location(url, "open_table")
     return OutputTable(place, TableLog(open_store(place)).snapshot().info, open_store=open_store)
 
@@ -229,11 +278,12 @@ def open_table(url: str | os.PathLike[str], *, open_store: OpenStore = open_stor
 class CollectedRows:
     """The rows of `Stream.collect`, stored in the job's folder of the checkpoint storage.
 
-    With `handed_on` they are those of `Stream.for_each_checkpoint`, and are deleted once the function had them.
+    With `handed_on` they are the rows of `Stream.for_each_checkpoint`, and are deleted after the function has received
+    them.
     """
 
     PREFIX = "collect:"
-    """How a placeholder begins."""
+    """The beginning of each placeholder."""
 
     def __init__(self, uid: OperatorUid, info: TableInfo, open_store: OpenStore, *, handed_on: bool = False) -> None:
         self.uid = uid
@@ -248,17 +298,17 @@ class CollectedRows:
 
     @property
     def placeholder(self) -> str:
-        """Stands for the url, which is not known before the job has an id."""
+        """A text in place of the URL, which is not known before the job has an id."""
         return f"{self.PREFIX}{self.uid}"
 
     def bind(self, url: str) -> OutputTable:
-        """Name the URL of the rows, once the job has an id."""
+        """Sets the URL of the rows, once the job has an id, and returns their table."""
         self._table = OutputTable(url, self.info, TableOptions("append"), self._open_store)
         return self._table
 
     @property
     def url(self) -> str:
-        """Where the rows are, once the job was submitted."""
+        """URL of the rows. It is known once the job is submitted."""
         assert self._table is not None, "a place is found when the job is submitted"
         return self._table.url
 
@@ -269,20 +319,23 @@ class CollectedRows:
         endless: str | None = None,
         folder: object = None,
     ) -> None:
-        """Learn how the job stands, once it was submitted: `status` returns it.
+        """Connects the rows to their job, once it is submitted.
 
-        `wait` returns when the job is over, raises JobFailedError if it failed, and JobTimeoutError after so many ms.
-        `endless` names a source of the job that never ends. `folder` keeps the folder of a job without storage, in
-        which the rows are, for as long as it is referred to.
+        `status` returns the status of the job. `wait` returns when the job is over, raises JobFailedError if it failed,
+        and JobTimeoutError after the given number of ms. `endless` names a source of the job that never ends, or is
+        None. `folder` is the handle of the folder of a job without storage. The rows are in that folder, which is kept
+        as long as the handle is referred to.
         """
         self._status, self._wait, self._endless, self._folder = status, wait, endless, folder
 
     def to_arrow(self, *, wait: bool = True) -> pa.Table:
-        """All rows of the job, as an Arrow table: waits until a bounded job has finished.
+        """Waits until a bounded job has finished, and returns all its rows as an Arrow table.
 
-        With `wait=False` they are the rows that completed checkpoints cover so far. Raises JobFailedError if the job
-        failed, and ConfigurationError before it was submitted, if it was cancelled before its input had ended, and
-        while it reads a source that never ends: `head` and `rows` give rows of such a job.
+        - `wait`: with False the rows that completed checkpoints cover so far are returned at once.
+
+        Raises JobFailedError if the job failed. Raises ConfigurationError before the job is submitted, if the job was
+        cancelled before its input had ended, and while the job reads a source that never ends. `head` and `rows` return
+        rows of such a job.
         """
         table = self._submitted()
         if wait and self._wait is not None and self._status is not None:
@@ -296,31 +349,40 @@ class CollectedRows:
             if self._endless is None and self._status() == "cancelled":
                 raise ConfigurationError(
                     f"collect (uid {self.uid!r}): the job was cancelled before its input had ended, by job.cancel() or "
-                    "because its environment was closed, so these are not all rows. For those that checkpoints cover "
-                    "call to_arrow(wait=False); for all rows execute it again, and call job.wait() before the "
+                    "because its environment was closed, so not all rows are there. For the rows that checkpoints "
+                    "cover call to_arrow(wait=False); for all rows execute it again, and call job.wait() before the "
                     "environment is closed"
                 )
         return table.to_arrow()
 
     def head(self, n: int = ROWS_SHOWN) -> pa.Table:
-        """The first `n` rows that completed checkpoints cover so far. ConfigurationError before there is a job."""
+        """Returns the first `n` rows that completed checkpoints cover so far.
+
+        Raises ConfigurationError before the job is submitted.
+        """
         return self._submitted().head(n)
 
     def rows_committed(self) -> int:
-        """How many rows completed checkpoints cover so far, without opening a file."""
+        """Returns the number of rows that completed checkpoints cover so far, without opening a file."""
         return self._submitted().rows_committed()
 
     def show(self, n: int = ROWS_SHOWN) -> None:
-        """Print the first `n` rows that completed checkpoints cover so far as a table."""
+        """Prints the first `n` rows that completed checkpoints cover so far as a table."""
         self._submitted().show(n)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """The rows as dicts, as soon as checkpoints cover them, until the job is over: `for row in rows.rows(): ...`.
+        """Yields the rows as dicts, as soon as checkpoints cover them, until the job is over.
 
-        Each row comes once, also over restarts of the job. To leave the loop does not end the job. Raises
-        JobFailedError, behind the rows that are committed, if the job fails; TableError if the job goes back to an
-        older checkpoint because newer ones are damaged, which takes back rows that have come; and ConfigurationError
-        before it is submitted.
+        Each row comes once, also when the job restarts. Leaving the loop does not end the job.
+
+        Raises ConfigurationError before the job is submitted. Raises JobFailedError after the committed rows, if the
+        job fails. Raises TableError if newer checkpoints are damaged and the job returns to an older one, which takes
+        back rows that have been yielded.
+
+        Example:
+
+            for row in rows.rows():
+                print(row)
         """
         table = self._submitted()
         return self._rows_of(table)
@@ -341,9 +403,9 @@ class CollectedRows:
             files = table.log.snapshot().files
             if [file.path for file in files[: len(seen)]] != seen:
                 raise TableError(
-                    f"collect (uid {self.uid!r}): the job has gone back to an older checkpoint, because newer ones are "
-                    "damaged. Rows that have come already are taken back and made again: call rows() again, from the "
-                    "first row on"
+                    f"collect (uid {self.uid!r}): the job has returned to an older checkpoint, because newer ones are "
+                    "damaged. Some rows that were returned already are taken back and computed again. Call rows() "
+                    "again to read all rows from the first one"
                 )
             for file in files[len(seen) :]:
                 yield from rows_of(read_files(table._store, table.info, [file]))
@@ -361,16 +423,16 @@ class CollectedRows:
         return self._table
 
     def to_polars(self, *, wait: bool = True) -> pl.DataFrame:
-        """The same rows as a Polars DataFrame; see `to_arrow`, and `OutputTable.to_polars`."""
+        """Returns the rows of `to_arrow` as a Polars DataFrame. See also `OutputTable.to_polars`."""
         return _in_polars(self.to_arrow(wait=wait))
 
     def to_pandas(self, *, wait: bool = True) -> pd.DataFrame:
-        """The same rows as a pandas DataFrame; see `to_arrow`."""
+        """Returns the rows of `to_arrow` as a pandas DataFrame."""
         frame: pd.DataFrame = self.to_arrow(wait=wait).to_pandas()
         return frame
 
     def _repr_html_(self) -> str:
-        """The first committed rows, or the columns before the job was submitted, for notebooks."""
+        """Returns the first committed rows, or the columns before the job is submitted, for notebooks."""
         if self._table is None or self._status is None:
             return html_columns(f"Rows of collect ({self.uid}), not executed yet", self.info.arrow_schema)
         try:
@@ -386,7 +448,7 @@ class CollectedRows:
 
 
 def _in_polars(table: pa.Table) -> pl.DataFrame:
-    """Returns a table as a Polars DataFrame. ConfigurationError for a column type that Polars lacks."""
+    """Returns a table as a Polars DataFrame. Raises ConfigurationError for a column type that Polars lacks."""
     import polars as pl
 
     schema = pa.schema([field.with_type(in_zones_of_polars(field.type)) for field in table.schema])
@@ -402,16 +464,17 @@ SchemaEvolution = Literal["add_columns"]
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """What a job does about rows that are there, how large its files become, and how small ones are put together."""
+    """How a job treats rows that are there already, and how it sizes, compacts and deletes files."""
 
     if_exists: IfExists = "error"
     file_bytes: int = FILE_BYTES
     compaction: CompactionSettings | None = None
     """None: small files stay while the job runs."""
     history_ms: int | None = None
-    """For how long files stay that the table does not show any more, while the job runs; None: until a vacuum."""
+    """How long files stay after the table has stopped showing them, while the job runs. None keeps them until a
+    vacuum."""
     evolves: bool = False
-    """Whether a table that is there gets the columns that the job adds."""
+    """True if an existing table gets the columns that the job adds."""
 
     @staticmethod
     def of(
@@ -422,7 +485,10 @@ class TableOptions:
         schema_evolution: SchemaEvolution | None,
         history: str | timedelta | int | None,
     ) -> TableOptions:
-        """What a user has said. ConfigurationError, which names `where`, for what is none of what there is."""
+        """Returns the options that a user has given.
+
+        Raises ConfigurationError, which begins with `where`, for an unknown value.
+        """
         if schema_evolution not in (None, "add_columns"):
             raise ConfigurationError(
                 f'{where}: schema_evolution={schema_evolution!r} is not known; give "add_columns", or remove it'
@@ -447,9 +513,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TableVacuumed:
-    """What a vacuum has deleted, or, of a dry run, would delete: files, their bytes, and their paths in the table.
+    """The files that a vacuum has deleted, or would delete in a dry run: their number, total bytes, and paths in the
+    table.
 
-    `readable_from`: the number of a commit. That one and all later ones can be read, and their checkpoints restored.
+    `readable_from` is the number of the first commit that can still be read. Checkpoints from this commit on can still
+    be restored.
     """
 
     files: int
@@ -465,17 +533,21 @@ def vacuum_table(
     retain_commits: int = 1,
     dry_run: bool = False,
 ) -> TableVacuumed:
-    """Delete what the table at `url` has not shown for as long as `retain`, but for the newest commits.
+    """Deletes files that the table at `url` has not shown for the time `retain`. The newest commits keep theirs.
 
-    Raises TableError if there is no table, or its rows are handed to a function; ConfigurationError for a wrong
-    argument; StorageError, also where nobody can tell what checkpoints the owner has.
+    Raises TableError if there is no table, or its rows are handed to a function. Raises ConfigurationError for a wrong
+    argument. Raises StorageError, also if the checkpoints of the owner cannot be listed.
     """
     retain_ms = parse_duration_ms(retain, setting="retain")
     if isinstance(retain_commits, bool) or not isinstance(retain_commits, int) or retain_commits < 1:
-        raise ConfigurationError(f"retain_commits={retain_commits!r}: the newest commit at least stays; give 1 or more")
+        raise ConfigurationError(
+            f"retain_commits={retain_commits!r}: give 1 or more, because the newest commit must stay"
+        )
     store = open_store(url)
     if newest_mark(store)[0]:
-        raise TableError(f"rows of the table at {url} are handed to a function, and deleted then: vacuum other tables")
+        raise TableError(
+            f"the rows of the table at {url} are handed to a function and then deleted, so it cannot be vacuumed"
+        )
     table_log = TableLog(store)
     retention = Retention(now_ms() - retain_ms, retain_commits, _checkpoints_of_owner(table_log, url, open_store))
     deletable, readable_from = table_log.vacuum(retention, dry_run=dry_run)
@@ -487,7 +559,7 @@ def vacuum_table(
 
 
 def _checkpoints_of_owner(table_log: TableLog, url: str, open_store: OpenStore) -> tuple[CheckpointId, ...]:
-    """Those that a running job can fall back to."""
+    """Returns the checkpoints that the job which owns the table can fall back to."""
     owner = table_log.owner()
     if owner is None or owner.home is None:
         return ()
@@ -499,37 +571,39 @@ def _checkpoints_of_owner(table_log: TableLog, url: str, open_store: OpenStore) 
             log.warning("the checkpoints of %s, which owns the table at %s, are gone: %s", owner.job_id, url, error)
             return ()
         raise StorageError(
-            f"nobody can tell what job {owner.job_id}, which owns the table at {url}, may fall back to, because its "
-            f"checkpoints cannot be read: {error}. See that {owner.home} can be read"
+            f"cannot vacuum the table at {url}, because the checkpoints of job {owner.job_id}, which owns it, cannot "
+            f"be read: {error}. Make sure that {owner.home} can be read"
         ) from error
     return tuple(CheckpointId(summary.checkpoint_id) for summary in found if summary.job_id == owner.job_id)
 
 
 _PREFIX = "compaction_"
-"""No id of a job begins so: these have no underscores."""
+"""Prefix of the job ids of compactions. Ids of real jobs have no underscore."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableCompaction:
-    """How many files the table had before it was compacted, and how many after."""
+    """The number of files of a table before and after its compaction."""
 
     files_before: int
     files_after: int
 
 
 def compact_table(url: str, open_store: OpenStore, file_bytes: int) -> TableCompaction:
-    """Compact the table at `url`, line of jobs by line of jobs, into files of up to `file_bytes` bytes.
+    """Compacts the table at `url` into files of up to `file_bytes` bytes, for each line of jobs separately.
 
-    Raises TableError if there is no table, its rows are handed to a function, or it is a Delta table that others have
-    given features which tidegate does not write; ConfigurationError while its owner lives; FencedError if a job has
-    taken the table meanwhile; StorageError.
+    Raises TableError if there is no table, its rows are handed to a function, or it is a Delta table with features
+    which tidegate does not write. Raises ConfigurationError while its owner lives, FencedError if a job has taken the
+    table meanwhile, and StorageError.
     """
     if file_bytes <= 0:
-        raise ConfigurationError(f"file_bytes must be positive, not {file_bytes}")
+        raise ConfigurationError(f"compact: file_bytes={file_bytes} must be greater than 0")
     store = open_store(url)
     if newest_mark(store)[0]:
         # The compaction would look like a new commit, and its rows would be handed on again.
-        raise TableError(f"rows of the table at {url} are handed to a function, and deleted then: compact other tables")
+        raise TableError(
+            f"the rows of the table at {url} are handed to a function and then deleted, so it cannot be compacted"
+        )
     log = TableLog(store)
     log.check_delta()
     by_line = log.files_by_line()
@@ -557,7 +631,7 @@ def _compact(store: Store, log: TableLog, job_id: JobId, files: tuple[DataFile, 
         committing = True
         log.commit(job_id, CheckpointId(0), new)
     except BaseException as error:
-        # A commit that failed for another reason may be there all the same, and needs its files.
+        # A commit that failed for another reason may have taken effect, and then needs its files.
         if not committing or isinstance(error, FencedError):
             delete_unreferenced(store, job_id, None)
         raise
@@ -565,7 +639,8 @@ def _compact(store: Store, log: TableLog, job_id: JobId, files: tuple[DataFile, 
 
 
 def _sweep(store: Store, own: JobId) -> bool:
-    """Delete what earlier compactions left. They are fenced by now, so they cannot commit it any more."""
+    """Deletes files of earlier compactions that did not commit. They are fenced by now, so they cannot commit any
+    more."""
     for name in store.list(DATA_FOLDER):
         if name.startswith(_PREFIX) and name != own:
             delete_unreferenced(store, JobId(name), None)
@@ -573,9 +648,12 @@ def _sweep(store: Store, own: JobId) -> bool:
 
 
 def check_owner_is_gone(url: str, job_id: JobId, open_store: OpenStore, now_ms: int) -> None:
-    """Raise ConfigurationError if another job owns the table at a url and lives, StorageError where nobody can tell."""
+    """Raises ConfigurationError if another job owns the table at a url and lives.
+
+    Raises StorageError if the lease of that job cannot be read.
+    """
     if f"/{CheckpointLayout(job_id).taskowned_dir()}/" in url:
-        return  # A copy of collected rows in the job's own folder. The owner of the original has nothing to do with it.
+        return  # A copy of collected rows in the job's own folder. The owner of the original does not own the copy.
     owner = TableLog(open_store(url)).owner()
     if owner is None or owner.job_id == job_id or owner.home is None:
         return
@@ -584,18 +662,18 @@ def check_owner_is_gone(url: str, job_id: JobId, open_store: OpenStore, now_ms: 
     except (StorageError, ConfigurationError) as error:
         if isinstance(error, StorageError) and "memory" not in owner.home.partition(":")[0]:
             raise StorageError(
-                f"nobody can tell whether job {owner.job_id}, which owns the table at {url}, lives, because its "
-                f"checkpoints cannot be read: {error}. See that {owner.home} can be read, or write to another url"
+                f"cannot check whether job {owner.job_id}, which owns the table at {url}, lives, because its "
+                f"checkpoints cannot be read: {error}. Make sure that {owner.home} can be read, or write to another url"
             ) from error
         # Checkpoints in memory end with their process, and so has the job.
         log.warning(
-            "the table at %s belongs to job %s, and %s cannot tell whether it lives: %s",
+            "the table at %s belongs to job %s, and %s does not show whether that job lives: %s",
             url, owner.job_id, owner.home, error,
         )  # fmt: skip
         return
     if alive:
         raise ConfigurationError(
-            f"the table at {url} is being written by job {owner.job_id}, which lives (its checkpoints are under "
+            f"the table at {url} is being written by job {owner.job_id}, which is alive (its checkpoints are under "
             f"{owner.home}): wait for its end, or stop or cancel it first, or write to another url. A job that was "
-            "killed on another machine counts as living until its lease has expired"
+            "killed on another machine counts as alive until its lease has expired"
         )

@@ -17,12 +17,12 @@ from tidegate.storage.errors import ConfigurationError
 ROWS_SHOWN = 20
 ROWS_IN_NOTEBOOK = 10
 VALUE_CHARACTERS = 40
-"""How much of a value is shown, unless the caller says otherwise."""
+"""How many characters of a value are shown by default."""
 COLUMNS_IN_NOTEBOOK = 50
 
 
 def check_count(call: str, n: object) -> int:
-    """Returns a number of rows. Raises ConfigurationError for what is no number, and for a negative one."""
+    """Returns a number of rows. Raises ConfigurationError unless it is a whole number of at least 0."""
     if isinstance(n, bool) or not isinstance(n, int) or n < 0:
         raise ConfigurationError(f"{call}: the number of rows must be a whole number from 0 on, not {n!r}")
     return n

@@ -1,1 +1,1 @@
-"""Files as a source: those that a pattern names, once or as they come."""
+"""Files as a source: the files that match a pattern, read once or as they appear."""

@@ -1,17 +1,17 @@
-"""`Lane`: which files of a folder one split of it has read, and where it is in the file that it reads.
+"""`Lane`: which files of a folder one split of it has read, and its position in the current file.
 
 A folder that grows is read in a fixed number of lanes. Rules:
 
-- A file belongs to the lane that its path says (a hash). So no two subtasks read a file, however they are placed, and
-  nobody has to be asked.
+- The hash of a file's path determines its lane. Two subtasks therefore never read the same file, wherever they run, and
+  need no coordination.
 - A lane takes its files by the time of their last change, then by path. It reads one file at a time.
-- A time of change may be anything: before 1970, or far ahead. The newest that a lane has seen is never later than the
-  clock, so a file that is dated ahead does not make all later ones too old.
-- Which files it has read is in its payload, and so in each checkpoint with the rows that came from them. So each file
-  is read once, whatever restarts.
-- It remembers files for `age` behind the newest that it took (Spark's maxFileAge). A file that is older than that when
-  it appears is left out: nobody can know whether it was read. So the payload does not grow for ever. Files are
-  forgotten many at a time, up to an eighth of `age` later, so that one more file costs the same however many there are.
+- A time of change may be anything: before 1970, or far ahead. The newest time that a lane has seen is never later than
+  the clock, so a file with a future date does not make all later files too old.
+- The payload of a lane lists the files that it has read, and is stored in each checkpoint together with their rows.
+  Each file is therefore read once, whatever restarts.
+- It remembers files for `age` behind the newest that it took (Spark's maxFileAge). A file that is already older when it
+  appears is skipped, because it is unknown whether it was read. This bounds the payload. Files are forgotten many at a
+  time, up to an eighth of `age` later, so that the cost of one more file does not depend on their number.
 - A file that was taken is never taken again, even if it changes.
 """
 
@@ -48,7 +48,7 @@ class FileAt:
 
     @staticmethod
     def of(file: FileInfo) -> FileAt:
-        """The first row of a file as it is now."""
+        """Returns the first row of a file as it is now."""
         return FileAt(file.path, file.size_bytes, file.modified_at_ms or 0, tag=file.tag)
 
 
@@ -70,7 +70,7 @@ def digest_of(path: str) -> bytes:
 
 
 def lane_of(digest: bytes, lanes: int) -> int:
-    """The number of the lane that a file belongs to."""
+    """Returns the number of the lane to which a file belongs."""
     return int.from_bytes(digest[:8], "big") % lanes
 
 
@@ -94,7 +94,7 @@ class Lane:
 
     @classmethod
     def of(cls, payload: bytes) -> Lane:
-        """The lane that a checkpoint has."""
+        """Returns the lane of a checkpoint."""
         state = decode(payload)
         assert isinstance(state, LaneState)
         entries = (state.read[at : at + _ENTRY_BYTES] for at in range(0, len(state.read), _ENTRY_BYTES))
@@ -102,7 +102,7 @@ class Lane:
         return cls(payload, state, known)
 
     def is_too_old(self, file: FileInfo, age_ms: int) -> bool:
-        """Whether a file is older than what the lane remembers: it is not known whether it was read."""
+        """Returns whether a file is older than the files that the lane remembers, so that it may have been read."""
         newest_ms = self.state.newest_ms
         return newest_ms is not None and (file.modified_at_ms or 0) < newest_ms - age_ms
 
@@ -113,7 +113,7 @@ class Lane:
         return sorted(chosen, key=lambda file: (file.modified_at_ms or 0, file.path), reverse=True)
 
     def take(self, file: FileInfo) -> None:
-        """Begin to read a file, at its first row."""
+        """Begins to read a file, at its first row."""
         self._become(replace(self.state, file=FileAt.of(file)))
 
     def advance(self, rows: int) -> None:
@@ -122,7 +122,7 @@ class Lane:
         self._become(replace(self.state, file=replace(self.state.file, row=self.state.file.row + rows)))
 
     def leave(self, age_ms: int, now_ms: int) -> None:
-        """Remember the file as read, and forget those that are too old. ConfigurationError if too many are left."""
+        """Marks the file as read, and forgets files that are too old. Raises ConfigurationError if too many remain."""
         file = self.state.file
         assert file is not None
         seen_ms = min(file.modified_at_ms, now_ms)

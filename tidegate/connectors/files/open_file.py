@@ -59,7 +59,7 @@ OF_FILES = Advice(
 
 
 class TakenFile:
-    """A file that was taken: its bytes, as long as it is the same."""
+    """The bytes of a file that was taken. Raises an error once the file has changed."""
 
     def __init__(self, store: FileSystemStore, file: FileAt, advice: Advice) -> None:
         """Opens nothing yet."""
@@ -69,13 +69,13 @@ class TakenFile:
         self.advice = advice
 
     def compare(self) -> None:
-        """Look at it. Raises UnreadableFileError if it is another one or gone, and StorageError."""
+        """Checks the file. Raises UnreadableFileError if it has changed or is gone, and StorageError."""
         with self._there():
             now = self._store.info(self._file.path)
         self._check(now)
 
     def open(self) -> StoreFile:
-        """Its bytes. Reads of them raise as `compare`."""
+        """Opens the file. Reads of it raise as `compare` does."""
         return StoreFile(self._url, self._file.size_bytes, self._range)
 
     def _range(self, at: int, size: int) -> bytes:
@@ -115,7 +115,7 @@ class OpenFile:
         may_lack: bool = False,
         limit_bytes: int = LIMIT_BYTES,
     ) -> None:
-        """Only `rows` count; the other arguments as of `open_rows`. Raises UnreadableFileError, StorageError."""
+        """Only `rows` count. The other arguments are as for `open_rows`. Raises UnreadableFileError, StorageError."""
         self.path = file.path
         self._taken = TakenFile(store, file, advice)
         self._bytes = self._taken.open()
@@ -125,7 +125,7 @@ class OpenFile:
             )
 
     def read(self, row: int, rows_max: int) -> pa.RecordBatch | None:
-        """Rows from `row` on; None behind the last one. Raises UnreadableFileError, StorageError."""
+        """Returns rows from `row` on, or None after the last one. Raises UnreadableFileError, StorageError."""
         with reading(self._bytes, self._taken.advice):
             batch = self._rows.read(row, rows_max)
         if batch is None:
@@ -138,7 +138,7 @@ class OpenFile:
         return None if batch is None else RowsRead(batch, None, batch.num_rows)
 
     def next_row(self, row: int) -> int:
-        """The first row from `row` on that may count."""
+        """Returns the first row from `row` on that may count."""
         return self._rows.next_row(row)
 
     def compare(self) -> None:
@@ -175,7 +175,7 @@ class OpenText:
         self._rows = TextRows(self._bytes, file.path, form, wanted, complete, fails)
 
     def read_rows(self, row: int, rows_max: int) -> RowsRead | None:
-        """Rows from `row` on; None behind the last one. Raises UnreadableFileError, StorageError."""
+        """Returns rows from `row` on, or None after the last one. Raises UnreadableFileError, StorageError."""
         with reading(self._bytes, self._taken.advice):
             found = self._rows.read(row, rows_max)
         if found is None:
@@ -235,11 +235,11 @@ class FileRows(Protocol):
     """The rows of one open file."""
 
     def read(self, row: int, rows_max: int) -> pa.RecordBatch | None:
-        """Up to `rows_max` rows from `row` on; None behind the last row."""
+        """Returns up to `rows_max` rows from `row` on, or None after the last row."""
         ...
 
     def next_row(self, row: int) -> int:
-        """The first row from `row` on that may count for the program."""
+        """Returns the first row from `row` on that may count for the program."""
         ...
 
 
@@ -259,11 +259,11 @@ def open_rows(
     may_lack: bool = False,
     limit_bytes: int = LIMIT_BYTES,
 ) -> FileRows:
-    """The rows of a Parquet file with the columns of a schema, of which only `rows` count.
+    """Opens a Parquet file to read the columns of a schema. Only `rows` count.
 
-    `constants`: one row with columns that are the same in all rows, whatever the file has there. With `may_lack` any
-    other column that the file lacks is null. `limit_bytes`: what a row may have, and large pages together, where few
-    bytes of the file stand for them (`parquet_pieces.py`).
+    - `constants`: one row with columns that have the same value in all rows, whatever the file has there.
+    - `may_lack`: any other column that the file lacks is null.
+    - `limit_bytes`: the limit of a row, and of large pages in total, if few bytes of the file stand for them.
 
     Raises ConfigurationError, ArrowInvalid, StorageError.
     """
@@ -271,18 +271,18 @@ def open_rows(
 
 
 def schema_of(file: StoreFile) -> pa.Schema:
-    """The columns of a Parquet file."""
+    """Returns the columns of a Parquet file."""
     return parquet_schema(pa.PythonFile(file, mode="r")).remove_metadata()
 
 
 def without_constants(schema: pa.Schema, constants: pa.RecordBatch | None) -> pa.Schema:
-    """The columns that a file must have itself."""
+    """Returns the columns that a file must have itself."""
     known = () if constants is None else constants.schema.names
     return pa.schema([field for field in schema if field.name not in known])
 
 
 def completed(table: pa.Table, rows: int, schema: pa.Schema, constants: pa.RecordBatch | None) -> pa.Table:
-    """The rows with all columns of a schema."""
+    """Returns the rows with all columns of a schema."""
 
     def column(field: pa.Field) -> pa.Array | pa.ChunkedArray:
         if constants is not None and field.name in constants.schema.names:

@@ -50,7 +50,10 @@ class FilePattern:
 
     @staticmethod
     def of(url: str | Sequence[str]) -> FilePattern:
-        """The pattern that a user has written, or several. ConfigurationError if it names no folder."""
+        """Returns the pattern that a user has written, or the union of several.
+
+        Raises ConfigurationError if it names no folder.
+        """
         if isinstance(url, str):
             return FilePattern._of_one(url)
         if not url:
@@ -59,7 +62,7 @@ class FilePattern:
 
     @staticmethod
     def _together(patterns: Sequence[FilePattern]) -> FilePattern:
-        """One pattern for the files of all: below the folder that they share."""
+        """Returns one pattern for the files of all patterns, below the folder that they share."""
         folders = [pattern.folder.rstrip("/").split("/") for pattern in patterns]
         pairs = zip(min(folders), max(folders), strict=False)
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
@@ -96,7 +99,7 @@ class FilePattern:
         )
 
     def store(self) -> FileSystemStore:
-        """The folder."""
+        """Opens the folder."""
         return open_store(self.folder)
 
     def files(self) -> list[FileInfo]:
@@ -126,7 +129,7 @@ class FilePattern:
 
 
 def _check_name(path: str, folder: str) -> None:
-    """Raise ConfigurationError for a name that no checkpoint can hold."""
+    """Raises ConfigurationError for a name that a checkpoint cannot store."""
     try:
         path.encode()
     except UnicodeEncodeError as error:
@@ -158,7 +161,7 @@ def _literal(pattern: str) -> str:
 
 
 def _choice(part: str) -> str | None:
-    """The expression for characters in brackets; None for anything else."""
+    """Returns the expression for characters in brackets, or None for any other text."""
     if len(part) < 3 or part[0] != "[" or part[-1] != "]":
         return None
     negated = part[1] in "!^" and len(part) > 3
@@ -185,7 +188,10 @@ def folder_values(path: str, partitions: pa.Schema) -> pa.RecordBatch:
     columns = []
     for field in partitions:
         if field.name not in texts:
-            raise ConfigurationError(f"{path} is in no folder {field.name}=...; partitions= names those of every file")
+            raise ConfigurationError(
+                f"{path} is in no folder {field.name}=..., but partitions= names only folders of every file; remove "
+                f"{field.name!r} from partitions=, or move the file"
+            )
         if names.count(field.name) > 1:
             raise ConfigurationError(f"{path} is in two folders {field.name}=...; which value counts is not known")
         columns.append(_value(path, field, texts[field.name]))

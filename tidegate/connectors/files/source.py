@@ -2,13 +2,13 @@
 
 A split of the first is a file, and one of the second a lane (`lanes.py`). Rules:
 
-- All that a reader knows of a position is in the split, so any reader goes on from any checkpoint.
+- The split contains the complete position of a reader, so any reader continues from any checkpoint.
 - A reader of a folder lists it when a lane has no file left, and at most once in an interval. Intervals begin at the
-  same times for all readers, so that files that come together are found at about the same time. What was found and
-  not read yet is one listing, however many lanes there are.
-- Row groups of which the program's filter drops all rows are not read. Where bad rows are no errors they are: what
-  cannot be read in them decides what else is. For the same reason all columns of text are read then.
-- A file that cannot be read, or only in part, has one dead letter for what is left of it.
+  same times for all readers, so that files that appear together are found at about the same time. Files that were found
+  and not read yet are kept in one listing, however many lanes there are.
+- Row groups of which the program's filter drops all rows are skipped. They are read if bad rows are not errors, because
+  which rows can be read then depends on every value. For the same reason all columns of text are read in that case.
+- A file that cannot be read, or only in part, has one dead letter for its unread rest.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ class FileForm:
     text: TextFormat | None = None
     bad_rows: BadRows = "fail"
     partitions: pa.Schema | None = None
-    """Columns that stand in the names of folders."""
+    """Columns whose values are in the names of folders."""
     limit_bytes: int = LIMIT_BYTES
     """For Parquet: the limit of a row, and of large pages in total, if few stored bytes stand for them."""
 
     @property
     def fails(self) -> bool:
-        """Whether a bad row is an error."""
+        """True if a bad row is an error."""
         return self.bad_rows == "fail"
 
     @property
@@ -86,7 +86,10 @@ class FileForm:
         return OpenText(store, file, OF_FILES, self.text, read, self.constants(file.path, read), fails=self.fails)
 
     def constants(self, path: str, schema: pa.Schema) -> pa.RecordBatch | None:
-        """The values of those columns that the folders of a file have. ConfigurationError if they have none."""
+        """Returns the values of columns that come from a file's folders.
+
+        Raises ConfigurationError if they are missing.
+        """
         if self.partitions is None:
             return None
         return folder_values(path, pa.schema([field for field in self.partitions if field.name in schema.names]))
@@ -100,7 +103,7 @@ class FileForm:
 
 
 def rest_of_file(path: str, store: FileSystemStore, error: UnreadableFileError) -> pa.RecordBatch:
-    """The dead letter for a file of which nothing more can be read."""
+    """Returns the dead letter for a file whose remaining rows cannot be read."""
     letter = {
         "raw": b"",
         "file": join_url(store.url, path),
@@ -127,14 +130,20 @@ class FilesSource:
         return self.form.bad_rows_schema
 
     def splits(self) -> Sequence[SourceSplit]:
-        """One for each file that is there now. ConfigurationError for one outside of the folders of `partitions`."""
+        """Returns one split for each file that exists now.
+
+        Raises ConfigurationError for a file outside of the folders of `partitions`.
+        """
         files = self.pattern.files()
         for file in files:
             self.form.constants(file.path, self.schema)
         return tuple(SourceSplit(file.path, encode(FileAt.of(file))) for file in files)
 
     def check_restored(self, splits: Sequence[SourceSplit]) -> None:
-        """A restored job reads the files that the first one had found."""
+        """Raises ConfigurationError for splits of another source.
+
+        A restored job reads the files that were found at the first submission.
+        """
         strange = [
             split.split_id for split in splits if split.payload and not isinstance(decode(split.payload), FileAt)
         ]
@@ -165,7 +174,7 @@ class _FilesReader:
         self._log = BadRowsLog(log)
 
     def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
-        """Rows of a file. Raises UnreadableFileError, StorageError."""
+        """Returns rows of a file. Raises UnreadableFileError, StorageError."""
         source = self._source
         form = self._source.form
         try:
@@ -192,7 +201,7 @@ class _FilesReader:
 
 @dataclass(frozen=True, slots=True)
 class FolderSource:
-    """An unbounded source over the files of a folder, looked for every `discover_ms`."""
+    """An unbounded source over the files of a folder, which is listed every `discover_ms`."""
 
     pattern: FilePattern
     form: FileForm
@@ -209,7 +218,7 @@ class FolderSource:
         return self.form.bad_rows_schema
 
     def splits(self) -> Sequence[SourceSplit]:
-        """The lanes."""
+        """Returns one split for each lane."""
         payload = encode(LaneState(self.lanes))
         return tuple(SourceSplit(f"lane {number} of {self.lanes}", payload) for number in range(self.lanes))
 
@@ -243,9 +252,9 @@ class _FolderReader:
         self._listing: dict[int, list[tuple[bytes, FileInfo]]] = {}
         """The files of each lane when the folder was last listed."""
         self._new: set[bytes] | None = None
-        """Digests of the files that were not there in the listing before; None if this is the first one."""
+        """Digests of the files that the previous listing did not have. None for the first listing."""
         self._interval = -1
-        """The interval in which that was."""
+        """The interval of the last listing."""
         self._waiting: dict[str, tuple[int, list[FileInfo]]] = {}
         """The files that a lane has still to read, the first one last, and the interval of the listing."""
 
@@ -284,12 +293,15 @@ class _FolderReader:
         self._lanes.clear()
 
     def _leave(self, split_id: str, lane: Lane) -> None:
-        """The file of a lane is done with."""
+        """Finishes the file of a lane."""
         lane.leave(self._source.age_ms, self._source.clock())
         self._open.pop(split_id, None)
 
     def _rows(self, split_id: str, lane: Lane, rows_max: int) -> RowsRead | None:
-        """The next rows of the file of a lane; None behind the last one. Raises UnreadableFileError, StorageError."""
+        """Returns the next rows of the file of a lane, or None after the last one.
+
+        Raises UnreadableFileError, StorageError.
+        """
         file = lane.state.file
         source = self._source
         assert file is not None
@@ -319,7 +331,7 @@ class _FolderReader:
         return False
 
     def _look(self) -> None:
-        """List the folder, unless that was done in this interval."""
+        """Lists the folder, unless that was done in this interval."""
         interval = self._source.clock() // self._source.discover_ms
         if interval == self._interval:
             return
@@ -334,7 +346,7 @@ class _FolderReader:
         self._interval = interval
 
     def _log_left_out(self, lane: Lane, files: Sequence[tuple[bytes, FileInfo]]) -> None:
-        """Log the files that are new in this listing and too old to be read."""
+        """Logs the files that are new in this listing and too old to be read."""
         if not self._new:
             return
         age_ms = self._source.age_ms
@@ -367,8 +379,9 @@ def source_of_files(
 ) -> Source:
     """Returns the source for a pattern, or several. `folder` makes it if the job looks for new files while it runs.
 
-    `partitions`: columns in the names of folders, after those of `schema`. `options`: options of a format of
-    text, with Spark's names. `size_max`: maximum bytes of a row of text; for Parquet it raises `FileForm.limit_bytes`.
+    - `partitions`: columns in the names of folders, after the columns of `schema`.
+    - `options`: options of a format of text, with Spark's names.
+    - `size_max`: maximum bytes of a row of text; for Parquet it raises `FileForm.limit_bytes`.
 
     Without `schema`, the first file in the order of names decides it. Raises ConfigurationError, StorageError.
     """
@@ -417,7 +430,7 @@ def source_of_files(
 
 @contextmanager
 def named_error(named: str) -> Iterator[None]:
-    """ConfigurationErrors from inside begin with this."""
+    """Prefixes the text of ConfigurationErrors in the body with a name."""
     try:
         yield
     except ConfigurationError as error:

@@ -30,7 +30,7 @@ class StoreFile(io.RawIOBase):
 
     @staticmethod
     def of(store: Store, path: str, size_bytes: int) -> StoreFile:
-        """A file as it is."""
+        """Returns a file as it is."""
         return StoreFile(join_url(store.url, path), size_bytes, lambda at, size: store.read(path, at, size))
 
     def readable(self) -> bool:
@@ -80,11 +80,11 @@ def compression_of(path: str) -> str | None:
 
 
 def without_compression(path: str) -> str:
-    """The name that a file would have without compression."""
+    """Returns the name that a file would have without compression."""
     return next((path[: -len(suffix)] for suffix in _COMPRESSIONS if path.endswith(suffix)), path)
 
 
 def text_stream(file: StoreFile, path: str) -> pa.NativeFile:
-    """The bytes of a file of text, from its begin, decompressed."""
+    """Returns the bytes of a text file from its begin, decompressed."""
     buffered = io.BufferedReader(file, CHUNK_BYTES)
     return pa.input_stream(pa.PythonFile(buffered, mode="r"), compression=compression_of(path))

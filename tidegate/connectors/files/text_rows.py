@@ -53,7 +53,7 @@ class TextFormat:
     size_max: int = BLOCK_BYTES
 
     def decoder(self, schema: pa.Schema, path: str) -> Decoder:
-        """The decoder of one file. Raises ConfigurationError for types that text cannot hold."""
+        """Returns the decoder of one file. Raises ConfigurationError for types that text cannot hold."""
         if self.kind == "csv":
             return CsvDecoder(schema, self.columns or schema.names, self.options, path)
         if self.kind == "json":
@@ -61,7 +61,7 @@ class TextFormat:
         return LineDecoder(schema, self.options)
 
     def schema_of(self, file: StoreFile, path: str) -> pa.Schema:
-        """The columns of a file, by its first block."""
+        """Returns the columns of a file, inferred from its first block."""
         if self.kind == "text":
             return LINE_SCHEMA
         blocks = Blocks(file, path, self.options.encoding)
@@ -89,7 +89,7 @@ class Blocks:
         self._decode: codecs.IncrementalDecoder | None = None
 
     def read(self, size: int) -> bytes:
-        """`size` bytes of the file, which may be fewer or more in UTF-8; none at the end. Raises StorageError."""
+        """Returns about `size` bytes of the file in UTF-8, or no bytes at the end. Raises StorageError."""
         data = self._bytes(size)
         if self._first:
             while 0 < len(data) < _BOM_BYTES_MAX and (more := self._bytes(size)):
@@ -104,7 +104,7 @@ class Blocks:
         return text.encode(UTF_8, "surrogatepass")
 
     def _begin(self, data: bytes) -> bytes:
-        """Decide by the first bytes which encoding it is exactly. Returns them without a BOM."""
+        """Determines the exact encoding from the first bytes. Returns them without a BOM."""
         self._first = False
         for bom, codec in _BOMS.get(self.encoding, ()):
             if data.startswith(bom):
@@ -119,7 +119,7 @@ class Blocks:
         return len(self.original(block))
 
     def original(self, block: bytes) -> bytes:
-        """These bytes as the file has them."""
+        """Returns these bytes in the encoding of the file."""
         if self.encoding == UTF_8:
             return block
         parts = _KEPT.split(block.decode(UTF_8, "surrogatepass"))
@@ -190,9 +190,10 @@ class TextRows:
         """The number of the first row of the part."""
 
     def read(self, row: int, rows_max: int) -> RowsRead | None:
-        """Rows of what was parsed last; an earlier row begins the file anew. Raises ConfigurationError, StorageError.
+        """Returns rows of the block that was parsed last. An earlier row starts the file again.
 
-        ArrowInvalid, or whatever the reader of a compression raises, if a bad record is an error.
+        Raises ConfigurationError, StorageError. If a bad record is an error, it also raises ArrowInvalid, or whatever
+        the reader of a compression raises.
         """
         if self._first < 0 or row < self._first:
             self._parts = self._parsed()
@@ -253,7 +254,10 @@ class TextRows:
             yield _Part(None, np.zeros(1, dtype=np.int64), [self._letter(block, 0, len(block), reason, place)], 1)
 
     def _skip(self, blocks: Blocks, decoder: Decoder, block: bytes, place: _Place) -> tuple[bytes, bool]:
-        """Pass over a record that is too long. Returns what follows it of the last block, and whether that is all."""
+        """Skips a record that is too long.
+
+        Returns the rest of the last block after it, and whether the file has ended.
+        """
         state = np.zeros(1, dtype=np.int64)
         while (at := decoder.skip(block, state)) < 0:
             place.passed(block)
@@ -264,7 +268,7 @@ class TextRows:
         return block[at:], False
 
     def _letter(self, block: bytes, start: int, end: int, reason: str, place: _Place) -> dict[str, object]:
-        """A dead letter. Raises ConfigurationError if a bad record is an error."""
+        """Returns a dead letter. Raises ConfigurationError if a bad record is an error."""
         line, offset = place.of(block[:start])
         if self._fails:
             raise ConfigurationError(f"line {line:,} (byte {offset:,}): {reason}")
@@ -283,14 +287,14 @@ class _Place:
         self._ends_in_return = False
 
     def passed(self, data: bytes) -> None:
-        """These bytes are behind us."""
+        """Moves the position behind these bytes."""
         if data:
             self._lines += _breaks(data, self._ends_in_return)
             self._bytes += self.blocks.original_size(data)
             self._ends_in_return = data.endswith(b"\r")
 
     def of(self, before: bytes) -> tuple[int, int]:
-        """The line, from 1, and the byte, from 0, behind these bytes of the block."""
+        """Returns the line, from 1, and the byte, from 0, at the end of these bytes of the block."""
         line = self._lines + (_breaks(before, self._ends_in_return) if before else 0)
         return line, self.blocks.bom_bytes + self._bytes + self.blocks.original_size(before)
 
@@ -302,7 +306,7 @@ def _breaks(data: bytes, after_return: bool) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Some records in a row. `bad`: the numbers of the bad ones among them, of which `letters` are the dead letters."""
+    """Some consecutive records. `bad` are the numbers of the bad ones among them, and `letters` their dead letters."""
 
     batch: pa.RecordBatch | None
     bad: np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -339,12 +343,14 @@ _BOMS: Mapping[str, Sequence[tuple[bytes, str]]] = {
     "utf-32-le": ((codecs.BOM_UTF32_LE, "utf-32-le"),),
     "utf-32-be": ((codecs.BOM_UTF32_BE, "utf-32-be"),),
 }
-"""By the encoding that was given: the BOMs that a file may begin with, and as what it is read then. Without one, UTF-16
-is big-endian, as in Java."""
+"""For each given encoding: the BOMs with which a file may begin, and the encoding that they select.
+
+Without a BOM, UTF-16 is big-endian, as in Java.
+"""
 
 
 def _kept(error: UnicodeError) -> tuple[str, int]:
-    """Bytes that an encoding does not have become lone surrogates, which are not UTF-8."""
+    """Replaces bytes that an encoding does not have by lone surrogates, which are not UTF-8."""
     assert isinstance(error, UnicodeDecodeError)
     return "".join(chr(_LOW + byte) for byte in error.object[error.start : error.end]), error.end
 

@@ -52,7 +52,7 @@ class CsvDecoder:
             self._take(columns)
 
     def begin(self, block: bytes, final: bool) -> int | None:
-        """Read the header. A file without one, which is empty, has no records."""
+        """Reads the header. An empty file has no header and no records."""
         data = np.frombuffer(block, dtype=np.uint8)
         names, at = csv_header(data, final, self._options)
         if names is None:
@@ -62,7 +62,7 @@ class CsvDecoder:
         return at
 
     def decode(self, block: bytes, final: bool, size_max: int) -> Decoded:
-        """The rows of the records of a block."""
+        """Returns the rows of the records of a block."""
         data = np.frombuffer(block, dtype=np.uint8)
         records = scan_csv(data, 0, final, self._dialect)
         bad = self._faults(block, records, size_max)
@@ -91,7 +91,10 @@ class CsvDecoder:
     def _take(self, names: Sequence[str]) -> None:
         missing = [name for name in self._schema.names if name not in names]
         if missing:
-            raise ConfigurationError(f"{self._path} has no column {missing[0]!r}; it has {list(names)}")
+            raise ConfigurationError(
+                f"{self._path} has no column {missing[0]!r}; it has {list(names)}. Remove the column from the schema, "
+                "or this file from the input"
+            )
         twice = [name for name in self._schema.names if list(names).count(name) > 1]
         if twice:
             raise ConfigurationError(f"{self._path} has two columns {twice[0]!r}; its columns are {list(names)}")
@@ -119,7 +122,7 @@ class CsvDecoder:
 
 
 def csv_header(data: NDArray[np.uint8], final: bool, options: TextOptions) -> tuple[list[str] | None, int]:
-    """The names in the first record, and where the second one begins; None if that is behind the block."""
+    """Returns the names in the first record, and where the second one begins, or None if the block ends before that."""
     records = scan_csv(data, 0, final, options.dialect)
     if not len(records):
         return None, records.consumed
@@ -135,7 +138,7 @@ def csv_header(data: NDArray[np.uint8], final: bool, options: TextOptions) -> tu
 def csv_texts(
     data: NDArray[np.uint8], records: CsvRecords, fields: NDArray[np.int64], options: TextOptions
 ) -> pa.Array:
-    """The values of these fields as strings."""
+    """Returns the values of these fields as strings."""
     dialect = options.dialect
     null = options.null_value.encode()
     empty = options.empty_value.encode()
@@ -147,7 +150,10 @@ def csv_texts(
 
 
 def csv_schema(block: bytes, final: bool, options: TextOptions) -> pa.Schema:
-    """The columns of a file, by its first block. Columns without a header are `_c0`, `_c1` and so on, as in Spark."""
+    """Returns the columns of a file, by its first block.
+
+    Columns without a header are `_c0`, `_c1` and so on, as in Spark.
+    """
     data = np.frombuffer(block, dtype=np.uint8)
     records = scan_csv(data, 0, final, options.dialect)
     if not len(records):
@@ -170,5 +176,5 @@ def csv_schema(block: bytes, final: bool, options: TextOptions) -> pa.Schema:
 
 
 def _rows_alone(rows: int) -> pa.RecordBatch:
-    """Rows without columns, which only count."""
+    """Returns rows without columns, of which only the number counts."""
     return pa.RecordBatch.from_arrays([pa.nulls(rows)], names=[""]).select([])

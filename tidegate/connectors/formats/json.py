@@ -1,13 +1,15 @@
-"""`JsonDecoder`: records of JSON, an object each, become rows. Files and Kafka use it.
+"""`JsonDecoder`: JSON records, one object each, become rows. Files and Kafka use it.
 
 Rules:
 
 - A kernel checks the frame of each record first: one object, whose strings are closed and have no control characters.
-  So no object begins in one record and ends in another, and Arrow, which then parses all records in one go, gives
-  a row for each. Where all records of a block begin and end with a brace and are good, this needs no kernel (`_good`).
-- What Arrow refuses is found by halving: most blocks are parsed once. A number that is too great for its column is
-  refused as well. Arrow would make it infinite, or a decimal of more digits than its type has, or of other digits.
-- A member that the schema does not name is left out. One that is missing is null, and an error if its column is not
+  Therefore no object begins in one record and ends in another, and Arrow, which then parses all records at once,
+  returns a row for each. If all records of a block begin and end with a brace and are good, this needs no kernel
+  (`_good`).
+- Records that Arrow refuses are found by halving, so most blocks are parsed once. A number that is too great for its
+  column is refused as well. Arrow would make it infinite, or a decimal of more digits than its type has, or of other
+  digits.
+- A member that the schema does not name is ignored. A missing member is null, and an error if its column is not
   nullable. NaN, Infinity and -Infinity are numbers, as for Spark.
 - Dates, times and dictionaries are made of strings as in CSV, also within structs and lists. Bytes are Base64, as Spark
   writes them.
@@ -68,16 +70,16 @@ _NEWLINE = 10
 _RETURN = 13
 _BREAK = re.compile(rb"[\r\n]")
 _GREAT_DECIMAL = rb'[0-9]{%d}|[:,\[\s]-?[0-9.]+[eE][+-]?[0-9]|"[+-]?[0-9.]+[eE][+-]?[0-9]+"'
-"""Numbers with as many digits before the point, or with an exponent, also those that are strings."""
+"""Matches numbers with this many digits before the point, or with an exponent, also in strings."""
 _TOO_LONG = re.compile(rb"[0-9]{309}")
-"""Digits of a number that no float64 holds. Arrow refuses one that has an exponent by itself."""
+"""Matches digits of a number that is too large for a float64. Arrow itself refuses such a number with an exponent."""
 _VALUES = re.compile(rb'"[^"]*"\s*:?|[^\s",:{}\[\]]+')
 """Matches what may be a value in a record that cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedRecords:
-    """The rows of the records that are good, in order, and the others by number, each with the reason."""
+    """The rows of the good records, in order, and the numbers of the bad records, each with the reason."""
 
     batch: pa.RecordBatch
     bad: dict[int, str]
@@ -99,7 +101,7 @@ class JsonDecoder:
             parsed.append(pa.field(field.name, _with_texts(field.type)))
         self._parsed = pa.schema(parsed)
         self._wide = pa.schema([field.with_type(_widened(field.type)) for field in parsed])
-        """The same columns with every float as float64, to find numbers that are too large for a smaller type."""
+        """The parsed columns with every float as float64, to find numbers that are too large for a smaller type."""
         self._floats = [
             number
             for number, field in enumerate(self._parsed)
@@ -126,11 +128,11 @@ class JsonDecoder:
                 ) from error
 
     def begin(self, block: bytes, final: bool) -> int | None:
-        """JSON has no head."""
+        """Returns 0, because JSON has no head."""
         return 0
 
     def decode(self, block: bytes, final: bool, size_max: int) -> Decoded:
-        """The rows of the lines of a block. Blank lines do not count."""
+        """Returns the rows of the lines of a block. Blank lines do not count."""
         data = np.frombuffer(block, dtype=np.uint8)
         starts, ends, consumed = lines_of(data, final)
         if len(starts) and int((ends - starts).max()) <= size_max:
@@ -151,7 +153,7 @@ class JsonDecoder:
         return -1 if found is None else found.end()
 
     def records(self, records: Sequence[bytes]) -> DecodedRecords:
-        """The rows of records that are objects, wherever their line breaks are. A BOM may stand before each."""
+        """Returns the rows of records that are objects, wherever their line breaks are. A BOM may stand before each."""
         batch = self._good(b"\n".join(records), len(records))
         if batch is not None:
             return DecodedRecords(batch, {})
@@ -220,7 +222,7 @@ class JsonDecoder:
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema) if arrays else batch, reasons
 
     def _made(self, column: pa.Array, field: pa.Field, rows: NDArray[np.int64], reasons: dict[int, str]) -> pa.Array:
-        """The values of a column, with what was parsed as strings made values. `rows`: the row of each entry."""
+        """Returns the values of a column, with parsed strings converted to values. `rows` is the row of each entry."""
         wanted = field.type
         if column.type != wanted and pa.types.is_struct(wanted):
             children = [
@@ -250,7 +252,7 @@ class JsonDecoder:
         batches: list[pa.RecordBatch],
         bad: dict[int, str],
     ) -> None:
-        """Parse records in one go, or in halves until it is known which of them Arrow refuses."""
+        """Parses records at once, or in halves until the records that Arrow refuses are found."""
         waiting = [numbers] if len(numbers) else []
         while waiting:
             part = waiting.pop()
@@ -272,7 +274,7 @@ class JsonDecoder:
                     bad[part[0]] = _reason(error, data)
 
     def _check_numbers(self, found: pa.Table, data: bytes) -> None:
-        """Raise ArrowInvalid for a number that its type cannot hold, where Arrow has made something else of it."""
+        """Raises ArrowInvalid for a number that its type cannot hold, if Arrow has converted it to another value."""
         if self._great_decimal is not None:
             for leaf in _leaf_arrays(found):
                 if pa.types.is_decimal(leaf.type):
@@ -292,13 +294,13 @@ class JsonDecoder:
             raise pa.ArrowInvalid("a number is too great for its column")
 
     def _infinities(self, table: pa.Table) -> int:
-        """The number of infinite floats, at any depth."""
+        """Returns the number of infinite floats, at any depth."""
         floats = (leaf for leaf in _leaf_arrays(table.select(self._floats)) if pa.types.is_floating(leaf.type))
         return sum(int(np.isinf(each.to_numpy(zero_copy_only=False)).sum()) for each in floats)
 
 
 def _is_text(wanted: pa.DataType) -> bool:
-    """Whether values of a type are strings in JSON that Arrow does not read, or reads by other rules than Spark."""
+    """Returns whether values of a type are JSON strings that Arrow does not read, or reads differently than Spark."""
     tests = (
         pa.types.is_date,
         pa.types.is_time,
@@ -312,7 +314,7 @@ def _is_text(wanted: pa.DataType) -> bool:
 
 
 def _text_leaves(field: pa.Field) -> Iterator[pa.Field]:
-    """The fields that are parsed as strings, at any depth."""
+    """Yields the fields that are parsed as strings, at any depth."""
     if _is_text(field.type):
         yield field
     elif pa.types.is_struct(field.type) or pa.types.is_list(field.type):
@@ -321,12 +323,12 @@ def _text_leaves(field: pa.Field) -> Iterator[pa.Field]:
 
 
 def _below(field: pa.Field, inner: pa.Field) -> pa.Field:
-    """A field of a struct or a list with its full name. Whether it may be null does not count."""
+    """Returns a field of a struct or a list with its full name, nullable."""
     return pa.field(f"{field.name}.{inner.name}", inner.type)
 
 
 def _with_texts(wanted: pa.DataType) -> pa.DataType:
-    """The type as which Arrow parses it, which differs only where values are strings."""
+    """Returns the type as which Arrow parses a value. It differs only where values are strings."""
     if _is_text(wanted):
         return pa.string()
     if pa.types.is_struct(wanted):
@@ -364,7 +366,7 @@ def _leaf_types(schema: pa.Schema) -> Iterator[pa.DataType]:
 
 
 def _widened(found: pa.DataType) -> pa.DataType:
-    """The type with floats as float64, at any depth of structs and lists."""
+    """Returns the type with floats as float64, at any depth of structs and lists."""
     if pa.types.is_floating(found):
         return pa.float64()
     if pa.types.is_struct(found):
@@ -379,10 +381,10 @@ def _leaf_arrays(table: pa.Table) -> Iterator[pa.Array]:
 
 
 def json_schema(block: bytes, final: bool, options: TextOptions) -> pa.Schema:
-    """The columns of a file, as Arrow takes those lines of its first block that are objects.
+    """Returns the columns of a file, as Arrow infers them from those lines of its first block that are objects.
 
     Two of Arrow's types would not hold the values. Whole numbers beyond int64 become decimals, not floats, and times
-    with a zone get one.
+    with a zone get a type with one.
     """
     data = np.frombuffer(block, dtype=np.uint8)
     starts, ends, _ = lines_of(data, final)
@@ -402,7 +404,7 @@ def json_schema(block: bytes, final: bool, options: TextOptions) -> pa.Schema:
 
 
 def _loads(line: bytes, parse_int: Callable[[str], object]) -> dict[str, Any]:
-    """The JSON object of a line, for what Arrow does not return. ArrowInvalid where Python cannot parse it."""
+    """Returns the JSON object of a line, for values that Arrow does not return. Raises ArrowInvalid if malformed."""
     try:
         return dict(json.loads(line, parse_int=parse_int, parse_float=decimal.Decimal))
     except (ValueError, RecursionError, decimal.InvalidOperation) as error:
@@ -410,7 +412,7 @@ def _loads(line: bytes, parse_int: Callable[[str], object]) -> dict[str, Any]:
 
 
 def _has_other_decimals(wanted: pa.DataType, given: Sequence[Any], found: Sequence[Any]) -> bool:
-    """Whether a decimal differs from the number that the JSON values have in its place."""
+    """Returns whether a decimal differs from the number that the JSON values have in its place."""
     pairs = [(value, taken) for value, taken in zip(given, found, strict=True) if value is not None]
     if pa.types.is_struct(wanted):
         return any(
@@ -431,12 +433,12 @@ def _is_doubtful(found: pa.DataType) -> bool:
 
 
 def _whole_number(text: str) -> float:
-    """The value of a JSON number without a fraction: an int where `WIDE_INTEGERS` holds it, else a float."""
+    """Returns the value of a JSON number without a fraction: an int if `WIDE_INTEGERS` can hold it, else a float."""
     return int(text) if len(text.lstrip("-")) <= WIDE_INTEGERS.precision else float(text)
 
 
 def _exact_type(found: pa.DataType, values: Sequence[Any]) -> pa.DataType:
-    """The type that holds these values, where Arrow has found another one."""
+    """Returns the type that holds these values exactly, if Arrow has inferred another one."""
     values = [value for value in values if value is not None]
     if pa.types.is_struct(found):
         return pa.struct(

@@ -30,11 +30,11 @@ class LineDecoder:
         self._options = options
 
     def begin(self, block: bytes, final: bool) -> int | None:
-        """Text has no head."""
+        """Returns 0, because text has no head."""
         return 0
 
     def decode(self, block: bytes, final: bool, size_max: int) -> Decoded:
-        """The lines of a block, empty ones included."""
+        """Returns the lines of a block, empty ones included."""
         data = np.frombuffer(block, dtype=np.uint8)
         starts, ends, consumed = _lines(data, final)
         bad = utf8_faults(block, starts, ends, self._options.encoding)
@@ -82,7 +82,10 @@ def _lines(data: NDArray[np.uint8], final: bool) -> tuple[NDArray[np.int64], NDA
 def _texts(
     data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64], numbers: NDArray[np.int64]
 ) -> pa.Array:
-    """Lines as strings. They are given to the kernel as quoted values, of which an empty one is no null."""
+    """Returns lines as strings.
+
+    The kernel receives them as quoted values, because an empty quoted value is not null.
+    """
     quoted = np.ones(len(starts), dtype=np.uint8)
     nothing = np.zeros(0, dtype=np.int64)
     lines = CsvRecords(nothing, nothing, nothing, nothing, starts, ends, quoted, 0)

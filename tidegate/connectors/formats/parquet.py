@@ -57,10 +57,10 @@ _JOINED_ROWS_MAX = 2**16
 _CODED_BYTES_A_VALUE = 8
 
 _CODED_BYTES = 5 * 2**18
-"""A column with fewer bytes for each value, or in all, is read as a dictionary, if it has one.
+"""A column with fewer bytes for each value, or in total, is read as a dictionary, if it has one.
 
-Text that is stored value by value would be put into a dictionary at every read, which takes ten times as long as to
-read it. Writers end a dictionary when it has a megabyte, and store the values behind that one by one.
+Text that is stored value by value would be put into a dictionary at every read, which takes ten times as long as
+reading it. Writers end a dictionary at a megabyte, and store later values one by one.
 """
 
 _LOOK_ROWS = 1_024
@@ -117,9 +117,12 @@ class ParquetRows:
         """Number of the first row of the piece."""
 
     def read(self, row: int, rows_max: int) -> pa.RecordBatch | None:
-        """A slice of a piece. An earlier row than the last one begins its row group anew."""
+        """Returns a slice of a piece, or None after the last row.
+
+        An earlier row than the last one decodes its row group again.
+        """
         if row >= self._groups.rows:
-            # The generator refers to this object, so neither is freed before it is let go.
+            # The generator refers to this object. Dropping it breaks the cycle, so that both are freed.
             self._pieces = iter(())
             self._piece = None
             self._group = -1
@@ -132,12 +135,12 @@ class ParquetRows:
             self._first += self._piece.num_rows
             self._piece = next(self._pieces, None)
         if self._piece is None:
-            raise ConfigurationError(f"row group {group} has fewer rows than its footer says")
+            raise ConfigurationError(f"row group {group} has fewer rows than its footer states")
         at = row - self._first
         return self._piece.slice(at, rows_max) if at or rows_max < self._piece.num_rows else self._piece
 
     def next_row(self, row: int) -> int:
-        """The first row from `row` on that may count: row groups without such rows are passed over."""
+        """Returns the first row from `row` on that may count. Row groups without such rows are skipped."""
         return self._groups.next_row(row)
 
     def _pieces_of(self, group: int) -> Iterator[pa.RecordBatch]:
@@ -162,9 +165,9 @@ class ParquetRows:
             row += batch.num_rows
 
     def _cut(self, batch: pa.RecordBatch, begin: int, row: int) -> Iterator[tuple[pa.RecordBatch, int]]:
-        """A batch in pieces that are not too large when dictionaries are decoded, each with its first row.
+        """Yields a batch in pieces that are not too large when dictionaries are decoded, each with its first row.
 
-        `row`: the number of the row 0. Raises TooLargeError for a row over the limit.
+        `row` is the number of the first row of the batch. Raises TooLargeError for a row over the limit.
         """
         decoded = _decoded_bytes(batch)
         if batch.num_rows < 2 or decoded <= PIECE_BYTES:
@@ -211,27 +214,27 @@ def whole_parquet(file: Any, where: str) -> pa.Table:
             continue
         if (row := _misfit(coarse, exact, in_nanos=True)) is not None:
             raise ConfigurationError(
-                f"{where}: column {name!r} has nanoseconds, and in row {row:,} the time {text_of(coarse[row])}, for "
-                "which nanoseconds have no room; write the file with timestamps in microseconds"
+                f"{where}: column {name!r} has nanoseconds, and the time in row {row:,}, {text_of(coarse[row])}, is "
+                "out of their range; write the file with timestamps in microseconds"
             )
         table = table.set_column(table.schema.get_field_index(name), name, exact)
     return table
 
 
 def int96_columns(parquet: pq.ParquetFile) -> list[str]:
-    """Columns that are INT96 timestamps, or have some in them."""
+    """Returns the columns that are INT96 timestamps, or contain some."""
     leaves_of = [parquet.schema.column(at) for at in range(len(parquet.schema))]
     paths = [leaf.path for leaf in leaves_of if leaf.physical_type == "INT96"]
     return [name for name in parquet.schema_arrow.names if any(is_of(path, name) for path in paths)]
 
 
 def parquet_schema(file: Any) -> pa.Schema:
-    """The columns of a file as `ParquetRows` reads them."""
+    """Returns the columns of a file as `ParquetRows` reads them."""
     return _open(file).schema_arrow
 
 
 class _FineTimes:
-    """A second read of INT96 columns, in nanoseconds: it shows the digits that microseconds lose."""
+    """A second read of INT96 columns, in nanoseconds, which finds the digits that microseconds lose."""
 
     def __init__(self, file: Any, names: list[str], wanted: pa.Schema) -> None:
         self._file = pq.ParquetFile(file, pre_buffer=True)
@@ -240,11 +243,11 @@ class _FineTimes:
         self._schema = wanted
 
     def batches(self, group: int, rows: int) -> Iterator[pa.RecordBatch]:
-        """The columns of a row group, in batches of the same rows as those in microseconds."""
+        """Yields the columns of a row group, in batches of the same rows as the batches in microseconds."""
         return _batches(self._file, group, self._names, rows)
 
     def checked(self, columns: dict[str, pa.Array], fine: pa.RecordBatch, first: int) -> dict[str, pa.Array]:
-        """The columns to cast. Raises ConfigurationError for a time that the schema cannot hold."""
+        """Returns the columns to cast. Raises ConfigurationError for a time that the schema cannot hold."""
         found = {}
         for name in self._names:
             coarse = columns[name]
@@ -266,7 +269,7 @@ def _misfit(coarse: pa.Array, exact: pa.Array, *, in_nanos: bool) -> int | None:
             if not types.is_timestamp(micros.type) or micros.type.equals(nanos.type):
                 continue
             few, many = (pc.fill_null(each.view(pa.int64()), 0).to_numpy() for each in (micros, nanos))
-            # Where nanoseconds have no room, both sides of the difference have wrapped around alike.
+            # If nanoseconds overflow int64, both sides of the difference have wrapped around equally.
             rest = many - few * _NANOS_A_MICRO
             if np.any(few != many // _NANOS_A_MICRO) if in_nanos else np.any(rest != 0):
                 return True
@@ -301,7 +304,7 @@ def _batches(parquet: pq.ParquetFile, group: int, names: list[str], rows: int) -
 
 
 def _decoded_bytes(batch: pa.RecordBatch) -> int:
-    """Bytes of the text that dictionaries stand for; exact if that could be too much."""
+    """Returns the bytes of the text in dictionary columns once decoded; exact if that could be too much."""
     coded = [leaf for column in batch.columns if _has_dictionary(column.type) for leaf in leaves(column)]
     coded = [leaf for leaf in coded if types.is_dictionary(leaf.type)]
     most = sum(len(leaf) * (pc.max(pc.binary_length(leaf.dictionary)).as_py() or 0) for leaf in coded)
@@ -334,7 +337,7 @@ def _check_columns(parquet: pq.ParquetFile, path: str, wanted: pa.Schema, may_la
 
 
 def _first_value(parquet: pq.ParquetFile, name: str) -> str:
-    """The first value of a column that is not null, for an error about its type."""
+    """Returns the first value of a column that is not null, for an error about its type."""
     row = 0
     for batch in parquet.iter_batches(batch_size=_FIRST_ROWS, columns=[name], use_threads=False):
         column = batch.column(name)
@@ -366,7 +369,7 @@ def _does_not_fit(name: str, row: int, value: str, kind: pa.DataType) -> Configu
 
 
 class RowGroups:
-    """The row groups of an open file, of which only those in `rows` count. `schema` is as which it is read."""
+    """The row groups of an open file, of which only those in `rows` count. It is read with the columns of `schema`."""
 
     def __init__(self, parquet: pq.ParquetFile, schema: pa.Schema, rows: Rows = None) -> None:
         metadata = parquet.metadata
@@ -374,7 +377,7 @@ class RowGroups:
         for index in range(metadata.num_row_groups):
             starts.append(starts[-1] + metadata.row_group(index).num_rows)
         self.starts: Sequence[int] = starts
-        """The first row of each row group, and behind the last one the number of rows."""
+        """The first row of each row group, followed by the number of rows."""
         self._counts = [True] * metadata.num_row_groups
         if rows is not None and metadata.num_row_groups:
             # A job without filters need not load polars.
@@ -388,15 +391,15 @@ class RowGroups:
         return self.starts[-1]
 
     def rows_of(self, group: int) -> int:
-        """Rows of a row group."""
+        """Returns the number of rows of a row group."""
         return self.starts[group + 1] - self.starts[group]
 
     def group_of(self, row: int) -> int:
-        """The row group that has a row of the file."""
+        """Returns the row group that contains a row of the file."""
         return bisect.bisect_right(self.starts, row) - 1
 
     def next_row(self, row: int) -> int:
-        """The first row from `row` on that may count; behind the last one if none does."""
+        """Returns the first row from `row` on that may count, or the number of rows if none does."""
         while row < self.rows:
             group = self.group_of(row)
             if self._counts[group]:
@@ -413,16 +416,16 @@ class Leaf:
     path: str
     name: str
     width: int
-    """Bytes of a value, decoded; of bytes of any length what a place in them takes."""
+    """Bytes of a decoded value, or of an offset for values of any length."""
     of_any_length: bool
     is_text: bool
-    """Whether it is text or bytes for Arrow, which has dictionaries of nothing else."""
+    """True if Arrow treats it as text or bytes, the only types for which it reads dictionaries."""
     is_own_dictionary: bool
-    """Whether its type is a dictionary by the schema of the file."""
+    """True if the schema of the file declares the type as a dictionary."""
 
 
 def leaves_of(parquet: pq.ParquetFile, names: Sequence[str]) -> list[Leaf]:
-    """The plain columns of these columns."""
+    """Returns the plain columns of these columns."""
     found: list[Leaf] = []
     kinds = {name: _leaf_types(parquet.schema_arrow.field(name).type) for name in names}
     for number in range(len(parquet.schema)):
@@ -449,18 +452,18 @@ def _leaf_types(kind: pa.DataType) -> Iterator[pa.DataType]:
 
 
 def is_of(path: str, name: str) -> bool:
-    """Whether a leaf with this path belongs to a column. The name of the column may contain dots."""
+    """Returns whether a leaf with this path belongs to a column. The name of the column may contain dots."""
     return path == name or path.startswith(f"{name}.")
 
 
 def is_coded(parquet: pq.ParquetFile, leaf: Leaf) -> bool:
-    """Whether a column of text is to be read as a dictionary."""
+    """Returns whether a column of text is to be read as a dictionary."""
     if not leaf.is_text:
         return False
     groups = parquet.metadata.num_row_groups
     chunks = [parquet.metadata.row_group(group).column(leaf.number) for group in range(groups)]
     if any(DELTA in chunk.encodings for chunk in chunks):
-        # Arrow cannot make a dictionary of such pages, which writers put behind a dictionary that is full.
+        # Arrow cannot make a dictionary of such pages, which writers append after a full dictionary.
         return False
     stored = sum(chunk.total_uncompressed_size for chunk in chunks)
     few = stored < max(_CODED_BYTES_A_VALUE * sum(chunk.num_values for chunk in chunks), _CODED_BYTES * groups)
@@ -476,10 +479,10 @@ class PieceSize:
 
 
 class PieceSizes:
-    """The sizes for an open file, of which these columns are read, some of them `coded`, that is as dictionaries."""
+    """The sizes for an open file of which these columns are read. `coded` columns are read as dictionaries."""
 
     def __init__(self, parquet: pq.ParquetFile, file: Any, used: Sequence[Leaf], coded: set[str], limit: int) -> None:
-        """`file`: what Arrow opens, for a look at pages. `limit`: see `LIMIT_BYTES`."""
+        """`file` is the file that Arrow opens; its pages are examined. `limit` is described at `LIMIT_BYTES`."""
         self._parquet = parquet
         self._file = file
         self._leaves = used
@@ -487,7 +490,7 @@ class PieceSizes:
         self._limit = limit
 
     def of(self, group: int) -> PieceSize:
-        """The size for a row group. Raises TooLargeError where a page or an average row exceeds the limit."""
+        """Returns the size for a row group. Raises TooLargeError where a page or an average row exceeds the limit."""
         metadata = self._parquet.metadata.row_group(group)
         average = heaviest = 0.0
         large = {}
@@ -522,7 +525,7 @@ class PieceSizes:
                 file.close()
 
     def _most(self, group: int, chunk: Any, leaf: Leaf, pages: PageSizes | None) -> float:
-        """Bytes of a column if all values were as long as the longest ones."""
+        """Returns the bytes of a column if all its values were as long as the longest one."""
         values = chunk.num_values
         stored = chunk.total_uncompressed_size
         if not leaf.of_any_length or leaf.path in self._coded:
@@ -559,7 +562,7 @@ def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def row_too_large(row: int, size: int, limit: int) -> TooLargeError:
-    """The error for a row that is known to exceed the limit before it is decoded."""
+    """Returns the error for a row that exceeds the limit, as found before it is decoded."""
     return TooLargeError(f"row {row:,} (counted from 0) has {size:,} bytes of text. {_advice(limit)}")
 
 
@@ -576,7 +579,7 @@ def _advice(limit: int) -> str:
 
 
 def _longest_in_dictionary(file: Any, group: int, leaf: Leaf) -> int:
-    """Bytes of the longest text in the dictionary of a column of a row group; the first rows bring it along."""
+    """Returns the bytes of the longest text in the dictionary of a column of a row group, read with the first rows."""
     parquet = pq.ParquetFile(file, read_dictionary=[leaf.path], buffer_size=2**20)
     for batch in parquet.iter_batches(_LOOK_ROWS, row_groups=[group], columns=[leaf.path], use_threads=False):
         coded = [each for each in leaves(batch.column(0)) if types.is_dictionary(each.type) and len(each.dictionary)]

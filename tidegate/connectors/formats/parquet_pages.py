@@ -1,12 +1,13 @@
 """`measure_pages`: how much memory the pages of a column of a row group need when they are decoded.
 
-Arrow decompresses a page as a whole, and decodes of it only the rows that are wanted. Rules:
+Arrow decompresses a page as a whole, and decodes only the requested rows of it. Rules:
 
-- Sizes stand in the header before each page, in Thrift's compact protocol. Nothing of a page is read to know them.
-- In the encoding DELTA_BYTE_ARRAY a text is stored as how many bytes it shares with the one before, and the rest. No
-  header says how long the texts are, so such pages are decompressed one by one, and these lengths are looked at.
-- Arrow cannot read such pages as a dictionary. So where they follow a dictionary, its texts are measured here as well.
-- Where the lengths cannot be read (a codec that differs from what Arrow calls it), no text is longer than its page.
+- The header before each page contains its sizes, in Thrift's compact protocol. The page itself is not read for them.
+- The encoding DELTA_BYTE_ARRAY stores how many bytes a text shares with the previous one, and the remaining bytes. The
+  header does not contain the lengths of the texts, so such pages are decompressed one by one to read these lengths.
+- Arrow cannot read such pages as a dictionary. If they follow a dictionary, its texts are therefore measured here as
+  well.
+- If the lengths cannot be read (a codec that differs from what Arrow calls it), no text is longer than its page.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tidegate.storage.errors import ConfigurationError
 _Fields: TypeAlias = dict[int, Any]
 """Fields of a struct of Thrift by their number: whole numbers, booleans and structs. All else is None."""
 FEW = 16
-"""Bytes of a file are few where each stands for more than this many, decompressed."""
+"""A file has few bytes if each stands for more than this many decompressed bytes."""
 _BLOCK_BYTES = 8 * 2**20
 _HEADER_BYTES = 2**16
 _NESTED_MAX = 16
@@ -54,7 +55,7 @@ class PageSizes:
 
 @dataclass(frozen=True, slots=True)
 class _Page:
-    """One page of values. `begin`: where it begins behind its header, in the file."""
+    """One page of values. `begin` is where its content begins in the file, after its header."""
 
     header: _Fields
     begin: int
@@ -122,7 +123,7 @@ class _Ranges:
         self._block_begin = 0
 
     def read(self, at: int, size: int) -> memoryview:
-        """Bytes of the file; fewer at its end."""
+        """Returns bytes of the file; fewer at its end."""
         if at < self._block_begin or at + size > self._block_begin + len(self._block):
             # Arrow may read the same file in another thread: a position belongs to a read.
             ahead = max(size, min(_BLOCK_BYTES, self._end - at))
@@ -163,7 +164,7 @@ def _page_at(ranges: _Ranges, at: int) -> _Page:
 
 
 def _longest_text(ranges: _Ranges, page: _Page, data: _Fields, chunk: Any, column: Any) -> int | None:
-    """Bytes that no text of a page of DELTA_BYTE_ARRAY exceeds; None if its lengths cannot be read."""
+    """Returns an upper bound for the texts of a page of DELTA_BYTE_ARRAY, in bytes. None if unreadable."""
     stored = ranges.read(page.begin, page.stored_bytes)
     if page.header[1] == _DATA_PAGE_V2:
         before = _levels_bytes(data)
@@ -176,7 +177,7 @@ def _longest_text(ranges: _Ranges, page: _Page, data: _Fields, chunk: Any, colum
         at = 0 if plain is None else _behind_levels(plain, data, column)
     if plain is None:
         return None
-    # Few files have this encoding, and what loads kernels takes 85 MB.
+    # Imported late: few files have this encoding, and loading kernels takes 85 MB of memory.
     from tidegate.state.kernels.packed_deltas import read_packed_numbers
 
     numbers = np.frombuffer(plain, dtype=np.uint8)
@@ -186,7 +187,7 @@ def _longest_text(ranges: _Ranges, page: _Page, data: _Fields, chunk: Any, colum
 
 
 def _longest_in_dictionary(ranges: _Ranges, page: _Page, chunk: Any) -> int | None:
-    """Bytes of the longest text of a dictionary; None if it cannot be read."""
+    """Returns the bytes of the longest text of a dictionary, or None if it cannot be read."""
     plain = _decompressed(ranges.read(page.begin, page.stored_bytes), chunk, page.size_bytes)
     if plain is None:
         return None
@@ -196,7 +197,7 @@ def _longest_in_dictionary(ranges: _Ranges, page: _Page, chunk: Any) -> int | No
 
 
 def _levels_bytes(data: _Fields) -> int | None:
-    """Bytes before the values in a page of the second version, which are never compressed."""
+    """Returns the bytes before the values in a page of the second version, which are never compressed."""
     sizes: list[Any] = [data.get(5), data.get(6)]
     return sum(sizes) if all(isinstance(size, int) and size >= 0 for size in sizes) else None
 
@@ -230,7 +231,8 @@ def _decompressed(stored: memoryview, chunk: Any, size: int, *, packed: bool = T
 class _Compact:
     """Reads Thrift's compact protocol. Source: thrift-compact-protocol.md of Apache Thrift.
 
-    All methods take a place and return a value with the place behind it. IndexError where bytes end.
+    All methods take a position and return a value with the position after it. They raise IndexError at the end of the
+    bytes.
     """
 
     def __init__(self, data: memoryview) -> None:
@@ -249,7 +251,7 @@ class _Compact:
         }
 
     def struct(self, at: int, depth: int = 0) -> tuple[_Fields, int]:
-        """The fields of a struct."""
+        """Returns the fields of a struct."""
         fields: _Fields = {}
         number = 0
         while kind := (head := self._data[at]) & 15:
@@ -290,7 +292,7 @@ class _Compact:
         return None, at
 
     def _item(self, kind: int, at: int, depth: int) -> int:
-        # A list of 2^60 booleans ends with the bytes, not after 2^60 steps.
+        # Fails at the end of the bytes, so that a damaged list of 2^60 booleans does not take 2^60 steps.
         self._data[at]
         return at + 1 if kind in (1, 2) else self._value(kind, at, depth)[1]
 

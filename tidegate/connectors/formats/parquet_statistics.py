@@ -1,12 +1,12 @@
-"""What the statistics of a Parquet file say: which of its row groups have no row that counts.
+"""Finds the row groups of a Parquet file that have no row that counts, from the statistics of the file.
 
-They say between which values those of a column lie. Rules:
+Statistics contain bounds of the values of a column. Rules:
 
-- They are bounds, not values: long strings may be cut off in them. They are compared by polars, with the constants that
-  the program's filter has, so that types meet each other as they do in the filter.
-- What they do not say, or not surely, may be anything: statistics that are not there, text that was cut within a
-  character, a column that is stored in another type than the program reads.
-- They leave out NaN, which polars takes for greater than any number. So the upper bound of floats is NaN.
+- They are bounds, not values: long strings may be cut off in them. Polars compares them with the constants of the
+  program's filter, so that types are converted as in the filter.
+- Unknown and uncertain bounds allow any value: missing statistics, text that was cut within a character, a column that
+  is stored in another type than the program reads.
+- They do not cover NaN, which polars treats as greater than any number. Therefore the upper bound of floats is NaN.
 - A comparison with null is never true, so a group that has only nulls in a column passes no comparison.
 """
 
@@ -43,7 +43,7 @@ def counting(parquet: pq.ParquetFile, schema: pa.Schema, rows: tuple[tuple[Colum
 
 
 def may_count(constants: pa.RecordBatch, rows: tuple[tuple[ColumnTest, ...], ...]) -> bool:
-    """Whether a row with these values in some columns may pass. Its other columns are unknown."""
+    """Returns whether a row with these values in some columns may pass. Its other columns are unknown."""
     known = {name: _exactly(constants.column(name)) for name in constants.schema.names}
     return any(all(_may_pass(known.get(test.column), test, 1)[0] for test in tests) for tests in rows)
 
@@ -59,7 +59,7 @@ class _Bounds:
 
 
 def _exactly(value: pa.Array) -> _Bounds | None:
-    """The bounds of a column that has one value."""
+    """Returns the bounds of a column that has a single value."""
     if not _is_ordered(value.type):
         return None
     found = pl.Series(pl.from_arrow(value))
@@ -108,7 +108,7 @@ class _Statistics:
         return _Bounds(_series(low, kind), _series(high, kind), pl.Series(no_nulls), pl.Series(only_nulls))
 
     def _leaf(self, column: str) -> int | None:
-        """The number of a plain column in the file. None if it is nested or stored in another type."""
+        """Returns the number of a plain column in the file. None if it is nested or stored in another type."""
         stored = self._parquet.schema_arrow
         if column not in self._schema.names or stored.names.count(column) != 1:
             return None
@@ -120,7 +120,7 @@ class _Statistics:
 
 
 def _is_ordered(kind: pa.DataType) -> bool:
-    """Whether values of this type have the same order for Parquet and for polars."""
+    """Returns whether values of this type have the same order for Parquet and for polars."""
     plain = (types.is_boolean, types.is_integer, types.is_float32, types.is_float64, types.is_date32)
     text = types.is_string(kind) or types.is_large_string(kind)
     return (
@@ -131,7 +131,7 @@ def _is_ordered(kind: pa.DataType) -> bool:
 
 
 def _extremes(statistics: Any, kind: pa.DataType, physical: str) -> tuple[Any, Any]:
-    """The bounds of a column in a row group as Arrow can take them, None for what is not known."""
+    """Returns the bounds of a column in a row group in types that Arrow accepts, None for an unknown bound."""
     if statistics is None or not statistics.has_min_max:
         return None, None
     if types.is_timestamp(kind):
@@ -182,7 +182,7 @@ def _may_pass(bounds: _Bounds | None, test: ColumnTest, groups: int) -> pl.Serie
 
 
 def _within(test: str, constant: pl.Expr) -> pl.Expr:
-    """Whether a value between low and high may pass a comparison; null if that is not known."""
+    """Returns whether a value between low and high may pass a comparison, as an expression; null if unknown."""
     low = pl.col("low")
     high = pl.col("high")
     match test:
@@ -216,6 +216,6 @@ def _one_of(constant: pl.Expr, kind: pl.DataType) -> pl.Expr | None:
 
 
 def _are_alike(first: pl.DataType, second: pl.DataType) -> bool:
-    """Whether both are integers with a sign, or both without."""
+    """Returns whether both are signed integers, or both are unsigned integers."""
     signed = first.is_signed_integer() and second.is_signed_integer()
     return signed or (first.is_unsigned_integer() and second.is_unsigned_integer())

@@ -1,4 +1,4 @@
-"""What the text formats share: options (`TextOptions`), the interface of a format (`Decoder`), and typed columns.
+"""The common parts of the text formats: options (`TextOptions`), the interface of a format (`Decoder`), typed columns.
 
 Options have Spark's names, in any case, and values may be Spark's strings ("true", ";"). Defaults are Spark's with four
 exceptions, which keep values that Spark loses (`docs/sources.md`): `header`, `multiLine`, doubled quotes, and a quoted
@@ -56,7 +56,10 @@ class TextOptions:
 
     @staticmethod
     def of(kind: str, given: Mapping[str, object] | None, method: str) -> TextOptions:
-        """The options that a user has given for a format. Raises ConfigurationError for unknown ones and bad values."""
+        """Returns the options that a user has given for a format.
+
+        Raises ConfigurationError for unknown options and bad values.
+        """
         known = OPTIONS.get(kind, {})
         found: dict[str, object] = {}
         for name, value in (given or {}).items():
@@ -163,13 +166,16 @@ OPTIONS: Mapping[str, Mapping[str, _Option]] = {
     "json": {"encoding": _ENCODING, "charset": _ENCODING},
     "text": {"encoding": _ENCODING, "charset": _ENCODING},
 }
-"""The options of each format, by their names in small letters."""
+"""The options of each format, by their names in lower case."""
 assert {each.field for each in _CSV} == {field.name for field in fields(TextOptions)}
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """The records of a block. `bad`: numbers of bad ones and the reasons; `batch` has the others, in order."""
+    """The records of a block.
+
+    `bad` are the numbers of bad records with reasons; `batch` has the good ones, in order.
+    """
 
     batch: pa.RecordBatch
     starts: NDArray[np.int64]
@@ -189,7 +195,7 @@ class Decoder(Protocol):
 
     @property
     def begun(self) -> bool:
-        """Whether the head of the file was read, if it has one."""
+        """True once the head of the file was read, if it has one."""
         ...
 
     def begin(self, block: bytes, final: bool) -> int | None:
@@ -200,7 +206,7 @@ class Decoder(Protocol):
         ...
 
     def decode(self, block: bytes, final: bool, size_max: int) -> Decoded:
-        """The records of a block, which begins where one does. Those over `size_max` bytes are bad."""
+        """Returns the records of a block, which begins where one does. Records over `size_max` bytes are bad."""
         ...
 
     def skip(self, block: bytes, state: NDArray[np.int64]) -> int:
@@ -209,7 +215,7 @@ class Decoder(Protocol):
 
 
 def too_long(size_max: int) -> str:
-    """The reason for a record of too many bytes."""
+    """Returns the reason for a record of too many bytes."""
     return (
         f"the row has more than {size_max:,} bytes, the limit that max_row_size sets; raise it, "
         'as in from_files(max_row_size="64mb")'
@@ -226,7 +232,7 @@ def not_utf8(record: bytes, of: str) -> str | None:
 
 
 def is_utf8(block: bytes) -> bool:
-    """Whether all bytes are UTF-8."""
+    """Returns whether all bytes are UTF-8."""
     if block.isascii():
         return True
     try:
@@ -264,9 +270,9 @@ _NOT_FINITE = r"^[+-]?(NaN|Infinity)$"
 _BOOLEAN = r"(?i)^(true|false)$"
 _SHOWN_CHARACTERS = 60
 _NO_VALUE = (pa.ArrowInvalid, OverflowError, ValueError)
-"""Errors of a converter: one of the strings is no value of the type."""
+"""Errors of a converter for a string that is not a value of the type."""
 Converter = Callable[[pa.Array], pa.Array]
-"""Makes strings values. Raises one of `_NO_VALUE` if one of the strings is no value of the type."""
+"""Converts strings to values. Raises one of `_NO_VALUE` if one of the strings is not a value of the type."""
 
 
 def converter_of(field: pa.Field, options: TextOptions) -> Converter | None:
@@ -347,7 +353,7 @@ def _one_by_one(texts: pa.Array, field: pa.Field, convert: Converter, reasons: d
 
 
 def _integers(texts: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Arrow takes 0x1 for a number, and +1 for none."""
+    """Casts strings to integers. Checks them first, because Arrow accepts 0x1 and refuses +1."""
     if not _all(pc.match_substring_regex(texts, _PLAIN_INTEGER)):
         if not _all(pc.match_substring_regex(texts, _INTEGER)):
             raise pa.ArrowInvalid("no integer")
@@ -356,7 +362,10 @@ def _integers(texts: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def _floats(texts: pa.Array, wanted: pa.DataType, options: TextOptions) -> pa.Array:
-    """Arrow makes a number that is too great infinite, and takes NaN and infinity in any spelling."""
+    """Casts strings to floats, and checks the results that are not finite.
+
+    Arrow makes too large numbers infinite, and accepts NaN and infinity in any spelling.
+    """
     words = ((options.nan_value, "NaN"), (options.positive_inf, "Infinity"), (options.negative_inf, "-Infinity"))
     values = None
     if words == _USUAL_WORDS:
@@ -376,7 +385,10 @@ _USUAL_WORDS = (("NaN", "NaN"), ("Inf", "Infinity"), ("-Inf", "-Infinity"))
 
 
 def _decimals(texts: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Arrow wraps numbers around that need more digits than the type's words hold, such as 95 as decimal32(9, 9)."""
+    """Casts strings to decimals, through Python if Arrow could wrap them around.
+
+    Arrow wraps around numbers that need more digits than the type's words hold, such as 95 as decimal32(9, 9).
+    """
     longest = pc.max(pc.binary_length(texts)).as_py() or 0
     if longest + max(wanted.scale, 0) <= DECIMAL_DIGITS[wanted.bit_width] and not _any_exponent(texts):
         return texts.cast(wanted)
@@ -384,7 +396,7 @@ def _decimals(texts: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def _decimal(text: str, wanted: pa.DataType) -> decimal.Decimal:
-    """The number with the scale of a type. Raises ArrowInvalid where the type does not hold it."""
+    """Returns the number with the scale of a type. Raises ArrowInvalid if the type cannot hold it."""
     if not _DECIMAL.fullmatch(text):
         raise pa.ArrowInvalid("no number")
     try:
@@ -410,18 +422,21 @@ def _any_exponent(texts: pa.Array) -> bool:
 
 _DECIMAL = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 DECIMAL_DIGITS = {32: 9, 64: 18, 128: 38, 256: 76}
-"""By the bits of a decimal type, how many digits it can hold."""
+"""The number of digits that a decimal type can hold, by its bits."""
 
 
 def _booleans(texts: pa.Array) -> pa.Array:
-    """Arrow takes 1 and 0 for booleans too."""
+    """Casts strings to booleans. Checks them first, because Arrow accepts 1 and 0 too."""
     if not _all(pc.match_substring_regex(texts, _BOOLEAN)):
         raise pa.ArrowInvalid("no boolean")
     return texts.cast(pa.bool_())
 
 
 def _timestamps(texts: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Times without a zone are in UTC, for a column with a zone. A column without one takes no times with a zone."""
+    """Casts strings to timestamps. Strings without a zone are in UTC for a type with a zone.
+
+    A type without a zone accepts only strings without one.
+    """
     if wanted.tz is None:
         return texts.cast(wanted)
     zoned = pc.match_substring_regex(texts, _ZONE)
@@ -435,7 +450,7 @@ def _timestamps(texts: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def _times(texts: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Arrow has no cast from strings to times of a day."""
+    """Converts strings to times of a day, for which Arrow has no cast."""
     unit = {"s": "s", "ms": "ms", "us": "us", "ns": "ns"}[wanted.unit]
     day = pc.binary_join_element_wise("1970-01-01T", texts, "")
     return day.cast(pa.timestamp(unit)).cast(wanted)
@@ -446,9 +461,10 @@ def _all(flags: pa.Array) -> bool:
 
 
 def inferred_type(texts: pa.Array, options: TextOptions) -> pa.DataType:
-    """The first of these types that takes all values: integer, boolean, date, time, timestamp, decimal, float, string.
+    """Returns the first type that fits all values, from integer to string.
 
-    Decimals are whole numbers beyond int64, of which a float would lose digits.
+    The order is integer, boolean, date, time, timestamp, decimal, float, string. Decimals are whole numbers beyond
+    int64, of which a float would lose digits.
     """
     if texts.null_count == len(texts):
         return pa.string()

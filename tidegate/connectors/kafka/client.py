@@ -42,7 +42,7 @@ _DEFAULTS = {
     "group.id": "tidegate",
     # The client waits this long when it has enough of a partition; its own default is a second.
     "fetch.queue.backoff.ms": 10,
-    # What the client holds of all partitions, and what one answer of a broker may add to it.
+    # Bounds of the client's buffer for all partitions, and of one answer of a broker.
     "queued.max.messages.kbytes": 16 * 1024,
     "fetch.max.bytes": 16 * 1024 * 1024,
 }
@@ -50,12 +50,12 @@ _DEFAULTS = {
 
 
 def kafka() -> Any:
-    """The client library. ConfigurationError if it is not installed."""
+    """Returns the client library. Raises ConfigurationError if it is not installed."""
     return load("from_kafka", "kafka", "confluent_kafka")
 
 
 def client_settings(servers: str, properties: Mapping[str, object]) -> dict[str, object]:
-    """The settings of a consumer. ConfigurationError for properties that are the source's own."""
+    """Returns the settings of a consumer. Raises ConfigurationError for properties that are the source's own."""
     taken = sorted({*_OURS, "bootstrap.servers", "enable.partition.eof"} & set(properties))
     if taken:
         raise ConfigurationError(f"from_kafka(properties=): {taken[0]!r} is set by the source; remove it")
@@ -64,14 +64,14 @@ def client_settings(servers: str, properties: Mapping[str, object]) -> dict[str,
 
 
 def for_questions(settings: Mapping[str, object]) -> dict[str, Any]:
-    """The settings of a client that reads no records, from the settings of a consumer."""
+    """Returns the settings of a client that requests metadata only, from the settings of a consumer."""
     ours = {*_OURS, *_DEFAULTS, "enable.partition.eof"}
     return {name: value for name, value in settings.items() if name not in ours}
 
 
 @contextmanager
 def consumer(settings: Mapping[str, object]) -> Iterator[confluent_kafka.Consumer]:
-    """A consumer for questions. ConfigurationError for settings that the client refuses, and for what it cannot do."""
+    """Yields a consumer for requests of metadata. Raises ConfigurationError for settings that the client refuses."""
     library = kafka()
     try:
         opened = library.Consumer(dict(settings), logger=BrokerContact(str(settings["bootstrap.servers"])))
@@ -84,7 +84,7 @@ def consumer(settings: Mapping[str, object]) -> Iterator[confluent_kafka.Consume
 
 
 def first_offset(asked: confluent_kafka.Consumer, topic: str, partition: int, start: Start) -> int:
-    """The offset at which a partition is begun. Raises KafkaException, ConfigurationError."""
+    """Returns the offset at which to begin a partition. Raises KafkaException, ConfigurationError."""
     library = kafka()
     if isinstance(start, Mapping):
         try:
@@ -114,7 +114,7 @@ def end_offset(asked: confluent_kafka.Consumer, topic: str, partition: int) -> i
 
 
 def check_start(start: object) -> None:
-    """Raise ConfigurationError for what is no start."""
+    """Raises ConfigurationError for an invalid start."""
     if isinstance(start, bool) or not isinstance(start, str | int | datetime | Mapping):
         raise ConfigurationError(f"from_kafka(start={start!r}): give 'earliest', 'latest', a time, or offsets")
     if isinstance(start, str) and start not in ("earliest", "latest"):
@@ -123,7 +123,7 @@ def check_start(start: object) -> None:
 
 log = logging.getLogger(__name__)
 WATCH_MS = 1_000
-"""Between two requests for the description of topics."""
+"""The time between two requests for the description of topics."""
 _ANSWER_S = 10.0
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 """Kafka's notation for a missing topic id."""
@@ -140,7 +140,7 @@ class TopicInfo:
 def describe_topics(
     asked: confluent_kafka.Consumer, settings: Mapping[str, object], topics: Sequence[str]
 ) -> dict[str, TopicInfo]:
-    """The topics as they are now. Waits for the answer. Raises KafkaException."""
+    """Returns the current descriptions of topics. Waits for the answer. Raises KafkaException."""
     library = kafka()
     clusters = {topic: asked.list_topics(topic, timeout=TIMEOUT_S) for topic in topics}
     found = {}
@@ -148,7 +148,7 @@ def describe_topics(
         about = cluster.topics[topic]
         found[topic] = TopicInfo("", len(about.partitions) if about.error is None else 0)
     if any(cluster.controller_id not in cluster.brokers for cluster in clusters.values()):
-        # A mock: it has no controller, and librdkafka waits for one before it asks for a description.
+        # A mock broker: it has no controller, and librdkafka waits for one before it requests a description.
         return found
     describer = _Describer(settings, BrokerContact(str(settings["bootstrap.servers"])))
     for topic, future in describer.ask(topics).items():
@@ -188,11 +188,11 @@ class TopicWatch:
         """Number of the last request that was answered for every topic."""
 
     def info(self, topic: str) -> TopicInfo | None:
-        """The topic as it was described last; None before the first answer."""
+        """Returns the last description of the topic, or None before the first answer."""
         return self._infos.get(topic)
 
     def poll(self, *, at_once: bool = False) -> None:
-        """Take the answer that has come, and send a request if it is time, or if none is pending (`at_once`)."""
+        """Receives an answer, and sends a request if it is time, or if none is pending (`at_once`)."""
         if self._pending and all(future.done() for future in self._pending.values()):
             self._take()
         now_ms = self._clock_ms()
@@ -230,7 +230,7 @@ class _Describer:
         self._admin = AdminClient(for_questions(settings), logger=contact)
 
     def ask(self, topics: Sequence[str]) -> dict[str, Future[Any]]:
-        """Request descriptions of topics; the answers come later."""
+        """Requests descriptions of topics; the answers come later."""
         from confluent_kafka import TopicCollection
 
         answers: dict[str, Future[Any]] = self._admin.describe_topics(
@@ -250,14 +250,14 @@ def _is_unknown(error: confluent_kafka.KafkaError) -> bool:
 
 _AGAIN_MS = 60_000
 _SETTLED_MS = 15_000
-"""Longer than the client waits between two tries to connect: without a failure for this long, all brokers answer."""
+"""A time without failures after which all brokers answer: longer than the client's pause between connects."""
 _TRIES = {"FAIL", "ERROR"}
 _NOISE = {"CONFWARN"}
-"""Warnings that a setting of a consumer means nothing to a client for questions."""
+"""Warnings that a setting of a consumer has no effect for a client that only requests metadata."""
 
 
 class BrokerContact:
-    """Whether the brokers at `servers` answer one client. It is the client's logger, and its threads may call it."""
+    """Tracks whether the brokers at `servers` answer one client. It is the client's logger; its threads may call it."""
 
     def __init__(self, servers: str, clock_ms: Callable[[], int] = monotonic_ms) -> None:
         self._servers = servers
@@ -268,7 +268,7 @@ class BrokerContact:
         self._logged_at_ms = 0
 
     def log(self, level: int, text: str, *values: object) -> None:
-        """Take a line of the client, as `logging.Logger.log` does."""
+        """Receives a line of the client's log, as `logging.Logger.log` does."""
         kind = str(values[0]) if values else ""
         if kind in _TRIES and level >= logging.ERROR:
             log.debug(text, *values)

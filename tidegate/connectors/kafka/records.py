@@ -2,11 +2,10 @@
 
 Rules:
 
-- What is needed of a record is taken out of the client's message at once, and the message is dropped. A message is an
+- The needed parts of a record are copied from the client's message at once, and the message is dropped. A message is an
   object of the garbage collector, and one that is kept costs more than its value is worth.
-
-- Values that are JSON become rows as those of files do (`json_records.py`): an object a record. A record without a
-  value, a tombstone, is all nulls. The value `null` is not an object, and so cannot be read.
+- JSON values become rows as in files (`tidegate/connectors/formats/json.py`): one object a record. A record without a
+  value, a tombstone, is all nulls. The value `null` is not an object, so it cannot be read.
 - Whether a record can be read depends on that record alone, and not on the records that are fetched with it.
 - A record that cannot be read is an error that names topic, partition and offset, or it is a dead letter.
 """
@@ -107,13 +106,13 @@ class RecordFormat:
         return (*always, *(name for name in self.metadata if name not in always))
 
     def records_of(self, topic: str, partition: int) -> Records:
-        """An empty `Records` of a partition, with a list for each column that rows need."""
+        """Returns an empty `Records` of a partition, with a list for each column that rows need."""
         with_keys = self.key is not None or not isinstance(self.value, pa.Schema)
         held = [name for name in ("timestamp", "headers") if name in self._named]
         return Records(topic, partition, ("value", *(("key",) if with_keys else ()), *held))
 
     def metadata_of(self, records: Records) -> list[pa.Array]:
-        """Columns with more about the records."""
+        """Returns the columns of metadata that the records have."""
         return [_METADATA_OF[name](records) for name in self._named]
 
 
@@ -133,7 +132,7 @@ class Records:
         return len(self.offsets)
 
     def add(self, messages: Sequence[Message]) -> int:
-        """Add the next messages of this partition, at least one. Returns the bytes of what is held of them."""
+        """Adds the next messages of this partition, at least one. Returns the bytes that are kept of them."""
         kind: Any = type(messages[0])
         size_bytes = 0
         for name, column in self.columns.items():
@@ -144,7 +143,7 @@ class Records:
         return size_bytes
 
     def take(self, count: int) -> Records:
-        """Remove the first records, up to `count`, and return them."""
+        """Removes and returns the first records, up to `count`."""
         taken = Records(self.topic, self.partition, self.columns)
         if count >= len(self):
             taken.offsets, self.offsets = self.offsets, taken.offsets
@@ -158,7 +157,7 @@ class Records:
         return taken
 
     def only(self, numbers: Sequence[int]) -> Records:
-        """Return some of the records, by their place here."""
+        """Returns some of the records, by their position here."""
         found = Records(self.topic, self.partition, ())
         found.offsets = [self.offsets[number] for number in numbers]
         found.columns = {name: [column[number] for number in numbers] for name, column in self.columns.items()}

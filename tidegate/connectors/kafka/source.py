@@ -16,13 +16,14 @@ Rules of a reader (`KafkaReader`), which reads the partitions of one subtask thr
 
 - The consumer returns records of all its partitions as they arrive. They are buffered by partition, up to
   BUFFERED_BYTES_MAX in total. When half of it is used, a partition with more than its share is unassigned, and assigned
-  again when little of it is left. So one large partition neither fills the memory nor delays the others.
-- A partition whose next offset differs from the requested one is begun anew there. So any reader continues from any
-  checkpoint.
+  again when its buffer is almost empty. One large partition therefore neither fills the memory nor delays other
+  partitions.
+- A partition whose next offset differs from the requested one is started again there. Any reader therefore continues
+  from any checkpoint.
 - A topic is read only after the brokers confirmed that it has the id of the checkpoint, and not while it does not
   exist. A bounded partition ends only when the id was confirmed after its last record had arrived.
-- The reader waits for brokers that do not answer: the client tries for ever. An error that cannot pass, such as records
-  that were deleted before they were read, is a ConfigurationError, unless `on_missing` continues behind it.
+- The reader waits for brokers that do not answer: the client retries forever. An error that cannot pass, such as
+  records that were deleted before they were read, is a ConfigurationError, unless `on_missing` continues behind it.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class KafkaSource:
 
     @property
     def ends(self) -> bool:
-        """Whether it reads no further than what is there at submission."""
+        """True if it reads only up to the records that exist at submission."""
         return self.bounded
 
     @property
@@ -149,7 +150,10 @@ class KafkaSource:
             )
 
     def check_unread(self, splits: Sequence[SourceSplit]) -> None:
-        """Whether the brokers still have what is to be read: these topics, these records, no partitions besides."""
+        """Checks that the brokers still have the unread data: these topics, these records, and no other partitions.
+
+        Raises ConfigurationError if not, or if the brokers do not answer.
+        """
         positions = [decode(split.payload) for split in splits]
         partitions = [at for at in positions if isinstance(at, PartitionAt)]
         known: dict[str, int] = {}
@@ -171,7 +175,7 @@ class KafkaSource:
             raise ConfigurationError("; and ".join(problems))
 
     def reader(self) -> SourceReader:
-        """A reader for one subtask, with a consumer of its own."""
+        """Returns a reader for one subtask, with a consumer of its own."""
         return KafkaReader(self.settings, self.topics, self.form, self.bad_rows, self.discover_ms, self.on_missing)
 
     def _finders(self, counts: Mapping[str, int]) -> list[SourceSplit]:
@@ -207,7 +211,7 @@ class KafkaSource:
     def _lost_records(
         self, asked: confluent_kafka.Consumer, infos: _Infos, partitions: Sequence[PartitionAt]
     ) -> Iterator[str]:
-        """Records behind the offsets of the checkpoint that were deleted. Raises KafkaException."""
+        """Yields a problem for each partition whose next records were deleted. Raises KafkaException."""
         for at in partitions:
             info = infos[at.topic]
             if at.offset < 0 or at.partition >= info.partitions or (at.topic_id and at.topic_id != info.topic_id):
@@ -230,11 +234,14 @@ class KafkaSource:
 
 OnMissing: TypeAlias = Literal["fail", "earliest", "latest"]
 BUFFERED_BYTES_MAX = 32 * 1024 * 1024
-"""The buffer of a reader for all its partitions. One look at the consumer may add a quarter of it."""
+"""The buffer of a reader for all its partitions. One poll of the consumer may add a quarter of it."""
 CONSUMED_MAX = 10_000
-"""Records that one look at the consumer may add."""
+"""The most records that one poll of the consumer may add."""
 CONSUMED_AT_ONCE = 500
-"""Records that are taken from the client at once. Beyond 700 new objects the garbage collector looks at all of them."""
+"""How many records are taken from the client at once.
+
+Beyond 700 new objects the garbage collector scans all of them.
+"""
 RECORD_BYTES = 300
 """The memory of a record besides the bytes of its value, key and headers."""
 GONE_MS = 30_000
@@ -258,7 +265,7 @@ class _Partition:
 
 
 class KafkaReader:
-    """Called from one thread at a time."""
+    """Reads the partitions of one subtask. Called from one thread at a time."""
 
     def __init__(
         self,
@@ -290,7 +297,10 @@ class KafkaReader:
         self._unread: dict[str, int] = {}
 
     def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
-        """Rows of a partition that have come, or the partitions that a finder has found. ConfigurationError."""
+        """Returns rows of a partition that have arrived, or the partitions that a finder has found.
+
+        Raises ConfigurationError.
+        """
         at = decode(split.payload)
         self._watch.poll()
         if isinstance(at, KnownPartitions):
@@ -313,7 +323,7 @@ class KafkaReader:
         return self._rows(at, partition, offset, rows_max)
 
     def close(self) -> None:
-        """Leave the brokers."""
+        """Closes the consumer."""
         self._consumer.close()
 
     def _rows(self, at: PartitionAt, partition: _Partition, offset: int, rows_max: int) -> ReadResult:
@@ -335,7 +345,10 @@ class KafkaReader:
         return ReadResult(batch, offset + rows, at_end, payload=payload, bad=bad)
 
     def _ends(self, at: PartitionAt) -> bool:
-        """Whether a partition that has reached its end is done: what was read belongs to its topic. Then let it go."""
+        """Returns whether a partition that has reached its end is done, and releases it then.
+
+        It is done once it is confirmed that the rows belong to the topic of the checkpoint.
+        """
         partition = self._partitions.get((at.topic, at.partition))
         if partition is not None:
             if not self._is_confirmed(at, partition):
@@ -344,14 +357,17 @@ class KafkaReader:
         return True
 
     def _is_confirmed(self, at: PartitionAt, partition: _Partition) -> bool:
-        """Whether the topic was described after the last records had come; if not, request it."""
+        """Returns whether the topic was described after the last records had arrived. Requests a description if not."""
         if at.topic_id and self._watch.answered <= partition.request:
             self._watch.poll(at_once=True)
             return False
         return True
 
     def _partition(self, at: PartitionAt) -> _Partition:
-        """A partition that is at this offset."""
+        """Returns the partition at this offset.
+
+        If the reader is elsewhere in it, the partition is started again there.
+        """
         name = at.topic, at.partition
         known = self._partitions.get(name)
         if known is not None and known.next_offset == at.offset:
@@ -400,9 +416,9 @@ class KafkaReader:
                     self._unassign(name, partition)
 
     def _take(self, count: int) -> tuple[int, int]:
-        """Take up to `count` messages, which are records and reports, from the client. Returns number and bytes.
+        """Takes up to `count` messages, which are records and reports, from the client. Returns number and bytes.
 
-        No message is left when this returns, so that none is old enough for the garbage collector to look at.
+        All messages are freed when this returns, so that none gets old enough for the garbage collector to scan it.
         """
         found = self._consumer.consume(count, timeout=0)
         taken = len(found)
@@ -438,7 +454,7 @@ class KafkaReader:
                 yield (topic, partition), run
 
     def _failed(self, record: Message, error: KafkaError, partition: _Partition | None) -> None:
-        """The client reports the end of a partition, a failure that may pass, or one that cannot."""
+        """Handles a report of the client: the end of a partition, a temporary failure, or a permanent one."""
         errors = self._library.KafkaError
         if error.code() == errors._PARTITION_EOF:
             if partition is not None:
@@ -459,7 +475,7 @@ class KafkaReader:
         """Continues after deleted records as `on_missing` allows. Raises ConfigurationError for "fail"."""
         where = f"partition {at.partition} of {at.topic!r} at {self._servers}"
         if not self._is_confirmed(at, partition):
-            # The offset may be that of another topic, which is the better thing to report.
+            # The offset may belong to another topic. If so, that is reported instead.
             return ReadResult(None, offset, at_end=False)
         try:
             low, high = watermarks(self._consumer, at.topic, at.partition)
@@ -497,7 +513,7 @@ class KafkaReader:
         return ReadResult(None, offset, at_end=False, payload=encode(to), lost=lost)
 
     def _is_gone(self, topic: str, info: TopicInfo) -> bool:
-        """Whether a topic is not there at the moment. ConfigurationError if it does not come back."""
+        """Returns whether a topic is missing at the moment. Raises ConfigurationError if it does not come back."""
         if info.partitions:
             self._gone_since_ms.pop(topic, None)
             return False
@@ -515,7 +531,7 @@ class KafkaReader:
         return True
 
     def _find(self, split: SourceSplit, known: KnownPartitions, offset: int) -> ReadResult:
-        """New partitions that belong to a finder."""
+        """Returns the new partitions that belong to a finder."""
         number = int(split.split_id.split()[2])
         before = dict(known.counts)
         infos = {topic: self._watch.info(topic) for topic in self._topics}
@@ -535,7 +551,7 @@ class KafkaReader:
         return ReadResult(None, offset, at_end=False, payload=None if now == known else encode(now), found=found)
 
     def _warn_of(self, new: Mapping[str, TopicInfo], before: Mapping[str, int]) -> None:
-        """Log each new partition once that is not read."""
+        """Logs once each new partition that is not read."""
         for topic, info in new.items():
             known = max(before.get(topic, 0), self._unread.get(topic, 0))
             if info.partitions > known:
@@ -574,7 +590,7 @@ def _size_bytes(records: Records) -> int:
 
 
 def _may_pass(errors: Any) -> frozenset[int]:
-    """Errors of the client that it gets over by itself."""
+    """Returns the codes of errors from which the client recovers by itself."""
     names = ("_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_RESOLVE", "_MAX_POLL_EXCEEDED", "_UNKNOWN_PARTITION")
     return frozenset(getattr(errors, name) for name in names)
 
@@ -608,10 +624,10 @@ class KnownPartitions:
 
 
 def split_of(at: PartitionAt) -> SourceSplit:
-    """The split of a partition."""
+    """Returns the split of a partition."""
     return SourceSplit(f"{at.topic}[{at.partition}]", encode(at))
 
 
 def finder_of(topic: str, partition: int) -> int:
-    """The finder that a partition belongs to."""
+    """Returns the finder to which a partition belongs."""
     return (xxhash.xxh3_64_intdigest(topic.encode()) + partition) % FINDERS

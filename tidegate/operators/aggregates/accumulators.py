@@ -60,14 +60,14 @@ class Accumulator(Protocol):
     """The accumulator of one aggregate over the slots of one state."""
 
     def update(self, batch: pa.RecordBatch, slots: NDArray[np.int32]) -> None:
-        """Add the rows of a batch, row i to slot `slots[i]`, between `upsert` and `done` of the table.
+        """Adds the rows of a batch, row i to slot `slots[i]`, between `upsert` and `done` of the table.
 
         Raises OverflowError when a sum leaves the range of its type.
         """
         ...
 
     def merge(self, slots: NDArray[np.int32], parts: Sequence[pa.Array]) -> None:
-        """Merge accumulators of other slots into these, row i into slot `slots[i]`, between `upsert` and `done`.
+        """Merges accumulators of other slots into these, row i into slot `slots[i]`, between `upsert` and `done`.
 
         `parts` are their stored columns, in the order of `state_fields`: taken from this table or another one, or
         read from a checkpoint. A slot may come several times. Raises OverflowError as `update` does.
@@ -79,7 +79,7 @@ class Accumulator(Protocol):
         ...
 
     def running(self, batch: pa.RecordBatch, slots: NDArray[np.int32]) -> pa.Array:
-        """Add the rows of a batch as `update` does, and return the result of each row's slot right after the row.
+        """Adds the rows of a batch as `update` does, and returns the result of each row's slot right after the row.
 
         It is what `update` and `results` give for batches of one row each. Raises OverflowError as `update` does.
         """
@@ -120,7 +120,7 @@ def make_accumulator(aggregate: Aggregate, fields: Sequence[pa.Field], table: Co
         return Spread(aggregate, columns)
     if kind is AggregateKind.COUNT:
         return _Count(aggregate, table, fields[0].name)
-    if kind is AggregateKind.SUM and not aggregate.taken_back:
+    if kind is AggregateKind.SUM and not aggregate.retractable:
         return Sum(aggregate, fields, columns)
     made = CountedSum if kind is AggregateKind.SUM else Mean
     return made(aggregate, fields, Sum(aggregate, fields[:-1], columns[:-1]), columns[-1])
@@ -139,7 +139,7 @@ class _Count:
         accumulate.count(self._counts.pages, slots, self._mask(batch), after)
         return pa.array(after)
 
-    def take_back(self, batch: pa.RecordBatch, slots: NDArray[np.int32]) -> None:
+    def retract(self, batch: pa.RecordBatch, slots: NDArray[np.int32]) -> None:
         accumulate.discount(self._counts.pages, slots, self._mask(batch))
 
     def merge(self, slots: NDArray[np.int32], parts: Sequence[pa.Array]) -> None:
@@ -172,12 +172,12 @@ class Extreme:
         self._least = aggregate.kind in (AggregateKind.MIN, AggregateKind.BOOL_AND)
 
     def update(self, batch: pa.RecordBatch, slots: Slots) -> None:
-        """Look at the values of a batch."""
+        """Looks at the values of a batch."""
         values = input_column(batch, self._aggregate.column)
-        self._take_in(slots, value_words(values), row_mask(batch, self._aggregate.condition, values))
+        self._add_rows(slots, value_words(values), row_mask(batch, self._aggregate.condition, values))
 
     def running(self, batch: pa.RecordBatch, slots: Slots) -> pa.Array:
-        """Look at the values of a batch. Returns the extremes after each row."""
+        """Looks at the values of a batch. Returns the extremes after each row."""
         values = input_column(batch, self._aggregate.column)
         words, mask = value_words(values), row_mask(batch, self._aggregate.condition, values)
         valid = running_valid(self._columns[0], slots, mask)
@@ -191,15 +191,15 @@ class Extreme:
         return value_array(after, valid, self._type)
 
     def merge(self, slots: Slots, parts: Sequence[pa.Array]) -> None:
-        """Look at other extremes."""
-        self._take_in(slots, [fixed_values(part) for part in parts], valid_mask(parts[0]))
+        """Looks at other extremes."""
+        self._add_rows(slots, [fixed_values(part) for part in parts], valid_mask(parts[0]))
 
     def results(self, slots: NDArray[Any]) -> pa.Array:
         """The extremes."""
         words = [column.raw(slots) for column in self._columns]
         return value_array(words, valid_of(self._columns[0], slots), self._type)
 
-    def _take_in(self, slots: Slots, words: Sequence[NDArray[Any]], mask: Mask) -> None:
+    def _add_rows(self, slots: Slots, words: Sequence[NDArray[Any]], mask: Mask) -> None:
         mark(self._columns[0], slots, mask)
         pages = [column.pages for column in self._columns]
         if len(pages) == 2:
@@ -210,7 +210,7 @@ class Extreme:
 
 
 class Choice:
-    """The value in a chosen row: its words, what it was chosen by, and whether there is one."""
+    """The value in a chosen row: its words, the words of the order column, and a flag for having a row."""
 
     def __init__(self, aggregate: Aggregate, fields: Sequence[pa.Field], columns: Sequence[ValueColumn]) -> None:
         self._aggregate = aggregate
@@ -222,21 +222,21 @@ class Choice:
         self._is_fixed = storage_dtype(fields[0].type) is not None
 
     def update(self, batch: pa.RecordBatch, slots: Slots) -> None:
-        """Look at the rows of a batch."""
-        self._take_in(batch, slots)
+        """Looks at the rows of a batch."""
+        self._add_rows(batch, slots)
 
     def running(self, batch: pa.RecordBatch, slots: Slots) -> pa.Array:
-        """Look at the rows of a batch. Returns the values after each row."""
+        """Looks at the rows of a batch. Returns the values after each row."""
         groups, distinct = grouped(slots)
         held = self.results(distinct)
-        values, chosen = self._take_in(batch, slots)
+        values, chosen = self._add_rows(batch, slots)
         newest, after = np.full(len(distinct), -1, dtype=np.int64), np.empty(len(slots), dtype=np.int64)
         newest_chosen(groups, chosen, newest, after)
         either = pa.concat_arrays([held, values.cast(held.type)])
         return either.take(pa.array(np.where(after < 0, groups, after + len(held))))
 
-    def _take_in(self, batch: pa.RecordBatch, slots: Slots) -> tuple[pa.Array, NDArray[np.uint8]]:
-        """Store what is chosen of a batch. Returns the values, and 1 for each row that was chosen when it came."""
+    def _add_rows(self, batch: pa.RecordBatch, slots: Slots) -> tuple[pa.Array, NDArray[np.uint8]]:
+        """Stores the chosen rows of a batch. Returns the values, and 1 for each row that was chosen on arrival."""
         aggregate = self._aggregate
         values = input_column(batch, aggregate.column)
         by = None if aggregate.by is None else self._comparable(input_column(batch, aggregate.by))
@@ -283,7 +283,7 @@ class Choice:
         return column if column.type == self._by_type else column.cast(self._by_type)
 
     def _put(self, slots: Slots, values: pa.Array, chosen: NDArray[np.uint8]) -> None:
-        """Store values of any width: of several chosen rows of a slot the last one."""
+        """Stores values of any width: of several chosen rows of a slot the last one."""
         rows = np.flatnonzero(chosen)
         if len(rows):
             codes, distinct = grouped(slots[rows])
@@ -309,13 +309,13 @@ class TextExtreme:
         self._greatest = aggregate.kind is AggregateKind.MAX
 
     def update(self, batch: pa.RecordBatch, slots: Slots) -> None:
-        """Look at the values of a batch."""
+        """Looks at the values of a batch."""
         values = input_column(batch, self._aggregate.column)
         mask = row_mask(batch, self._aggregate.condition, values)
-        self._take_in(slots, values, rows_in(mask, len(slots)))
+        self._add_rows(slots, values, rows_in(mask, len(slots)))
 
     def running(self, batch: pa.RecordBatch, slots: Slots) -> pa.Array:
-        """Look at the values of a batch. Returns the extremes after each row."""
+        """Looks at the values of a batch. Returns the extremes after each row."""
         values = input_column(batch, self._aggregate.column)
         mask = row_mask(batch, self._aggregate.condition, values)
         groups, distinct = grouped(slots)
@@ -333,14 +333,14 @@ class TextExtreme:
         return either.take(pa.array(after, mask=after < 0))
 
     def merge(self, slots: Slots, parts: Sequence[pa.Array]) -> None:
-        """Look at other extremes."""
-        self._take_in(slots, parts[0], rows_in(valid_mask(parts[0]), len(slots)))
+        """Looks at other extremes."""
+        self._add_rows(slots, parts[0], rows_in(valid_mask(parts[0]), len(slots)))
 
     def results(self, slots: NDArray[Any]) -> pa.Array:
         """The extremes."""
         return self._column.take(slots)
 
-    def _take_in(self, slots: Slots, values: pa.Array, rows: NDArray[np.int64]) -> None:
+    def _add_rows(self, slots: Slots, values: pa.Array, rows: NDArray[np.int64]) -> None:
         if not len(rows):
             return
         codes, distinct = grouped(slots[rows])
@@ -367,13 +367,13 @@ class Collected:
         self._limit = aggregate.limit
 
     def update(self, batch: pa.RecordBatch, slots: Slots) -> None:
-        """Add the values of a batch."""
+        """Adds the values of a batch."""
         values = input_column(batch, self._aggregate.column)
         rows = rows_in(row_mask(batch, self._aggregate.condition, values), len(slots))
         self._add(slots[rows], values.take(pa.array(rows)))
 
     def running(self, batch: pa.RecordBatch, slots: Slots) -> pa.Array:
-        """Add the values of a batch. Returns the lists after each row: each is a beginning of the list in the end."""
+        """Adds the values of a batch. Returns the lists after each row: each is a beginning of the list in the end."""
         values = input_column(batch, self._aggregate.column)
         rows = rows_in(row_mask(batch, self._aggregate.condition, values), len(slots))
         groups, distinct = grouped(slots)
@@ -389,7 +389,7 @@ class Collected:
         return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), elements, type=self._type)
 
     def merge(self, slots: Slots, parts: Sequence[pa.Array]) -> None:
-        """Add the values of other lists, as if they had come later."""
+        """Adds the values of other lists, as if they had come later."""
         self._add(np.repeat(slots, _lengths(parts[0])), parts[0].flatten())
 
     def results(self, slots: NDArray[Any]) -> pa.Array:
@@ -398,7 +398,7 @@ class Collected:
         return pc.fill_null(lists, pa.scalar([], self._type)) if lists.null_count else lists
 
     def _add(self, slots: Slots, values: pa.Array) -> None:
-        """Add values to the lists of slots, which are not full."""
+        """Adds values to the lists of slots, which are not full."""
         if not len(slots):
             return
         codes, distinct = grouped(slots)

@@ -43,14 +43,14 @@ class Sum:
         self._decimal = decimal_of(fields[0].name)
 
     def update(self, batch: pa.RecordBatch, slots: Slots) -> None:
-        """Add the values of a batch."""
+        """Adds the values of a batch."""
         values = input_column(batch, self._aggregate.column)
         mask = row_mask(batch, self._aggregate.condition, values)
         mark(self._columns[0], slots, mask)
         self.add(slots, values, mask)
 
     def merge(self, slots: Slots, parts: Sequence[pa.Array]) -> None:
-        """Add other sums."""
+        """Adds other sums."""
         mask = valid_mask(parts[0])
         mark(self._columns[0], slots, mask)
         self.add_parts(slots, parts, mask)
@@ -60,25 +60,25 @@ class Sum:
         return self.as_array(self.words(slots), valid_of(self._columns[0], slots))
 
     def running(self, batch: pa.RecordBatch, slots: Slots) -> pa.Array:
-        """Add the values of a batch. Returns the sums after each row."""
+        """Adds the values of a batch. Returns the sums after each row."""
         values = input_column(batch, self._aggregate.column)
         mask = row_mask(batch, self._aggregate.condition, values)
         valid = running_valid(self._columns[0], slots, mask)
         return self.as_array(self.running_words(slots, values, mask), valid)
 
     def words(self, slots: NDArray[Any]) -> list[NDArray[Any]]:
-        """The sums as they are kept: an array, or two of decimals. Undefined where there is none."""
+        """The stored words of the sums: one array, or two for decimals. Undefined for slots without a sum."""
         return [column.raw(slots) for column in self._columns]
 
     def as_array(self, words: Sequence[NDArray[Any]], valid: Mask | None) -> pa.Array:
-        """Sums that are kept so. Entries with `valid` 0 are null."""
+        """Returns the sums of stored words. Entries with `valid` 0 are null."""
         if self._decimal is None:
             return array_of(words[0], valid, self._type)
         data_type = pa.decimal128(sum_digits(self._decimal), self._decimal.scale)
         return decimals_of(words[0], words[1], valid, data_type)
 
     def running_words(self, slots: Slots, values: pa.Array, mask: Mask) -> list[NDArray[Any]]:
-        """Add values to the sums. Returns the sums after each row, as `words` does. OverflowError."""
+        """Adds values to the sums. Returns the sums after each row, as `words` does. Raises OverflowError."""
         after = [np.empty(len(slots), dtype=column.dtype) for column in self._columns]
         if self._decimal is not None:
             highs, lows = value_words(values)
@@ -96,7 +96,7 @@ class Sum:
         return after
 
     def add(self, slots: Slots, values: pa.Array, mask: Mask) -> None:
-        """Add values to the sums. OverflowError."""
+        """Adds values to the sums. Raises OverflowError."""
         if self._decimal is not None:
             self._add_words(slots, value_words(values), mask)
         elif self._columns[0].dtype == np.float64:
@@ -106,14 +106,14 @@ class Sum:
             self._add_integers(slots, values, mask)
 
     def take_out(self, slots: Slots, values: pa.Array, mask: Mask) -> None:
-        """Take values out of the sums. OverflowError."""
+        """Takes values out of the sums. Raises OverflowError."""
         values = _signed(values, self._aggregate.column)
         if self._decimal is None and self._columns[0].dtype != np.float64:
             values = self._take_out_least(slots, values, mask)
         self.add(slots, pc.negate_checked(values), mask)
 
     def add_parts(self, slots: Slots, parts: Sequence[pa.Array], mask: Mask) -> None:
-        """Add stored sums. OverflowError."""
+        """Adds stored sums. Raises OverflowError."""
         if self._decimal is None:
             self.add(slots, parts[0], mask)
         else:
@@ -165,14 +165,14 @@ class Mean:
         self._counts = counts
 
     def update(self, batch: pa.RecordBatch, slots: Slots) -> None:
-        """Add the values of a batch."""
+        """Adds the values of a batch."""
         values = input_column(batch, self._aggregate.column)
         mask = row_mask(batch, self._aggregate.condition, values)
         self._sums.add(slots, values, mask)
         accumulate.count(self._counts.pages, slots, mask)
 
     def running(self, batch: pa.RecordBatch, slots: Slots) -> pa.Array:
-        """Add the values of a batch. Returns the results after each row."""
+        """Adds the values of a batch. Returns the results after each row."""
         values = input_column(batch, self._aggregate.column)
         mask = row_mask(batch, self._aggregate.condition, values)
         sums = self._sums.running_words(slots, values, mask)
@@ -180,15 +180,15 @@ class Mean:
         accumulate.count(self._counts.pages, slots, mask, counts)
         return self._of(sums, counts)
 
-    def take_back(self, batch: pa.RecordBatch, slots: Slots) -> None:
-        """Take the values of a batch out again."""
+    def retract(self, batch: pa.RecordBatch, slots: Slots) -> None:
+        """Takes the values of a batch out again."""
         values = input_column(batch, self._aggregate.column)
         mask = row_mask(batch, self._aggregate.condition, values)
         self._sums.take_out(slots, values, mask)
         accumulate.discount(self._counts.pages, slots, mask)
 
     def merge(self, slots: Slots, parts: Sequence[pa.Array]) -> None:
-        """Add other sums and counts."""
+        """Adds other sums and counts."""
         self._sums.add_parts(slots, parts[:-1], NO_MASK)
         accumulate.sum_int64(self._counts.pages, slots, fixed_values(parts[-1]), NO_MASK)
 
@@ -218,7 +218,7 @@ class Mean:
 
 
 class CountedSum(Mean):
-    """A sum that values may be taken back from; without any it is null."""
+    """A sum that supports retractions. It is null without values."""
 
     def _of(self, sums: Sequence[NDArray[Any]], counts: NDArray[np.int64]) -> pa.Array:
         """The sums."""
@@ -233,13 +233,13 @@ class Spread:
         self._columns = columns
 
     def update(self, batch: pa.RecordBatch, slots: Slots) -> None:
-        """Add the values of a batch."""
+        """Adds the values of a batch."""
         values = input_column(batch, self._aggregate.column)
         mask = row_mask(batch, self._aggregate.condition, values)
         accumulate.add_moments(*self._pages(), slots, fixed_values(values.cast(pa.float64(), safe=False)), mask)
 
     def running(self, batch: pa.RecordBatch, slots: Slots) -> pa.Array:
-        """Add the values of a batch. Returns the results after each row."""
+        """Adds the values of a batch. Returns the results after each row."""
         values = input_column(batch, self._aggregate.column)
         mask = row_mask(batch, self._aggregate.condition, values)
         numbers = fixed_values(values.cast(pa.float64(), safe=False))
@@ -247,14 +247,14 @@ class Spread:
         accumulate.add_moments(*self._pages(), slots, numbers, mask, counts, squares)
         return self._of(counts, squares)
 
-    def take_back(self, batch: pa.RecordBatch, slots: Slots) -> None:
-        """Take the values of a batch out again."""
+    def retract(self, batch: pa.RecordBatch, slots: Slots) -> None:
+        """Takes the values of a batch out again."""
         values = input_column(batch, self._aggregate.column)
         mask = row_mask(batch, self._aggregate.condition, values)
         accumulate.remove_moments(*self._pages(), slots, fixed_values(values.cast(pa.float64(), safe=False)), mask)
 
     def merge(self, slots: Slots, parts: Sequence[pa.Array]) -> None:
-        """Merge other spreads."""
+        """Merges other spreads."""
         accumulate.merge_moments(*self._pages(), slots, *(fixed_values(part) for part in parts))
 
     def results(self, slots: NDArray[Any]) -> pa.Array:
@@ -277,13 +277,13 @@ class Spread:
 
 
 def _any_of(counts: NDArray[np.int64]) -> Mask | None:
-    """1 for each count of a value or more. None: all are."""
+    """1 for each count of at least one. None if that holds for all."""
     has_value = (counts > 0).astype(np.uint8)
     return None if has_value.all() else has_value
 
 
 def _signed(values: pa.Array, name: object) -> pa.Array:
-    """Integers and booleans as int64, anything else as it is. OverflowError."""
+    """Integers and booleans as int64, anything else as it is. Raises OverflowError."""
     if pa.types.is_int64(values.type) or not (pa.types.is_integer(values.type) or pa.types.is_boolean(values.type)):
         return values
     try:

@@ -47,7 +47,7 @@ class Aggregate:
     """A boolean column: rows for which it is not true do not count."""
     ignore_nulls: bool = False
     """For an aggregate that chooses a row: whether it skips rows without a value."""
-    taken_back: bool = False
+    retractable: bool = False
     """For a sum: whether values may be retracted, so that the sum must track when no value is left."""
     limit: int | None = None
     """For a list: the most values that it keeps."""
@@ -116,7 +116,7 @@ class Aggregate:
         return aggregate_state.result_type(self, self.state_fields("", input_schema))
 
     def validate(self, input_schema: pa.Schema) -> None:
-        """Raise ConfigurationError if a column is missing or of a type that cannot be aggregated so."""
+        """Raises ConfigurationError if a column is missing or of a type that cannot be aggregated so."""
         aggregate_state.validate(self, input_schema)
 
 
@@ -169,27 +169,27 @@ def stddev_samp(column: str | pl.Expr) -> Aggregate:
 
 
 def bool_and(column: str | pl.Expr) -> Aggregate:
-    """Whether a boolean column (or expression) is true in all rows in which it is not null."""
+    """True if a boolean column (or expression) is true in all rows in which it is not null."""
     return _of(AggregateKind.BOOL_AND, column)
 
 
 def bool_or(column: str | pl.Expr) -> Aggregate:
-    """Whether a boolean column (or expression) is true in any row."""
+    """True if a boolean column (or expression) is true in any row."""
     return _of(AggregateKind.BOOL_OR, column)
 
 
 def first(column: str | pl.Expr, by: str | pl.Expr | None = None, *, ignore_nulls: bool = False) -> Aggregate:
-    """Value of a column in the first row: the first to arrive, or that with the least value in the column `by`.
+    """Value of a column in the first row: the first to arrive, or the row with the least value in the column `by`.
 
-    Of rows that are equal in `by` the first to arrive counts, and those with a null in it do not. The value may be
-    null, unless `ignore_nulls` skips such rows. The order of arrival is the same after a replay only where one split
-    has all rows of a key: name a column to have a result that does not depend on it.
+    Of rows that are equal in `by` the first to arrive counts. Rows with a null in `by` do not count. The value may be
+    null, unless `ignore_nulls` skips such rows. The order of arrival is the same after a replay only if one split has
+    all rows of a key. Pass `by` for a result that does not depend on it.
     """
     return _of(AggregateKind.FIRST, column, by, ignore_nulls)
 
 
 def last(column: str | pl.Expr, by: str | pl.Expr | None = None, *, ignore_nulls: bool = False) -> Aggregate:
-    """Value of a column in the last row: the last to arrive, or that with the greatest value in the column `by`.
+    """Value of a column in the last row: the last to arrive, or the row with the greatest value in the column `by`.
 
     Of rows that are equal in `by` the last to arrive counts. Nulls and order are as in `first`.
     """
@@ -207,9 +207,9 @@ def arg_max(column: str | pl.Expr, by: str | pl.Expr) -> Aggregate:
 
 
 def count_distinct(column: str | pl.Expr) -> Aggregate:
-    """Number of distinct values of a column, exact; nulls are none. All NaN are one value, and so are 0.0 and -0.0.
+    """Exact number of distinct values of a column, without nulls. All NaN are one value, and so are 0.0 and -0.0.
 
-    It keeps each value of each key, and in windows of each window: its state grows.
+    The state stores each value of each key, and in windows of each key and window. It therefore grows.
     """
     return _of(AggregateKind.COUNT_DISTINCT, column)
 

@@ -54,15 +54,15 @@ class BatchAggregateFunction(ABC):
     """Returns the state of a new group by column. Columns that are missing are null."""
 
     def validate(self, *columns: pa.DataType) -> None:  # noqa: B027 - most functions take any
-        """Raise ValueError if it cannot take columns of these types. Called when the program is made."""
+        """Raises ValueError if it cannot take columns of these types. Called when the program is made."""
 
     @abstractmethod
     def accumulate(self, state: pa.RecordBatch, groups: Groups, *columns: pa.Array) -> NewState:
-        """Add rows: row i has `columns[...][i]`, nulls included, and belongs to group `groups[i]`."""
+        """Adds rows: row i has `columns[...][i]`, nulls included, and belongs to group `groups[i]`."""
 
     @abstractmethod
     def merge(self, state: pa.RecordBatch, groups: Groups, other: pa.RecordBatch) -> NewState:
-        """Add other states: row i of `other` belongs to group `groups[i]`, which may come several times.
+        """Adds other states: row i of `other` belongs to group `groups[i]`, which may come several times.
 
         It gives what `accumulate` would have given of the rows that made them. Windows that share slices, sessions that
         grow together, and aggregates over everything are merged.
@@ -73,7 +73,7 @@ class BatchAggregateFunction(ABC):
         """The result of each group: an array of the type `output`."""
 
     def retract(self, state: pa.RecordBatch, groups: Groups, *columns: pa.Array) -> NewState:
-        """Take rows back that came before. A function without it cannot follow a stream of changes."""
+        """Takes rows back that came before. A function without it cannot follow a stream of changes."""
         raise NotImplementedError
 
     def __str__(self) -> str:
@@ -81,7 +81,7 @@ class BatchAggregateFunction(ABC):
 
 
 def can_retract(function: BatchAggregateFunction) -> bool:
-    """Whether it can take rows back."""
+    """Returns whether a function defines `retract`."""
     return type(function).retract is not BatchAggregateFunction.retract
 
 
@@ -110,7 +110,7 @@ def check_function(function: object) -> None:
 
 
 def of_nothing(function: BatchAggregateFunction) -> pa.Array:
-    """The result of a group that no row has come to."""
+    """The result of a group without rows."""
     arrays = [pa.array([function.initial.get(field.name)], field.type) for field in function.state]
     result = function.result(pa.RecordBatch.from_arrays(arrays, schema=function.state))
     return _as_declared(function, "result", result, function.output, 1)
@@ -144,15 +144,15 @@ class UserAggregate:
         self._initial = [pa.scalar(function.initial.get(field.name), field.type) for field in function.state]
 
     def update(self, batch: pa.RecordBatch, slots: Slots) -> None:
-        """Add the rows of a batch."""
+        """Adds the rows of a batch."""
         self._add("accumulate", batch, slots)
 
-    def take_back(self, batch: pa.RecordBatch, slots: Slots) -> None:
-        """Take the rows of a batch out again."""
+    def retract(self, batch: pa.RecordBatch, slots: Slots) -> None:
+        """Takes the rows of a batch out again."""
         self._add("retract", batch, slots)
 
     def merge(self, slots: Slots, parts: Sequence[pa.Array]) -> None:
-        """Merge other states."""
+        """Merges other states."""
         rows = np.flatnonzero(parts[-1].to_numpy())
         if len(rows):
             taken = [part.take(pa.array(rows)) for part in parts[:-1]]
@@ -166,27 +166,27 @@ class UserAggregate:
         return self._result(self._state(slots))
 
     def running(self, batch: pa.RecordBatch, slots: Slots) -> pa.Array:
-        """Add the rows of a batch. Returns the results after each row."""
+        """Adds the rows of a batch. Returns the results after each row."""
         groups, distinct = grouped(slots)
         held = self._state(distinct)
         rows, columns = self._counted(batch, len(slots))
         counts, after = np.zeros(len(slots), dtype=np.uint8), np.empty(len(slots), dtype=np.int64)
         counts[rows] = 1
         newest_chosen(groups, counts, np.full(len(distinct), -1, dtype=np.int64), after)
-        places = (np.cumsum(counts, dtype=np.int64) - 1)[after]  # of the newest row that counts, among those that count
+        places = (np.cumsum(counts, dtype=np.int64) - 1)[after]  # the position of the newest counting row
         results = []
         if len(rows):
             results.append(self._after_each(held, distinct, groups[rows].astype(np.int64), columns))
         before = np.flatnonzero(after < 0)
-        if len(before):  # no row of their group has counted yet
+        if len(before):  # their group has no counting row yet
             results.append(self._result(held.take(pa.array(groups[before]))))
             places[before] = len(rows) + np.arange(len(before))
         return pa.concat_arrays(results).take(pa.array(places))
 
     def _after_each(self, held: pa.RecordBatch, slots: Slots, groups: Groups, columns: Sequence[pa.Array]) -> pa.Array:
-        """Add rows to groups, which hold `held` in `slots`. Returns the results after each row.
+        """Adds rows to groups, which hold `held` in `slots`. Returns the results after each row.
 
-        A function is called in turns with one row of each group at most. So it computes what it would compute of
+        The function is called in turns, with at most one row of each group, so the results equal the results for
         batches of one row each.
         """
         function = self._function
@@ -233,7 +233,7 @@ class UserAggregate:
             self._put(method, distinct, call(self._state(distinct), groups.astype(np.int64), *columns))
 
     def _state(self, slots: Slots) -> pa.RecordBatch:
-        """The state of some slots, with what a function begins with where there is none."""
+        """The state of some slots. Slots without state have the initial state of the function."""
         arrays = [column.take(slots) for column in self._columns]
         seen = self._seen.raw(slots).astype(np.bool_)
         if not seen.all():
@@ -292,7 +292,7 @@ class _Results:
         self._found: list[pa.Array] = []
 
     def add(self, state: pa.RecordBatch) -> None:
-        """Compute the results of these states, now or later."""
+        """Computes the results of these states, now or later."""
         self._waiting.append(state)
         self._waiting_bytes += state.nbytes
         if self._waiting_bytes >= _WAITING_BYTES_MAX:
@@ -310,7 +310,7 @@ class _Results:
 
 
 def try_accumulate(function: BatchAggregateFunction, columns: Sequence[pa.Array], rows: int) -> None:
-    """Let a function accumulate rows, each in a new group of its own. Raises what it raises, and for a bad result."""
+    """Lets a function accumulate rows, each in a new group. Raises its exceptions, and TypeError for a bad result."""
     arrays = [pa.repeat(pa.scalar(function.initial.get(field.name), field.type), rows) for field in function.state]
     state = pa.RecordBatch.from_arrays(arrays, schema=function.state)
     new = function.accumulate(state, np.arange(rows, dtype=np.int64), *columns)
@@ -318,7 +318,10 @@ def try_accumulate(function: BatchAggregateFunction, columns: Sequence[pa.Array]
 
 
 def _declared_state(function: BatchAggregateFunction, method: str, new: NewState, rows: int) -> list[pa.Array]:
-    """The columns of a state that a function returned. TypeError or ValueError if it is not what it has declared."""
+    """The columns of a state that a function returned.
+
+    Raises TypeError or ValueError if they differ from its declaration.
+    """
     state = function.state
     if not isinstance(new, pa.RecordBatch | Mapping):
         raise TypeError(
@@ -381,7 +384,7 @@ def mark(column: ValueColumn, slots: Slots, mask: Mask) -> None:
 
 
 def running_valid(column: ValueColumn, slots: Slots, mask: Mask) -> Mask | None:
-    """`mark`, and which slots have a value after each row. None: all."""
+    """Marks slots like `mark`. Returns which slots have a value after each row, or None if all have."""
     valid_pages = column.track_nulls() if len(mask) else column.valid_pages
     if not len(valid_pages):
         return None
@@ -391,7 +394,7 @@ def running_valid(column: ValueColumn, slots: Slots, mask: Mask) -> Mask | None:
 
 
 def valid_of(column: ValueColumn, slots: NDArray[Any]) -> Mask | None:
-    """Which of some slots have a value. None: all."""
+    """Returns 1 for each slot that has a value, or None if all have."""
     return gathered(column.valid_pages, slots, np.dtype(np.uint8)) if len(column.valid_pages) else None
 
 

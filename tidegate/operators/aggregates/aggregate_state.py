@@ -106,8 +106,8 @@ class Described(Protocol):
         ...
 
     @property
-    def taken_back(self) -> bool:
-        """Whether values of a sum may be taken back."""
+    def retractable(self) -> bool:
+        """True for a sum whose values may be retracted."""
         ...
 
     @property
@@ -117,7 +117,7 @@ class Described(Protocol):
 
     @property
     def inputs(self) -> tuple[ColumnLike, ...]:
-        """All input columns."""
+        """The input columns, of which a function of the program may have several."""
         ...
 
 
@@ -133,7 +133,7 @@ def state_fields(aggregate: Described, name: str, input_schema: pa.Schema) -> tu
     data_type = None if aggregate.column is None else _type_of(aggregate.column, input_schema)
     if kind is AggregateKind.COUNT or data_type is None:
         return (pa.field(name, pa.int64()),)
-    if kind is AggregateKind.SUM and not aggregate.taken_back:
+    if kind is AggregateKind.SUM and not aggregate.retractable:
         return _sum_fields(name, data_type)
     if kind in (AggregateKind.SUM, AggregateKind.MEAN):
         return (*_sum_fields(name, data_type, ".sum"), pa.field(part_name(name, ".count"), pa.int64()))
@@ -178,7 +178,7 @@ def state_names(aggregate: Described, name: str, suffixes: Sequence[str] = ("",)
     kind = aggregate.kind
     if aggregate.function is not None:
         return [part_name(name, f".{column}") for column in (*aggregate.function.state.names, SEEN)]
-    if kind is AggregateKind.MEAN or aggregate.taken_back:
+    if kind is AggregateKind.MEAN or aggregate.retractable:
         return [*(part_name(name, f".sum{suffix}") for suffix in suffixes), part_name(name, ".count")]
     if kind in SPREADS:
         return [part_name(name, suffix) for suffix in (".count", ".mean", ".m2")]
@@ -209,7 +209,7 @@ def stored_groups(aggregates: Mapping[str, Described], stored: Sequence[pa.Field
 
 
 def found_groups(aggregates: Mapping[str, Described], stored: Sequence[pa.Field]) -> Fields:
-    """The stored columns of those aggregates that have some, wherever they stand in `stored`."""
+    """The stored columns of each aggregate that has any, at any position in `stored`."""
     groups: Fields = {}
     start = 0
     while start < len(stored):
@@ -248,7 +248,7 @@ def combined_fields(aggregates: Mapping[str, Described], schema: pa.Schema) -> F
 
 
 def validate(aggregate: Described, input_schema: pa.Schema) -> None:
-    """Raise ConfigurationError if a column is missing or of a type that cannot be aggregated so."""
+    """Raises ConfigurationError if a column is missing or of a type that cannot be aggregated so."""
     if aggregate.condition is not None:
         found = _column_type(aggregate, aggregate.condition, input_schema)
         if not pa.types.is_boolean(found):
@@ -366,17 +366,17 @@ DIGITS_MAX = 38
 
 
 def is_small_decimal(data_type: pa.DataType) -> bool:
-    """Whether the type is a decimal of at most 128 bits."""
+    """Returns whether the type is a decimal of at most 128 bits."""
     return bool(pa.types.is_decimal(data_type) and data_type.bit_width <= 128)
 
 
 def is_fixed(data_type: pa.DataType) -> bool:
-    """Whether values of a type without dictionaries are kept in columns of fixed width."""
+    """Returns whether values of a type (without dictionaries) are stored in fixed-width columns."""
     return storage_dtype(data_type) is not None or pa.types.is_boolean(data_type) or is_small_decimal(data_type)
 
 
 def is_text(data_type: pa.DataType) -> bool:
-    """Whether values of a type, as they are kept, are strings or bytes."""
+    """Returns whether values of a type are stored as strings or bytes."""
     kinds, kept = pa.types, kept_type(data_type)
     return bool(
         kinds.is_string(kept) or kinds.is_large_string(kept) or kinds.is_binary(kept) or kinds.is_large_binary(kept)
@@ -474,10 +474,10 @@ def state_of(schema: pa.Schema) -> list[pa.Field]:
     return [field.with_name(field.name.removeprefix(_STATE)) for field in schema if field.name.startswith(_STATE)]
 
 
-def take_in(
+def add_rows(
     accumulator: _Accumulator, fields: Sequence[pa.Field], batch: pa.RecordBatch, slots: NDArray[np.int32]
 ) -> None:
-    """Add a batch to an accumulator that has these columns in the state, whatever kind of rows the batch has."""
+    """Adds a batch of rows or of combined rows to an accumulator, which has the columns `fields` in the state."""
     if is_combined(batch.schema):
         accumulator.merge(slots, [batch.column(_STATE + field.name) for field in fields])
     else:

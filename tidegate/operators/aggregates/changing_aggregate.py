@@ -15,9 +15,9 @@ Aggregates over everything work in two stages:
 
 - `PartialAggregate` keeps no state. It turns a batch into one row with the columns of the accumulators' state, so the
   traffic over the exchange and the work of the single subtask after it do not grow with the rows.
-- `MergedAggregate` keeps the accumulators of all rows in a table like a keyed aggregate, under one key.
-- The result is one row, and `ChangesOfAll` retracts the previous one. In mode `final` there is a row even if no input
-  row has come, as in SQL: counts are 0, lists are empty, a function of the program decides itself, and all other
+- `GlobalAggregate` keeps the accumulators of all rows in a table like a keyed aggregate, under one key.
+- The result is one row, and `GlobalChangingAggregate` retracts the previous one. In mode `final` there is a row even
+  without input rows, as in SQL: counts are 0, lists are empty, a function of the program decides itself, and all other
   aggregates are null.
 """
 
@@ -65,9 +65,9 @@ CALCULATED = SPREADS | {AggregateKind.COUNT, AggregateKind.SUM, AggregateKind.ME
 
 
 @runtime_checkable
-class _TakesBack(Protocol):
-    def take_back(self, batch: pa.RecordBatch, slots: NDArray[np.int32]) -> None:
-        """Take the rows of a batch out of the slots."""
+class _Retractable(Protocol):
+    def retract(self, batch: pa.RecordBatch, slots: NDArray[np.int32]) -> None:
+        """Takes the rows of a batch out of the slots."""
         ...
 
 
@@ -89,7 +89,7 @@ class ChangingAggregate(KeyedAggregate):
         if retracts:
             _check_calculated(aggregates)
             aggregates = {
-                name: replace(a, taken_back=True) if a.kind is AggregateKind.SUM else a
+                name: replace(a, retractable=True) if a.kind is AggregateKind.SUM else a
                 for name, a in aggregates.items()
             } | {ROWS: count()}
         super().__init__(keys, aggregates, "final" if emit == "final" else "update", input_schema)
@@ -126,23 +126,23 @@ class ChangingAggregate(KeyedAggregate):
         return result
 
     def _take_all(self, batch: pa.RecordBatch, upserted: Upserted) -> None:
-        """Add what comes, then take out what is taken back."""
+        """Adds the new rows, then subtract the retracted ones."""
         comes = rows_that_come(batch) if self._takes_back else None
         if comes is None or comes.all():
             for name, accumulator in zip(self._aggregates, self._accumulators, strict=True):
-                self._take_in(accumulator, name, batch, upserted)
+                self._add_rows(accumulator, name, batch, upserted)
             return
         names = [name for name in batch.schema.names if name in self._read]
         read = batch.select(names or batch.schema.names[:1])
         parts = [(read.filter(pa.array(flags)), upserted.slots[flags]) for flags in (comes, ~comes)]
         for accumulator in self._accumulators:
-            assert isinstance(accumulator, _TakesBack)
+            assert isinstance(accumulator, _Retractable)
             if parts[0][0].num_rows:
                 accumulator.update(*parts[0])
-            accumulator.take_back(*parts[1])
+            accumulator.retract(*parts[1])
 
     def _still_there(self, slots: NDArray[np.int32]) -> Flags | None:
-        """Which keys have rows. None: all, because nothing is ever taken back."""
+        """Returns True for each key that has rows, or None if rows are never retracted."""
         if not self._takes_back:
             return None
         assert self._table is not None
@@ -181,7 +181,7 @@ class ChangingAggregate(KeyedAggregate):
         if not parts:
             return None
         of = pa.array(rows[np.concatenate([positions for _, positions, _ in parts])])
-        # The old results, and the new ones behind them: each column is read in one go.
+        # The old results followed by the new ones, so that each column is read once.
         either = pa.array(np.concatenate([positions + version * len(rows) for _, positions, version in parts]))
         columns = [keys.column(name).take(of) for name in self._shown_keys]
         columns += [pa.concat_arrays([old, new]).take(either) for old, new in zip(before, after, strict=True)]
@@ -247,7 +247,7 @@ KEY = own_name("everything")
 
 
 class PartialAggregate(Operator):
-    """One row for each batch: what `MergedAggregate` merges. Stateless."""
+    """One row for each batch: what `GlobalAggregate` merges. Stateless."""
 
     def __init__(self, aggregates: Mapping[str, Aggregate]) -> None:
         self._aggregates = dict(aggregates)
@@ -266,7 +266,7 @@ class PartialAggregate(Operator):
         return pa.schema([pa.field(KEY, pa.int8()), *fields])
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Emit the accumulators of a batch. OperatorError if its columns do not fit, or a sum overflows."""
+        """Emits the accumulators of a batch. Raises OperatorError if its columns do not fit, or a sum overflows."""
         with blame(self.context, batch):
             if self._seen_schema is None or not batch.schema.equals(self._seen_schema):
                 self._begin(batch.schema)
@@ -286,7 +286,7 @@ class PartialAggregate(Operator):
         self._seen_schema = schema
 
 
-class MergedAggregate(KeyedAggregate):
+class GlobalAggregate(KeyedAggregate):
     """Merges rows of `PartialAggregate` in one subtask.
 
     `empty` is the schema of the result when no row has come. None means that there is no result then.
@@ -326,15 +326,15 @@ class MergedAggregate(KeyedAggregate):
             raise ConfigurationError(f"{schema.names} are not the accumulators of {list(self._aggregates)}")
         return fields
 
-    def _take_in(self, accumulator: Accumulator, name: str, batch: pa.RecordBatch, upserted: Upserted) -> None:
+    def _add_rows(self, accumulator: Accumulator, name: str, batch: pa.RecordBatch, upserted: Upserted) -> None:
         accumulator.merge(upserted.slots, [batch.column(field.name) for field in self._fields[name]])
 
     def _output(self, keys: pa.RecordBatch, results: Sequence[pa.Array]) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays(list(results), names=list(self._aggregates))
 
 
-class ChangesOfAll(MergedAggregate, ChangingAggregate):
-    """Merges rows like `MergedAggregate`, and retracts the previous result with each batch."""
+class GlobalChangingAggregate(GlobalAggregate, ChangingAggregate):
+    """Merges rows like `GlobalAggregate`, and retracts the previous result with each batch."""
 
     def __init__(self, aggregates: Mapping[str, Aggregate], input_schema: pa.Schema | None = None) -> None:
         super().__init__(aggregates, input_schema=input_schema)
@@ -342,7 +342,7 @@ class ChangesOfAll(MergedAggregate, ChangingAggregate):
 
     def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
         """The aggregates, and the kind of the change."""
-        return with_kind(MergedAggregate.output_schema(self, input_schema))
+        return with_kind(GlobalAggregate.output_schema(self, input_schema))
 
 
 def _of_nothing(aggregate: Aggregate, data_type: pa.DataType) -> pa.Array:

@@ -1,7 +1,7 @@
-"""`ColumnExpression`: a polars expression where the name of a column may stand.
+"""`ColumnExpression`: a polars expression in place of a column name.
 
-A driver replaces each by a column that is computed before the operator, so operators see names alone. Two are equal if
-polars writes them down alike.
+The stream API replaces each expression by a column that is computed before the operator, so operators only see names.
+Two expressions are equal if polars serialises them alike.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def column_like(value: object, where: str) -> ColumnLike:
 
 
 def column_names(given: object, where: str) -> tuple[str, ...]:
-    """The names of one or several columns, where no expression may stand. ConfigurationError, as of `column_like`."""
+    """The names of one or several columns. Raises ConfigurationError for an expression, and like `column_like`."""
     several = given if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
     found = [column_like(each, where) for each in several]
     for column in found:

@@ -33,8 +33,7 @@ from tidegate.operators.batch_rows import OUTPUT_ROWS_MAX
 from tidegate.operators.operator import Columns, Emit, OperatorContext
 from tidegate.operators.source_splits import Due, DueByAge
 from tidegate.operators.state.keys import key_columns
-from tidegate.operators.watermarks.group_moments import GroupMoments
-from tidegate.operators.watermarks.late_rows import LATE_RECORDS
+from tidegate.operators.watermarks.late_rows import LATE_RECORDS, GroupMoments
 from tidegate.operators.watermarks.watermark_generator import check_timestamp_column, event_times_ms
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
 from tidegate.state.common.table_columns import BatchColumns
@@ -62,7 +61,7 @@ _NEVER = -(1 << 62)
 class ExpiringAggregate(KeyedAggregate):
     """Aggregates of each key, as updates or with a result for each row.
 
-    `time` is the column of event time; None: processing time.
+    `time` is the column of event time, or None for processing time.
     """
 
     def __init__(
@@ -95,7 +94,7 @@ class ExpiringAggregate(KeyedAggregate):
         return pa.schema([field for field in found if field.name != UPDATED])
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """Raises as of all aggregates."""
+        """Opens the aggregates and the progress of event time. Raises like `KeyedAggregate.open`."""
         groups = key_group_range(context.subtask, context.max_parallelism, context.parallelism)
         self._reached = GroupMoments(groups, _REACHED_STATE, "watermark_ms", "aggregates with a time to live")
         for table in restored:
@@ -106,12 +105,12 @@ class ExpiringAggregate(KeyedAggregate):
 
     @property
     def waits_for_event_time(self) -> bool:
-        """Only if keys expire in event time."""
+        """True if keys expire in event time."""
         return self._time is not None
 
     @property
     def dues(self) -> Sequence[Due]:
-        """A row is dropped when it is the time to live behind the watermark."""
+        """A row is dropped when the watermark is ahead of its event time by the time to live."""
         return () if self._time is None else (DueByAge(self._ttl_ms),)
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
@@ -126,12 +125,12 @@ class ExpiringAggregate(KeyedAggregate):
             yield from self._sweep(watermark_ms - 2 * self._ttl_ms)
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot:
-        """Freeze the keys, and how far event time has come."""
+        """Freezes the keys, and how far event time has come."""
         frozen = super().snapshot(cut)
         return frozen if self._time is None else replace(frozen, states=(*frozen.states, self._reached.freeze()))
 
     def changes(self, cut: Cut) -> OperatorSnapshot:
-        """Freeze the keys."""
+        """Freezes the keys."""
         return super().snapshot(cut)
 
     def next_processing_time_ms(self) -> int | None:
@@ -190,7 +189,9 @@ class ExpiringAggregate(KeyedAggregate):
         starts = np.flatnonzero(first_of_key | (begins[order] > 0))  # of the lives, in the order of the keys
         goes_on = first_of_key[starts] & (begins[order][starts] == 0) & ~is_new[order[starts]]
         places = np.empty(len(starts), dtype=np.int32)
-        places[np.argsort(~goes_on, kind="stable")] = np.arange(len(starts))  # lives that go on come first
+        places[np.argsort(~goes_on, kind="stable")] = np.arange(
+            len(starts)
+        )  # lives that continue from the state come first
         place_of_row = np.empty(batch.num_rows, dtype=np.int32)
         place_of_row[order] = np.repeat(places, np.diff(starts, append=len(order)))
         shown = {name: aggregate for name, aggregate in self._aggregates.items() if name != UPDATED}
@@ -204,7 +205,7 @@ class ExpiringAggregate(KeyedAggregate):
         return self._running(batch, place_of_row, accumulators)
 
     def _begins(self, batch: pa.RecordBatch, upserted: Upserted) -> NDArray[np.uint8]:
-        """Note the moments of the rows. Returns 1 for each row with which its key begins anew."""
+        """Stores the moments of the rows. Returns 1 for each row with which its key starts over."""
         assert self._table is not None
         times = np.full(batch.num_rows, self.context.time.now_ms, dtype=np.int64)
         if self._time is not None:
@@ -219,7 +220,7 @@ class ExpiringAggregate(KeyedAggregate):
     def _begun_anew(
         self, batch: pa.RecordBatch, upserted: Upserted, begins: NDArray[np.uint8]
     ) -> tuple[pa.RecordBatch, pa.RecordBatch, Upserted]:
-        """Forget the keys that begin anew. Returns the rows that count, as another batch of the table."""
+        """Removes the keys that start over. Returns the rows that count, as another batch of the table."""
         assert self._table is not None
         codes, distinct = grouped(upserted.slots)
         rows = np.flatnonzero(begins)
@@ -233,9 +234,9 @@ class ExpiringAggregate(KeyedAggregate):
         keys = key_columns(counted, self._keys)
         return counted, keys, self._table.upsert(keys)
 
-    def _take_in(self, accumulator: Accumulator, name: str, batch: pa.RecordBatch, upserted: Upserted) -> None:
+    def _add_rows(self, accumulator: Accumulator, name: str, batch: pa.RecordBatch, upserted: Upserted) -> None:
         if name != UPDATED:
-            super()._take_in(accumulator, name, batch, upserted)
+            super()._add_rows(accumulator, name, batch, upserted)
 
     def _output(self, keys: pa.RecordBatch, results: Sequence[pa.Array]) -> pa.RecordBatch:
         shown = results[: len(self._shown)]

@@ -3,19 +3,28 @@
 Rules:
 
 - All rows of a key come to the subtask that owns its key group. Each new key is checked for that.
-- In mode `update` a batch gives one row for each distinct key in it, with the current values, in the order in which the
-  keys first appear. In mode `final` each key gives one row, at the end of the input.
-- In mode `each` a row gives one row, in the same order: its key, and the values with it and all rows of its key before
-  it. So results do not depend on how rows are cut into batches. The state is the same in all modes.
+- In mode `update` a batch emits one row for each distinct key in it, with the current values, in the order in which the
+  keys first appear. In mode `final` each key emits one row, at the end of the input.
+- In mode `each` a row emits one row, in the same order: its key, and the values over this row and all rows of its key
+  before it. Results therefore do not depend on how rows are cut into batches. The state is the same in all modes.
 - State is one table: the key columns, then the accumulators.
-- A batch may have combined rows, which its sender has made (`aggregate_state.py`): they are merged. In mode `each` they
+- A batch may have combined rows, which its sender has made (`aggregate_state.py`). They are merged. In mode `each` they
   are refused.
+
+`StoredLayout` describes the columns of stored aggregates, and `converted` converts rows of an older program. A restored
+program may have more aggregates than the one that wrote the state, or fewer, or wider types. Rules:
+
+- The columns of an aggregate are found by the names that its function gives them, at any position.
+- An aggregate without stored columns begins as if it had no rows. Columns of removed aggregates are dropped: the user
+  has agreed to that when the job was submitted (`tidegate/actors/restore/meaning_checks.py`).
+- A type may widen as far as `tidegate/storage/schemas/evolution.py` allows. A sum of integers may become a sum of
+  floats as long as its value stays exact, and a decimal may have more digits before the point.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -24,8 +33,17 @@ from numpy.typing import NDArray
 
 from tidegate.operators.aggregates.accumulators import Accumulator, make_accumulator, value_specs
 from tidegate.operators.aggregates.aggregate import Aggregate
-from tidegate.operators.aggregates.aggregate_state import Fields, combined_fields, state_columns, take_in
-from tidegate.operators.aggregates.stored_layout import StoredLayout, converted, raw_specs
+from tidegate.operators.aggregates.aggregate_state import (
+    CHOICES,
+    NULL_WITHOUT_VALUES,
+    AggregateKind,
+    Fields,
+    add_rows,
+    combined_fields,
+    decimal_of,
+    found_groups,
+    state_columns,
+)
 from tidegate.operators.batch_rows import OUTPUT_ROWS_MAX
 from tidegate.operators.combined_rows import is_combined
 from tidegate.operators.operator import Columns, Emit, Operator, OperatorContext
@@ -34,11 +52,13 @@ from tidegate.operators.state.keys import check_owner, key_columns, key_schema
 from tidegate.operators.state.operator_backend import frozen_backend, make_backend
 from tidegate.protocol.failures import ChangedTypeError
 from tidegate.state.common.backend import KeyedBackend, ValueSpec, VectorTable
+from tidegate.state.common.table_columns import BatchColumns
 from tidegate.state.kernels.partition import gather, subtask_table
 from tidegate.state.key_index.hash_table import Upserted
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError, CorruptionError, IncompatibleStateError
 from tidegate.storage.schemas.column_names import columns_text
+from tidegate.storage.schemas.evolution import widens
 from tidegate.storage.state.handover import keys_at_most, merge_small_tables, taken
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
@@ -46,12 +66,16 @@ STATE_NAME = "aggregate"
 
 _RESTORED_ROWS = 131_072
 """Stored rows that are loaded at once."""
+_SUMS = (AggregateKind.SUM, AggregateKind.MEAN)
+_NULL_WITHOUT_ROWS = NULL_WITHOUT_VALUES | CHOICES
+"""Aggregates whose first column is null until the first counting row."""
+_ADVICE = "give the aggregate its former type, or give the operator a new uid to start without what was stored"
 
 
 class KeyedAggregate(Operator):
-    """Aggregates of each key. `keys` names the key columns, `aggregates` the output columns and what they hold.
+    """Aggregates of each key. `keys` names the key columns, `aggregates` maps output columns to aggregates.
 
-    `input_schema`: the columns of the input; None if they are known only when the job runs.
+    `input_schema` has the columns of the input, or is None if they are known only when the job runs.
 
     Raises ConfigurationError for no keys, no aggregates, or names that clash.
     """
@@ -89,7 +113,7 @@ class KeyedAggregate(Operator):
         return None if self._input_schema is None else self._fields_for(self._input_schema)
 
     def validate(self, input_schema: pa.Schema) -> None:
-        """Raise ConfigurationError if batches of this schema cannot be aggregated so."""
+        """Raises ConfigurationError if batches of this schema cannot be aggregated so."""
         self.output_schema(input_schema)
 
     def needed_columns(self, after: Columns) -> Columns:
@@ -98,7 +122,7 @@ class KeyedAggregate(Operator):
         return frozenset((*self._keys, *(column for column in columns if isinstance(column, str))))
 
     def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
-        """Schema of what is emitted for input of a schema: key columns (dictionaries decoded), then aggregates.
+        """Schema of the output for input of a schema: key columns (dictionaries decoded), then aggregates.
 
         Raises ConfigurationError for a column that is missing or of a type that does not fit.
         """
@@ -106,9 +130,10 @@ class KeyedAggregate(Operator):
         return pa.schema([*key_schema(input_schema, self._keys), *results])
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """Take the state back from tables of any number of former subtasks.
+        """Restores the state from tables of any number of former subtasks.
 
-        IncompatibleStateError if a table is of other keys or aggregates. CorruptionError if it has a key twice.
+        Raises IncompatibleStateError if a table is of other keys or aggregates, and CorruptionError if it has a key
+        twice.
         """
         super().open(context, restored)
         self._owners = subtask_table(context.max_parallelism, context.parallelism)
@@ -119,14 +144,14 @@ class KeyedAggregate(Operator):
         self._restore_all(restored)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Add a batch to the accumulators. OperatorError if its columns do not fit, or a sum overflows."""
+        """Adds a batch to the accumulators. Raises OperatorError if its columns do not fit, or a sum overflows."""
         with blame(self.context, batch):
             updates = self._advance(batch)
         if updates is not None:
             emit(updates)
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot:
-        """Freeze the state. Before the first key there is none."""
+        """Freezes the state, which is empty before the first key."""
         if cut.keyed:
             self._changed_rows = 0
         return frozen_backend(self.context, self._opened(), cut)
@@ -152,7 +177,7 @@ class KeyedAggregate(Operator):
         self._restore_all(tables)
 
     def hand_over(self) -> None:
-        """Let go of the backend."""
+        """Releases the backend, which the next attempt takes over."""
         self._backend = self._table = None
         self._accumulators = []
 
@@ -168,7 +193,7 @@ class KeyedAggregate(Operator):
                 yield
 
     def close(self) -> None:
-        """Release what the backend holds."""
+        """Releases what the backend holds."""
         if self._backend is not None:
             self._backend.close()
 
@@ -194,7 +219,7 @@ class KeyedAggregate(Operator):
             )
 
     def _admit(self, schema: pa.Schema) -> None:
-        """Check a batch's columns against the state; the first batch ever makes it."""
+        """Checks a batch's columns against the state; the first batch ever makes it."""
         if self._seen_schema is not None and schema.equals(self._seen_schema):
             return
         found = key_schema(schema, self._keys)
@@ -227,7 +252,7 @@ class KeyedAggregate(Operator):
     def _accumulate(self, batch: pa.RecordBatch, keys: pa.RecordBatch, upserted: Upserted) -> pa.RecordBatch | None:
         if self._emit_mode == "final":
             for name, accumulator in zip(self._aggregates, self._accumulators, strict=True):
-                self._take_in(accumulator, name, batch, upserted)
+                self._add_rows(accumulator, name, batch, upserted)
             return None
         if self._emit_mode == "each":
             if not batch.num_rows:
@@ -238,14 +263,14 @@ class KeyedAggregate(Operator):
         slots = upserted.slots if all_distinct else upserted.slots.take(rows)
         results = []
         for name, accumulator in zip(self._aggregates, self._accumulators, strict=True):
-            self._take_in(accumulator, name, batch, upserted)
-            results.append(accumulator.results(slots))  # at once: what was just written is still in the cache
+            self._add_rows(accumulator, name, batch, upserted)
+            results.append(accumulator.results(slots))  # at once, while the written values are in the CPU cache
         return self._output(keys if all_distinct else gather(keys, rows), results)
 
     def _running(
         self, batch: pa.RecordBatch, slots: NDArray[np.int32], accumulators: Sequence[Accumulator]
     ) -> list[pa.Array]:
-        """Add a batch to accumulators. Returns the results after each row."""
+        """Adds a batch to accumulators. Returns the results after each row."""
         if is_combined(batch.schema):
             raise IncompatibleStateError(
                 f'operator {self.context.uid!r} has emit="each" and restored rows in flight that were combined for '
@@ -255,14 +280,14 @@ class KeyedAggregate(Operator):
         return [accumulator.running(batch, slots) for accumulator in accumulators]
 
     def _fields_for(self, schema: pa.Schema) -> Fields:
-        """The state columns for batches of a schema. ConfigurationError for columns that do not fit."""
+        """The state columns for batches of a schema. Raises ConfigurationError for columns that do not fit."""
         if is_combined(schema):
             return combined_fields(self._aggregates, schema)
         return {name: a.state_fields(name, schema) for name, a in self._aggregates.items()}
 
-    def _take_in(self, accumulator: Accumulator, name: str, batch: pa.RecordBatch, upserted: Upserted) -> None:
-        """Add a batch to the accumulator of an aggregate."""
-        take_in(accumulator, self._fields[name], batch, upserted.slots)
+    def _add_rows(self, accumulator: Accumulator, name: str, batch: pa.RecordBatch, upserted: Upserted) -> None:
+        """Adds a batch to the accumulator of an aggregate."""
+        add_rows(accumulator, self._fields[name], batch, upserted.slots)
 
     def _create(self, schema: pa.Schema, fields: Fields) -> None:
         backend = self._opened()
@@ -284,7 +309,7 @@ class KeyedAggregate(Operator):
         return [spec for name, a in self._aggregates.items() for spec in value_specs(a, fields[name])]
 
     def _take_over(self, stored: pa.Schema) -> None:
-        """Go on with rows that the backend has already, and convert them if other aggregates wrote them."""
+        """Continues with rows that the backend has already, and converts them if other aggregates wrote them."""
         layout = self._layout_of(STATE_NAME, stored)
         if layout.whole:
             self._create(layout.head, layout.fields)
@@ -296,7 +321,7 @@ class KeyedAggregate(Operator):
         self._evolve(self._wanted(layout))
 
     def _restore_all(self, tables: Sequence[StateTable]) -> None:
-        """Load stored tables. If types changed between two layers, all rows get the newer types."""
+        """Loads stored tables. If types changed between two layers, all rows get the newer types."""
         layouts = (
             (table.state, table.rows.schema) for table in tables if table.kind is StateKind.KEYED and not table.removed
         )
@@ -320,7 +345,7 @@ class KeyedAggregate(Operator):
     def _newest_layout(self, stored: Sequence[tuple[str, pa.Schema]]) -> tuple[pa.Schema, Fields]:
         """The layout that all stored ones can be converted to: types only ever become wider.
 
-        IncompatibleStateError if there is none.
+        Raises IncompatibleStateError if there is none.
         """
         layouts = [(self._layout_of(state, schema), schema) for state, schema in stored]
         refused = None
@@ -370,3 +395,102 @@ class KeyedAggregate(Operator):
 
     def _output(self, keys: pa.RecordBatch, results: Sequence[pa.Array]) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays([*keys.columns, *results], names=[*self._keys, *self._aggregates])
+
+
+@dataclass(frozen=True, slots=True)
+class StoredLayout:
+    """The columns of one stored table: `head` (for example the keys), then the columns of the aggregates.
+
+    `fields` holds the columns of each stored aggregate of the program. `whole` is true if these are all aggregates of
+    the program and all stored columns, in the program's order.
+    """
+
+    head: pa.Schema
+    fields: Fields
+    whole: bool
+
+    @staticmethod
+    def of(schema: pa.Schema, head: Sequence[str], aggregates: Mapping[str, Aggregate]) -> StoredLayout | None:
+        """The layout of a stored schema. None if it does not begin with the columns of `head`."""
+        schema = pa.schema([field.remove_metadata() for field in schema])
+        if schema.names[: len(head)] != list(head):
+            return None
+        rest = list(schema)[len(head) :]
+        fields = found_groups(aggregates, rest)
+        whole = [field for name in aggregates for field in fields.get(name, ())] == rest and len(fields) == len(
+            aggregates
+        )
+        return StoredLayout(pa.schema(list(schema)[: len(head)]), fields, whole)
+
+
+def field_refusal(kind: AggregateKind, before: Sequence[pa.Field], now: Sequence[pa.Field]) -> str | None:
+    """Returns why stored columns of an aggregate cannot be converted to the program's columns, or None if they can."""
+    if len(before) != len(now):
+        return "it is kept in other columns"
+    for old, new in zip(before, now, strict=True):
+        if old.name != new.name:
+            was, becomes = decimal_of(old.name), decimal_of(new.name)
+            if was is None or becomes is None or was.scale != becomes.scale or was.precision > becomes.precision:
+                return f"{old.name} cannot become {new.name}"
+        exact_sum = kind in _SUMS and old.type == pa.int64() and new.type == pa.float64()
+        if not exact_sum and not widens(old.type, new.type):
+            return f"{old.type} cannot become {new.type} without a loss"
+    return None
+
+
+def fresh_columns(aggregate: Aggregate, fields: Sequence[pa.Field], rows: int) -> list[pa.Array]:
+    """The columns of an aggregate for keys without counting rows."""
+    made = BatchColumns(value_specs(aggregate, fields))
+    made.begin(1)
+    values = made.values()
+    found = [values[field.name].take(pa.array(np.zeros(rows, dtype=np.int64))) for field in fields]
+    if aggregate.kind in _NULL_WITHOUT_ROWS and not aggregate.retractable and aggregate.function is None:
+        found[0] = pa.nulls(rows, fields[0].type)
+    return found
+
+
+def raw_specs(schema: pa.Schema) -> list[ValueSpec]:
+    """Value columns of stored rows that are only read, to be converted."""
+    return [ValueSpec(field.name, field.type) for field in schema]
+
+
+def converted(
+    rows: pa.RecordBatch,
+    head: pa.Schema,
+    aggregates: Mapping[str, Aggregate],
+    wanted: Fields,
+    where: str,
+) -> pa.RecordBatch:
+    """Returns stored rows in the columns `head`, followed by the `wanted` columns of each aggregate.
+
+    `where` begins errors. Raises IncompatibleStateError for columns that cannot be converted.
+    """
+    fields = [field for name in aggregates for field in wanted[name]]
+    expected = pa.schema([*head, *fields])
+    if rows.schema.equals(expected):
+        return rows
+    layout = StoredLayout.of(rows.schema, head.names, aggregates)
+    if layout is None:
+        raise IncompatibleStateError(f"{where}: the stored columns {rows.schema.names} do not begin with {head.names}")
+    columns = list(rows.columns[: len(head)])
+    for field, column in zip(head, columns, strict=True):
+        if column.type != field.type:
+            raise IncompatibleStateError(
+                f"{where}: {field.name!r} was stored as {column.type}, and the program expects {field.type}; a key "
+                "cannot change its type, because that decides which subtask has it. Cast the column back"
+            )
+    for name, aggregate in aggregates.items():
+        before, now = layout.fields.get(name), wanted[name]
+        if before is None:
+            columns += fresh_columns(aggregate, now, rows.num_rows)
+            continue
+        refusal = field_refusal(aggregate.kind, before, now)
+        if refusal is not None:
+            raise IncompatibleStateError(f"{where}: {name}={aggregate}: {refusal}; {_ADVICE}")
+        for old, new in zip(before, now, strict=True):
+            column = rows.column(old.name)
+            try:
+                columns.append(column if old.type.equals(new.type) else column.cast(new.type))
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                raise IncompatibleStateError(f"{where}: {name}={aggregate}: {error}; {_ADVICE}") from error
+    return pa.RecordBatch.from_arrays(columns, schema=expected)

@@ -45,15 +45,15 @@ class KeptValues(BatchAggregateFunction):
         self.output = pa.int64() if kind is AggregateKind.COUNT_DISTINCT else data_type
 
     def accumulate(self, state: pa.RecordBatch, groups: Groups, *columns: pa.Array) -> NewState:
-        """Add values."""
+        """Adds values."""
         return self._changed(state, groups, columns[0], np.ones(len(groups), dtype=np.int64))
 
     def retract(self, state: pa.RecordBatch, groups: Groups, *columns: pa.Array) -> NewState:
-        """Take values out."""
+        """Takes values out."""
         return self._changed(state, groups, columns[0], np.full(len(groups), -1, dtype=np.int64))
 
     def merge(self, state: pa.RecordBatch, groups: Groups, other: pa.RecordBatch) -> NewState:
-        """Add the values of others."""
+        """Adds the values of others."""
         of = np.repeat(groups, list_lengths(other.column(_VALUES)))
         times = other.column(_TIMES).flatten().to_numpy()
         return self._changed(state, of, other.column(_VALUES).flatten(), times)
@@ -95,9 +95,9 @@ class KeptValues(BatchAggregateFunction):
 
 
 def kept_values(aggregates: Mapping[str, Aggregate], schema: pa.Schema | None) -> dict[str, Aggregate]:
-    """Aggregates that may follow changes: those that cannot be calculated backwards keep their values.
+    """Returns aggregates that support retractions: aggregates without an inverse store their values instead.
 
-    ConfigurationError if the types of their columns are not known, or have no order.
+    Raises ConfigurationError if the types of their columns are not known, or have no order.
     """
     return {label: _kept(label, aggregate, schema) for label, aggregate in aggregates.items()}
 
@@ -161,11 +161,11 @@ class ValueSet(BatchAggregateFunction):
         self.state = pa.schema({_VALUES: pa.list_(data_type)})
 
     def accumulate(self, state: pa.RecordBatch, groups: Groups, *columns: pa.Array) -> NewState:
-        """Add values."""
+        """Adds values."""
         return self._united(state.column(_VALUES), groups, columns[0])
 
     def accumulate_each(self, state: pa.RecordBatch, groups: Groups, *columns: pa.Array) -> tuple[NewState, Any]:
-        """Add values. Also how many there are after each row."""
+        """Adds values. Also how many there are after each row."""
         held = state.column(_VALUES)
         known = np.flatnonzero(columns[0].is_valid().to_numpy(zero_copy_only=False))
         every, of, rows = self._distinct(held, groups[known], columns[0].take(pa.array(known)))
@@ -174,7 +174,7 @@ class ValueSet(BatchAggregateFunction):
         return self._lists(held, every, of, rows), list_lengths(held)[groups] + counted_so_far(groups, new)
 
     def merge(self, state: pa.RecordBatch, groups: Groups, other: pa.RecordBatch) -> NewState:
-        """Add the values of others."""
+        """Adds the values of others."""
         lists = other.column(_VALUES)
         return self._united(state.column(_VALUES), np.repeat(groups, list_lengths(lists)), lists.flatten())
 
@@ -210,7 +210,10 @@ class ValueSet(BatchAggregateFunction):
 
 
 def with_value_sets(aggregates: Mapping[str, Aggregate], schema: pa.Schema | None) -> dict[str, Aggregate]:
-    """Aggregates of which those that count distinct values keep them. ConfigurationError for unknown or other types."""
+    """Returns aggregates in which counts of distinct values store these values.
+
+    Raises ConfigurationError for an unknown or unordered type.
+    """
     return {
         label: replace(a, kind=AggregateKind.USER, function=ValueSet(comparable_type(label, a, schema)))
         if isinstance(a, Aggregate) and a.kind is AggregateKind.COUNT_DISTINCT

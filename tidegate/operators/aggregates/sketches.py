@@ -66,7 +66,7 @@ class ApproxCountDistinct(_Sketch):
             raise ValueError(f"distinct values of {columns[0]} cannot be counted: they have no hash") from error
 
     def accumulate(self, state: pa.RecordBatch, groups: Groups, *columns: pa.Array) -> NewState:
-        """Add values."""
+        """Adds values."""
         valid = np.flatnonzero(columns[0].is_valid().to_numpy(zero_copy_only=False))
         values = columns[0].take(pa.array(valid))
         hashes = hash_forms([key_form(values, "")], len(values))
@@ -84,7 +84,7 @@ class ApproxCountDistinct(_Sketch):
             yield group, sketch.serialize_compact()
 
     def merge(self, state: pa.RecordBatch, groups: Groups, other: pa.RecordBatch) -> NewState:
-        """Put sketches together."""
+        """Puts sketches together."""
         return self._written(state, self._merged(state, groups, other.column(0)))
 
     def _merged(self, state: pa.RecordBatch, groups: Groups, other: pa.Array) -> Iterator[tuple[int, bytes]]:
@@ -124,7 +124,7 @@ class ApproxQuantile(_Sketch):
             raise ValueError(f"the column is {data_type}; quantiles are of integers, floats and decimals")
 
     def accumulate(self, state: pa.RecordBatch, groups: Groups, *columns: pa.Array) -> NewState:
-        """Add numbers; nulls and NaN are none."""
+        """Adds numbers, without nulls and NaN."""
         numbers = columns[0].cast(pa.float64(), safe=False).fill_null(math.nan).to_numpy()
         rows = np.flatnonzero(~np.isnan(numbers))
         return self._written(state, self._added(state, groups[rows], numbers[rows]))
@@ -139,7 +139,7 @@ class ApproxQuantile(_Sketch):
             yield group, digest.serialize()
 
     def merge(self, state: pa.RecordBatch, groups: Groups, other: pa.RecordBatch) -> NewState:
-        """Put digests together."""
+        """Puts digests together."""
         return self._written(state, self._merged(state, groups, other.column(0)))
 
     def _merged(self, state: pa.RecordBatch, groups: Groups, other: pa.Array) -> Iterator[tuple[int, bytes]]:
@@ -171,7 +171,7 @@ class ApproxQuantile(_Sketch):
 
 
 def approx_count_distinct(column: str | pl.Expr, *, precision: int = 12) -> Aggregate:
-    """About how many distinct values a column has; nulls are none. int64, never null.
+    """Estimated number of distinct values of a column, without nulls. int64, never null.
 
     The state of a key is of at most about 2**`precision` bytes (4 to 21). The relative standard error is about
     1.04 / 2**(precision / 2): 1.6 % for 12. Up to a few dozen values the number is exact. Needs the extra `sketches`.

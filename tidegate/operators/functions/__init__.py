@@ -1,1 +1,1 @@
-"""Operators without keyed state, over whole batches: functions of users, and polars expressions."""
+"""Operators that call functions of users, with and without state, or compute polars expressions."""

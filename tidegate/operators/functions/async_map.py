@@ -68,14 +68,14 @@ class _Segment:
 
     left: int = 0
     """Calls whose results were not emitted."""
-    done: list[_Asked] = field(default_factory=list)
-    """Calls that have answered, in the order of their answers."""
+    done: list[_PendingCall] = field(default_factory=list)
+    """Finished calls, in the order in which they finished."""
     watermark_ms: int | None = None
     """Watermark that follows the calls, or None if more rows follow."""
 
 
 @dataclass(slots=True, eq=False)
-class _Asked:
+class _PendingCall:
     call: Call
     segment: _Segment
     answer: Answer | None = None
@@ -99,23 +99,23 @@ class AsyncMap(Operator):
         self._from_polars = FromPolars()
         self._ordered = ordered
         self._errors_to = errors_to
-        self._asked: dict[int, _Asked] = {}
-        """Returns the calls whose results were not emitted, in the order of their rows."""
+        self._pending: dict[int, _PendingCall] = {}
+        """The calls whose results were not emitted, by number, in the order of their rows."""
         self._waiting: deque[Call] = deque()
         self._segments: deque[_Segment] = deque([_Segment()])
         self._newest_ms = self._passed_ms = MIN_WATERMARK_MS
-        """The newest watermark that has come, and the newest that has gone on."""
+        """The newest watermark that has arrived, and the newest that was passed on."""
         self._under_way = 0
         self._next = 0
         self._batch_timeout_ms = function.batch_timeout_ms
         self._filling: list[pa.RecordBatch] = []
-        """Rows that wait until there are enough for a call; they come after all others."""
+        """Rows that wait until there are enough for a call. They come after all other rows."""
         self._filling_rows = self._filling_since_ms = 0
         self._filling_watermark_ms: int | None = None
-        """The newest watermark that came after rows that wait so."""
+        """The newest watermark that arrived after these rows."""
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """Ask again for what was in flight."""
+        """Requests the calls that were in flight again."""
         super().open(context, restored)
         marks, held = list[Mark](), list[pa.RecordBatch]()
         for table in restored:
@@ -130,20 +130,20 @@ class AsyncMap(Operator):
                 self._add(element)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Take in rows. OperatorError if they have other columns than those before."""
+        """Adds rows. Raises OperatorError if their columns differ from earlier rows."""
         with blame(self.context, batch):
             rows = self._input.conform(widened(batch))
         self._add(rows)
 
     @property
     def full(self) -> bool:
-        """Whether rows wait for a call."""
+        """True while rows wait for a call, so that the task should not read further input."""
         return bool(self._waiting)
 
     @property
     def busy(self) -> bool:
-        """Whether results are missing."""
-        return bool(self._asked)
+        """True if results are missing."""
+        return bool(self._pending)
 
     def take_calls(self) -> list[Call]:
         """Calls to make now."""
@@ -161,7 +161,7 @@ class AsyncMap(Operator):
             return False
         if watermark_ms == MAX_WATERMARK_MS:
             self._complete()  # nothing comes that could fill the batch
-        if self._asked or self._filling:
+        if self._pending or self._filling:
             self._hold_behind(watermark_ms)
             return False
         self._newest_ms = self._passed_ms = watermark_ms
@@ -172,15 +172,15 @@ class AsyncMap(Operator):
         call.
         """
         for answer in answers:
-            asked = self._asked[answer.number]
+            pending = self._pending[answer.number]
             self._under_way -= 1
             if answer.error is not None and self._errors_to is None:
-                rows = asked.call.rows
+                rows = pending.call.rows
                 row = first_row(rows)
                 place = "the row" if self._by_row else "first row of the batch"
                 raise failure(self.context, answer.error, place, row, rows) from answer.error
-            asked.answer = answer
-            asked.segment.done.append(asked)
+            pending.answer = answer
+            pending.segment.done.append(pending)
         while True:
             yield from self._emitted(self._take_done())
             segment = self._segments[0]
@@ -192,7 +192,7 @@ class AsyncMap(Operator):
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot | None:
         """Returns the rows whose results are missing, and the watermarks between them."""
-        held = [asked.call.rows for asked in self._asked.values()] + self._filling
+        held = [pending.call.rows for pending in self._pending.values()] + self._filling
         if not held:
             return None
         states = [FrozenTable(IN_FLIGHT, StateKind.LIST, lambda: _together(held))]
@@ -201,9 +201,9 @@ class AsyncMap(Operator):
         return OperatorSnapshot(self.context.uid, tuple(states))
 
     def finish(self, emit: Emit) -> Iterator[None]:
-        """Wait for all results."""
+        """Waits for all results."""
         self._complete()
-        while self._asked:
+        while self._pending:
             yield
 
     def next_processing_time_ms(self) -> int | None:
@@ -214,7 +214,7 @@ class AsyncMap(Operator):
         return self._filling_since_ms + self._batch_timeout_ms
 
     def on_processing_time(self, now_ms: int, emit: Emit) -> Iterator[None]:
-        """Call with fewer rows than a batch may have, if they have waited long enough."""
+        """Calls with fewer rows than a batch may have, if they have waited long enough."""
         due_ms = self.next_processing_time_ms()
         if due_ms is not None and due_ms <= now_ms:
             self._complete()
@@ -230,12 +230,12 @@ class AsyncMap(Operator):
     def _add_call(self, rows: pa.RecordBatch) -> None:
         segment, call = self._segments[-1], Call(self._next, rows)
         self._next += 1
-        self._asked[call.number] = _Asked(call, segment)
+        self._pending[call.number] = _PendingCall(call, segment)
         self._waiting.append(call)
         segment.left += 1
 
     def _fill(self, rows: pa.RecordBatch) -> None:
-        """Add rows to the batch that is not full, and begin another one behind each that is."""
+        """Adds rows to the batch that is not full. Each full batch becomes a call."""
         start = 0
         while start < rows.num_rows:
             if not self._filling:
@@ -248,7 +248,7 @@ class AsyncMap(Operator):
                 self._complete()
 
     def _complete(self) -> None:
-        """Make a call of the rows that wait for a batch to be full. Watermarks behind them wait for its results."""
+        """Makes a call of the waiting rows, even if the batch is not full. Later watermarks wait for its results."""
         if not self._filling:
             return
         rows, watermark_ms = _together(self._filling), self._filling_watermark_ms
@@ -267,7 +267,7 @@ class AsyncMap(Operator):
             self._hold(watermark_ms)
 
     def _hold(self, watermark_ms: int) -> None:
-        """Keep a watermark until the results of all rows so far were emitted."""
+        """Keeps a watermark until the results of all rows so far were emitted."""
         self._newest_ms = watermark_ms
         last = self._segments[-1]
         if not last.left and len(self._segments) > 1:
@@ -279,8 +279,8 @@ class AsyncMap(Operator):
     def _marks(self) -> list[Mark]:
         """Returns the watermarks by which the rows without results are judged."""
         left: Counter[_Segment] = Counter()
-        for asked in self._asked.values():
-            left[asked.segment] += asked.call.rows.num_rows
+        for pending in self._pending.values():
+            left[pending.segment] += pending.call.rows.num_rows
         found, before = [(0, self._passed_ms)], 0
         for segment in self._segments:
             before += left[segment]
@@ -290,34 +290,34 @@ class AsyncMap(Operator):
             found.append((before + self._filling_rows, self._filling_watermark_ms))
         return [mark for mark in found if MIN_WATERMARK_MS < mark[1] < MAX_WATERMARK_MS]
 
-    def _take_done(self) -> list[_Asked]:
+    def _take_done(self) -> list[_PendingCall]:
         """Returns the finished calls of the first segment that may be emitted."""
         segment = self._segments[0]
         if self._ordered:
             found = []
-            for asked in self._asked.values():
-                if asked.segment is not segment or asked.answer is None:
+            for pending in self._pending.values():
+                if pending.segment is not segment or pending.answer is None:
                     break
-                found.append(asked)
+                found.append(pending)
         else:
             found = segment.done
         segment.done = [] if not self._ordered else segment.done
-        for asked in found:
-            del self._asked[asked.call.number]
+        for pending in found:
+            del self._pending[pending.call.number]
         segment.left -= len(found)
         return found
 
-    def _emitted(self, done: Sequence[_Asked]) -> Iterator[pa.RecordBatch]:
+    def _emitted(self, done: Sequence[_PendingCall]) -> Iterator[pa.RecordBatch]:
         ready: list[Mapping[str, Any]] = []
-        for asked in done:
-            answer = asked.answer
+        for pending in done:
+            answer = pending.answer
             assert answer is not None
             if answer.error is not None:
-                self._aside(asked.call.rows, answer.error)
+                self._aside(pending.call.rows, answer.error)
                 continue
-            with blame(self.context, asked.call.rows):
+            with blame(self.context, pending.call.rows):
                 if not self._by_row:
-                    yield from self._batch(answer.result, asked.call.rows.schema)
+                    yield from self._batch(answer.result, pending.call.rows.schema)
                     continue
                 if answer.result is None:
                     continue
@@ -328,13 +328,13 @@ class AsyncMap(Operator):
                     )
             ready.append(answer.result)
             if len(ready) == OUTPUT_ROWS_MAX:
-                yield self._rows(ready, asked)
+                yield self._rows(ready, pending)
                 ready = []
         if ready:
             yield self._rows(ready, done[0])
 
-    def _rows(self, rows: list[Mapping[str, Any]], asked: _Asked) -> pa.RecordBatch:
-        with blame(self.context, asked.call.rows):
+    def _rows(self, rows: list[Mapping[str, Any]], pending: _PendingCall) -> pa.RecordBatch:
+        with blame(self.context, pending.call.rows):
             return self._pinned.from_rows(rows)
 
     def _batch(self, result: Any, source: pa.Schema) -> list[pa.RecordBatch]:
@@ -363,7 +363,10 @@ class AsyncMap(Operator):
 
 
 def _together(held: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Returns all rows in one batch. A column that was all null in early rows has the type that it found later."""
+    """Returns all rows in one batch.
+
+    A column that is all null in some batches gets the type that it has in other batches.
+    """
     if all(rows.schema.equals(held[0].schema) for rows in held):
         return pa.concat_batches(held)
     tables = [pa.Table.from_batches([rows]) for rows in held]
@@ -394,7 +397,7 @@ class AsyncFunction:
     batch_timeout_ms: int | None = None
 
     def check(self, step: str) -> None:
-        """Raise ConfigurationError for what cannot be called so."""
+        """Raises ConfigurationError if `fn` cannot be called like this."""
         if not callable(self.fn):
             raise ConfigurationError(f"{step}: fn must be a function, such as an async def, not {self.fn!r}")
         if inspect.isasyncgenfunction(self.fn) or inspect.isgeneratorfunction(self.fn):

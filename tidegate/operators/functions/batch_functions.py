@@ -30,7 +30,7 @@ from tidegate.operators.operator import Emit, FunctionContext, Operator, Operato
 from tidegate.operators.operator_errors import Blame, blame, blame_call, own_copy
 from tidegate.operators.output_schema import FromPolars, PinnedSchema
 from tidegate.operators.row_values import python_rows
-from tidegate.operators.watermarks.kept_time import KeptTime
+from tidegate.operators.watermarks.watermark_generator import EventTimeCheck
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.batches import memory_of, owned_batch
 from tidegate.storage.schemas.polars_frames import is_polars_frame
@@ -46,7 +46,7 @@ BatchResult: TypeAlias = "pa.RecordBatch | pa.Table | pl.DataFrame | None"
 
 
 class BatchResults:
-    """Batches out of results, with the columns of a schema."""
+    """Converts what a function returns to Arrow batches with the columns of a schema."""
 
     def __init__(self, pinned: PinnedSchema) -> None:
         self._pinned = pinned
@@ -93,14 +93,14 @@ class MapBatches(Operator):
         self._results = BatchResults(PinnedSchema(schema))
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Emit what the function makes of the batch. OperatorError if it raises or returns something else."""
+        """Emits the function's results for the batch. Raises OperatorError if it raises or returns no batch."""
         with blame(self.context, batch):
             results = self.results_of(batch)
         for result in results:
             emit(result)
 
     def results_of(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """Returns what the function makes of a batch. Raises what it raises, and TypeError for something else."""
+        """Returns the function's results for a batch. Raises its exceptions, and TypeError for other results."""
         return self._results.conformed(self._fn(batch), batch.schema, memory_of(batch))
 
 
@@ -111,13 +111,13 @@ class FlatMap(Operator):
         self,
         fn: Callable[[dict[str, Any]], Iterable[Row]],
         schema: pa.Schema | None = None,
-        kept_time: KeptTime | None = None,
+        event_time_check: EventTimeCheck | None = None,
     ) -> None:
-        self._fn = fn if kept_time is None else kept_time.results(fn)
+        self._fn = fn if event_time_check is None else event_time_check.results(fn)
         self._pinned = PinnedSchema(schema, fn)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Emit the rows in order, in batches of bounded size. OperatorError if the function raises."""
+        """Emits the rows in order, in batches of bounded size. Raises OperatorError if the function raises."""
         with blame(self.context, batch):
             rows = python_rows(batch)
         at = [0]
@@ -143,7 +143,7 @@ class Map(Operator):
     """Calls `fn` with each row as a dict. `fn` returns a dict, which becomes a row.
 
     With `traced` the operator computes the same result by expressions, where `trace.py` can prove that it is the same.
-    `kept_time` checks that the function keeps the event time.
+    `event_time_check` checks that the function keeps the event time.
     """
 
     def __init__(
@@ -151,9 +151,9 @@ class Map(Operator):
         fn: Callable[[dict[str, Any]], Row],
         schema: pa.Schema | None = None,
         traced: bool = True,
-        kept_time: KeptTime | None = None,
+        event_time_check: EventTimeCheck | None = None,
     ) -> None:
-        self._kept_time = kept_time
+        self._event_time_check = event_time_check
         self._fn = fn
         self._schema = schema
         self._pinned = PinnedSchema(schema, fn)
@@ -169,7 +169,7 @@ class Map(Operator):
             self._traced = Traced(lambda seen: trace_map(self._fn, seen, self._schema), context)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Emit the rows in order, in batches of bounded size. OperatorError if the function raises."""
+        """Emits the rows in order, in batches of bounded size. Raises OperatorError if the function raises."""
         computed = None if self._traced is None else self._traced.computed(batch)
         if computed is not None and self._fits(computed.schema):
             with blame(self.context, batch):
@@ -186,12 +186,13 @@ class Map(Operator):
             emit(result)
 
     def _check_time(self, before: pa.RecordBatch, after: pa.RecordBatch) -> None:
-        if self._kept_time is not None:
-            self._kept_time.check(before, after)
+        if self._event_time_check is not None:
+            self._event_time_check.check(before, after)
 
     def _fits(self, computed: pa.Schema) -> bool:
-        """Whether the columns equal the columns of the output so far. Otherwise only the values decide whether they
-        fit.
+        """Returns whether the columns equal the columns of the output so far.
+
+        If not, values must be checked one by one.
         """
         pinned = self._pinned.schema
         if pinned is None or self._schema is not None:
@@ -209,7 +210,7 @@ class Peek(Operator):
         self._fn = fn
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Emit the batch once the function has seen its rows. OperatorError if the function raises."""
+        """Emits the batch once the function has seen its rows. Raises OperatorError if the function raises."""
         _called(self.context, lambda rows: map(self._fn, rows), batch, 0)
         emit(batch)
 
@@ -231,7 +232,7 @@ class FilterRows(Operator):
             self._traced = Traced(lambda seen: trace_filter(self._fn, seen), context)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Emit the rows that stay. OperatorError if the function raises."""
+        """Emits the rows that stay. Raises OperatorError if the function raises."""
         computed = None if self._traced is None else self._traced.computed(batch)
         if computed is not None:
             mask = computed.column(0)
@@ -253,8 +254,8 @@ def _called(
         rows = python_rows(batch)
     results: list[T] = []
     with Blame(context, lambda: (f"row {start + len(results)} of the batch", rows[len(results)])):
-        results.extend(calls(rows))  # what has come before an error is in it
-        if len(results) < len(rows):  # `map` takes it for the end
+        results.extend(calls(rows))  # has the results before an error
+        if len(results) < len(rows):  # `map` would treat it as the end
             raise RuntimeError("the function raised StopIteration")
     return results
 
@@ -264,27 +265,27 @@ class BatchContext(FunctionContext):
 
 
 class BatchFunction:
-    """Processes a stream batch by batch, with what `open` has made once: a model, a connection, a table to look up.
+    """Processes a stream batch by batch, with objects that `open` has made once: a model, a connection, a table.
 
-    Derive from it, and give `map_batches` an object. Its attributes travel to the tasks with the program; load there,
-    in `open`, what is large.
+    Derive from it, and give `map_batches` an object. Its attributes are sent to the tasks with the program, so load
+    large data in `open`.
     """
 
     context: BatchContext
     """The context that `open` gets."""
 
     def open(self, context: BatchContext) -> None:
-        """Called once, before anything else. It may take its time: the task begins when all have been opened."""
+        """Called once, before anything else. It may be slow: the task begins when all functions are open."""
 
     def process(self, batch: pa.RecordBatch) -> BatchResult:
         """The rows for a batch, which is not empty: a batch, a table, a polars DataFrame, or None for no rows."""
         raise NotImplementedError(f"{type(self).__name__} needs a method process(self, batch)")
 
     def close(self) -> None:
-        """Release resources. Called once, also after a failure, and even if `open` has failed."""
+        """Releases resources. Called once, also after a failure, and even if `open` has failed."""
 
 
-class MapWithLife(MapBatches):
+class BatchFunctionOperator(MapBatches):
     """Calls a `BatchFunction`. Raises ConfigurationError for one that cannot be copied."""
 
     def __init__(self, function: BatchFunction, schema: pa.Schema | None = None) -> None:
@@ -292,23 +293,26 @@ class MapWithLife(MapBatches):
         super().__init__(self._function.process, schema)
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """Open the function. OperatorError if that raises."""
+        """Opens the function. Raises OperatorError if its `open` raises."""
         super().open(context, restored)
         self._function.context = BatchContext(context)
         with blame_call(context, "open"):
             self._function.open(self._function.context)
 
     def close(self) -> None:
-        """Close the function."""
+        """Closes the function."""
         self._function.close()
 
 
 def batch_operator(
     fn: Callable[[pa.RecordBatch], BatchResult] | BatchFunction, schema: pa.Schema | None, name: str
 ) -> OperatorFactory:
-    """Makes the operator of a function over batches. ConfigurationError for what is none, or cannot be copied."""
+    """Makes the operator of a function over batches.
+
+    Raises ConfigurationError for other objects, or if a copy fails.
+    """
     if isinstance(fn, BatchFunction):
-        factory = partial(MapWithLife, fn, schema)
+        factory = partial(BatchFunctionOperator, fn, schema)
         factory()
         return factory
     if isinstance(fn, type) and issubclass(fn, BatchFunction):
@@ -335,7 +339,7 @@ class Explode(Operator):
             lists = batch.column(self._column)
             if not isinstance(lists.type, _LISTS):
                 raise TypeError(f"explode needs a list; column {self._column!r} is {lists.type}")
-            # A null may lie over elements. `list_flatten` leaves them out, and `list_parent_indices` does not.
+            # A null list may have elements. `list_flatten` skips them, and `list_parent_indices` does not.
             lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
             parents = np.repeat(np.arange(len(lists)), lengths)
             values = pc.list_flatten(lists)
@@ -352,7 +356,10 @@ class Explode(Operator):
 
 
 def _with_empty_ones(lengths: np.ndarray, parents: np.ndarray, values: pa.Array) -> tuple[np.ndarray, pa.Array]:
-    """Returns parents and values with one null more for each list that is null or empty, in the order of the lists."""
+    """Adds a null value for each null or empty list, so that its row is kept. Returns parents and values.
+
+    `lengths`: the length of each list, 0 for null. `parents`: the number of the list of each value.
+    """
     empty = np.flatnonzero(lengths == 0)
     together = np.concatenate([parents, empty])
     order = np.argsort(together, kind="stable")
@@ -373,7 +380,7 @@ class Traced:
         self._context = context
         self._schema: pa.Schema | None = None
         self._trace: Trace | None = None
-        self._told = context.subtask != 0
+        self._logged = context.subtask != 0
 
     def computed(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
         """The result for a batch; None if the function has to be called with its rows."""
@@ -384,14 +391,14 @@ class Traced:
 
     def _made(self, schema: pa.Schema) -> Trace | None:
         where = self._context
-        told, self._told = self._told, True
+        logged, self._logged = self._logged, True
         try:
             trace = self._make(schema)
         except UntraceableError as reason:
-            if not told:
+            if not logged:
                 said = "%r (uid %r) calls its function with each row, because %s"
                 log.info(said, where.name, where.uid, reason)
             return None
-        if not told:
+        if not logged:
             log.info("%r (uid %r) computes its function as expressions: %s", where.name, where.uid, str(trace)[:500])
         return trace

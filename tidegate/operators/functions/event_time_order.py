@@ -2,14 +2,14 @@
 
 Rules:
 
-- A row waits until the watermark has passed its time. Then all rows up to that time have come, and they leave together,
-  sorted by event time. Rows of one key and one moment leave in the order in which they came.
-- A row that the watermark has passed when it comes is late. It is counted and goes to the side output `late`. How far
-  the watermark has come is state, for each key group, because after a restore there is none at first, and a late row
-  would leave behind rows that are younger.
-- The watermark follows the rows that it has released, so none of them is late behind the operator.
-- State is one row table: the rows that wait. Keys are stored as they are compared, so columns of keys that may look
-  otherwise (floats, dictionaries) are stored as they came, too.
+- A row waits until the watermark has passed its time. All rows up to that time have then arrived, and are emitted
+  together, sorted by event time. Rows of one key and one moment are emitted in arrival order.
+- A row that the watermark has passed when it arrives is late. It is counted and goes to the side output `late`. The
+  progress of the watermark is state, for each key group, because after a restore there is no watermark at first, and a
+  late row would be emitted after younger rows.
+- The watermark is passed on after the rows that it has released, so they are not late for later operators.
+- State is one row table: the rows that wait. Keys are stored in the form in which they are compared. Key columns whose
+  original values may differ from that form (floats, dictionaries) are stored unchanged as well.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from tidegate.operators.operator import Emit, OperatorContext
 from tidegate.operators.operator_errors import blame
 from tidegate.operators.state.keys import key_columns, key_schema
 from tidegate.operators.state.operator_backend import RowsOperator
-from tidegate.operators.watermarks.group_moments import GroupMoments
-from tidegate.operators.watermarks.late_rows import LATE_RECORDS, set_aside
+from tidegate.operators.watermarks.late_rows import LATE_RECORDS, GroupMoments, set_aside
 from tidegate.operators.watermarks.watermark_generator import check_timestamp_column, event_times_ms
 from tidegate.protocol.failures import ChangedTypeError, OperatorError
 from tidegate.storage.checkpoints.metadata import StateKind
@@ -47,9 +46,9 @@ _STEPS_MAX = 32
 
 
 class EventTimeOrder(RowsOperator):
-    """Sorts rows of `schema` by the column `time`. `output` is their schema behind it, with dictionaries decoded.
+    """Sorts rows of `schema` by the column `time`. `output` is the schema of the result, with dictionaries decoded.
 
-    ConfigurationError for columns that cannot be keys or event time.
+    Raises ConfigurationError for columns that cannot be keys or event time.
     """
 
     def __init__(self, keys: Sequence[str], time: str, schema: pa.Schema) -> None:
@@ -67,7 +66,7 @@ class EventTimeOrder(RowsOperator):
         values = [pa.field(stored, self.output.field(name).type) for name, stored in self._stored_as.items()]
         super().__init__(stored_keys, {STATE_NAME: pa.schema([pa.field(MOMENT, pa.int64()), *values])})
         self._first_ms: int | None = None
-        """No row waits for a time before; None: not known."""
+        """A lower bound of the times of waiting rows, or None if unknown."""
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
         """Passes the context on, and creates the counter of late rows."""
@@ -80,7 +79,10 @@ class EventTimeOrder(RowsOperator):
         self._late = context.metrics.counter(LATE_RECORDS)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Keep the rows of a batch. OperatorError for rows without a time, or other columns than were declared."""
+        """Keeps the rows of a batch.
+
+        Raises OperatorError for rows without a time, or other columns than were declared.
+        """
         with blame(self.context, batch):
             keys = key_columns(batch, self._keys)
             times = event_times_ms(batch, self._time)
@@ -131,12 +133,12 @@ class EventTimeOrder(RowsOperator):
             yield
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot:
-        """Freeze the rows, and how far event time has come."""
+        """Freezes the rows, and how far event time has come."""
         frozen = self.changes(cut)
         return replace(frozen, states=(*frozen.states, self._reached.freeze()))
 
     def changes(self, cut: Cut) -> OperatorSnapshot:
-        """Freeze the rows."""
+        """Freezes the rows."""
         return super().snapshot(cut)
 
     def _due(self, watermark_ms: int) -> NDArray[np.int64]:

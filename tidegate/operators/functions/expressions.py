@@ -51,7 +51,7 @@ class FilterExpr(Operator):
         return rows_kept(self._expression, after)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Emit the rows that stay. OperatorError if the expression cannot be evaluated or is not boolean."""
+        """Emits the rows that stay. Raises OperatorError if the expression cannot be evaluated or is not boolean."""
         with blame(self.context, batch):
             mask = _one_column(computed(frame_of(batch, self._reads), (self._expression,)))
             if mask.dtype != pl.Boolean:
@@ -69,14 +69,14 @@ class WithColumns(Operator):
         self._projection = Projection(self._expressions)
 
     def needed_columns(self, after: Columns) -> Columns:
-        """Without those that it computes, and with those from which."""
+        """Returns the columns `after` without the computed ones, plus the columns that the expressions read."""
         names = [expression.meta.output_name(raise_if_undetermined=False) for expression in self._expressions]
         if after is None or None in names:
             return None
         return together(after - {name for name in names if name is not None}, columns_read(self._expressions))
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Emit the batch with the columns. OperatorError if an expression cannot be evaluated."""
+        """Emits the batch with the columns. Raises OperatorError if an expression cannot be evaluated."""
         with blame(self.context, batch):
             added = self._projection.of(batch)
             columns = dict(zip(batch.schema.names, batch.columns, strict=True))
@@ -86,7 +86,7 @@ class WithColumns(Operator):
 
 
 class Select(Operator):
-    """Replaces the columns by those that the expressions (or names) compute."""
+    """Replaces the columns by the results of the expressions (or names)."""
 
     def __init__(self, *expressions: pl.Expr | str) -> None:
         columns = tuple(pl.col(item) if isinstance(item, str) else item for item in expressions)
@@ -94,7 +94,7 @@ class Select(Operator):
         self._projection = Projection(self._expressions)
 
     def needed_columns(self, after: Columns) -> Columns:
-        """Returns the columns that its expressions read. All results are computed, whatever the next steps read."""
+        """Returns the columns that its expressions read. All results are computed, even if later steps ignore them."""
         return columns_read(self._expressions)
 
     def needed_rows(self, after: Rows) -> Rows:
@@ -109,7 +109,7 @@ class Select(Operator):
         return rows_renamed(columns, after)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Emit the selected columns. OperatorError if an expression cannot be evaluated."""
+        """Emits the selected columns. Raises OperatorError if an expression cannot be evaluated."""
         with blame(self.context, batch):
             result = self._projection.of(batch)
         emit(result)
@@ -196,7 +196,7 @@ def _flat(function: Node) -> str:
 
 
 def _literal(node: Node, inner: Node) -> str:
-    """A value. Values of one kind are written alike, whatever polars serialises for them."""
+    """A value. Values of one kind are written alike, although polars serialises them differently."""
     if isinstance(inner, dict) and list(inner) == ["Dyn"]:
         ((_, value),) = inner["Dyn"].items()
         return json.dumps(value)
@@ -236,7 +236,7 @@ class _NotRowWiseError(Exception):
 
 
 def check_row_wise(expression: pl.Expr, method: str) -> None:
-    """Raise ConfigurationError for an expression that looks beyond a row, changes the number of rows, or is random."""
+    """Raises ConfigurationError for an expression that looks beyond a row, changes the number of rows, or is random."""
     try:
         written = expression.meta.serialize(format="json")
         simple = _simple(json.loads(written))
@@ -256,9 +256,7 @@ def check_row_wise(expression: pl.Expr, method: str) -> None:
 
 
 def _is_deep(expression: pl.Expr) -> bool:
-    """Whether the operands of an expression are nested so deeply that polars may be unable to read the expression
-    back.
-    """
+    """Returns whether an expression is nested so deeply that polars may be unable to read it back."""
     level = [expression]
     for _ in range(_SAFE_DEPTH):
         level = [operand for each in level for operand in each.meta.pop()]
@@ -315,7 +313,7 @@ def _function(node: Node) -> Node:
         "Reinterpret",
         "BinaryExpr.Reinterpret",
         "StructExpr.SelectFields",
-    ):  # of which polars can tell nothing without the schema
+    ):  # polars cannot judge these without the schema
         return _simple(first)
     if name in _HOLIDAYS and _is_literal(others[-1]):
         return _joined([first, *others[:-1]])
@@ -353,7 +351,7 @@ def _is_literal(node: Node) -> bool:
 
 
 def _is_one_value(literal: Node) -> bool:
-    """Whether a literal is one value; a series has several, and a type is written as a literal, too."""
+    """Returns whether a literal is one value. Polars also writes a series and a type as a literal."""
     return isinstance(literal, dict) and not {"Dyn", "Scalar"}.isdisjoint(literal)
 
 

@@ -35,7 +35,7 @@ from tidegate.operators.operator_errors import blame, is_failure
 from tidegate.operators.output_schema import PinnedSchema, SchemaMismatchError
 from tidegate.operators.row_values import python_rows
 from tidegate.operators.state.undo import StateUndo
-from tidegate.operators.watermarks.kept_time import KeptTime
+from tidegate.operators.watermarks.watermark_generator import EventTimeCheck
 from tidegate.protocol.edges import RECORDS_IN_ERRORS, ErrorTag, OutputTag
 from tidegate.protocol.failures import error_text
 from tidegate.storage.errors import ConfigurationError, TidegateError
@@ -52,7 +52,7 @@ Row: TypeAlias = Mapping[str, Any]
 def error_tag(
     errors_to: OutputTag | str, schema: pa.Schema | None, step: str, keys: Sequence[str] | None = None
 ) -> OutputTag:
-    """The tag of the rows that fail in a step with this input. ConfigurationError if it cannot take them.
+    """The tag of the rows that fail in a step with this input. Raises ConfigurationError if it cannot take them.
 
     `keys`: key columns if timers may fail as well. A timer has no other columns, so these may be null.
     """
@@ -99,15 +99,15 @@ class FailingRows:
 
     @property
     def any(self) -> bool:
-        """Whether a row has failed since the last ones left."""
+        """True if a row has failed since the last call of `leave` or `take`."""
         return bool(self._numbers)
 
     def catch(self, number: int) -> _Catch:
-        """Take what is raised inside for a failure of this row."""
+        """Returns a context in which an exception counts as a failure of this row."""
         return _Catch(self, number)
 
     def add(self, number: int, error: BaseException, place: str = "") -> None:
-        """A row has failed. `place`: which of the calls for it, if that is not clear."""
+        """Records a failed row. `place` names the call, if a row has several."""
         self._numbers.append(number)
         text = unmarked(error_text(error))
         self._errors.append(f"{place}: {text}" if place else text)
@@ -126,7 +126,7 @@ class FailingRows:
         return []
 
     def leave(self, batch: pa.RecordBatch, context: OperatorContext) -> None:
-        """The rows of the batch that have failed are counted, and go to the side output."""
+        """Counts the failed rows of a batch, and sends them to the side output."""
         failed = self.take(batch)
         if failed is not None:
             context.metrics.counter(RECORDS_IN_ERRORS).inc(failed.num_rows)
@@ -134,7 +134,7 @@ class FailingRows:
                 context.emit_aside(self.tag.name, failed.slice(start, OUTPUT_ROWS_MAX))
 
     def take(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
-        """The rows of the batch that have failed, in order; None if there are none."""
+        """The failed rows of the batch, in order, or None."""
         if not self._numbers:
             return None
         failed = sorted(zip(self._numbers, self._errors, strict=True))
@@ -150,7 +150,7 @@ class FailingRows:
 
 
 class _Catch(AbstractContextManager[None]):
-    """Lets no failure out; Ctrl-C is none."""
+    """Catches failures. Ctrl-C is not a failure."""
 
     __slots__ = ("_failing", "_number")
 
@@ -175,14 +175,14 @@ class GuardedFlatMap(Operator):
         fn: Callable[[dict[str, Any]], Iterable[Row]],
         schema: pa.Schema | None,
         tag: OutputTag,
-        kept_time: KeptTime | None = None,
+        event_time_check: EventTimeCheck | None = None,
     ) -> None:
-        self._fn = fn if kept_time is None else kept_time.results(fn)
+        self._fn = fn if event_time_check is None else event_time_check.results(fn)
         self._pinned = PinnedSchema(schema)
         self._failing = FailingRows(tag)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Emit what the function makes of the rows, in order and in batches of bounded size, and those that fail."""
+        """Emits the results of the function, in order and in batches of bounded size, and the failing rows aside."""
         ready: list[tuple[int, list[Row]]] = []
         waiting = 0
         with blame(self.context, batch):
@@ -233,16 +233,16 @@ class GuardedMap(GuardedFlatMap):
         fn: Callable[[dict[str, Any]], Row],
         schema: pa.Schema | None,
         tag: OutputTag,
-        kept_time: KeptTime | None = None,
+        event_time_check: EventTimeCheck | None = None,
     ) -> None:
-        super().__init__(lambda row: (fn(row),), schema, tag, kept_time)
+        super().__init__(lambda row: (fn(row),), schema, tag, event_time_check)
 
 
 class GuardedMapBatches(Operator):
     """`map_batches` with a side output for the rows that fail. A batch that fails is halved, down to single rows.
 
-    So the function is called again with rows of a batch that has failed: what it does besides returning rows is done
-    again. `made` makes the operator that calls it.
+    The function is therefore called again with rows of a failed batch, and its side effects are repeated. `made` makes
+    the operator that calls it.
     """
 
     def __init__(self, made: OperatorFactory, tag: OutputTag) -> None:
@@ -252,12 +252,12 @@ class GuardedMapBatches(Operator):
         self._failing = FailingRows(tag)
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """Open the function."""
+        """Opens the function."""
         super().open(context, restored)
         self._inner.open(context, restored)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Emit what the function makes of the rows, in order, and those that fail on the side."""
+        """Emits the results of the function in order, and the failing rows on the side output."""
         if not batch.num_rows:
             self._inner.process(batch, emit)
             return
@@ -276,7 +276,7 @@ class GuardedMapBatches(Operator):
         self._failing.leave(batch, self.context)
 
     def close(self) -> None:
-        """Close the function."""
+        """Closes the function."""
         self._inner.close()
 
 
@@ -288,7 +288,7 @@ class GuardedFilter(Operator):
         self._failing = FailingRows(tag)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Emit the rows that stay, and those for which the function has raised on the side."""
+        """Emits the rows that stay, and the rows for which the function has raised on the side output."""
         mask = []
         with blame(self.context, batch):
             rows = python_rows(batch)
@@ -327,7 +327,7 @@ class InputCheck(Operator):
         self._aggregates = {label: each.over(plain) for label, each in aggregates.items()}
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Emit the rows that all functions take, and the others on the side."""
+        """Emits the rows that all functions accept, and the remaining rows on the side output."""
         with blame(self.context, batch):
             inputs = self._inputs_of(batch)
             taken = np.ones(batch.num_rows, dtype=np.bool_)

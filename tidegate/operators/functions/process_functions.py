@@ -11,7 +11,7 @@
   write them, because each of its rows goes to a single subtask. The order between rows of the two sides, and between
   several senders of the broadcast side, is undefined.
 - `SideRows` collects rows that a function emits under tags. They leave when the call of the operator ends, or earlier
-  when there are many, so no row is kept back across a barrier.
+  when there are many, so rows are never kept back across a barrier.
 - `stateful_map`, `reduce`, `map_groups` and `limit` are process functions with a single state.
 """
 
@@ -72,9 +72,9 @@ class ProcessContext(FunctionContext):
 
     @property
     def current_processing_time(self) -> int:
-        """Processing time in milliseconds: when the task took up what is being processed.
+        """Processing time in milliseconds: when the task started on the current rows or timer.
 
-        In `on_timer` it is never before the moment of the timer, also where that fires because the input has ended.
+        In `on_timer` it is never before the moment of the timer, also if the timer fires because the input has ended.
         """
         now_ms = super().current_processing_time
         return now_ms if self.time_domain is not TimeDomain.PROCESSING_TIME else max(now_ms, self._fires_ms())
@@ -85,15 +85,15 @@ class ProcessContext(FunctionContext):
         return self._scope.current_row("the current key")
 
     def emit(self, tag: OutputTag | str, row: Mapping[str, Any]) -> None:
-        """Emit a row under a tag: `context.emit("bad", row)`. It goes to the stream that `side_output("bad")` gives.
+        """Emits a row under a tag: `context.emit("bad", row)`. It goes to the stream that `side_output("bad")` gives.
 
-        The tag must be one of `side_outputs=` of the step; the row has the columns of its schema. ConfigurationError
-        for another tag, and in `open`.
+        The tag must be one of `side_outputs=` of the step; the row has the columns of its schema. Raises
+        ConfigurationError for another tag, and in `open`.
         """
         self._sides.add(tag, row)
 
     def state(self, declared: S) -> S:
-        """Bind a state, in `open`: `self.count = self.context.state(tg.ValueState("count", pa.int64()))`.
+        """Binds a state, in `open`: `self.count = self.context.state(tg.ValueState("count", pa.int64()))`.
 
         Raises ConfigurationError outside of `open`, on a stream without keys, and for a name that is taken.
         """
@@ -102,15 +102,15 @@ class ProcessContext(FunctionContext):
         return self._states.bind(declared)
 
     def list_state(self, declared: ListState) -> OperatorListState:
-        """Bind a list of this subtask, in `open`, with or without keys: `context.list_state(tg.ListState("x", ...))`.
+        """Binds a list of this subtask, in `open`, with or without keys: `context.list_state(tg.ListState("x", ...))`.
 
-        At another parallelism its elements are dealt out anew, round-robin. What was restored is in it at once.
+        At another parallelism its elements are redistributed round-robin. Restored elements are in it at once.
         Raises ConfigurationError outside of `open`, and for a name that is taken.
         """
         return self._operator_states.list_state(declared, StateKind.LIST)
 
     def union_list_state(self, declared: ListState) -> OperatorListState:
-        """Bind a list as `list_state` does. After a restore every subtask gets the elements of all subtasks.
+        """Binds a list as `list_state` does. After a restore every subtask gets the elements of all subtasks.
 
         Keep only this subtask's part of them, with `update` in `open`; otherwise every subtask keeps everything. While
         some subtasks of the operator have finished and others have not, no checkpoint can be taken.
@@ -118,7 +118,7 @@ class ProcessContext(FunctionContext):
         return self._operator_states.list_state(declared, StateKind.UNION)
 
     def broadcast_state(self, declared: MapState) -> BroadcastState:
-        """Bind a map that is the same in every subtask, because each changes it alike: by rows that all of them get.
+        """Binds a map that is the same in every subtask, because each changes it alike: by rows that all of them get.
 
         After a restore, at any parallelism, all begin with the map of one subtask. Raises as `list_state`.
         """
@@ -146,14 +146,17 @@ class ProcessBatchContext(ProcessContext):
     def groups(self) -> KeyGroups:
         """The rows by key: `keys` has each key once, `index` the group of each row.
 
-        `state.get_many(groups)` gives a value for each key. ConfigurationError on a stream without keys.
+        `state.get_many(groups)` gives a value for each key. Raises ConfigurationError on a stream without keys.
         """
         if self._groups is None:
             self._groups = KeyGroups(self._scope.batch_columns)
         return self._groups
 
     def choose_key(self, row: int) -> None:
-        """Make the key of a row the current one: `value()`, `add(...)` and timers then work on it, as in `process`."""
+        """Makes the key of a row the current one:
+
+        `value()`, `add(...)` and timers then work on it, as in `process`.
+        """
         self._scope.choose_row(row)
 
     def begin_batch(self, times: Callable[[], pa.Array | None]) -> None:
@@ -191,7 +194,7 @@ class BaseProcessFunction:
         return None
 
     def close(self) -> None:
-        """Release resources. Called once, also after a failure, and even if `open` was not reached."""
+        """Releases resources. Called once, also after a failure, and even if `open` was not reached."""
 
 
 class ProcessFunction(BaseProcessFunction):
@@ -203,11 +206,11 @@ class ProcessFunction(BaseProcessFunction):
     INPUT_METHODS = ("process",)
 
     def process(self, row: dict[str, Any], context: ProcessContext) -> Rows:
-        """Process one row; returns an iterable of new rows (or yields them), or None for nothing."""
+        """Processes one row; returns an iterable of new rows (or yields them), or None for nothing."""
         raise NotImplementedError(f"{type(self).__name__} needs a method process(self, row, context)")
 
     def process_batch(self, batch: pa.RecordBatch, context: ProcessBatchContext) -> BatchResult:
-        """Process a batch, which is not empty: in place of `process`, many times as fast.
+        """Processes a batch, which is not empty: in place of `process`, many times as fast.
 
         Returns new rows (a batch, a table, a polars DataFrame), or None for nothing. State is read and written by
         `get_many`, `put_many` and `clear_many`. A batch may have a key several times: see `context.groups()`.
@@ -229,11 +232,11 @@ class CoProcessFunction(BaseProcessFunction):
     INPUT_METHODS = ("process1", "process2")
 
     def process1(self, row: dict[str, Any], context: ProcessContext) -> Rows:
-        """Process one row of the first stream, as `ProcessFunction.process`."""
+        """Processes one row of the first stream, as `ProcessFunction.process`."""
         raise NotImplementedError(f"{type(self).__name__} needs a method process1(self, row, context)")
 
     def process2(self, row: dict[str, Any], context: ProcessContext) -> Rows:
-        """Process one row of the second stream."""
+        """Processes one row of the second stream."""
         raise NotImplementedError(f"{type(self).__name__} needs a method process2(self, row, context)")
 
 
@@ -241,7 +244,7 @@ class BroadcastContext(ProcessContext):
     """Context of functions of the broadcast pattern."""
 
     broadcasting = False
-    """Whether a row of the broadcast side is being processed."""
+    """True if a row of the broadcast side is being processed."""
 
     def apply_to_keyed_state(self, state: S, function: Callable[[dict[str, Any], S], None]) -> None:
         """Calls `function(key, state)` for every key of this subtask that has a value in a keyed state.
@@ -268,11 +271,11 @@ class BroadcastProcessFunction(BaseProcessFunction):
     INPUT_METHODS = ("process", "process_broadcast")
 
     def process(self, row: dict[str, Any], context: ProcessContext) -> Rows:
-        """Process one row of the first stream, as `ProcessFunction.process`. Broadcast states are read-only."""
+        """Processes one row of the first stream, as `ProcessFunction.process`. Broadcast states are read-only."""
         raise NotImplementedError(f"{type(self).__name__} needs a method process(self, row, context)")
 
     def process_broadcast(self, row: dict[str, Any], context: BroadcastContext) -> Rows:
-        """Process one row of the broadcast stream; called in every subtask. Broadcast states can be changed.
+        """Processes one row of the broadcast stream; called in every subtask. Broadcast states can be changed.
 
         It must change them alike in every subtask: let it depend on the row and on these states alone.
         """
@@ -299,11 +302,11 @@ class StatefulMap(ProcessFunction):
         self._declared = ValueState("state", dtype, ttl=ttl)
 
     def open(self, context: ProcessContext) -> None:
-        """Bind the state."""
+        """Binds the state."""
         self._state = context.state(self._declared)
 
     def process(self, row: dict[str, Any], context: ProcessContext) -> Rows:
-        """Return the row that the function makes."""
+        """Returns the row that the function makes."""
         result = self.fn(self._state.value(), row)
         if not isinstance(result, tuple) or len(result) != 2:
             raise TypeError(f"stateful_map: the function returns a pair (state, row), not {type(result).__name__}")
@@ -313,7 +316,7 @@ class StatefulMap(ProcessFunction):
 
 
 class Reduce(ProcessFunction):
-    """Calls `fn(before, row)` with each row of a key but the first, and emits what it returns."""
+    """Calls `fn(before, row)` with each row of a key except the first, and emits the result."""
 
     def __init__(self, fn: Callable[[Row, Row], Row], schema: pa.Schema) -> None:
         self.fn = fn
@@ -321,11 +324,11 @@ class Reduce(ProcessFunction):
         self._declared = ValueState("reduced", pa.struct(list(schema)))
 
     def open(self, context: ProcessContext) -> None:
-        """Bind the state."""
+        """Binds the state."""
         self._reduced = context.state(self._declared)
 
     def process(self, row: dict[str, Any], context: ProcessContext) -> Rows:
-        """Return the row so far."""
+        """Returns the row so far."""
         before = self._reduced.value()
         made = row if before is None else self.fn(before, row)
         kept = dict(made)
@@ -344,17 +347,17 @@ class MapGroups(ProcessFunction):
         self._declared = ListState("rows", pa.struct(list(schema)))
 
     def open(self, context: ProcessContext) -> None:
-        """Bind the state."""
+        """Binds the state."""
         self._rows = context.state(self._declared)
 
     def process(self, row: dict[str, Any], context: ProcessContext) -> Rows:
-        """Keep the row. A timer at the end of event time fires when the input has ended."""
+        """Keeps the row. A timer at the end of event time fires when the input has ended."""
         self._rows.add(row)
         context.timer_service.register_event_time_timer(MAX_WATERMARK_MS)
         return None
 
     def on_timer(self, timestamp: int, context: ProcessContext) -> Rows:
-        """Return what the function makes of all rows of the key."""
+        """Returns what the function makes of all rows of the key."""
         rows = pa.Table.from_pylist(list(self._rows.get()), schema=self._schema)
         self._rows.clear()
         result = self.fn(rows)
@@ -376,11 +379,11 @@ class Limit(ProcessFunction):
         self._n = n
 
     def open(self, context: ProcessContext) -> None:
-        """Bind the number of rows that have passed."""
+        """Binds the number of rows that have passed."""
         self._passed = context.list_state(ListState("passed", pa.int64()))
 
     def process_batch(self, batch: pa.RecordBatch, context: ProcessBatchContext) -> pa.RecordBatch | None:
-        """Return the rows that still pass."""
+        """Returns the rows that still pass."""
         passed = sum(self._passed.get())
         part = batch.slice(0, self._n - passed)
         if not part.num_rows:
@@ -390,10 +393,10 @@ class Limit(ProcessFunction):
 
 
 class SideRows:
-    """The side outputs of one operator. ConfigurationError for tags that are none, or share a name.
+    """The side outputs of one operator. Raises ConfigurationError for invalid tags, or tags that share a name.
 
-    `holds`: rows can be taken back (`back_to`), so they leave with `leave_full` and `flush` alone, and are checked when
-    they come.
+    With `holds`, rows can be undone (`back_to`). They then leave only with `leave_full` and `flush`, and are checked
+    when they are added.
     """
 
     def __init__(self, tags: Sequence[OutputTag], operator: str = "process", holds: bool = False) -> None:
@@ -404,11 +407,11 @@ class SideRows:
         self._context: OperatorContext | None = None
 
     def begin(self, context: OperatorContext) -> None:
-        """The operator is open: rows may come."""
+        """Called when the operator is open: rows may be added from now on."""
         self._context = context
 
     def add(self, tag: OutputTag | str, row: Mapping[str, Any]) -> None:
-        """Take a row. ConfigurationError for a tag that was not declared, and before the operator is open."""
+        """Takes a row. Raises ConfigurationError for a tag that was not declared, and before the operator is open."""
         name = tag.name if isinstance(tag, OutputTag) else tag
         if name not in self._schemas:
             known = ", ".join(map(repr, self._schemas)) or "none"
@@ -431,11 +434,11 @@ class SideRows:
             self._leave(name, self._context.emit_aside)
 
     def mark(self) -> dict[str, int]:
-        """Returns what `back_to` goes back to: the number of rows that wait under each tag."""
+        """Returns a mark for `back_to`: the number of rows that wait under each tag."""
         return {name: len(rows) for name, rows in self._rows.items()}
 
     def back_to(self, mark: Mapping[str, int]) -> None:
-        """Drop the rows that came after a mark."""
+        """Drops the rows that came after a mark."""
         for name, rows in tuple(self._rows.items()):
             del rows[mark.get(name, 0) :]
             if not rows:

@@ -1,9 +1,9 @@
 """`ProcessOperator` runs a user function row by row, with the state and the timers of each row's key.
 
-Rules:
+`process_operator` makes the operator of a function. Rules:
 
-- Rows of a batch are processed in order. Their results leave in batches of bounded size before the call returns, so no
-  row is kept back across a barrier.
+- Rows of a batch are processed in order. Their results leave in batches of bounded size before the call returns, so
+  rows are never kept back across a barrier.
 - Timers fire in steps of bounded length (Flink's interruptible timers). Between two steps the fired timers are removed
   and their results have left.
 - A key must come to the subtask that owns its key group. Each batch is checked.
@@ -15,6 +15,17 @@ Rules:
 - At the end of the input the last watermark fires all event-time timers. Processing-time timers are dropped, or fire
   then if `fire_at_end` is set. Processing-time timers that are registered from then on are dropped, so the end
   terminates.
+
+`BatchProcessOperator` runs a function batch by batch, with the state and the timers of all keys in a batch. In addition
+to the rules above:
+
+- A function defines `process` or `process_batch`. With the latter it defines `on_timer` or `on_timer_batch`.
+- A call reads the state that the previous call left and the changes of this call. Rows of one key share the state.
+- With `errors_to` a failing call is repeated with the first half of its rows, then with the second half, down to single
+  rows. Its changes of state are undone. Other side effects happen again.
+- Rows that come in order of event time stay together: timers fire after the rows of their watermark, not between them.
+- Timers that are due are passed to `on_timer_batch` one step at a time. They are deleted when the call begins. Timers
+  that the call registers come in a later step, so a step never has the same timer twice.
 """
 
 from __future__ import annotations
@@ -23,21 +34,34 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from types import GeneratorType
 from typing import Any
 
 import pyarrow as pa
 
 from tidegate.operators.batch_rows import OUTPUT_ROWS_MAX
+from tidegate.operators.functions.batch_functions import BatchResults
 from tidegate.operators.functions.failing_rows import FailingRows, is_of_function
 from tidegate.operators.functions.process_functions import (
     BaseProcessFunction,
     BroadcastContext,
+    ProcessBatchContext,
     ProcessContext,
+    ProcessFunction,
     SideRows,
 )
 from tidegate.operators.operator import Emit, Operator, OperatorContext
-from tidegate.operators.operator_errors import Blame, blame, blame_call, blame_row, failure, is_failure, own_copy
+from tidegate.operators.operator_errors import (
+    Blame,
+    blame,
+    blame_call,
+    blame_row,
+    failure,
+    first_row,
+    is_failure,
+    own_copy,
+)
 from tidegate.operators.output_schema import PinnedSchema
 from tidegate.operators.row_values import is_record, python_rows
 from tidegate.operators.state.keyed_state import KeyedState, StateNames
@@ -55,6 +79,7 @@ from tidegate.state.common.backend import KeyedBackend, KeyRef
 from tidegate.state.kernels.partition import compact, subtask_table
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.batches import memory_of
 from tidegate.storage.state.handover import taken
 from tidegate.storage.state.snapshot import Cut, FrozenState, OperatorSnapshot, StateTable
 
@@ -80,7 +105,7 @@ class ProcessOperator(Operator):
     context_class: type[ProcessContext] = ProcessContext
     """The class of the context that the function gets."""
     by_batch = False
-    """Whether the function reads and writes state by the batch."""
+    """True if the function reads and writes state by the batch."""
 
     def __init__(
         self,
@@ -135,15 +160,15 @@ class ProcessOperator(Operator):
         return {name: field.type for name, field in (keyed | self._operator_states.stored_fields).items()}
 
     def operator_state(self, name: str) -> Any:
-        """Returns the operator state that the function has bound under a name. KeyError if there is none."""
+        """Returns the operator state that the function has bound under a name. Raises KeyError if there is none."""
         return self._operator_states.state(name)
 
     @contextmanager
     def at_key(self, key: Mapping[str, Any]) -> Iterator[Mapping[str, KeyedState]]:
-        """Make a key the current one, between two calls of the function. Yields its states by name.
+        """Makes a key the current one, between two calls of the function. Yields its states by name.
 
-        They are empty before the first row, which fixes the types of the keys. SchemaMismatchError if `key` lacks a
-        column, or has values of other types.
+        They are empty before the first row, which fixes the types of the keys. Raises SchemaMismatchError if `key`
+        lacks a column, or has values of other types.
         """
         if self._states is None or self._codec is None:
             yield {}
@@ -157,10 +182,10 @@ class ProcessOperator(Operator):
             self._states.leave(0)
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """Open the function, then take the state back from tables of any number of former subtasks.
+        """Opens the function, then restores its state from tables of any number of former subtasks.
 
-        OperatorError if the function raises; ConfigurationError for a state that it does not bind; CorruptionError if
-        a table is of other types, or has a key twice or one of other subtasks.
+        Raises OperatorError if the function raises; ConfigurationError for a state that it does not bind;
+        CorruptionError if a table is of other types, or has a key twice or one of other subtasks.
         """
         super().open(context, restored)
         self._owners = subtask_table(context.max_parallelism, context.parallelism)
@@ -193,11 +218,11 @@ class ProcessOperator(Operator):
             self._states.loaded()
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Process a batch of the first input."""
+        """Processes a batch of the first input."""
         self.process_input(0, batch, emit)
 
     def process_input(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Process a batch row by row. OperatorError if the function raises or the keys do not fit."""
+        """Processes a batch row by row. Raises OperatorError if the function raises or the keys do not fit."""
         if self._in_order:
             self._process_in_order(index, batch, emit)
             return
@@ -208,7 +233,7 @@ class ProcessOperator(Operator):
         self._process_part(index, batch, times, rows, emit)
 
     def _process_in_order(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Process a batch that is sorted by event time, in parts that end where timers have to fire first."""
+        """Processes a batch that is sorted by event time, in parts that end where timers have to fire first."""
         start, rows_max = 0, OUTPUT_ROWS_MAX
         while start < batch.num_rows:
             part = batch.slice(start, rows_max)
@@ -267,7 +292,7 @@ class ProcessOperator(Operator):
         self._end_call(emit)
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        """Fire the event-time timers up to the watermark, earliest first, in steps."""
+        """Fires the event-time timers up to the watermark, earliest first, in steps."""
         self._ask.current_watermark = watermark_ms
         return self._fire(TimeDomain.EVENT_TIME, watermark_ms, emit)
 
@@ -276,7 +301,7 @@ class ProcessOperator(Operator):
         return self._timers.first_ms(TimeDomain.PROCESSING_TIME)
 
     def on_processing_time(self, now_ms: int, emit: Emit) -> Iterator[None]:
-        """Fire the processing-time timers up to now, earliest first, in steps."""
+        """Fires the processing-time timers up to now, earliest first, in steps."""
         return self._fire(TimeDomain.PROCESSING_TIME, now_ms, emit)
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot | None:
@@ -291,7 +316,7 @@ class ProcessOperator(Operator):
         return replace(snapshot, states=frozen)
 
     def changes(self, cut: Cut) -> OperatorSnapshot | None:
-        """Freeze keyed states and timers alone."""
+        """Freezes keyed states and timers alone."""
         return None if self._codec is None or self._states is None else self._frozen(cut)
 
     @property
@@ -305,17 +330,17 @@ class ProcessOperator(Operator):
         return None if self._states is None else self._states.backend
 
     def hand_over(self) -> None:
-        """Let go of the backend. Afterwards the function is only closed: no key can be entered any more."""
+        """Releases the backend, which the next attempt takes over. Only `close` may be called afterwards."""
         if self._states is not None:
             self._states.hand_over()
 
     def finish(self, emit: Emit) -> Iterator[None]:
-        """Fire or drop the processing-time timers, and emit what the function has left, in steps of a batch."""
+        """Fires or drops the processing-time timers, and emits what the function has left, in steps of a batch."""
         self._timers.end(TimeDomain.PROCESSING_TIME)
         if self._fires_at_end and self._timers.is_due(TimeDomain.PROCESSING_TIME, MAX_WATERMARK_MS):
             yield from self._fire(TimeDomain.PROCESSING_TIME, MAX_WATERMARK_MS, emit)
             yield
-            yield from self._fire(TimeDomain.EVENT_TIME, MAX_WATERMARK_MS, emit)  # what these have registered
+            yield from self._fire(TimeDomain.EVENT_TIME, MAX_WATERMARK_MS, emit)  # timers that these have registered
             yield
         self._timers.drop(TimeDomain.PROCESSING_TIME)
         with blame_call(self.context, "finish"):
@@ -330,7 +355,7 @@ class ProcessOperator(Operator):
             yield
 
     def close(self) -> None:
-        """Close the function, and give up what the backend holds."""
+        """Closes the function, and gives up what the backend holds."""
         try:
             self._function.close()
         finally:
@@ -344,7 +369,7 @@ class ProcessOperator(Operator):
         return self._states.freeze(cut)
 
     def _take_over(self, states: KeyedStates) -> None:
-        """Go on with state that the backend has from files of its own, if any."""
+        """Continues with state that the backend has from its own files, if any."""
         stored = states.stored_keys()
         if stored is not None:
             self._check_keyed("the state", stored.names)
@@ -382,7 +407,7 @@ class ProcessOperator(Operator):
         return self._codec
 
     def _enter(self, index: int, batch: pa.RecordBatch) -> Sequence[KeyRef]:
-        """Enter the keys of a batch. Returns the backend's reference of each row's key."""
+        """Enters the keys of a batch. Returns the backend's reference of each row's key."""
         if not self._keys[index] or self._states is None:
             return [None] * batch.num_rows
         return self._states.enter(self._keys_of(index, batch))
@@ -394,7 +419,7 @@ class ProcessOperator(Operator):
         self._changed_rows += rows
 
     def _keys_of(self, index: int, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The stored key columns of a batch. OperatorError for keys of other types, or of another subtask."""
+        """The stored key columns of a batch. Raises OperatorError for keys of other types, or of another subtask."""
         names = self._keys[index]
         if index not in self._seen or not self._seen[index].equals(batch.schema):
             self._key_codec(_renamed(key_schema(batch.schema, names), self._keys[0]))
@@ -404,7 +429,7 @@ class ProcessOperator(Operator):
         return columns
 
     def _times_of(self, index: int, batch: pa.RecordBatch) -> pa.Array | None:
-        """Event time of each row, in milliseconds; None if there is none."""
+        """Event time of each row, in milliseconds, or None if the stream has none."""
         column = self._timestamps[index]
         if column is None or batch.schema.get_field_index(column) < 0:
             return None
@@ -417,7 +442,7 @@ class ProcessOperator(Operator):
         refs: Sequence[KeyRef],
         times: Sequence[int | None] | None,
     ) -> bool:
-        """Process rows until their output fills a batch. Returns whether rows may be left."""
+        """Processes rows until their output fills a batch. Returns whether rows may be left."""
         scope, collect, ask, collected = self._scope, self._collect, self._ask, self._rows
         number, row = 0, dict[str, Any]()
         try:
@@ -448,7 +473,7 @@ class ProcessOperator(Operator):
         times: Sequence[int | None] | None,
         emit: Emit,
     ) -> None:
-        """Process all rows; those that fail leave by their side output."""
+        """Processes all rows. Failing rows leave by their side output."""
         for number, row in rows:
             self._scope.number, self._scope.ref = number, refs[number]
             if times is not None:
@@ -464,7 +489,7 @@ class ProcessOperator(Operator):
 
     @contextmanager
     def _guarded(self, caught: list[BaseException]) -> Iterator[None]:
-        """A call of the function. If it fails, all that it has done is taken back, and `caught` gets the error."""
+        """Guards a call of the function. If it fails, its changes are undone, and the error is added to `caught`."""
         assert self._undo is not None, "errors_to was not given"
         rows, sides = len(self._rows), self._sides.mark()
         timers, lists = self._timers.mark(), self._operator_states.mark()
@@ -485,7 +510,7 @@ class ProcessOperator(Operator):
             caught.append(error)
 
     def _set_aside(self, failing: FailingRows | None, batch: pa.RecordBatch) -> None:
-        """Emit the rows that have failed, of a batch or of a step of timers."""
+        """Emits the rows that have failed, of a batch or of a step of timers."""
         if failing is not None:
             failing.leave(batch, self.context)
 
@@ -501,7 +526,7 @@ class ProcessOperator(Operator):
                 yield
 
     def _fire_step(self, domain: TimeDomain, time_ms: int, chains: TimerChains) -> None:
-        """Fire as many of the timers that are due as one step may, and collect their rows."""
+        """Fires as many of the timers that are due as one step may, and collects their rows."""
         timers, pace, failing = self._timers, self.context.pace, self._failing[0]
         self._ask.time_domain = domain
         assert self._states is not None and self._codec is not None, "timers without keys"
@@ -542,7 +567,7 @@ class ProcessOperator(Operator):
             append(own_row(row))
 
     def _emit_rows(self, emit: Emit, rows_min: int) -> None:
-        """Emit the rows that were collected, if there are at least `rows_min`."""
+        """Emits the rows that were collected, if there are at least `rows_min`."""
         if len(self._rows) < rows_min:
             return
         rows, self._rows = self._rows, []
@@ -580,7 +605,7 @@ class BroadcastProcessOperator(ProcessOperator):
     context_class = BroadcastContext
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """Open the function, which may change broadcast states there: `open` is called in every subtask."""
+        """Opens the function, which may change broadcast states there: `open` is called in every subtask."""
         super().open(context, restored)
         self._gate.refusal = _READ_ONLY
 
@@ -601,3 +626,143 @@ class BroadcastProcessOperator(ProcessOperator):
             yield
         finally:
             self._gate.refusal, ask.broadcasting = _READ_ONLY, False
+
+
+class BatchProcessOperator(ProcessOperator):
+    """Calls `process_batch` of a function with one input."""
+
+    context_class = ProcessBatchContext
+    by_batch = True
+
+    def __init__(
+        self,
+        function: ProcessFunction,
+        keys: Sequence[tuple[str, ...]] = ((),),
+        timestamps: Sequence[str | None] = (None,),
+        schema: pa.Schema | None = None,
+        side_outputs: Sequence[OutputTag] = (),
+        fire_at_end: bool = False,
+        errors_to: Sequence[OutputTag | None] = (),
+        in_order: bool = False,
+    ) -> None:
+        super().__init__(function, keys, timestamps, schema, side_outputs, fire_at_end, errors_to, in_order)
+        self._results = BatchResults(self._pinned)
+        self._timers_by_batch = _defines(function, "on_timer_batch")
+        self._parts: list[pa.RecordBatch] = []
+
+    def process_input(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Processes a batch. Raises OperatorError if the function raises or the keys do not fit."""
+        function, ask = self._of_batches()
+
+        def call(part: pa.RecordBatch) -> list[pa.RecordBatch]:
+            return self._results.conformed(function.process_batch(part, ask), part.schema, memory_of(part))
+
+        failing, waiting = self._failing[index], [(0, batch)]
+        while waiting:
+            start, part = waiting.pop()
+            with blame(self.context, part):
+                if self._keys[0] and self._states is not None:
+                    self._states.enter_batch(self._keys_of(index, part))
+                ask.begin_batch(partial(self._times_of, index, part))
+                failed = self._call(failing, call, part)
+            if self._keys[0]:
+                self._leave(part.num_rows)
+            if failing is not None and failed is not None:
+                waiting += failing.halves(start, part, failed)
+        self._set_aside(failing, batch)
+        self._end_call(emit)
+
+    def _fire_step(self, domain: TimeDomain, time_ms: int, chains: TimerChains) -> None:
+        if not self._timers_by_batch:
+            super()._fire_step(domain, time_ms, chains)
+            return
+        function, ask = self._of_batches()
+        assert self._states is not None, "timers without keys"
+        ask.time_domain = domain
+        due = self._timers.due(domain, time_ms, self.context.pace.timers_max)
+        rows = due.keys.num_rows
+
+        def call(keys: pa.RecordBatch) -> list[pa.RecordBatch]:
+            return self._results.conformed(function.on_timer_batch(keys, ask), keys.schema, memory_of(keys))
+
+        failing, waiting = self._failing[0], [(0, due.keys)]
+        with Blame(self.context, lambda: (f"the first of {rows} timers, at {due.moments[0]}", first_row(due.keys))):
+            chains.begin_step()
+            for moment_ms in due.moments:
+                chains.fires(moment_ms)
+            while waiting:
+                start, keys = waiting.pop()
+                moments = list(due.moments[start : start + keys.num_rows])
+                self._states.enter_batch(keys)
+                self._timers.change_many(domain, moments, False, list(range(keys.num_rows)))
+                ask.begin_batch(partial(pa.array, moments, pa.int64()))
+                failed = self._call(failing, call, keys)
+                self._leave(keys.num_rows)
+                if failing is not None and failed is not None:
+                    waiting += failing.halves(start, keys, failed, f"timer at {moments[0]}")
+        self._set_aside(failing, due.keys)
+        self.context.pace.timers += rows
+
+    def _call(
+        self, failing: FailingRows | None, call: Callable[[pa.RecordBatch], list[pa.RecordBatch]], rows: pa.RecordBatch
+    ) -> BaseException | None:
+        """Calls the function for some rows or timers. Returns the error of a failed call, whose changes are undone."""
+        if failing is None:
+            self._parts += call(rows)
+            return None
+        caught: list[BaseException] = []
+        made: list[pa.RecordBatch] = []
+        with self._guarded(caught):
+            made = call(rows)
+        self._parts += made
+        return caught[0] if caught else None
+
+    def _end_call(self, emit: Emit) -> None:
+        super()._end_call(emit)
+        parts, self._parts = self._parts, []
+        for part in parts:
+            emit(part)
+
+    def _of_batches(self) -> tuple[ProcessFunction, ProcessBatchContext]:
+        function, ask = self._function, self._ask
+        assert isinstance(function, ProcessFunction) and isinstance(ask, ProcessBatchContext)
+        return function, ask
+
+
+def process_operator(
+    function: BaseProcessFunction,
+    keys: Sequence[tuple[str, ...]] = ((),),
+    timestamps: Sequence[str | None] = (None,),
+    schema: pa.Schema | None = None,
+    side_outputs: Sequence[OutputTag] = (),
+    fire_at_end: bool = False,
+    errors_to: Sequence[OutputTag | None] = (),
+    in_order: bool = False,
+) -> ProcessOperator:
+    """Returns the operator of a function, by row or by batch depending on its methods. Raises as `ProcessOperator`
+    does.
+
+    Raises ConfigurationError for a function that defines both methods for one purpose, or only methods for timers.
+    """
+    if isinstance(function, ProcessFunction):
+        by_batch = _defines(function, "process_batch")
+        for one, other in (("process", "process_batch"), ("on_timer", "on_timer_batch")):
+            if _defines(function, one) and _defines(function, other):
+                raise ConfigurationError(
+                    f"{type(function).__name__} defines both {one} and {other}, but only one of them would be called; "
+                    "remove the other"
+                )
+        if by_batch:
+            return BatchProcessOperator(
+                function, keys, timestamps, schema, side_outputs, fire_at_end, errors_to, in_order
+            )
+        if _defines(function, "on_timer_batch"):
+            raise ConfigurationError(
+                f"{type(function).__name__} defines on_timer_batch without process_batch, but a function that gets "
+                "rows one by one also gets timers one by one; define on_timer"
+            )
+    return ProcessOperator(function, keys, timestamps, schema, side_outputs, fire_at_end, errors_to, in_order)
+
+
+def _defines(function: ProcessFunction, method: str) -> bool:
+    return getattr(type(function), method) is not getattr(ProcessFunction, method)

@@ -8,7 +8,7 @@ Rules:
 - Columns and types are the same with and without rows.
 - A column that polars cannot hold is copied, and expressions cannot read it.
 
-`SameColumns` converts rows to the columns that several streams share, so that these can be united by name. A column is
+`UnionColumns` converts rows to the columns that several streams share, so that these can be united by name. A column is
 found by its name, and so is a field of a struct at any depth. Missing columns are null. A type may be widened to a type
 that has all its values (`tidegate/storage/schemas/evolution.py`), and `united` finds these types. Values therefore
 never change and are never dropped.
@@ -118,7 +118,7 @@ _CANDIDATES = (pa.int16(), pa.int32(), pa.int64(), pa.float64())
 """
 
 
-class SameColumns(Operator):
+class UnionColumns(Operator):
     """Rows with the columns of `schema`. Stateless."""
 
     def __init__(self, schema: pa.Schema) -> None:
@@ -129,7 +129,7 @@ class SameColumns(Operator):
         return after
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Emit the rows. OperatorError for a value that does not fit after all, such as a time out of range."""
+        """Emits the rows. Raises OperatorError for a value that does not fit after all, such as a time out of range."""
         with blame(self.context, batch):
             columns = [self._column(batch, field) for field in self._schema]
             rows = pa.RecordBatch.from_arrays(columns, schema=self._schema)
@@ -145,7 +145,10 @@ class SameColumns(Operator):
 
 
 def united(schemas: Sequence[pa.Schema], allow_missing: bool) -> pa.Schema:
-    """The columns of streams that are united by name, in the order of their first appearance. ConfigurationError."""
+    """The columns of streams that are united by name, in the order of their first appearance.
+
+    Raises ConfigurationError.
+    """
     names = list(dict.fromkeys(name for schema in schemas for name in schema.names))
     for number, schema in enumerate(schemas, start=1):
         if len(set(schema.names)) < len(schema.names):

@@ -117,7 +117,7 @@ def trace_map(function: Callable[[dict[str, Any]], object], schema: pa.Schema, g
 def traced_schema(function: Callable[[dict[str, Any]], object], schema: pa.Schema) -> pa.Schema | None:
     """Returns the columns of the rows that a function returns, found without a row. None if it cannot be traced.
 
-    A column that the function copies keeps its type, whatever that is.
+    A column that the function copies keeps its type, which may be any type.
     """
     try:
         _, _, found = _explored(function, schema)
@@ -229,7 +229,7 @@ def _output(name: str, symbol: Symbol, schema: pa.Schema, may_copy: Callable[[st
 
 
 def _keeps_its_type(given: pa.Schema | None, name: str, data_type: pa.DataType) -> bool:
-    """Whether copied columns keep their type in the rows of a function, by `schema=` or through Python."""
+    """Returns whether copied columns keep their type in the rows of a function, by `schema=` or through Python."""
     if data_type in _COPIED:
         return True
     return given is not None and name in given.names and given.field(name).type == data_type
@@ -286,7 +286,7 @@ class Tracer:
         self._decisions = list(reversed(decisions))
 
     def decide(self, condition: pl.Expr) -> bool:
-        """The next decision. ForkError if it is not made yet."""
+        """The next decision. Raises ForkError if it is not made yet."""
         if not self._decisions:
             raise ForkError(condition)
         return self._decisions.pop()
@@ -369,7 +369,7 @@ class Symbol:
 
     def __mod__(self, other: Any) -> Symbol:
         left, right = self._whole_numbers(other)
-        # The remainder has the sign of the divisor, and polars' that of the dividend for some versions.
+        # Python's remainder has the sign of the divisor. In some versions of polars it has the sign of the dividend.
         divisor = right.expression
         return self._whole(((left.expression % divisor) + divisor) % divisor, left, right, _remainder)
 
@@ -415,11 +415,11 @@ class Symbol:
     __rand__, __ror__ = __and__, __or__
 
     def startswith(self, text: Any) -> Symbol:
-        """Whether a string begins with this one."""
+        """Returns whether a string begins with this one."""
         return self._edge(text, lambda value: value.str.starts_with(text))
 
     def endswith(self, text: Any) -> Symbol:
-        """Whether a string ends with this one."""
+        """Returns whether a string ends with this one."""
         return self._edge(text, lambda value: value.str.ends_with(text))
 
     def __repr__(self) -> str:

@@ -1,8 +1,8 @@
-"""Tells from its code whether a function of a row may be run on a symbolic row instead of on each one.
+"""Decides from its code whether a function of a row may be run on a symbolic row instead of on each row.
 
-Rules: it must be a function of its one argument and of nothing that changes. So its code may have no loops, handle no
-errors, and call nothing but a few builtins and methods; what it finds outside must be numbers and strings. Whoever uses
-the trace looks before each batch whether these are still the same objects (`outside_is_unchanged`).
+Rules: its result must depend only on its one argument and on constants. Its code may therefore have no loops, handle no
+errors, and call only a few builtins and methods. Names from outside must be numbers and strings. The user of a trace
+checks before each batch that these are still the same objects (`outside_is_unchanged`).
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def checked(function: object) -> tuple[Outside, bool]:
 
 
 def outside_is_unchanged(outside: Outside) -> bool:
-    """Whether the function would find the very same objects now."""
+    """Returns whether the outside names still refer to the same objects."""
     return all(look() is found for look, found in outside)
 
 
@@ -93,7 +93,7 @@ def _instructions(code: CodeType) -> list[dis.Instruction]:
 
 
 def _loads_method(instruction: dis.Instruction) -> bool:
-    """Whether an instruction looks up a method to call: since Python 3.12 a LOAD_ATTR with its lowest bit set."""
+    """Returns whether an instruction looks up a method: since Python 3.12, a LOAD_ATTR with its lowest bit set."""
     is_marked = sys.version_info >= (3, 12) and instruction.opname == "LOAD_ATTR" and (instruction.arg or 0) & 1
     return bool(is_marked) or instruction.opname == "LOAD_METHOD"
 

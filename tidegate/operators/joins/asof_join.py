@@ -28,25 +28,25 @@ from tidegate.state.key_index.key_index import KeyIndex
 from tidegate.storage.errors import ConfigurationError
 
 SWEPT_VERSIONS_MIN = 10_000
-"""Versions that must have come before old ones are looked for."""
+"""The number of new versions after which old ones are removed."""
 _SCANNED_ROWS = 131_072
 _NONE = -1
 
 
 class AsOfJoin(JoinOperator):
-    """Joins as of event time, `inner` or `left`. ConfigurationError for another kind, and as of `JoinSides`."""
+    """Joins as of event time, `inner` or `left`. Raises ConfigurationError for another kind, and like `JoinSides`."""
 
     def __init__(self, sides: JoinSides, schemas: tuple[pa.Schema, pa.Schema], how: JoinHow = "left") -> None:
         if how not in ("inner", "left"):
             raise ConfigurationError(f'join_asof: how={how!r}: must be "inner" or "left"')
         super().__init__(sides, schemas, how)
         self._first_ms: int | None = None
-        """No row waits for a time before; None: not known."""
+        """A lower bound of the times of waiting rows, or None if unknown."""
         self._came = 0
-        """Versions that have come since old ones were removed."""
+        """Number of versions that arrived since old ones were removed."""
 
     def process_input(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Keep the rows of a batch. OperatorError as of `rows_of`."""
+        """Stores the rows of a batch. Raises OperatorError like `rows_of`."""
         keys, times, values = self.rows_of(index, batch)
         wanted = times > self.reached(keys) if index == LEFT else without_nulls(keys)
         if index == LEFT and not wanted.all():
@@ -91,7 +91,7 @@ class AsOfJoin(JoinOperator):
             self._sweep(watermark_ms)
 
     def _join(self, rows: pa.RecordBatch, emit: Emit) -> None:
-        """Emit rows with their versions."""
+        """Emits rows with their versions."""
         index = KeyIndex(tuple(self.keys.names))
         upserted = index.upsert(rows.select(self.keys.names))
         versions = self.tables[RIGHT]
@@ -107,7 +107,7 @@ class AsOfJoin(JoinOperator):
             emit(self.result(rows.take(pa.array(lonely)), None, len(lonely)))
 
     def _sweep(self, watermark_ms: int) -> None:
-        """Remove versions that have ended before the watermark."""
+        """Removes versions that have ended before the watermark."""
         index, versions = KeyIndex(tuple(self.keys.names)), self.tables[RIGHT]
         slots: list[NDArray[np.int64]] = []
         times: list[NDArray[np.int64]] = []

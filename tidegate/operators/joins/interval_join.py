@@ -45,7 +45,10 @@ _SWEEP_MS_MIN = 1_000
 
 
 class IntervalJoin(JoinOperator):
-    """Join of rows with `lower_ms <= right time - left time <= upper_ms`. ConfigurationError if that is empty."""
+    """Join of rows with `lower_ms <= right time - left time <= upper_ms`.
+
+    Raises ConfigurationError if that is empty.
+    """
 
     def __init__(
         self,
@@ -77,7 +80,10 @@ class IntervalJoin(JoinOperator):
         self._swept_ms = MIN_WATERMARK_MS
 
     def process_input(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Keep the rows of a batch, and emit their pairs with rows of the other side. OperatorError as of `rows_of`."""
+        """Stores the rows of a batch, and emits their pairs with the other side.
+
+        Raises OperatorError like `rows_of`.
+        """
         keys, times, values = self.rows_of(index, batch)
         if not (in_time := times > self.reached(keys)).all():
             self.late.inc(int(np.count_nonzero(~in_time)))
@@ -104,7 +110,7 @@ class IntervalJoin(JoinOperator):
         self.tables[index].done()
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        """Decide about rows that can find no partner any more, and remove rows of no use, if it is time for that."""
+        """Decides about rows that cannot find a partner any more, and removes unneeded rows, if a sweep is due."""
         self.reach(watermark_ms)
         for side in self._waiting:
             yield from self._decide(side, watermark_ms - self._useful[side], emit)
@@ -115,7 +121,7 @@ class IntervalJoin(JoinOperator):
                 self._sweep(side, watermark_ms)
 
     def _probe(self, index: int, mine: pa.RecordBatch, times: Times, emit: Emit) -> None:
-        """Emit the pairs of some rows of one side."""
+        """Emits the pairs of some rows of one side."""
         theirs = self.tables[1 - index]
         found, refs = self._near(index, mine, times)
         for start in range(0, len(found), OUTPUT_ROWS_MAX):
@@ -138,7 +144,7 @@ class IntervalJoin(JoinOperator):
         return found.keys[near], found.refs[near]
 
     def _decide(self, side: int, until_ms: int, emit: Emit) -> Iterator[None]:
-        """Tell, in steps, of rows up to a time which have a partner, or have none."""
+        """Decides, in steps, which rows up to a time have a partner, and emits the result."""
         waiting = self._table_of_waiting(side)
         while (first_ms := self._first_ms[side]) is None or first_ms <= until_ms:
             due, first = [np.zeros(0, dtype=np.int64)], np.iinfo(np.int64).max
@@ -150,7 +156,7 @@ class IntervalJoin(JoinOperator):
             refs = np.concatenate(due)
             some = refs[:OUTPUT_ROWS_MAX]
             if len(some):
-                self._tell(side, waiting.take(some), emit)
+                self._emit_decided(side, waiting.take(some), emit)
                 waiting.remove(some)
             waiting.done()
             self._first_ms[side] = first if len(some) == len(refs) else None
@@ -158,16 +164,16 @@ class IntervalJoin(JoinOperator):
                 return
             yield
 
-    def _tell(self, side: int, rows: pa.RecordBatch, emit: Emit) -> None:
+    def _emit_decided(self, side: int, rows: pa.RecordBatch, emit: Emit) -> None:
         found, _ = self._near(side, rows, rows.column(MOMENT).to_numpy())
         self.tables[1 - side].done()
         met = np.zeros(rows.num_rows, dtype=np.bool_)
         met[found] = True
         met &= without_nulls(rows.select(self.keys.names))
-        told = rows.filter(pa.array(met if self.how == "semi" else ~met))
-        if told.num_rows:
-            left, right = (told, None) if side == LEFT else (None, told)
-            emit(self.result(left, right, told.num_rows))
+        decided = rows.filter(pa.array(met if self.how == "semi" else ~met))
+        if decided.num_rows:
+            left, right = (decided, None) if side == LEFT else (None, decided)
+            emit(self.result(left, right, decided.num_rows))
 
     def _sweep(self, side: int, watermark_ms: int) -> None:
         table, kept_ms = self.tables[side], self._kept_ms[side]

@@ -3,7 +3,7 @@ them.
 
 Rules:
 
-- Keys are stored under the names of the left input, whatever their names on the right.
+- Keys are stored under the names of the left input. Their names on the right may differ.
 - A row that the watermark has passed is late. It is dropped and counted. Batch sizes do not affect this, only
   watermarks do. The progress of the watermark is state for each key group. Without this state there is no watermark
   after a restore until both inputs have sent one, and a row that was late before would be joined after its window or
@@ -32,8 +32,7 @@ from tidegate.operators.operator import Emit, OperatorContext
 from tidegate.operators.operator_errors import blame
 from tidegate.operators.state.keys import key_columns, key_schema
 from tidegate.operators.state.operator_backend import RowsOperator
-from tidegate.operators.watermarks.group_moments import GroupMoments
-from tidegate.operators.watermarks.late_rows import LATE_RECORDS
+from tidegate.operators.watermarks.late_rows import LATE_RECORDS, GroupMoments
 from tidegate.operators.watermarks.watermark_generator import event_times_ms
 from tidegate.protocol.failures import ChangedTypeError, OperatorError
 from tidegate.state.key_index.key_index import KeyIndex
@@ -57,7 +56,7 @@ class JoinOperator(RowsOperator):
     """Stores rows of two inputs with these `schemas`. Raises ConfigurationError for columns that do not match."""
 
     drops_late_rows = True
-    """Whether rows are judged by the watermark. If so, how far it has come is in each snapshot."""
+    """True if the watermark decides which rows are late. The progress of the watermark is then in each snapshot."""
 
     def __init__(self, sides: JoinSides, schemas: tuple[pa.Schema, pa.Schema], how: JoinHow) -> None:
         self.sides = sides
@@ -83,20 +82,20 @@ class JoinOperator(RowsOperator):
         self.late = context.metrics.counter(LATE_RECORDS)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Process a batch of the left input."""
+        """Processes a batch of the left input."""
         self.process_input(LEFT, batch, emit)
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot:
-        """Freeze the rows, and how far event time has come."""
+        """Freezes the rows, and how far event time has come."""
         frozen = self.changes(cut)
         return replace(frozen, states=(*frozen.states, self._reached.freeze())) if self.drops_late_rows else frozen
 
     def changes(self, cut: Cut) -> OperatorSnapshot:
-        """Freeze the rows."""
+        """Freezes the rows."""
         return super().snapshot(cut)
 
     def reach(self, watermark_ms: int) -> None:
-        """The watermark of both inputs has come to this moment."""
+        """Called when the watermark of both inputs has reached this moment."""
         for groups, reached_ms in [*self._reached.runs()]:
             if reached_ms < watermark_ms:  # After a restore it may have been further.
                 self._reached.advance(groups, watermark_ms)
@@ -106,7 +105,10 @@ class JoinOperator(RowsOperator):
         return self._reached.of_keys(keys, self.context.max_parallelism)
 
     def rows_of(self, index: int, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Times, list[pa.Array]]:
-        """Keys, event times and stored values of a batch. OperatorError for rows without a time, or other columns."""
+        """Keys, event times and stored values of a batch.
+
+        Raises OperatorError for rows without a time, or other columns.
+        """
         with blame(self.context, batch):
             keys = key_columns(batch, self.sides.keys[index]).rename_columns(self.keys.names)
             values = plain_values(batch, list(self.values[index]))
@@ -128,13 +130,13 @@ class JoinOperator(RowsOperator):
         return keys, times.to_numpy(), values
 
     def keep(self, index: int, keys: pa.RecordBatch, moments: Times, values: Sequence[pa.Array]) -> None:
-        """Append rows to the state of an input."""
+        """Appends rows to the state of an input."""
         self.append(index, keys, [pa.array(moments), *values])
 
     def result(self, left: pa.RecordBatch | None, right: pa.RecordBatch | None, rows: int) -> pa.RecordBatch:
-        """Rows of the result, of stored rows that lie side by side. None: a side without a partner, null in the result.
+        """Rows of the result, from stored rows of both sides at the same positions.
 
-        Keys come from the left side, if there is one.
+        None for a side without partners, whose columns become null. Keys come from the left side, if there is one.
         """
         found: dict[str, pa.Array] = {}
         for side in (right, left):
@@ -173,7 +175,7 @@ class JoinSides:
             )
 
     def check_keys(self, left: pa.Schema, right: pa.Schema) -> None:
-        """Raise ConfigurationError unless key columns are there, and have the same types on both sides."""
+        """Raises ConfigurationError unless key columns are there, and have the same types on both sides."""
         types = [key_schema(schema, keys).types for schema, keys in zip((left, right), self.keys, strict=True)]
         for name1, name2, type1, type2 in zip(*self.keys, *types, strict=True):
             if type1 != type2:
@@ -217,7 +219,7 @@ class JoinSides:
 
 
 def check_how(how: str) -> None:
-    """Raise ConfigurationError for a kind of join that there is not."""
+    """Raises ConfigurationError for a kind of join that there is not."""
     if how not in get_args(JoinHow):
         raise ConfigurationError(f"join: how={how!r} is not one of {list(get_args(JoinHow))}")
 

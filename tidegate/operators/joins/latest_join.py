@@ -1,6 +1,6 @@
 """`LatestJoin` joins the newest row of each key on one side with the newest row on the other side.
 
-The newest row is the row that came last, whatever its event time (`AsOfJoin` uses event time). Rules:
+The newest row is the row that arrived last, independent of its event time (`AsOfJoin` uses event time). Rules:
 
 - State is at most one row of each key and side.
 - `complete` emits a row when both sides have one, and then removes the key. Each stored row is therefore in at most one
@@ -37,7 +37,7 @@ Positions = NDArray[np.int64]
 
 
 class LatestJoin(JoinOperator):
-    """Joins newest rows. ConfigurationError for another `emit`, and as of `JoinSides`."""
+    """Joins newest rows. Raises ConfigurationError for another `emit`, and like `JoinSides`."""
 
     drops_late_rows = False
 
@@ -58,7 +58,7 @@ class LatestJoin(JoinOperator):
         self._swept_ms: int | None = None
 
     def process_input(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Join the rows of a batch. OperatorError as of `rows_of`."""
+        """Joins the rows of a batch. Raises OperatorError like `rows_of`."""
         keys, times, values = self.rows_of(index, batch)
         rows = pa.RecordBatch.from_arrays(
             [*keys.columns, *values], names=[*self.keys.names, *self.values[index].values()]
@@ -99,7 +99,7 @@ class LatestJoin(JoinOperator):
         return self._ttl_ms is not None
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        """Forget keys that are older than the time to live, if it is time for that."""
+        """Removes keys that are older than the time to live, if a sweep is due."""
         if self._ttl_ms is None or watermark_ms == MAX_WATERMARK_MS:
             return iter(())
         if self._swept_ms is None or watermark_ms - self._swept_ms >= max(1, self._ttl_ms // _SWEEPS):

@@ -37,9 +37,9 @@ log = logging.getLogger(__name__)
 
 FAILED_REFRESHES = "lookupRefreshesFailed"
 HANGS_S = 60.0
-"""A read that takes this long counts as hanging, if the current version has become too old meanwhile."""
+"""A read that takes this long counts as failed, if the current version is too old by then."""
 _STRANGERS_MAX = 262_144
-"""Keys that are not in the table, and are remembered all the same, before the index is made anew."""
+"""The index is rebuilt after this many keys that are not in the table were added to it."""
 
 Read = Callable[[], pa.Table]
 """Reads the table."""
@@ -59,12 +59,12 @@ class Lookup:
 
     @property
     def output(self) -> pa.Schema:
-        """The columns of the result. ConfigurationError for columns that do not fit."""
+        """The columns of the result. Raises ConfigurationError for columns that do not fit."""
         return self.sides.output_schema(self.schema, self.table, "inner" if self.inner else "left")
 
 
 class Version:
-    """The table as it was read once, with an index of its keys. ConfigurationError for what does not fit."""
+    """The table from one read, with an index of its keys. Raises ConfigurationError for a table that does not fit."""
 
     def __init__(self, lookup: Lookup, table: pa.Table) -> None:
         if table.num_rows > lookup.rows_max:
@@ -106,20 +106,20 @@ class Version:
 
 
 class LookupTable(BatchFunction):
-    """The function of a lookup join. `refresh_ms`: how often to read; None: once, when the task begins."""
+    """The function of a lookup join. `refresh_ms` is the interval of reads, or None to read once in `open`."""
 
     def __init__(self, lookup: Lookup, read: Read, refresh_ms: int | None, stale_ms: int) -> None:
         self._lookup, self._read = lookup, read
         self._refresh_ms, self._stale_ms = refresh_ms, stale_ms
 
     def open(self, context: BatchContext) -> None:
-        """Read the table, and begin to read it again every so often. Raises what reading raises."""
+        """Reads the table, and starts the thread that reads it again. Raises the exceptions of the read."""
         self._failed = context.metrics.counter(FAILED_REFRESHES)
         self._version = Version(self._lookup, self._read())
         self._read_at = time.monotonic()
         self._reading_since: float | None = None
         self._error: Exception | None = None
-        self._failures = self._told = 0
+        self._failures = self._counted = 0
         self._closed = threading.Event()
         if self._refresh_ms is not None:
             self._reader = threading.Thread(target=self._refresh_until_closed, name="tidegate-lookup", daemon=True)
@@ -138,7 +138,7 @@ class LookupTable(BatchFunction):
         return pa.Table.from_batches(parts, output) if parts else None
 
     def close(self) -> None:
-        """Let go of the table. The reader ends by itself when it is done with what it reads."""
+        """Releases the table. The reader thread ends when its current read returns."""
         if hasattr(self, "_closed"):
             self._closed.set()
 
@@ -160,22 +160,22 @@ class LookupTable(BatchFunction):
 
     def _check_age(self) -> None:
         failures, error = self._failures, self._error
-        if failures > self._told:
-            self._failed.inc(failures - self._told)
-            self._told = failures
+        if failures > self._counted:
+            self._failed.inc(failures - self._counted)
+            self._counted = failures
         now, since = time.monotonic(), self._reading_since
         hangs = since is not None and now - since > HANGS_S
         if (error is None and not hangs) or (now - self._read_at) * 1000 <= self._stale_ms:
             return
-        told = f"the last error was {type(error).__name__}: {error}"
+        reason = f"the last error was {type(error).__name__}: {error}"
         if hangs:
-            told = (
+            reason = (
                 f"a read has not returned for more than {HANGS_S:g} s; set a timeout on the connection or the query "
                 "to see the reason"
             )
         raise ConfigurationError(
             f"lookup_join: the table could not be read for {self._stale_ms / 1000:g} s (max_stale=), so the version "
-            f"in memory is too old; {told}"
+            f"in memory is too old; {reason}"
         ) from error
 
     def _refresh_until_closed(self) -> None:

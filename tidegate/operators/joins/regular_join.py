@@ -1,18 +1,18 @@
-"""`RegularJoin`: joins all rows of two inputs with the same key, whenever they come, and takes back what was wrong.
+"""`RegularJoin`: joins all rows of two inputs with the same key, at any time, and retracts outdated results.
 
 Rules:
 
-- Each row is kept, and meets the rows of its key on the other side. All rows of a key are partners of each other, so a
-  row has a partner as long as its key has any row on the other side: nothing else has to be remembered of it.
-- In an outer join a row without a partner comes with nulls. That is taken back when the key's first partner comes, and
-  comes again when its last one is taken back.
-- An inner join of rows that are never taken back takes nothing back: its rows stand for themselves. All other joins
-  emit changes, what is taken back before what comes.
-- In a batch of changes, rows that come and are taken back again cancel out; what is left is taken from the state.
-- A null key has no partner. Such a row is not kept.
-- With a time to live (event time), a key is forgotten on both sides, in silence, when its newest row is that far behind
-  the watermark. So of a key everything is known, or nothing. Where nothing is ever taken back each row is forgotten by
-  itself.
+- Each row is stored, and joined with the rows of its key on the other side. All rows of a key are partners of each
+  other, so a row has a partner while its key has any row on the other side. No further state is needed.
+- In an outer join a row without a partner is emitted with nulls. This result is retracted when the key's first partner
+  arrives, and emitted again when its last partner is retracted.
+- An inner join of inputs without retractions emits plain rows. All other joins emit changes, retractions first.
+- In a batch of changes, rows that are added and retracted cancel out. The remaining retractions are removed from the
+  state.
+- A null key has no partner. Such a row is not stored.
+- With a time to live (event time), a key is removed on both sides without output when its newest row is this far behind
+  the watermark. The state of a key is therefore complete or empty. If rows are never retracted, each row is removed
+  individually.
 """
 
 from __future__ import annotations
@@ -66,7 +66,10 @@ class _Rows:
 
 
 class RegularJoin(JoinOperator):
-    """Joins without windows. `changing`: of each input, whether it has changes. ConfigurationError as `JoinSides`."""
+    """Joins without windows.
+
+    `changing`: of each input, whether it has changes. Raises ConfigurationError as `JoinSides`.
+    """
 
     drops_late_rows = False
 
@@ -86,11 +89,11 @@ class RegularJoin(JoinOperator):
         super().__init__(sides, (plain[LEFT], plain[RIGHT]), how)
         for schema, changes in zip(plain, changing, strict=True):
             if changes:
-                key_schema(schema, tuple(schema.names))  # a row that is taken back is found by all its columns
+                key_schema(schema, tuple(schema.names))  # a retracted row is found by all its columns
         self._changing = changing
         self._ttl_ms = ttl_ms
         self.retracts = how != "inner" or any(changing)
-        """Whether it emits changes."""
+        """True if the result is a stream of changes."""
         self.output = with_kind(self.schema) if self.retracts else self.schema
         """The columns of the result."""
         self._keeps = (how in ("left", "full"), how in ("right", "full"))
@@ -98,7 +101,7 @@ class RegularJoin(JoinOperator):
         self._swept_ms: int | None = None
 
     def process_input(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Join the rows of a batch. OperatorError as of `rows_of`, and for a row taken back that had not come."""
+        """Joins the rows of a batch. Raises OperatorError like `rows_of`, and for a retraction of an unknown row."""
         keys, times, values = self.rows_of(index, batch)
         rows = pa.RecordBatch.from_arrays(
             [*keys.columns, *values], names=[*self.keys.names, *self.values[index].values()]
@@ -132,7 +135,7 @@ class RegularJoin(JoinOperator):
         return self._ttl_ms is not None
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        """Forget what is older than the time to live, if it is time for that."""
+        """Removes keys that are older than the time to live, if a sweep is due."""
         if self._ttl_ms is not None and watermark_ms != MAX_WATERMARK_MS:
             due = self._swept_ms is None or watermark_ms - self._swept_ms >= max(1, self._ttl_ms // _SWEEPS)
             if due:
@@ -157,7 +160,7 @@ class RegularJoin(JoinOperator):
         return gone, rows.some(brought)
 
     def _take_out(self, index: int, gone: _Rows, every: KeyIndex, owed: NDArray[np.int64]) -> _Rows:
-        """Remove rows from the state, the oldest of equal ones; those that were there."""
+        """Removes rows from the state, the oldest of equal ones. Returns the removed rows."""
         table = self.tables[index]
         unique = KeyIndex(tuple(self.keys.names)).upsert(gone.rows.select(self.keys.names)).first_rows
         found = table.find(gone.rows.select(self.keys.names).take(pa.array(unique)))
@@ -177,7 +180,7 @@ class RegularJoin(JoinOperator):
         return result
 
     def _join(self, index: int, gone: _Rows, came: _Rows, emit: Emit) -> None:
-        """Emit what has changed by rows of one side, and keep those that came. `gone` is out of the state."""
+        """Emits the changes caused by rows of one side, and stores the added ones. `gone` is already removed."""
         mine, theirs = self.tables[index], self.tables[1 - index]
         parts = [side.rows.select(self.keys.names) for side in (gone, came) if len(side.times)]
         changed = pa.concat_batches(parts) if len(parts) > 1 else parts[0]

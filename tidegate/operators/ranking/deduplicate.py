@@ -34,8 +34,7 @@ from tidegate.operators.ranking.ranks import check_order_column, order_form, ord
 from tidegate.operators.source_splits import Due, DueByAge
 from tidegate.operators.state.keys import check_owner, key_columns, key_schema
 from tidegate.operators.state.operator_backend import frozen_backend, make_backend
-from tidegate.operators.watermarks.group_moments import GroupMoments
-from tidegate.operators.watermarks.late_rows import LATE_RECORDS
+from tidegate.operators.watermarks.late_rows import LATE_RECORDS, GroupMoments
 from tidegate.operators.watermarks.watermark_generator import check_timestamp_column, event_times_ms
 from tidegate.protocol.failures import ChangedTypeError
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
@@ -68,7 +67,7 @@ Keep = Literal["first", "last"]
 class Deduplicate(Operator):
     """One row of each key. `time` is the column of event time, which a time to live of `ttl_ms` needs.
 
-    ConfigurationError for arguments that contradict each other.
+    Raises ConfigurationError for arguments that contradict each other.
     """
 
     def __init__(
@@ -91,7 +90,7 @@ class Deduplicate(Operator):
         self._swept_ms: int | None = None
 
     def validate(self, input_schema: pa.Schema) -> None:
-        """Raise ConfigurationError if batches of this schema cannot be deduplicated so."""
+        """Raises ConfigurationError if batches of this schema cannot be deduplicated so."""
         key_schema(input_schema, self._keys)
         if self._by is not None:
             check_order_column(input_schema, self._by, "deduplicate")
@@ -114,7 +113,7 @@ class Deduplicate(Operator):
             self._late = context.metrics.counter(LATE_RECORDS)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Emit the rows that count. OperatorError for columns that do not fit, or a null in the order."""
+        """Emits the rows that count. Raises OperatorError for columns that do not fit, or a null in the order."""
         with blame(self.context, batch):
             if self._seen is None or not batch.schema.equals(self._seen):
                 self.validate(batch.schema)
@@ -151,14 +150,14 @@ class Deduplicate(Operator):
             yield from self._sweep(watermark_ms - 2 * self._ttl_ms)
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot | None:
-        """Freeze the state, if there is any, and how far event time has come, by which rows are judged."""
+        """Freezes the state, if there is any, and how far event time has come, by which rows are judged."""
         frozen = self.changes(cut)
         if frozen is None or self._ttl_ms is None:
             return frozen
         return replace(frozen, states=(*frozen.states, self._reached.freeze()))
 
     def changes(self, cut: Cut) -> OperatorSnapshot | None:
-        """Freeze the rows."""
+        """Freezes the rows."""
         return None if self._kept is None else self._kept.snapshot(cut)
 
     @property
@@ -168,7 +167,7 @@ class Deduplicate(Operator):
 
     @property
     def keyed_backend(self) -> KeyedBackend | None:
-        """The backend of what is kept."""
+        """The backend of the state."""
         return None if self._kept is None else self._kept.backend
 
     def load(self, tables: Sequence[StateTable]) -> None:
@@ -177,11 +176,11 @@ class Deduplicate(Operator):
         self._kept.load(tables)
 
     def hand_over(self) -> None:
-        """Let go of the backend."""
+        """Releases the backend, which the next attempt takes over."""
         self._kept = None
 
     def close(self) -> None:
-        """Release what the backend holds."""
+        """Releases what the backend holds."""
         if self._kept is not None:
             self._kept.backend.close()
 
@@ -332,7 +331,10 @@ class KeptRows:
         return self.table
 
     def upsert(self, batch: pa.RecordBatch, new_only: bool = False) -> Upserted:
-        """Begin a batch, as `VectorTable.upsert`: the slots of its keys. OperatorError for one of another subtask."""
+        """Begins a batch, as `VectorTable.upsert`: the slots of its keys.
+
+        Raises OperatorError for one of another subtask.
+        """
         assert self.table is not None
         keys = key_columns(batch, self._keys)
         upserted = self.table.upsert(keys, new_only)
@@ -342,15 +344,15 @@ class KeptRows:
         return upserted
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot:
-        """Freeze the state."""
+        """Freezes the state."""
         if cut.keyed:
             self.changed_rows = 0
         return frozen_backend(self._context, self.backend, cut)
 
     def load(self, tables: Sequence[StateTable]) -> None:
-        """Take in stored tables.
+        """Loads stored tables.
 
-        CorruptionError if one has a key twice or of another subtask, ConfigurationError if it has other columns.
+        Raises CorruptionError if one has a key twice or of another subtask, ConfigurationError if it has other columns.
         """
         stored = [table.rows.schema for table in tables if not table.removed]
         if stored and self.table is None:
@@ -377,7 +379,7 @@ class KeptRows:
         self._schema = stored
 
     def _retype(self, wanted: pa.Schema) -> None:
-        """The first batch since the restore has other types than what is stored: convert that."""
+        """Converts the stored rows, if the first batch since the restore has other types."""
         before, self._schema = self._schema, wanted
         assert before is not None
         if any(before.field(name).type != wanted.field(name).type for name in self._keys):
@@ -406,7 +408,7 @@ class KeptRows:
 
 
 def flags_of(rows: NDArray[np.int32], count: int) -> NDArray[np.uint8]:
-    """One byte for each of `count` rows of a batch, 1 for those that are named."""
+    """One byte for each of `count` rows of a batch: 1 for `rows`, else 0."""
     flags = np.zeros(count, dtype=np.uint8)
     flags[rows] = 1
     return flags

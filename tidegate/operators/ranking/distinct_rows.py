@@ -55,7 +55,10 @@ class DistinctRows(KeyedAggregate):
         return together(None if after is None else after - {self._flag}, frozenset(self._keys))
 
     def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
-        """The input, and the flag. ConfigurationError if a column is missing, or of a type that cannot be compared."""
+        """The input, and the flag.
+
+        Raises ConfigurationError if a column is missing, or of a type that cannot be compared.
+        """
         super().output_schema(input_schema)
         if self._flag in input_schema.names:
             raise ConfigurationError(f"there is a column {self._flag!r} already")
@@ -85,7 +88,7 @@ class DistinctRows(KeyedAggregate):
             check_owner(self.context, new, self._owners)
             slots = upserted.slots[rows]
             for name, accumulator in zip(self._aggregates, self._accumulators, strict=True):
-                self._take_in(accumulator, name, new, replace(upserted, slots=slots))
+                self._add_rows(accumulator, name, new, replace(upserted, slots=slots))
         self._changed_rows += len(rows)
         self._table.done()
         return rows
@@ -108,7 +111,7 @@ class DistinctViews(KeyedAggregate):
         self._counted = columns[-1]
         self._flags = dict(flags)
         self._dropped = dropped
-        # The name says what each bit means: stored bits of other conditions, or in another order, are refused.
+        # The name of the column identifies the conditions and their order, so bits of other conditions are refused.
         self._seen = f"{RESERVED_PREFIX}seen under {[*flags.values()]}"
         super().__init__(tuple(dict.fromkeys(columns)), {self._seen: count()}, "update")
 

@@ -39,12 +39,12 @@ class RankWords:
 
     @property
     def sorting(self) -> OrderWords:
-        """The sort keys of the rows, most significant first. Without nulls these are the words."""
+        """The sort keys of the rows, most significant first: the words of each column, then what places its nulls."""
         pairs = zip(self.values, self.nulls, strict=True)
         return [each for pair in pairs for each in pair if each is not None]
 
     def take(self, rows: NDArray[np.int64]) -> RankWords:
-        """The words of some rows."""
+        """Returns the words of the rows at these positions."""
         return RankWords(
             [words[rows] for words in self.values],
             [None if nulls is None else nulls[rows] for nulls in self.nulls],
@@ -111,7 +111,7 @@ _LEAST = np.int64(np.iinfo(np.int64).min)
 
 
 def check_order_column(schema: pa.Schema, column: str, operator: str) -> None:
-    """Raise ConfigurationError unless rows of a schema can be ordered by a column."""
+    """Raises ConfigurationError unless rows of a schema can be ordered by a column."""
     position = schema.get_field_index(column)
     if position < 0:
         raise ConfigurationError(
@@ -140,7 +140,7 @@ def order_form(data_type: pa.DataType) -> str:
 def placed_words(
     batch: pa.RecordBatch, column: str, descending: bool, nulls_last: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-    """Returns words that ascend in the order of a ranking, and where nulls are placed, or None if no row is null.
+    """Returns words that ascend in the order of a ranking, and an array that places nulls (None without nulls).
 
     Nulls have the least or the greatest word. The second array separates them from rows with the same word: it is -1
     for nulls that come first, 1 for nulls that come last, and 0 for all other rows. Raises ConfigurationError as
@@ -158,7 +158,7 @@ def placed_words(
 
 
 def order_words(batch: pa.RecordBatch, column: str) -> NDArray[np.int64]:
-    """The words of a column, read-only. ValueError for a null, ConfigurationError as `check_order_column`."""
+    """The words of a column, read-only. Raises ValueError for a null, ConfigurationError as `check_order_column`."""
     values = plain(batch.column(column))
     if values.null_count:
         raise ValueError(
@@ -169,7 +169,7 @@ def order_words(batch: pa.RecordBatch, column: str) -> NDArray[np.int64]:
 
 
 def _words_of(values: pa.Array, column: str) -> NDArray[np.int64]:
-    """The words of values, read-only. Those of nulls mean nothing."""
+    """The words of values, read-only. Undefined under a null."""
     form = key_form(values, column)
     assert isinstance(form, Words), f"{values.type} has no order words"
     words = form.words

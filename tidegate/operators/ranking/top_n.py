@@ -53,15 +53,15 @@ class Ranking:
     by: tuple[str, ...]
     descending: tuple[bool, ...]
     rank: str | None = None
-    """The column with the rank, from 1; None: there is none."""
+    """The column with the rank, from 1, or None if ranks are not emitted."""
     changes: bool = True
-    """Whether rows are taken back; otherwise a row replaces the one with its key and rank."""
+    """True if results are changes. Otherwise a row replaces the previous row of its key and rank."""
     final: bool = False
-    """Whether the rows of a key are emitted once, when the window ends. There are no changes then."""
+    """True if the rows of a key are emitted once, when the window ends. There are no changes then."""
     nulls_last: tuple[bool, ...] | None = None
-    """Whether nulls of each column come behind all values. None: where the order descends, as in Spark."""
+    """For each column, True if nulls come after all values. None means after descending values only, as in Spark."""
     ties: bool = False
-    """Whether rows that are equal in the order share a rank, so that more than `n` may be among the first."""
+    """True if rows that are equal in the order share a rank. More than `n` rows may then be among the first `n`."""
 
     def __post_init__(self) -> None:
         if not self.keys:
@@ -90,7 +90,10 @@ class Ranking:
             )
 
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
-        """The columns of the result, for rows with these columns. ConfigurationError for columns that do not fit."""
+        """The columns of the result, for rows with these columns.
+
+        Raises ConfigurationError for columns that do not fit.
+        """
         for column in self.by:
             check_order_column(schema, column, "top_n")
         keys = key_schema(schema, self.keys)
@@ -106,7 +109,7 @@ class Ranking:
         return found
 
     def columns_of(self, batch: pa.RecordBatch, declared: pa.Schema) -> pa.RecordBatch:
-        """The columns of a batch as they are kept. TypeError for one of another type than was declared."""
+        """The columns of a batch as they are kept. Raises TypeError for one of another type than was declared."""
         keys = key_columns(batch, self.keys)
         columns = []
         for field in declared:
@@ -119,7 +122,7 @@ class Ranking:
 
     @property
     def nulls_behind(self) -> tuple[bool, ...]:
-        """Whether nulls of each column come behind all values."""
+        """For each column, True if nulls come after all values."""
         return self.descending if self.nulls_last is None else self.nulls_last
 
     def words(self, rows: pa.RecordBatch) -> RankWords:
@@ -131,11 +134,11 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """Ranks, from 0, of rows that were there and of rows that come; `n` and more are out."""
+    """The ranks, from 0, of stored rows and of new rows, before and after a batch."""
 
     before: Positions
     after: Positions
-    """First those that were there."""
+    """Ranks of the stored rows, followed by the new rows."""
 
 
 def ranked(groups: NDArray[np.int64], words: RankWords, there: int) -> Ranked:
@@ -192,7 +195,7 @@ class TopN(RowsOperator):
             came = np.flatnonzero(ranks.after[there:] < n)
             self._keep(rows.take(pa.array(came)), moments[came])
             per_group = np.bincount(of_stored, minlength=index.size)
-            self._tell(all_rows, all_groups, ranks, per_group, emit)
+            self._emit_changes(all_rows, all_groups, ranks, per_group, emit)
         table.done()
 
     @property
@@ -210,7 +213,7 @@ class TopN(RowsOperator):
         return iter(())
 
     def _taken(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
-        """A batch in the columns that are kept, and when its rows came. ValueError for a row without a time."""
+        """A batch in the columns that are kept, and when its rows came. Raises ValueError for a row without a time."""
         moments = np.zeros(batch.num_rows, dtype=np.int64)
         if self._ttl_ms is not None:
             assert self._time is not None
@@ -225,7 +228,7 @@ class TopN(RowsOperator):
     def _hopeful(
         self, of_stored: Positions, there: RankWords, groups: Positions, words: RankWords, size: int
     ) -> Positions | None:
-        """Rows that are not behind the last one of a full ranking by their first column alone. None: all."""
+        """Rows that may be among the first `n`, judged by the first column alone. None means all."""
         full = np.bincount(of_stored, minlength=size) >= self.ranking.n
         if not full.any():
             return None
@@ -239,8 +242,10 @@ class TopN(RowsOperator):
             values = [rows.column(name) for name in rows.schema.names if name not in self.keys.names]
             self.append(0, rows.select(self.keys.names), [*values, pa.array(moments)])
 
-    def _tell(self, rows: pa.RecordBatch, groups: Positions, ranks: Ranked, per_group: Positions, emit: Emit) -> None:
-        """Emit what has changed: what is taken back first."""
+    def _emit_changes(
+        self, rows: pa.RecordBatch, groups: Positions, ranks: Ranked, per_group: Positions, emit: Emit
+    ) -> None:
+        """Emits the changes, retractions first."""
         there, n = len(ranks.before), self.ranking.n
         after = ranks.after
         if self.ranking.rank is None:

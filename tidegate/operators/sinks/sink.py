@@ -9,8 +9,8 @@ the committing methods. Rules for a sink:
   failure, and when a job is restored from that checkpoint. Rows that were committed before must stay unchanged.
 - Rows that are not in a completed checkpoint are never committed. They come again, to a writer with another `prefix`.
 
-`StagingSink` is the interface of all sinks to the task machine, which takes rows to write from it. `OwnSink` implements
-it for user-defined sinks:
+`StagingSink` is the interface of all sinks to the task machine, which takes rows to write from it. `UserSinkOperator`
+implements it for user-defined sinks:
 
 - Rows wait until there are `flush_bytes` of them, or until a barrier comes, so a sink gets few and large batches.
 - A barrier empties the buffer, so rows are never in a snapshot. Rows that were written since the previous barrier are
@@ -49,13 +49,13 @@ class SinkContext:
 
     @property
     def prefix(self) -> str:
-        """A name for what this writer writes, which no other one has. It begins with the id of the job."""
+        """A unique prefix for the names of everything that this writer writes. It begins with the id of the job."""
         return f"{self.job_id}-{self.uid}-{self.subtask}-{self.attempt}".replace("/", "-")
 
 
 @dataclass(frozen=True, slots=True)
 class CommitContext:
-    """Which checkpoint is committed."""
+    """The checkpoint whose rows are committed."""
 
     job_id: str
     """The job that completed it: the one that runs, or the one that it was restored from."""
@@ -76,17 +76,17 @@ class Sink:
         """Called once in each subtask that has rows, before the first of them."""
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Take in rows that follow those before. Nobody may see them yet."""
+        """Writes rows, which follow the rows of earlier calls. They must stay invisible until `commit`."""
         raise NotImplementedError(f"{type(self).__name__} needs a method write(self, batch)")
 
     def prepare(self) -> Iterable[bytes]:
-        """A checkpoint begins: make durable what was written since the last call, and return its committables."""
+        """Called when a checkpoint begins: make the rows since the last call durable, and return their committables."""
         raise NotImplementedError(f"{type(self).__name__} needs a method prepare(self), which returns committables")
 
     def close(self) -> None:
-        """Release resources. Called once, also after a failure. What was written since `prepare` may be dropped.
+        """Releases resources. Called once, also after a failure. Rows that were written since `prepare` may be dropped.
 
-        What was prepared must stay: a checkpoint may have it.
+        Prepared rows must stay, because they may be in a checkpoint.
         """
 
     def commit(self, committables: Sequence[bytes], context: CommitContext) -> None:
@@ -99,10 +99,10 @@ class Sink:
         raise NotImplementedError(f"{type(self).__name__} needs a method commit(self, committables, context)")
 
     def abort(self, job_id: str) -> None:
-        """The job is over, and all that its checkpoints cover is committed: drop what else it has written.
+        """Called when the job has ended and its checkpoints are committed: drop its uncommitted rows.
 
-        That is what carries a `prefix` of this job and was never committed: rows of attempts that failed. It is not
-        called if the job is killed, or leaves something to commit to a job that is restored from it.
+        These are rows of failed attempts, which have a `prefix` of this job. It is not called if the job is killed, or
+        if a job that is restored from it still has to commit rows.
         """
 
 
@@ -131,7 +131,7 @@ class StagingSink(Operator):
 FLUSH_BYTES = 4 << 20
 
 
-class OwnSink(StagingSink):
+class UserSinkOperator(StagingSink):
     """Collects the rows of one subtask for a `Sink`."""
 
     def __init__(self, flush_bytes: int = FLUSH_BYTES) -> None:

@@ -93,7 +93,7 @@ class TableSink(StagingSink):
         self._version = first_version
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """Go on from the greatest version that any former subtask had used."""
+        """Continues from the greatest version that any former subtask has used."""
         super().open(context, restored)
         versions = [version for table in restored for version in table.rows.column("version").to_pylist()]
         self._version = max([self._first_version, *versions])
@@ -137,7 +137,7 @@ class TableSink(StagingSink):
 
     def _last_rows(self, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
         batch = pa.concat_batches(batches)
-        if self._deletes:  # the hidden columns stand behind the others, in the order of `stored_schema`
+        if self._deletes:  # the hidden columns come last, in the order of `stored_schema`
             deleted = batch.column(DELETED_COLUMN)
             batch = self._versioned(batch.drop_columns([DELETED_COLUMN])).append_column(DELETED_COLUMN, deleted)
         else:
@@ -186,7 +186,7 @@ class PartitionedTableSink(TableSink):
         self._partition_by = tuple(partition_by)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Buffer a batch. OperatorError also for a value that is too long for the name of a folder."""
+        """Buffers a batch. Raises OperatorError also for a value that is too long for the name of a folder."""
         with blame(self.context, batch):
             check_texts(batch, self._partition_by)
         super().process(batch, emit)

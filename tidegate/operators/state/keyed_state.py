@@ -30,7 +30,15 @@ import pyarrow as pa
 from tidegate.operators.state.keys import KeyScope, Places
 from tidegate.operators.state.state_types import NO_FAST_PATH, StateType, check_map_key
 from tidegate.operators.state.ttl import Clock, StateTtl, TtlLists, TtlMaps, TtlValues, has_time, timed_type
-from tidegate.state.common.backend import CellSpec, KeyedBackend, KeyRef, ListCells, MapCells, Migrate, ValueCells
+from tidegate.state.common.backend import (
+    InternalListState,
+    InternalMapState,
+    InternalValueState,
+    KeyedBackend,
+    KeyRef,
+    Migrate,
+    StateDescriptor,
+)
 from tidegate.storage.errors import ConfigurationError, IncompatibleStateError
 from tidegate.storage.schemas.column_names import RESERVED_PREFIX, is_reserved
 
@@ -39,7 +47,7 @@ class KeyedState(ABC):
     """Base of the kinds of keyed state. `name` is unique in an operator."""
 
     _scope: KeyScope
-    _cells: ValueCells | ListCells | MapCells | TtlValues | TtlLists | TtlMaps
+    _internal: InternalValueState | InternalListState | InternalMapState | TtlValues | TtlLists | TtlMaps
 
     def __init__(self, name: str, ttl: StateTtl | None) -> None:
         if not name:
@@ -60,20 +68,19 @@ class KeyedState(ABC):
         return self.stored_field.type
 
     def clear(self) -> None:
-        """Forget what is kept for the current key."""
-        self._cells.remove(self._ref())
+        """Removes the state of the current key."""
+        self._internal.remove(self._ref())
 
     def bound(
         self, scope: KeyScope, backend: KeyedBackend, clock: Clock | None, migrate: Migrate, by_batch: bool = False
     ) -> Self:
-        """Returns this declaration bound to a backend. `clock` decides what has expired, if the state has a time to
-        live.
+        """Returns this declaration bound to a backend. `clock` decides which values have expired, or is None.
 
         `by_batch` is set if the function reads and writes state by the batch.
         """
         state, field = copy.copy(self), self.stored_field
         state._scope = scope
-        spec = CellSpec(self.name, field.type, metadata=field.metadata, migrate=migrate, by_batch=by_batch)
+        spec = StateDescriptor(self.name, field.type, metadata=field.metadata, migrate=migrate, by_batch=by_batch)
         if clock is not None:
             spec = replace(spec, has_expired=clock.has_expired, expired_ms=lambda: clock.expired_ms)
         state._bind(backend, spec, clock)
@@ -81,10 +88,10 @@ class KeyedState(ABC):
 
     @abstractmethod
     def expires(self, column_type: pa.DataType) -> bool:
-        """Whether the values in a stored column of this kind of state have a time to live."""
+        """Returns whether the values in a stored column of this state have a time to live."""
 
     @abstractmethod
-    def _bind(self, backend: KeyedBackend, spec: CellSpec, clock: Clock | None) -> None: ...
+    def _bind(self, backend: KeyedBackend, spec: StateDescriptor, clock: Clock | None) -> None: ...
 
     def _element(self, field: pa.Field) -> pa.Field:
         """The field of one value, element or entry: with the time of its update, if the state has a time to live."""
@@ -97,7 +104,7 @@ class KeyedState(ABC):
         return ref
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("_cells", "_scope"):
+        if name in ("_internal", "_scope"):
             raise ConfigurationError(
                 f"state {self.name!r} is declared but not bound; use the object that self.context.state(...) "
                 "returns in open"
@@ -108,7 +115,7 @@ class KeyedState(ABC):
 class ValueState(KeyedState):
     """One value for each key; `ttl` counts from when it was written."""
 
-    _cells: ValueCells | TtlValues
+    _internal: InternalValueState | TtlValues
 
     def __init__(self, name: str, dtype: Any, *, ttl: StateTtl | None = None) -> None:
         super().__init__(name, ttl)
@@ -121,62 +128,62 @@ class ValueState(KeyedState):
         return self._element(self._typed.field(self.name))
 
     def expires(self, column_type: pa.DataType) -> bool:
-        """Whether values of a stored column expire."""
+        """Returns whether values of a stored column expire."""
         return has_time(column_type, self._typed.dtype)
 
     def value(self) -> Any:
-        """The value of the current key; None where there is none."""
+        """The value of the current key, or None if it has none."""
         ref = self._scope.ref
-        stored = self._cells.get(self._ref() if ref is None else ref)
+        stored = self._internal.get(self._ref() if ref is None else ref)
         return stored if stored is None or self._plain else self._typed.handed_out(stored)
 
     def update(self, value: Any) -> None:
-        """Keep a value for the current key; None is `clear`. TypeError if it is not of the declared type."""
+        """Stores a value for the current key; None is `clear`. Raises TypeError if it is not of the declared type."""
         if value is None:
             self.clear()
         else:
             ref, stored = self._scope.ref, self._fast(value)
             if stored is NO_FAST_PATH:
                 stored = self._typed.taken(value)
-            self._cells.put(self._ref() if ref is None else ref, stored)
+            self._internal.put(self._ref() if ref is None else ref, stored)
 
     def get_many(self, at: Places = None) -> pa.Array:
-        """The value of each row's key, in `process_batch`: an Arrow array, null where there is none.
+        """The value of each row's key, in `process_batch`: an Arrow array, null for keys without a value.
 
-        `at` chooses: `context.groups()` for each key once, row numbers, or a mask of rows. None: all rows.
+        `at` chooses rows: `context.groups()` for each key once, row numbers, or a mask. None means all rows.
         """
         self._typed.check_columns()
-        found = self._cells.get_many(self._scope.refs(at, f"state {self.name!r}"))
+        found = self._internal.get_many(self._scope.refs(at, f"state {self.name!r}"))
         if found.null_count and pa.types.is_struct(found.type):
-            # Null in the fields too: `field` of an Arrow struct does not look at what lies around.
+            # Null in the fields too, because `field` of an Arrow struct ignores nulls of the struct itself.
             return pa.StructArray.from_arrays(found.flatten(), fields=list(found.type), mask=found.is_null())
         return found
 
     def put_many(self, values: Any, at: Places = None) -> None:
-        """Keep a value for the key of each row, of several for one key the last; null is `clear`.
+        """Stores a value for the key of each row, the last one if a key has several; null is `clear`.
 
-        `values` is an Arrow array, or what becomes one. TypeError for values of another type, ValueError if there are
-        not as many as rows that `at` chooses (as in `get_many`).
+        `values` is an Arrow array, or can be converted to one. Raises TypeError for values of another type, ValueError
+        if their number differs from the number of rows that `at` chooses (as in `get_many`).
         """
         refs = self._scope.refs(at, f"state {self.name!r}")
         column = self._typed.taken_column(values)
         if len(column) != len(refs):
             raise ValueError(f"state {self.name!r} was given {len(column)} values for {len(refs)} rows")
-        self._cells.put_many(refs, column)
+        self._internal.put_many(refs, column)
 
     def clear_many(self, at: Places = None) -> None:
-        """Forget what is kept for the keys of these rows."""
-        self._cells.remove_many(self._scope.refs(at, f"state {self.name!r}"))
+        """Removes the state of the keys of these rows."""
+        self._internal.remove_many(self._scope.refs(at, f"state {self.name!r}"))
 
-    def _bind(self, backend: KeyedBackend, spec: CellSpec, clock: Clock | None) -> None:
-        cells = backend.values(spec)
-        self._cells = cells if clock is None else TtlValues(cells, clock)
+    def _bind(self, backend: KeyedBackend, spec: StateDescriptor, clock: Clock | None) -> None:
+        internal = backend.values(spec)
+        self._internal = internal if clock is None else TtlValues(internal, clock)
 
 
 class ListState(KeyedState):
     """A list of values for each key; `ttl` counts for each element, from when it was written."""
 
-    _cells: ListCells | TtlLists
+    _internal: InternalListState | TtlLists
 
     def __init__(self, name: str, dtype: Any, *, ttl: StateTtl | None = None) -> None:
         super().__init__(name, ttl)
@@ -189,47 +196,47 @@ class ListState(KeyedState):
         return pa.field(self.name, pa.list_(self._element(self._typed.field("item"))))
 
     def expires(self, column_type: pa.DataType) -> bool:
-        """Whether elements of a stored column expire."""
+        """Returns whether elements of a stored column expire."""
         return pa.types.is_list(column_type) and has_time(column_type.value_type, self._typed.dtype)
 
     def get(self) -> list[Any]:
-        """A copy of the list of the current key; empty where there is none."""
-        stored = self._cells.get(self._ref())
+        """A copy of the list of the current key, which may be empty."""
+        stored = self._internal.get(self._ref())
         return list(stored) if self._plain else [self._typed.handed_out(value) for value in stored]
 
     def __iter__(self) -> Iterator[Any]:
-        """The values of the current key, one after the other, without a copy of the list.
+        """Yields the values of the current key, without a copy of the list.
 
-        The list must not be changed meanwhile, but for values that are added: they do not come.
+        Until the end, the list may only be changed by adding values, which are not yielded.
         """
-        stored = self._cells.get(self._ref())
+        stored = self._internal.get(self._ref())
         values = itertools.islice(stored, len(stored))
         return values if self._plain else map(self._typed.handed_out, values)
 
     def add(self, value: Any) -> None:
-        """Append a value. TypeError if it is None or not of the declared type."""
+        """Appends a value. Raises TypeError if it is None or not of the declared type."""
         ref, stored = self._scope.ref, self._fast(value)
         if stored is NO_FAST_PATH:
             stored = self._typed.taken(value)
-        self._cells.extend(self._ref() if ref is None else ref, (stored,))
+        self._internal.extend(self._ref() if ref is None else ref, (stored,))
 
     def add_all(self, values: Iterable[Any]) -> None:
-        """Append values. TypeError if one is None or not of the declared type: then none is."""
+        """Appends values. Raises TypeError if one is None or not of the declared type: then none is."""
         added = [self._typed.taken(value) for value in values]
         if added:
-            self._cells.extend(self._ref(), added)
+            self._internal.extend(self._ref(), added)
 
     def update(self, values: Iterable[Any]) -> None:
-        """Replace the list; an empty one is `clear`."""
+        """Replaces the list; an empty one is `clear`."""
         replaced = [self._typed.taken(value) for value in values]
         if replaced:
-            self._cells.put(self._ref(), replaced)
+            self._internal.put(self._ref(), replaced)
         else:
             self.clear()
 
-    def _bind(self, backend: KeyedBackend, spec: CellSpec, clock: Clock | None) -> None:
-        cells = backend.lists(spec)
-        self._cells = cells if clock is None else TtlLists(cells, clock)
+    def _bind(self, backend: KeyedBackend, spec: StateDescriptor, clock: Clock | None) -> None:
+        internal = backend.lists(spec)
+        self._internal = internal if clock is None else TtlLists(internal, clock)
 
 
 class MapEntries(ABC):
@@ -237,14 +244,14 @@ class MapEntries(ABC):
 
     @abstractmethod
     def put(self, key: Any, value: Any) -> None:
-        """Set an entry."""
+        """Sets an entry."""
 
     @abstractmethod
     def items(self) -> Iterator[tuple[Any, Any]]:
         """Entries as they are now."""
 
     def put_all(self, entries: Mapping[Any, Any]) -> None:
-        """Set several entries."""
+        """Sets several entries."""
         for key, value in entries.items():
             self.put(key, value)
 
@@ -259,7 +266,7 @@ class MapState(KeyedState, MapEntries):
     Keys of the map have a plain type. A value of None removes the entry.
     """
 
-    _cells: MapCells | TtlMaps
+    _internal: InternalMapState | TtlMaps
 
     def __init__(self, name: str, key_dtype: Any, value_dtype: Any, *, ttl: StateTtl | None = None) -> None:
         super().__init__(name, ttl)
@@ -279,23 +286,23 @@ class MapState(KeyedState, MapEntries):
         return pa.field(self.name, pa.map_(key, self._element(self._typed.field("value"))))
 
     def expires(self, column_type: pa.DataType) -> bool:
-        """Whether entries of a stored column expire."""
+        """Returns whether entries of a stored column expire."""
         return pa.types.is_map(column_type) and has_time(column_type.item_type, self._typed.dtype)
 
     def get(self, key: Any) -> Any:
-        """The value at `key` of the current key's map; None where there is none."""
-        return self._typed.handed_out(self._cells.get(self._ref(), self._key_typed.taken(key)))
+        """The value at `key` of the current key's map, or None if there is none."""
+        return self._typed.handed_out(self._internal.get(self._ref(), self._key_typed.taken(key)))
 
     def put(self, key: Any, value: Any) -> None:
-        """Set an entry; a value of None is `remove`. TypeError if either is not of its declared type."""
+        """Sets an entry; a value of None is `remove`. Raises TypeError if either is not of its declared type."""
         if value is None:
             self.remove(key)
         else:
-            self._cells.put(self._ref(), self._key_typed.taken(key), self._typed.taken(value))
+            self._internal.put(self._ref(), self._key_typed.taken(key), self._typed.taken(value))
 
     def remove(self, key: Any) -> None:
-        """Remove an entry, if there is one."""
-        self._cells.discard(self._ref(), self._key_typed.taken(key))
+        """Removes an entry, if there is one."""
+        self._internal.discard(self._ref(), self._key_typed.taken(key))
 
     def items(self) -> Iterator[tuple[Any, Any]]:
         """Entries as they are now, in the order in which the backend keeps them: the same on every run."""
@@ -306,15 +313,15 @@ class MapState(KeyedState, MapEntries):
         return iter([key for key, _ in self._pairs()])
 
     def __contains__(self, key: Any) -> bool:
-        return self._cells.get(self._ref(), self._key_typed.taken(key)) is not None
+        return self._internal.get(self._ref(), self._key_typed.taken(key)) is not None
 
     def _pairs(self) -> Iterable[tuple[Any, Any]]:
-        found = self._cells.items(self._ref())
+        found = self._internal.items(self._ref())
         return found.items() if isinstance(found, Mapping) else found
 
-    def _bind(self, backend: KeyedBackend, spec: CellSpec, clock: Clock | None) -> None:
-        cells = backend.maps(spec)
-        self._cells = cells if clock is None else TtlMaps(cells, clock)
+    def _bind(self, backend: KeyedBackend, spec: StateDescriptor, clock: Clock | None) -> None:
+        internal = backend.maps(spec)
+        self._internal = internal if clock is None else TtlMaps(internal, clock)
 
 
 S = TypeVar("S", bound=KeyedState)
@@ -346,11 +353,11 @@ class ReducingState(ValueState):
         self._reduce = reduce
 
     def add(self, value: Any) -> None:
-        """Fold a value in. TypeError if it, or the result, is None or not of the declared type."""
+        """Folds a value in. Raises TypeError if it, or the result, is None or not of the declared type."""
         kept, added = self.value(), self._typed.taken(value)
         if kept is not None:
             added = self._typed.taken(self._reduce(kept, self._typed.handed_out(added)))
-        self._cells.put(self._ref(), added)
+        self._internal.put(self._ref(), added)
 
     def get(self) -> Any:
         """Returns the folded value of the current key, or None without values."""
@@ -365,10 +372,10 @@ class AggregatingState(ValueState):
         self._function = function
 
     def add(self, value: Any) -> None:
-        """Fold a value in. TypeError if the accumulator becomes None, or not of the declared type."""
+        """Folds a value in. Raises TypeError if the accumulator becomes None, or not of the declared type."""
         kept = self.value()
         accumulator = self._function.create_accumulator() if kept is None else kept
-        self._cells.put(self._ref(), self._typed.taken(self._function.add(value, accumulator)))
+        self._internal.put(self._ref(), self._typed.taken(self._function.add(value, accumulator)))
 
     def get(self) -> Any:
         """The result for the current key; None where nothing was added."""

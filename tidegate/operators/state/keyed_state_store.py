@@ -3,8 +3,8 @@
 `ProcessOperator` calls it. Rules:
 
 - Names are unique, and none is the name of a key column.
-- The function must bind every state of the checkpoint that is handed over. A state that the user has agreed to drop is
-  left out before (`restore_task.py`).
+- The function must bind every state of the checkpoint that is handed over. States that the user has agreed to drop are
+  removed before (`restore_task.py`).
 - Stored rows are converted to the declared types if that loses nothing (see `tidegate/storage/schemas/evolution.py`).
 - A state may get a time to live, which then counts from the restore. It may not lose one.
 """
@@ -123,7 +123,7 @@ class KeyedStates:
         return self.backend.stored_keys
 
     def enter(self, columns: pa.RecordBatch | None, keys: Sequence[Key] | None = None) -> Sequence[KeyRef]:
-        """Enter keys until `leave`, as stored key columns or Python keys or both. Returns the reference of each."""
+        """Enters keys until `leave`, as stored key columns or Python keys or both. Returns the reference of each."""
         assert self._codec is not None, "keys without a type"
         entered = EnteredKeys(self._codec, columns, keys)
         self._scope.enter(entered)
@@ -132,13 +132,13 @@ class KeyedStates:
         return [None] * (len(keys or ()) if columns is None else columns.num_rows)
 
     def enter_batch(self, columns: pa.RecordBatch) -> None:
-        """Enter the keys of a batch, as stored key columns, for a function that works on all of them at once."""
+        """Enters the keys of a batch, as stored key columns, for a function that works on all of them at once."""
         assert self._codec is not None, "keys without a type"
         refs = self.backend.enter_batch(columns) if self._states else None
         self._scope.enter_batch(EnteredKeys(self._codec, columns), refs)
 
     def leave(self, rows: int) -> None:
-        """End of a batch of `rows` rows or timers. Looks at as many keys for state that has expired."""
+        """Ends a batch of `rows` rows or timers. Looks at as many keys for state that has expired."""
         self.timers.flush()
         self._scope.leave()
         if self._states:
@@ -147,7 +147,7 @@ class KeyedStates:
                 self.backend.sweep(rows)
 
     def each_key(self, state: KeyedState) -> Iterator[None]:
-        """Makes each key that has this state the current key in turn. The state may change meanwhile.
+        """Makes each key that has this state the current key in turn. The state may be changed during the iteration.
 
         Raises ConfigurationError for a state that `bind` has not returned.
         """
@@ -206,7 +206,7 @@ class KeyedStates:
         self._states, self._codec, self._handed_over = {}, None, True
 
     def close(self) -> None:
-        """Release what the backend holds."""
+        """Releases the backend's resources."""
         if not self._handed_over:
             self.backend.close()
 

@@ -61,7 +61,7 @@ def key_schema(schema: pa.Schema, keys: Sequence[str]) -> pa.Schema:
 
 
 def check_owner(context: OperatorContext, keys: pa.RecordBatch, owners: NDArray[np.uint16]) -> None:
-    """Raise OperatorError if a key (a row of key columns) is another subtask's. `subtask_table` gives `owners`."""
+    """Raises OperatorError if a key (a row of key columns) is another subtask's. `subtask_table` gives `owners`."""
     groups = key_groups_of(hash_columns(keys, keys.schema.names), context.max_parallelism)
     strangers = owners[groups] != context.subtask
     if np.any(strangers):
@@ -188,14 +188,14 @@ class EnteredKeys:
         return self._keys[number]
 
     def row(self, number: int) -> dict[str, Any]:
-        """The key as people know it: the value of each key column."""
+        """The key for error texts and functions: the value of each key column, by name."""
         if self._rows is None:
             self._rows = python_rows(self.columns)
         return dict(self._rows[number])
 
 
 class KeyScope:
-    """The key that a function works on now; there is none outside of rows and timers."""
+    """The current key of a function. Outside of rows and timers there is no current key."""
 
     __slots__ = ("_batch", "_entered", "number", "ref")
 
@@ -203,7 +203,7 @@ class KeyScope:
         self._entered: EnteredKeys | None = None
         self._batch: tuple[EnteredKeys, KeyRefs | None] | None = None
         self.number = 0
-        """The number of the current key among those that were entered. `choose` sets it, with `ref`."""
+        """The number of the current key among the entered keys. `choose` sets it, with `ref`."""
         self.ref: KeyRef = None
         """The backend's reference of the current key, or None without a key or without state."""
 
@@ -216,14 +216,17 @@ class KeyScope:
         self._batch = entered, refs
 
     def choose_row(self, row: int) -> None:
-        """Make the key of a row of the batch the current one. ConfigurationError outside of a batch; IndexError."""
+        """Makes the key of a row of the batch the current one.
+
+        Raises ConfigurationError outside of a batch; IndexError.
+        """
         entered, refs = self._batch_for("choosing a key")
         (number,) = self.rows([row], "choosing a key").tolist()
         self._entered, self.number, self.ref = entered, number, None if refs is None else refs[number]
 
     @property
     def batch_columns(self) -> pa.RecordBatch:
-        """Stored key columns of the rows of the batch. ConfigurationError outside of one."""
+        """Stored key columns of the rows of the batch. Raises ConfigurationError outside of one."""
         return self._batch_for("a group of keys")[0].columns
 
     def rows(self, at: Places, what: str) -> NDArray[np.int64]:
@@ -255,7 +258,7 @@ class KeyScope:
         return refs if at is None else refs[self.rows(at, what)]
 
     def choose(self, number: int, ref: KeyRef) -> None:
-        """Make an entered key the current one."""
+        """Makes an entered key the current one."""
         self.number = number
         self.ref = ref
 
@@ -268,7 +271,7 @@ class KeyScope:
         return self._entered_for(what).key(self.number)
 
     def current_number(self, what: str) -> int:
-        """The number of the key among those that were entered. ConfigurationError as `current`."""
+        """The number of the current key among the entered keys. Raises ConfigurationError like `current`."""
         self._entered_for(what)
         return self.number
 
@@ -279,7 +282,7 @@ class KeyScope:
         return entered.columns.take(pa.array(numbers, pa.int64()))
 
     def current_row(self, what: str) -> dict[str, Any]:
-        """The key columns of the key. ConfigurationError as `current`."""
+        """The key columns of the key. Raises ConfigurationError as `current`."""
         return self._entered_for(what).row(self.number)
 
     def _batch_for(self, what: str) -> tuple[EnteredKeys, KeyRefs | None]:

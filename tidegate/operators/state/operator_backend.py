@@ -29,11 +29,10 @@ from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
 
 def make_backend(context: OperatorContext, key_names: Sequence[str], namespace: bool = False) -> KeyedBackend:
-    """The keyed state of an operator in this subtask; `key_names` are its key columns.
+    """Opens the keyed state of an operator in this subtask. `key_names` are its key columns.
 
-    With `namespace` the first one is a namespace (`BackendPlace`).
-
-    Empty, unless it comes from the attempt before.
+    With `namespace` the first one is a namespace (`BackendPlace`). The state is empty, unless it was kept from the
+    previous attempt.
     """
     if context.kept is not None:
         return context.kept
@@ -72,7 +71,10 @@ class RowsOperator(Operator):
         self._changed_rows = 0
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """Take the rows back from tables of any number of former subtasks. CorruptionError for other columns."""
+        """Takes the rows back from tables of any number of former subtasks.
+
+        Raises CorruptionError for other columns.
+        """
         super().open(context, restored)
         self._owners = subtask_table(context.max_parallelism, context.parallelism)
         backend = self._backend = self.make_backend()
@@ -85,11 +87,11 @@ class RowsOperator(Operator):
         return make_backend(self.context, self.keys.names)
 
     def fix_keys(self, backend: KeyedBackend) -> None:
-        """Tell the backend its key columns: all state is bound."""
+        """Sets the key columns of the backend, after all state is bound."""
         backend.fix_keys(self.keys)
 
     def load_table(self, table: StateTable) -> None:
-        """Load a table of keyed state."""
+        """Loads a table of keyed state."""
         self._opened().load(table)
 
     def load(self, tables: Sequence[StateTable]) -> None:
@@ -108,17 +110,17 @@ class RowsOperator(Operator):
             raise CorruptionError(f"operator {self.context.uid!r}: {error}") from error
 
     def check_owner(self, keys: pa.RecordBatch) -> None:
-        """OperatorError for a key of another subtask."""
+        """Raises OperatorError for a key of another subtask."""
         check_owner(self.context, keys, self._owners)
 
     def append(self, table: int, keys: pa.RecordBatch, values: Sequence[pa.Array]) -> None:
-        """Append rows to a table, by its number."""
+        """Appends rows to a table, by its number."""
         schema = list(self.stored.values())[table]
         self.tables[table].append(keys, pa.RecordBatch.from_arrays(list(values), schema=schema))
         self._changed_rows += keys.num_rows
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot:
-        """Freeze the rows."""
+        """Freezes the rows."""
         if cut.keyed:
             self._changed_rows = 0
         return frozen_backend(self.context, self._opened(), cut)
@@ -139,11 +141,11 @@ class RowsOperator(Operator):
         return self._backend
 
     def hand_over(self) -> None:
-        """Let go of the backend."""
+        """Releases the backend, which the next attempt takes over."""
         self._backend, self.tables = None, ()
 
     def close(self) -> None:
-        """Release what the backend holds."""
+        """Releases the backend's resources."""
         if self._backend is not None:
             self._backend.close()
 

@@ -12,8 +12,8 @@
   columns `key` and `value`.
 - Freezing only takes references. A list grows in place, so rows that were frozen stay unchanged. A map is copied before
   its first change after a freeze.
-- A union list is in the snapshot even when it is empty, so that the coordinator knows about it. The coordinator takes
-  no checkpoint while only some of the subtasks have finished, because their elements would be missing.
+- A union list is in the snapshot even when it is empty, so that the coordinator sees it. The coordinator takes no
+  checkpoint while only some of the subtasks have finished, because their elements would be missing.
 """
 
 from __future__ import annotations
@@ -88,32 +88,32 @@ class OperatorListState:
         return len(self._values)
 
     def add(self, value: Any) -> None:
-        """Append a value. TypeError if it is None or not of the declared type."""
+        """Appends a value. Raises TypeError if it is None or not of the declared type."""
         self.add_all((value,))
 
     def add_all(self, values: Iterable[Any]) -> None:
-        """Append values. TypeError if one is None or not of the declared type: then none is."""
+        """Appends values. Raises TypeError if one is None or not of the declared type: then none is."""
         self._values.extend([self._typed.taken(value) for value in values])
 
     def update(self, values: Iterable[Any]) -> None:
-        """Replace the list."""
+        """Replaces the list."""
         self._values = [self._typed.taken(value) for value in values]
 
     def clear(self) -> None:
-        """Forget all values."""
+        """Removes all values."""
         self._values = []
 
     def mark(self) -> tuple[list[Any], int]:
-        """Returns what `back_to` goes back to."""
+        """Returns a mark for `back_to`."""
         return self._values, len(self._values)
 
     def back_to(self, mark: tuple[list[Any], int]) -> None:
-        """Take back what has changed since a mark."""
+        """Undoes the changes since a mark."""
         self._values, count = mark
         del self._values[count:]
 
     def load(self, table: StateTable) -> None:
-        """Append the rows of a stored table, which are of the declared type."""
+        """Appends the rows of a stored table, which are of the declared type."""
         self._values.extend(one_nan(value) for value in table.rows.column(0).to_pylist())
 
     def freeze(self) -> FrozenState | None:
@@ -146,14 +146,14 @@ class BroadcastState(MapEntries):
         self._key_typed, self._typed = declared._key_typed, declared._typed
         self._entries: dict[Any, Any] = {}
         self._frozen = False
-        """Whether a snapshot may hold the entries: they are copied before they are changed."""
+        """True if a snapshot may reference the entries, so that they must be copied before a change."""
 
     def get(self, key: Any) -> Any:
-        """The value at `key`; None where there is none."""
+        """The value at `key`, or None."""
         return self._typed.handed_out(self._entries.get(self._key_typed.taken(key)))
 
     def put(self, key: Any, value: Any) -> None:
-        """Set an entry; a value of None is `remove`. TypeError if either is not of its declared type.
+        """Sets an entry; a value of None is `remove`. Raises TypeError if either is not of its declared type.
 
         ConfigurationError, as from all that change the map, where it is read-only.
         """
@@ -164,11 +164,11 @@ class BroadcastState(MapEntries):
             self._own()[taken[0]] = taken[1]
 
     def remove(self, key: Any) -> None:
-        """Remove an entry, if there is one."""
+        """Removes an entry, if there is one."""
         self._own().pop(self._key_typed.taken(key), None)
 
     def clear(self) -> None:
-        """Remove all entries."""
+        """Removes all entries."""
         self._own().clear()
 
     def items(self) -> Iterator[tuple[Any, Any]]:
@@ -185,16 +185,19 @@ class BroadcastState(MapEntries):
         return self._key_typed.taken(key) in self._entries
 
     def mark(self) -> dict[Any, Any]:
-        """Returns what `back_to` goes back to. The map is copied before it is changed, as after a freeze."""
+        """Returns a mark for `back_to`. The map is copied before its next change, as after a freeze."""
         self._frozen = True
         return self._entries
 
     def back_to(self, mark: dict[Any, Any]) -> None:
-        """Take back what has changed since a mark."""
+        """Undoes the changes since a mark."""
         self._entries, self._frozen = mark, True
 
     def load(self, table: StateTable) -> None:
-        """Add the rows of a stored table, which are of the declared types. CorruptionError if a key comes twice."""
+        """Adds the rows of a stored table, which are of the declared types.
+
+        Raises CorruptionError if a key comes twice.
+        """
         for key, value in zip(*(column.to_pylist() for column in table.rows.columns), strict=True):
             found = one_nan(key)
             if found in self._entries:
@@ -202,7 +205,7 @@ class BroadcastState(MapEntries):
             self._entries[found] = one_nan(value)
 
     def freeze(self) -> FrozenState | None:
-        """The map as it is now. None where it is empty."""
+        """The current map, or None if it is empty."""
         if not self._entries:
             return None
         self._frozen = True
@@ -267,15 +270,15 @@ class OperatorStates:
         return {name: state.schema.field(len(state.schema) - 1) for name, state in self._states.items()}
 
     def state(self, name: str) -> OperatorListState | BroadcastState:
-        """Returns a bound state. KeyError if there is none of that name."""
+        """Returns a bound state. Raises KeyError if there is none of that name."""
         return self._states[name]
 
     def mark(self) -> list[Any]:
-        """Returns what `back_to` goes back to: all states as they are now."""
+        """Returns a mark of all states for `back_to`."""
         return [state.mark() for state in self._states.values()]
 
     def back_to(self, marks: Sequence[Any]) -> None:
-        """Take back what has changed since a mark."""
+        """Undoes the changes since a mark."""
         for state, mark in zip(self._states.values(), marks, strict=True):
             state.back_to(mark)
 
@@ -312,7 +315,7 @@ class OperatorStates:
             state.load(replace(table, rows=self._declared(table, state.schema)))
 
     def _declared(self, table: StateTable, declared: pa.Schema) -> pa.RecordBatch:
-        """Stored rows with the declared types. ConfigurationError for types that cannot become these."""
+        """Stored rows with the declared types. Raises ConfigurationError for types that cannot become these."""
         rows = widened(table.rows)
         for stored, field in zip(rows.schema, declared, strict=False):
             check_serializers(stored, field, table.state, self._where)

@@ -67,21 +67,21 @@ class StateType:
     __slots__ = ("_form", "_name", "dtype", "fast")
 
     def __init__(self, name: str, declared: Any) -> None:
-        """The type of (a part of) the state `name`. ConfigurationError for a type that cannot be kept."""
+        """The type of (a part of) the state `name`. Raises ConfigurationError for a type that cannot be kept."""
         self._name = name
         try:
             self._form = _form(declared, ())
         except ConfigurationError as error:
             raise ConfigurationError(f"state {name!r}: {error}") from None
         if isinstance(self._form, _OptionalForm):
-            self._form = self._form.inner  # None is no state, whatever the type
+            self._form = self._form.inner  # None is never a value, of any type
         self.dtype = self._form.dtype
         self.fast = self._form.fast
         """Converts common values to their stored form, and returns `NO_FAST_PATH` for values that need `taken`."""
 
     @property
     def plain(self) -> bool:
-        """Whether values are handed out as they are stored: single ones, such as a number or a string."""
+        """True if stored values are returned unchanged: scalars, such as a number or a string."""
         return self._form.plain
 
     def field(self, name: str) -> pa.Field:
@@ -89,7 +89,10 @@ class StateType:
         return self._form.field(name)
 
     def taken(self, value: Any) -> Any:
-        """The value as it is stored: what a checkpoint would give back. TypeError if it is None or of another type."""
+        """The value as it is stored: what a checkpoint would give back.
+
+        Raises TypeError if it is None or of another type.
+        """
         form = self._form
         try:
             return form.put(value)
@@ -104,7 +107,10 @@ class StateType:
             raise TypeError(f"state {self._name!r} keeps pickled objects: choose a key, and use value and update")
 
     def taken_column(self, values: Any) -> pa.Array:
-        """Many values as they are stored, null for none. TypeError if one is of another type, or would change."""
+        """Many values as they are stored, null for none.
+
+        Raises TypeError if one is of another type, or would change.
+        """
         self.check_columns()
         try:
             self._form.check_column(column := column_of(values, self.dtype))
@@ -113,7 +119,7 @@ class StateType:
         return column
 
     def handed_out(self, stored: Any) -> Any:
-        """The value of what is stored, as an object that the caller may change. None stays None."""
+        """The value of a stored form, as an object that the caller may change. None stays None."""
         form = self._form
         return stored if form.plain or stored is None else form.get(stored)
 
@@ -155,7 +161,7 @@ def check_serializers(stored: pa.Field, expected: pa.Field, state: str, operator
 
 
 def holds_pickles(field: pa.Field) -> bool:
-    """Whether the values of a stored field are pickled, or hold something that is."""
+    """Returns whether the values of a stored field are pickled, or contain pickled values."""
     return _is_pickled(field) or any(holds_pickles(field.type.field(i)) for i in range(field.type.num_fields))
 
 
@@ -164,7 +170,7 @@ class _Form:
 
     metadata: Mapping[bytes, bytes] | None = None
     plain = True
-    """Whether what is stored is handed out as it is."""
+    """True if stored values are returned unchanged."""
     fast: FastConversion = staticmethod(no_fast_path)
     """Fast conversion of a value, as in `StateType`."""
 
@@ -177,19 +183,19 @@ class _Form:
         return pa.field(name, self.dtype, metadata=self.metadata)
 
     def put(self, value: Any) -> Any:
-        """The value as it is stored."""
+        """Converts a value of the user to the form that is stored."""
         raise NotImplementedError
 
     def get(self, stored: Any) -> Any:
-        """The value of what is stored."""
+        """Converts a stored form back to a value of the user."""
         return stored
 
     def check_column(self, column: pa.Array) -> None:
-        """Raise TypeError if a value in a column of the stored type is none of this."""
+        """Raises TypeError if a column of the stored type has a value that does not fit this type."""
 
 
 class _ArrowForm(_Form):
-    """Values as Arrow takes them in and gives them out."""
+    """Values of Arrow types, converted as Arrow converts them."""
 
     def __init__(self, dtype: pa.DataType) -> None:
         super().__init__(widened_type(dtype), str(dtype))  # the values of all keys meet in one column
@@ -387,7 +393,9 @@ def _form(declared: Any, around: tuple[type, ...]) -> _Form:
 
 def _record_form(record: type, around: tuple[type, ...]) -> _RecordForm:
     if record in around:
-        raise ConfigurationError(f"{record.__name__} holds itself; a stored type cannot")
+        raise ConfigurationError(
+            f"{record.__name__} holds itself, which a stored type cannot; store a flat list of its parts instead"
+        )
     try:
         hints = typing.get_type_hints(record)
     except (NameError, TypeError) as error:
@@ -395,7 +403,10 @@ def _record_form(record: type, around: tuple[type, ...]) -> _RecordForm:
     fields = dataclasses.fields(record)
     made_from = {name for name, one in inspect.signature(record).parameters.items() if one.default is one.empty}
     if not all(field.init for field in fields) or not made_from <= {field.name for field in fields} or not fields:
-        raise ConfigurationError(f"{record.__name__} cannot be made again from its fields alone, so it cannot be kept")
+        raise ConfigurationError(
+            f"{record.__name__} cannot be made again from its fields alone, so it cannot be kept; its constructor must "
+            "take each field, and nothing else that has no default"
+        )
     forms = {}
     for field in fields:
         try:

@@ -15,7 +15,7 @@ that the backend has reported, or if the backend has reported all. Otherwise it 
 `TimerChains` detects timers that register one another without end. Operators report each timer that fires. Rules:
 
 - A timer that is later than all before it is progress. While event time advances to a watermark, or the clock to now,
-  timers that register later ones terminate, whatever their number. A heartbeat can therefore catch up after any pause.
+  timers that register later ones terminate, in any number. A heartbeat can therefore catch up after any pause.
 - Timers that register one another for the same time, or for earlier ones, never terminate. They fail after
   `_CHAINED_TIMERS_MAX` for each remaining timer.
 - At the end of event time every time is due, so later timers are not progress there. Timers that end are progress: the
@@ -75,7 +75,7 @@ class Timers:
         return len(self._numbers) + (0 if self._backend is None else self._backend.count(limit))
 
     def change(self, domain: TimeDomain, moment: int, registered: bool) -> None:
-        """Register a timer of the current key, or delete it."""
+        """Registers a timer of the current key, or deletes it."""
         if registered and domain is self._ended:
             return
         number = self._scope.current_number("a timer")
@@ -86,7 +86,7 @@ class Timers:
                 self._step_changes.append((registered, moment, number))
 
     def change_many(self, domain: TimeDomain, moments: Sequence[int], registered: bool, numbers: Sequence[int]) -> None:
-        """Register or delete timers of the keys with these numbers."""
+        """Registers or deletes timers of the keys with these numbers."""
         if registered and domain is self._ended:
             return
         self._numbers += numbers
@@ -109,9 +109,9 @@ class Timers:
         return len(self._moments)
 
     def first_change_ms(self, domain: TimeDomain, since: int) -> int | None:
-        """The first moment among those registered or deleted since there were `since` changes; None if there is none.
+        """The first moment among the changes after the first `since` ones, or None.
 
-        The backend does not have them before the next flush, so `first_ms` leaves them out.
+        The backend gets them with the next flush, so `first_ms` ignores them.
         """
         number = domain.number
         moments = [
@@ -120,19 +120,19 @@ class Timers:
         return min(moments, default=None)
 
     def is_due(self, domain: TimeDomain, time_ms: int) -> bool:
-        """Whether the moment of a timer has come."""
+        """Returns whether the moment of a timer has come."""
         first_ms = self.first_ms(domain)
         return first_ms is not None and first_ms <= time_ms
 
     def begin_step(self, domain: TimeDomain, time_ms: int, timers_max: int, codec: KeyCodec) -> TimerStep:
-        """Begin a step of the next `timers_max` timers that are due. `pop` fires them, `flush` ends the step."""
+        """Begins a step of the next `timers_max` timers that are due. `pop` fires them, `flush` ends the step."""
         assert self._backend is not None and not self._numbers, "a step within a batch"
         due = self._backend.due(domain.number, time_ms, timers_max)
         self._step = TimerStep(domain.number, time_ms, due, codec)
         return self._step
 
     def pop(self) -> tuple[int, int] | None:
-        """Remove the timer of the step that fires next: its moment, and the number of its key."""
+        """Removes the timer of the step that fires next: its moment, and the number of its key."""
         assert self._step is not None, "no step"
         timer = self._step.pop()
         if timer is not None:
@@ -140,12 +140,12 @@ class Timers:
         return timer
 
     def mark(self) -> int:
-        """Returns where `back_to` goes back to: what is registered and deleted from now on can be taken back."""
+        """Returns a mark for `back_to`, which can undo later registrations and deletions."""
         self._step_changes.clear()
         return len(self._numbers)
 
     def back_to(self, mark: int) -> None:
-        """Take back what was registered and deleted since the last mark."""
+        """Undoes registrations and deletions since the last mark."""
         for changes in (self._numbers, self._domains, self._moments, self._registered):
             del changes[mark:]
         while self._step_changes:
@@ -153,7 +153,7 @@ class Timers:
             self._step.undo(*self._step_changes.pop())
 
     def flush(self) -> None:
-        """End of a batch of rows, or of a step: hand what was registered and deleted to the backend."""
+        """Ends a batch of rows, or a step: passes registrations and deletions to the backend."""
         self._step = None
         self._step_changes.clear()
         if self._numbers:
@@ -163,11 +163,11 @@ class Timers:
             self._numbers, self._domains, self._moments, self._registered = [], [], [], []
 
     def end(self, domain: TimeDomain) -> None:
-        """The time of a domain ends with what is registered now: what is registered from now on is dropped."""
+        """Ends the time of a domain: timers that are registered from now on are dropped."""
         self._ended = domain
 
     def drop(self, domain: TimeDomain) -> None:
-        """Delete all timers of a domain."""
+        """Deletes all timers of a domain."""
         while self._backend is not None and self.first_ms(domain) is not None:
             due = self._backend.due(domain.number, MAX_WATERMARK_MS, _DELETED_TOGETHER)
             rows = len(due.moments)
@@ -200,34 +200,34 @@ class TimerService:
         return self._watermark_ms()
 
     def register_event_time_timer(self, timestamp_ms: int) -> None:
-        """Call `on_timer` for this key when the watermark reaches the moment; if it has already, with the next one."""
+        """Calls `on_timer` for this key when the watermark reaches the moment; if it has already, with the next one."""
         self._timers.change(TimeDomain.EVENT_TIME, moment_of(timestamp_ms), registered=True)
 
     def register_processing_time_timer(self, timestamp_ms: int) -> None:
-        """Call `on_timer` for this key when the clock reaches the moment.
+        """Calls `on_timer` for this key when the clock reaches the moment.
 
         If the input ends before, it is dropped, or fires then with `process(..., fire_at_end=True)`.
         """
         self._timers.change(TimeDomain.PROCESSING_TIME, moment_of(timestamp_ms), registered=True)
 
     def delete_event_time_timer(self, timestamp_ms: int) -> None:
-        """Delete a timer of this key, if it is registered."""
+        """Deletes a timer of this key, if it is registered."""
         self._timers.change(TimeDomain.EVENT_TIME, moment_of(timestamp_ms), registered=False)
 
     def delete_processing_time_timer(self, timestamp_ms: int) -> None:
-        """Delete a timer of this key, if it is registered."""
+        """Deletes a timer of this key, if it is registered."""
         self._timers.change(TimeDomain.PROCESSING_TIME, moment_of(timestamp_ms), registered=False)
 
     def register_many(self, moments: Any, at: Places = None, domain: TimeDomain = TimeDomain.EVENT_TIME) -> None:
-        """Register a timer for the key of each row, in `process_batch`.
+        """Registers a timer for the key of each row, in `process_batch`.
 
         `moments` is an array of milliseconds or of timestamps, or one moment for all. `at` chooses rows, as for
-        `ValueState.get_many`. ValueError for a null, or if there are not as many moments as rows.
+        `ValueState.get_many`. Raises ValueError for a null, or if there are not as many moments as rows.
         """
         self._change_many(domain, moments, at, True)
 
     def delete_many(self, moments: Any, at: Places = None, domain: TimeDomain = TimeDomain.EVENT_TIME) -> None:
-        """Delete the timers of these moments, as `register_many` registers them, where there are any."""
+        """Deletes the timers of these moments, as `register_many` registers them, where there are any."""
         self._change_many(domain, moments, at, False)
 
     def _change_many(self, domain: TimeDomain, moments: Any, at: Places, registered: bool) -> None:
@@ -304,7 +304,7 @@ class TimerStep:
         return True
 
     def undo(self, registered: bool, moment: int, number: int) -> None:
-        """Take back the last change: a timer that was registered or deleted, and has not fired."""
+        """Takes back the last change: a timer that was registered or deleted, and has not fired."""
         if registered:
             self._registered.discard((moment, number))
         else:
@@ -378,7 +378,7 @@ class TimerChains:
                     f"{_CHAINED_TIMERS_MAX} for each timer that is left; a timer that sets itself again must be for a "
                     "later moment"
                 )
-            # Each timer that is left may be the first of a chain. Counting costs no more than what has fired already.
+            # Each remaining timer may be the first of a chain. Counting them costs no more than the fired timers did.
             timers = self._timers.count(self._counted_to)
             self._all_counted = timers < self._counted_to
             self._fires_left = _CHAINED_TIMERS_MAX * (timers + 1)

@@ -1,6 +1,7 @@
 """`StateTtl` is the time to live of keyed state, in processing time (Flink's `StateTtlConfig`).
 
-A state with a time to live puts `TtlValues`, `TtlLists` or `TtlMaps` in front of its cells in the backend. Rules:
+A state with a time to live puts `TtlValues`, `TtlLists` or `TtlMaps` in front of its internal state in the backend.
+Rules:
 
 - Values are stored as `struct<value, updated_ms>`: each value, each element of a list, each entry of a map. The update
   time therefore survives restores and rescaling.
@@ -23,7 +24,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tidegate.operators.operator import ProcessingTime
-from tidegate.state.common.backend import KeyRef, KeyRefs, ListCells, MapCells, ValueCells
+from tidegate.state.common.backend import InternalListState, InternalMapState, InternalValueState, KeyRef, KeyRefs
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.state.snapshot import FrozenChanged, StateChunk
 from tidegate.storage.units import parse_duration_ms
@@ -68,7 +69,7 @@ def timed_type(value: pa.Field) -> pa.DataType:
 
 
 def is_timed(data_type: pa.DataType) -> bool:
-    """Whether the type may belong to a value with a time to live."""
+    """Returns whether the type may belong to a value with a time to live."""
     return (
         pa.types.is_struct(data_type)
         and [field.name for field in data_type] == [VALUE, UPDATED_MS]
@@ -77,10 +78,10 @@ def is_timed(data_type: pa.DataType) -> bool:
 
 
 def has_time(stored: pa.DataType, declared: pa.DataType) -> bool:
-    """Whether stored values have a time to live, where the program declares this type of values.
+    """Returns whether stored values have a time to live, given the type that the program declares.
 
-    Dataclasses of users may have these two fields as well. So what counts is whether there is one such struct more
-    around the value than in the declared type.
+    Dataclasses of users may have the same two fields. Stored values therefore have a time to live if they have one more
+    such struct around the value than the declared type.
     """
     return _structs_around(stored) > _structs_around(declared)
 
@@ -106,7 +107,7 @@ class Clock:
         return self._time.now_ms - self._ttl_ms
 
     def has_expired(self, stored: Any) -> bool:
-        """Whether the time of a stored value is over."""
+        """Returns whether the time of a stored value is over."""
         expired: bool = stored[UPDATED_MS] <= self._time.now_ms - self._ttl_ms
         return expired
 
@@ -123,42 +124,42 @@ class Clock:
 
 
 class TtlValues:
-    """`ValueCells` whose values expire. Reading an expired value removes it."""
+    """`InternalValueState` whose values expire. Reading an expired value removes it."""
 
-    def __init__(self, cells: ValueCells, clock: Clock) -> None:
-        self._cells = cells
+    def __init__(self, internal: InternalValueState, clock: Clock) -> None:
+        self._internal = internal
         self._clock = clock
 
     def get(self, ref: KeyRef) -> Any:
-        """The value. None where there is none, or it has expired and `visibility` hides it."""
-        stored, clock = self._cells.get(ref), self._clock
+        """The value, or None if there is none, or it has expired and `visibility` hides it."""
+        stored, clock = self._internal.get(ref), self._clock
         if stored is None:
             return None
         if clock.has_expired(stored):
-            self._cells.remove(ref)
+            self._internal.remove(ref)
             return stored[VALUE] if clock.returns_expired else None
         if clock.read_updates:
-            self._cells.put(ref, clock.timed(stored[VALUE]))
+            self._internal.put(ref, clock.timed(stored[VALUE]))
         return stored[VALUE]
 
     def put(self, ref: KeyRef, value: Any) -> None:
-        """Keep a value, from now on."""
-        self._cells.put(ref, self._clock.timed(value))
+        """Stores a value with the current time."""
+        self._internal.put(ref, self._clock.timed(value))
 
     def remove(self, ref: KeyRef) -> None:
-        """Forget the value."""
-        self._cells.remove(ref)
+        """Removes the value."""
+        self._internal.remove(ref)
 
     def get_many(self, refs: KeyRefs) -> pa.Array:
         """The value of each key, as `get` gives it."""
-        stored, clock = self._cells.get_many(refs), self._clock
+        stored, clock = self._internal.get_many(refs), self._clock
         values = pc.struct_field(stored, VALUE)
         if stored.null_count == len(stored):
             return values
         expired = pc.fill_null(pc.less_equal(pc.struct_field(stored, UPDATED_MS), clock.expired_ms), False)
         over: NDArray[np.bool_] = expired.to_numpy(zero_copy_only=False)
         if over.any():
-            self._cells.remove_many(refs[over])
+            self._internal.remove_many(refs[over])
         if clock.read_updates:
             kept = stored.is_valid().to_numpy(zero_copy_only=False) & ~over
             self.put_many(refs[kept], values.filter(pa.array(kept)))
@@ -167,24 +168,24 @@ class TtlValues:
         return values
 
     def put_many(self, refs: KeyRefs, values: pa.Array) -> None:
-        """Keep values, from now on."""
-        self._cells.put_many(refs, self._clock.timed_column(values))
+        """Stores values with the current time."""
+        self._internal.put_many(refs, self._clock.timed_column(values))
 
     def remove_many(self, refs: KeyRefs) -> None:
-        """Forget the values."""
-        self._cells.remove_many(refs)
+        """Removes the values."""
+        self._internal.remove_many(refs)
 
 
 class TtlLists:
-    """`ListCells` whose elements expire separately. Reading the list removes expired elements."""
+    """`InternalListState` whose elements expire separately. Reading the list removes expired elements."""
 
-    def __init__(self, cells: ListCells, clock: Clock) -> None:
-        self._cells = cells
+    def __init__(self, internal: InternalListState, clock: Clock) -> None:
+        self._internal = internal
         self._clock = clock
 
     def get(self, ref: KeyRef) -> Collection[Any]:
         """The values that have not expired, or that `visibility` still shows."""
-        stored, clock = self._cells.get(ref), self._clock
+        stored, clock = self._internal.get(ref), self._clock
         if not stored:
             return ()
         kept = [element for element in stored if not clock.has_expired(element)]
@@ -197,63 +198,63 @@ class TtlLists:
         return values
 
     def extend(self, ref: KeyRef, values: Sequence[Any]) -> None:
-        """Append values, from now on."""
-        self._cells.extend(ref, [self._clock.timed(value) for value in values])
+        """Appends values with the current time."""
+        self._internal.extend(ref, [self._clock.timed(value) for value in values])
 
     def put(self, ref: KeyRef, values: Sequence[Any]) -> None:
-        """Replace the list."""
-        self._cells.put(ref, [self._clock.timed(value) for value in values])
+        """Replaces the list."""
+        self._internal.put(ref, [self._clock.timed(value) for value in values])
 
     def remove(self, ref: KeyRef) -> None:
-        """Forget the list."""
-        self._cells.remove(ref)
+        """Removes the list."""
+        self._internal.remove(ref)
 
     def _replace(self, ref: KeyRef, elements: list[Any]) -> None:
         if elements:
-            self._cells.put(ref, elements)
+            self._internal.put(ref, elements)
         else:
-            self._cells.remove(ref)
+            self._internal.remove(ref)
 
 
 class TtlMaps:
-    """`MapCells` whose entries expire separately. Reading an expired entry removes it."""
+    """`InternalMapState` whose entries expire separately. Reading an expired entry removes it."""
 
-    def __init__(self, cells: MapCells, clock: Clock) -> None:
-        self._cells = cells
+    def __init__(self, internal: InternalMapState, clock: Clock) -> None:
+        self._internal = internal
         self._clock = clock
 
     def get(self, ref: KeyRef, map_key: Any) -> Any:
-        """The value at a map key. None where there is none, or it has expired and `visibility` hides it."""
-        stored = self._cells.get(ref, map_key)
+        """The value at a map key, or None if there is none, or it has expired and `visibility` hides it."""
+        stored = self._internal.get(ref, map_key)
         return None if stored is None else self._seen(ref, map_key, stored)
 
     def put(self, ref: KeyRef, map_key: Any, value: Any) -> None:
-        """Set one entry, from now on."""
-        self._cells.put(ref, map_key, self._clock.timed(value))
+        """Sets one entry with the current time."""
+        self._internal.put(ref, map_key, self._clock.timed(value))
 
     def discard(self, ref: KeyRef, map_key: Any) -> None:
-        """Remove one entry."""
-        self._cells.discard(ref, map_key)
+        """Removes one entry."""
+        self._internal.discard(ref, map_key)
 
     def items(self, ref: KeyRef) -> Iterable[tuple[Any, Any]]:
         """The entries that have not expired, or that `visibility` still shows."""
-        found = self._cells.items(ref)
+        found = self._internal.items(ref)
         pairs = list(found.items() if isinstance(found, Mapping) else found)
         seen = [(map_key, self._seen(ref, map_key, stored)) for map_key, stored in pairs]
         return [(map_key, value) for map_key, value in seen if value is not None]
 
     def remove(self, ref: KeyRef) -> None:
-        """Forget the map."""
-        self._cells.remove(ref)
+        """Removes the map."""
+        self._internal.remove(ref)
 
     def _seen(self, ref: KeyRef, map_key: Any, stored: Any) -> Any:
         """Returns the value that a function sees of an entry."""
         clock = self._clock
         if clock.has_expired(stored):
-            self._cells.discard(ref, map_key)
+            self._internal.discard(ref, map_key)
             return stored[VALUE] if clock.returns_expired else None
         if clock.read_updates:
-            self._cells.put(ref, map_key, clock.timed(stored[VALUE]))
+            self._internal.put(ref, map_key, clock.timed(stored[VALUE]))
         return stored[VALUE]
 
 
@@ -264,7 +265,7 @@ class FrozenUnexpired(FrozenChanged):
     expired_ms: int
 
     def chunks(self) -> Iterator[StateChunk]:
-        """The rows, without what has expired; the values are in the last column."""
+        """Yields the rows without expired values, which are in the last column."""
         for chunk in self.frozen.chunks():
             kept = _unexpired(chunk, self.expired_ms)
             if kept.rows.num_rows:
@@ -272,7 +273,7 @@ class FrozenUnexpired(FrozenChanged):
 
 
 def timed_now(column: pa.Array, expected: pa.DataType, now_ms: int) -> pa.Array:
-    """Give a stored column without a time to live the shape of `expected`, of a state that has one.
+    """Gives a stored column without a time to live the shape of `expected`, of a state that has one.
 
     All values count as updated now. They keep their type.
     """

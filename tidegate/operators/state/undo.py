@@ -1,6 +1,6 @@
 """`StateUndo` undoes the changes of keyed state that a call of a user function made before it failed.
 
-`KeyedStates` binds states to cells that report their changes here, if the operator needs it. Rules:
+`KeyedStates` binds states to internal states that report their changes here, if the operator needs it. Rules:
 
 - Each change records how to undo it. Undoing in reverse order restores the values, the time of their last update (for a
   time to live) and the order of map entries.
@@ -16,7 +16,15 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from tidegate.state.common.backend import CellSpec, KeyedBackend, KeyRef, KeyRefs, ListCells, MapCells, ValueCells
+from tidegate.state.common.backend import (
+    InternalListState,
+    InternalMapState,
+    InternalValueState,
+    KeyedBackend,
+    KeyRef,
+    KeyRefs,
+    StateDescriptor,
+)
 
 
 class StateUndo:
@@ -28,22 +36,22 @@ class StateUndo:
         """Exception that a backend has raised, or None."""
 
     def begin(self) -> None:
-        """A call begins: what was changed before stays."""
+        """Begins a call: earlier changes become permanent."""
         self._steps.clear()
 
     def note(self, step: Callable[..., None], *arguments: Any) -> None:
-        """Note that `step(*arguments)` takes a change back."""
+        """Records that `step(*arguments)` undoes a change."""
         self._steps.append((step, arguments))
 
     def back(self) -> None:
-        """Take back all changes since `begin`. The keys must still be entered."""
+        """Takes back all changes since `begin`. The keys must still be entered."""
         while self._steps:
             step, arguments = self._steps.pop()
             step(*arguments)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Remember what is raised inside."""
+        """Records an exception that is raised inside."""
         try:
             yield
         except BaseException as error:
@@ -51,122 +59,122 @@ class StateUndo:
             raise
 
     def backend(self, backend: KeyedBackend) -> KeyedBackend:
-        """A backend whose cells report their changes here."""
+        """Returns a backend whose internal states report their changes here."""
         return cast(KeyedBackend, _Backend(backend, self))
 
 
 class _Backend:
-    """Makes cells of a backend that report their changes."""
+    """Makes internal states of a backend that report their changes."""
 
     def __init__(self, backend: KeyedBackend, undo: StateUndo) -> None:
         self._backend, self._undo = backend, undo
 
-    def values(self, spec: CellSpec) -> ValueCells:
+    def values(self, spec: StateDescriptor) -> InternalValueState:
         return _Values(self._backend.values(spec), self._undo)
 
-    def lists(self, spec: CellSpec) -> ListCells:
+    def lists(self, spec: StateDescriptor) -> InternalListState:
         return _Lists(self._backend.lists(spec), self._undo)
 
-    def maps(self, spec: CellSpec) -> MapCells:
+    def maps(self, spec: StateDescriptor) -> InternalMapState:
         return _Maps(self._backend.maps(spec), self._undo)
 
 
 class _Values:
-    def __init__(self, cells: ValueCells, undo: StateUndo) -> None:
-        self._cells, self._undo = cells, undo
+    def __init__(self, internal: InternalValueState, undo: StateUndo) -> None:
+        self._internal, self._undo = internal, undo
 
     def get(self, ref: KeyRef) -> Any:
         with self._undo.watched():
-            return self._cells.get(ref)
+            return self._internal.get(ref)
 
     def put(self, ref: KeyRef, value: Any) -> None:
         with self._undo.watched():
             self._note(ref)
-            self._cells.put(ref, value)
+            self._internal.put(ref, value)
 
     def remove(self, ref: KeyRef) -> None:
         with self._undo.watched():
             self._note(ref)
-            self._cells.remove(ref)
+            self._internal.remove(ref)
 
     def get_many(self, refs: KeyRefs) -> pa.Array:
         with self._undo.watched():
-            return self._cells.get_many(refs)
+            return self._internal.get_many(refs)
 
     def put_many(self, refs: KeyRefs, values: pa.Array) -> None:
         with self._undo.watched():
-            self._undo.note(self._cells.put_many, refs, self._cells.get_many(refs))
-            self._cells.put_many(refs, values)
+            self._undo.note(self._internal.put_many, refs, self._internal.get_many(refs))
+            self._internal.put_many(refs, values)
 
     def remove_many(self, refs: KeyRefs) -> None:
         with self._undo.watched():
-            self._undo.note(self._cells.put_many, refs, self._cells.get_many(refs))
-            self._cells.remove_many(refs)
+            self._undo.note(self._internal.put_many, refs, self._internal.get_many(refs))
+            self._internal.remove_many(refs)
 
     def _note(self, ref: KeyRef) -> None:
-        before = self._cells.get(ref)
+        before = self._internal.get(ref)
         if before is None:
-            self._undo.note(self._cells.remove, ref)
+            self._undo.note(self._internal.remove, ref)
         else:
-            self._undo.note(self._cells.put, ref, before)
+            self._undo.note(self._internal.put, ref, before)
 
 
 class _Lists:
-    def __init__(self, cells: ListCells, undo: StateUndo) -> None:
-        self._cells, self._undo = cells, undo
+    def __init__(self, internal: InternalListState, undo: StateUndo) -> None:
+        self._internal, self._undo = internal, undo
 
     def get(self, ref: KeyRef) -> Collection[Any]:
         with self._undo.watched():
-            return self._cells.get(ref)
+            return self._internal.get(ref)
 
     def extend(self, ref: KeyRef, values: Sequence[Any]) -> None:
         with self._undo.watched():
             self._undo.note(self._shorten, ref, len(values))
-            self._cells.extend(ref, values)
+            self._internal.extend(ref, values)
 
     def put(self, ref: KeyRef, values: Sequence[Any]) -> None:
         with self._undo.watched():
-            self._undo.note(self._replace, ref, list(self._cells.get(ref)))
-            self._cells.put(ref, values)
+            self._undo.note(self._replace, ref, list(self._internal.get(ref)))
+            self._internal.put(ref, values)
 
     def remove(self, ref: KeyRef) -> None:
         with self._undo.watched():
-            self._undo.note(self._replace, ref, list(self._cells.get(ref)))
-            self._cells.remove(ref)
+            self._undo.note(self._replace, ref, list(self._internal.get(ref)))
+            self._internal.remove(ref)
 
     def _shorten(self, ref: KeyRef, count: int) -> None:
-        self._replace(ref, list(self._cells.get(ref))[:-count])
+        self._replace(ref, list(self._internal.get(ref))[:-count])
 
     def _replace(self, ref: KeyRef, values: list[Any]) -> None:
         if values:
-            self._cells.put(ref, values)
+            self._internal.put(ref, values)
         else:
-            self._cells.remove(ref)
+            self._internal.remove(ref)
 
 
 class _Maps:
-    def __init__(self, cells: MapCells, undo: StateUndo) -> None:
-        self._cells, self._undo = cells, undo
+    def __init__(self, internal: InternalMapState, undo: StateUndo) -> None:
+        self._internal, self._undo = internal, undo
 
     def get(self, ref: KeyRef, map_key: Any) -> Any:
         with self._undo.watched():
-            return self._cells.get(ref, map_key)
+            return self._internal.get(ref, map_key)
 
     def put(self, ref: KeyRef, map_key: Any, value: Any) -> None:
         with self._undo.watched():
-            before = self._cells.get(ref, map_key)
+            before = self._internal.get(ref, map_key)
             if before is None:
-                self._undo.note(self._cells.discard, ref, map_key)
+                self._undo.note(self._internal.discard, ref, map_key)
             else:
-                self._undo.note(self._cells.put, ref, map_key, before)
-            self._cells.put(ref, map_key, value)
+                self._undo.note(self._internal.put, ref, map_key, before)
+            self._internal.put(ref, map_key, value)
 
     def discard(self, ref: KeyRef, map_key: Any) -> None:
         with self._undo.watched():
-            if self._cells.get(ref, map_key) is not None:
+            if self._internal.get(ref, map_key) is not None:
                 # An entry that is put again would be the last one, so all of them are put again.
                 self._undo.note(self._replace, ref, self._pairs(ref))
-                self._cells.discard(ref, map_key)
+                self._internal.discard(ref, map_key)
 
     def items(self, ref: KeyRef) -> Mapping[Any, Any] | Iterable[tuple[Any, Any]]:
         with self._undo.watched():
@@ -175,13 +183,13 @@ class _Maps:
     def remove(self, ref: KeyRef) -> None:
         with self._undo.watched():
             self._undo.note(self._replace, ref, self._pairs(ref))
-            self._cells.remove(ref)
+            self._internal.remove(ref)
 
     def _pairs(self, ref: KeyRef) -> list[tuple[Any, Any]]:
-        found = self._cells.items(ref)
+        found = self._internal.items(ref)
         return list(found.items() if isinstance(found, Mapping) else found)
 
     def _replace(self, ref: KeyRef, pairs: list[tuple[Any, Any]]) -> None:
-        self._cells.remove(ref)
+        self._internal.remove(ref)
         for map_key, value in pairs:
-            self._cells.put(ref, map_key, value)
+            self._internal.put(ref, map_key, value)

@@ -21,7 +21,7 @@ Rules of cutting a batch into pieces:
 - A piece is judged by the watermark at its first row. A cut therefore comes before each row whose own watermark would
   have another effect. Such a row is behind its watermark. Ordinary data has no such rows and is not cut.
 - Operators that judge rows define which watermarks make a difference (`Due`). A window ends at one time for all its
-  rows, so there is at most one cut for each window that ends within the batch, whatever its number of late rows.
+  rows, so there is at most one cut for each window that ends within the batch, for any number of late rows.
   Sessions may end at any time, so rows that could still join one are cut at each watermark.
 - No piece has more than PIECE_ROWS rows: watermarks advance within a large batch, and results need not wait for its
   end.
@@ -29,15 +29,24 @@ Rules of cutting a batch into pieces:
 The event time of a window's result is its last millisecond (`WindowEnd`), as in Flink, because the end of a window is
 not part of it. That time is in the window, no watermark that was sent before the result has reached it, and the next
 window contains it.
+
+`EventTimeCheck` checks that a function passes on the event time of each row. Watermarks follow the times that
+`assign_timestamps` has read. A later function that makes times earlier would make rows late, and they would be dropped.
+Flink stores the timestamp of a record separately. Here it is a column, so a function must not change it if later steps
+use it. Rules:
+
+- It is checked only if a later step uses event time, and `assign_timestamps` is not called in between.
+- It applies to functions that make rows of a single row: `map` and `flat_map`. Other functions may set their own times.
+- Times are compared in milliseconds, so another unit or type of the same time is not a change.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -56,6 +65,8 @@ from tidegate.storage.units import parse_duration_ms
 
 log = logging.getLogger(__name__)
 
+Row = Mapping[str, Any]
+
 _PER_MS = {"us": 1000, "ns": 1_000_000}
 _MS_PER_DAY = 86_400_000
 _SECONDS_OF_2000, _SECONDS_OF_2100 = 946_684_800, 4_102_444_800
@@ -63,7 +74,7 @@ _SECONDS_MAX = ((1 << 63) - 1) // 1000
 
 
 def check_timestamp_column(schema: pa.Schema, column: str) -> None:
-    """Raise ConfigurationError unless a schema has this column, once, of a type that can be event time."""
+    """Raises ConfigurationError unless a schema has this column, once, of a type that can be event time."""
     if schema.get_field_index(column) < 0:
         raise ConfigurationError(f"timestamp={column!r}: there is no such column; there are {schema.names}")
     data_type = schema.field(column).type
@@ -75,9 +86,9 @@ def check_timestamp_column(schema: pa.Schema, column: str) -> None:
 
 
 def event_times_ms(batch: pa.RecordBatch, column: str) -> pa.Array:
-    """Timestamps of the rows of a batch as int64, null where the column is. ConfigurationError as above.
+    """The timestamps of a batch as int64 milliseconds, null where the column is null.
 
-    Of a `WindowEnd` it is the millisecond before.
+    For a `WindowEnd` it is the millisecond before. Raises ConfigurationError as `check_timestamp_column` does.
     """
     check_timestamp_column(batch.schema, column)
     values = plain(batch.column(column))
@@ -96,9 +107,9 @@ def event_times_ms(batch: pa.RecordBatch, column: str) -> pa.Array:
 
 
 def look_like_seconds(times_ms: pa.Array | pa.ChunkedArray) -> bool:
-    """Whether times that are taken for milliseconds are all seconds of the years 2000 to 2100.
+    """Returns whether integers that should be milliseconds look like seconds of the years 2000 to 2100.
 
-    As milliseconds they would all lie in January and February 1970.
+    As milliseconds they would all be in January and February 1970.
     """
     bounds = pc.min_max(times_ms).as_py()
     least, greatest = bounds["min"], bounds["max"]
@@ -106,7 +117,7 @@ def look_like_seconds(times_ms: pa.Array | pa.ChunkedArray) -> bool:
 
 
 def seconds_advice(column: str, times_ms: pa.Array | pa.ChunkedArray) -> str:
-    """Returns what is wrong with a column that looks like seconds, and what to do."""
+    """Returns the advice for a column that looks like seconds."""
     first = times_ms.drop_null()[0].as_py()
     return (
         f"timestamp={column!r}: int64 event times are milliseconds since 1970, and {first} is in early 1970 then. If "
@@ -115,14 +126,14 @@ def seconds_advice(column: str, times_ms: pa.Array | pa.ChunkedArray) -> str:
 
 
 def check_event_time(schema: pa.Schema, column: str, punctuated_by: str | None) -> None:
-    """Raise ConfigurationError unless a schema has a column of event time, and one of punctuations if that is named."""
+    """Raises ConfigurationError unless a schema has the column of event time, and the one of punctuations if named."""
     check_timestamp_column(schema, column)
     if punctuated_by is not None:
         check_punctuations(schema, punctuated_by)
 
 
 def check_punctuations(schema: pa.Schema, column: str) -> None:
-    """Raise ConfigurationError unless a schema has this column, once, and it is boolean."""
+    """Raises ConfigurationError unless a schema has this column, once, and it is boolean."""
     if schema.get_field_index(column) < 0:
         raise ConfigurationError(f"punctuated_by={column!r}: there is no such column; there are {schema.names}")
     if not pa.types.is_boolean(schema.field(column).type):
@@ -133,7 +144,7 @@ def check_punctuations(schema: pa.Schema, column: str) -> None:
 
 
 def _of_marked(batch: pa.RecordBatch, column: str, times: Times) -> Times:
-    """The times of the rows that are marked; MIN_WATERMARK_MS for the others. ConfigurationError as above."""
+    """The times of marked rows, and MIN_WATERMARK_MS for all other rows. Raises ConfigurationError."""
     check_punctuations(batch.schema, column)
     marks = batch.column(column).fill_null(False).to_numpy(zero_copy_only=False)
     return np.where(marks, times, MIN_WATERMARK_MS)
@@ -173,7 +184,7 @@ class WatermarkGenerator(Operator):
         """How later operators distinguish rows, including operators in other tasks. `graph/event_time.py` sets it."""
         self._looked_at_unit = False
         self._newest_ms: dict[int | None, int] = {}
-        """The greatest timestamp of each split. Shared with the splits, which are what is in a checkpoint."""
+        """The greatest timestamp of each split. Shared with `SourceSplits`, which a checkpoint contains."""
 
     def needed_columns(self, after: Columns) -> Columns:
         """The column of event time as well."""
@@ -181,7 +192,7 @@ class WatermarkGenerator(Operator):
         return together(after, frozenset({self.column, *punctuations}))
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """ConfigurationError if there is an idleness, but the splits of the source are not known in this task."""
+        """Raises ConfigurationError if `idleness` is set, but the splits of this task are unknown."""
         super().open(context, restored)
         if self.idleness_ms is not None and not context.splits.in_turn:
             raise ConfigurationError(
@@ -229,7 +240,7 @@ class WatermarkGenerator(Operator):
             self._advance({split})
 
     def split_watermark_ms(self, split: int | None) -> int:
-        """The watermark of one split: MIN_WATERMARK_MS before it has one; None: of those read one after the other."""
+        """The watermark of one split, MIN_WATERMARK_MS before its first. `split` None means splits read in sequence."""
         newest_ms = self._newest_ms.get(split)
         return MIN_WATERMARK_MS if newest_ms is None else self._behind(newest_ms)
 
@@ -250,7 +261,10 @@ class WatermarkGenerator(Operator):
         return max(MIN_WATERMARK_MS, newest_ms - self._delay_ms)
 
     def _advance(self, current: Set[int | None] = frozenset()) -> None:
-        """Take the watermark of the splits that hold event time back; `current`, while its rows are processed, does."""
+        """Advances to the lowest time among the splits that hold event time back.
+
+        `current`: the splits whose rows are processed now, which hold it back too.
+        """
         splits = self.context.splits
         newest = self._newest_ms
         if splits.current is None:
@@ -280,7 +294,7 @@ class WatermarkAlignment:
     """Makes splits of this source wait for the slowest split of all sources of the job in the same group.
 
     This is Flink's `withWatermarkAlignment`. A split whose watermark is more than `max_drift` ahead of the lowest
-    watermark in the group is not read until the others have caught up. Tasks report their watermarks every
+    watermark in the group is not read until the slower splits have caught up. Tasks report their watermarks every
     `update_interval`, and at once when they have to wait. `max_drift` and `update_interval` are durations such as
     "30s". Raises ConfigurationError for a group without a name, and for invalid durations. Example:
     `tg.WatermarkAlignment("orders", max_drift="30s")`.
@@ -314,7 +328,7 @@ class WindowEnd(str):
 
 
 def same_time(one: str | None, other: str | None) -> bool:
-    """Whether two streams have their event time in the same column, and read it in the same way."""
+    """Returns whether two streams have their event time in the same column, and read it in the same way."""
     return one == other and isinstance(one, WindowEnd) == isinstance(other, WindowEnd)
 
 
@@ -392,10 +406,65 @@ def _pairs(starts: Sequence[int], rows: int) -> list[tuple[int, int]]:
 
 @kernel
 def _any_behind(times: Times, movers: Times, newest_ms: int, delay_ms: int, least_ms: int) -> bool:
-    """Whether the time of a row is not later than the watermark before it. `least_ms` marks a row without a time."""
+    """Returns whether any row is at or behind the watermark before it. `least_ms` marks a row without a time."""
     newest_ms = max(newest_ms, least_ms + delay_ms)
     for row in range(times.shape[0]):
         if times[row] <= newest_ms - delay_ms and times[row] != least_ms:
             return True
         newest_ms = max(newest_ms, movers[row])
     return False
+
+
+@dataclass(slots=True, eq=False)
+class EventTimeCheck:
+    """Checks that a function keeps the event time of each row. `used` is True if later steps use the column.
+
+    A program sets `used` when it adds such a step. The function's operator has the same object.
+    """
+
+    column: str
+    used: bool = False
+
+    def check(self, before: pa.RecordBatch, after: pa.RecordBatch) -> None:
+        """Raises ConfigurationError if the rows of `after`, one for each row of `before`, have other times."""
+        if not self.used or after.schema.get_field_index(self.column) < 0:
+            return
+        if before.column(self.column).equals(after.column(self.column)):
+            return  # most functions: quicker than to make milliseconds of both
+        old, new = event_times_ms(before, self.column), event_times_ms(after, self.column)
+        if old.equals(new):
+            return
+        differ = np.fromiter((a != b for a, b in zip(old.to_pylist(), new.to_pylist(), strict=True)), bool, len(old))
+        row = int(np.flatnonzero(differ)[0])
+        raise self._changed(before.column(self.column)[row], after.column(self.column)[row])
+
+    def results(self, fn: Callable[[dict[str, Any]], Iterable[Row]]) -> Callable[[dict[str, Any]], Iterable[Row]]:
+        """Returns `fn`, which makes any number of rows of one row, with a check of each result."""
+        return self._checked(fn) if self.used else fn
+
+    def _checked(self, fn: Callable[[dict[str, Any]], Iterable[Row]]) -> Callable[[dict[str, Any]], Iterator[Row]]:
+        column = self.column
+
+        def checked(row: dict[str, Any]) -> Iterator[Row]:
+            time = row.get(column)
+            for result in fn(row):
+                if column in result and type(result[column]) is type(time) and not _same(time, result[column]):
+                    raise self._changed(time, result[column])
+                yield result
+
+        return checked
+
+    def _changed(self, before: object, after: object) -> ConfigurationError:
+        return ConfigurationError(
+            f"the function has changed the column of event time, {self.column!r}, from {before} to {after}; watermarks "
+            "follow the former times, so later steps would treat the row as late. Give the new time another name, or "
+            "call assign_timestamps after the function"
+        )
+
+
+def _same(time: object, other: object) -> bool:
+    """Returns whether two values of one type are the same moment.
+
+    When clocks are set back, an hour occurs twice. Python treats its two occurrences as equal, so `fold` is compared.
+    """
+    return time == other and getattr(time, "fold", 0) == getattr(other, "fold", 0)

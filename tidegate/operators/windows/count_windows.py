@@ -3,12 +3,12 @@
 
 Rules (Flink's `countWindow`):
 
-- A window comes out as soon as it is full. The state of the key is removed then, and the key begins anew.
-- With a timeout, a window comes out this long after its first row by the clock, if it is not full before. A row that
-  comes before the operator is called for that moment still belongs to the window.
-- Windows that are not full when the input ends come out if that was requested. Otherwise their rows are counted.
-- Event time does not matter: no row is late, and results have no bounds.
-- A batch is dealt out to windows at once. Where none becomes full, its rows are added to the state directly.
+- A window fires as soon as it is full. The state of the key is removed then, and the key starts over.
+- With a timeout, a window fires this long after its first row by the clock, if it is not full before. A row that
+  arrives before the operator is called for that moment still belongs to the window.
+- Windows that are not full when the input ends fire if that was requested. Otherwise their rows are counted.
+- Event time does not matter: rows are never late, and results have no bounds.
+- A batch is distributed to windows at once. If no window becomes full, its rows are added to the state directly.
 - `FunctionCounts` stores the rows of windows that are not full, each with the moment of the timeout of its window.
 """
 
@@ -41,16 +41,16 @@ from tidegate.storage.schemas.column_names import own_name
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
 OPEN = own_name("open_window")
-"""The column of the namespace in the state: always 0, a key has one open window."""
+"""The column of the namespace in the state. It is always 0, because a key has one open window."""
 ROWS = own_name("window_rows")
-"""How many rows the open window has: at least one, and fewer than it takes."""
+"""The number of rows in the open window: at least one, and fewer than a full window has."""
 
 DUE = own_name("window_due_ms")
 """When the timeout of the open window comes, in milliseconds of the clock. Only windows with a timeout have it."""
 
 _SHARED = 256
 _SPARE = 4_096
-"""Up to this many keys more than twice those that `restore` gave are in entries."""
+"""Entries may have this many keys more than twice the keys of `restore` before they are rebuilt."""
 _KEYS_A_STEP = 1_024
 """Windows that the function gets in a step at the end of the input."""
 
@@ -60,12 +60,12 @@ class CountTimeouts(Operator):
 
     `timeout_ms` is the time after the first row of a window, or None. Rules:
 
-    - The moment itself is in the state of the window. An entry is only a reason to look: its window may have become
-      full meanwhile, and its key may have another window with its own entry.
-    - After a restore the entries are made anew from the state. Several keys then share an entry at the earliest of
-      their moments, and keys that are not due yet are put back.
-    - Keys whose windows become full early leave entries behind. When there are more than twice as many keys as there
-      were open windows (`is_crowded`), the operator makes the entries anew from the state, as after a restore.
+    - The moment itself is in the state of the window. An entry is only a hint to check the key: its window may have
+      become full since, and the key may have another window with its own entry.
+    - After a restore the entries are rebuilt from the state. Several keys then share an entry at the earliest of their
+      moments, and keys that are not due yet are put back.
+    - Keys whose windows become full early leave outdated entries. When there are more than twice as many keys as there
+      were open windows (`is_crowded`), the operator rebuilds the entries from the state, as after a restore.
     """
 
     def __init__(self, timeout_ms: int | None) -> None:
@@ -78,31 +78,31 @@ class CountTimeouts(Operator):
 
     @abstractmethod
     def fire_due(self, keys: pa.RecordBatch, now_ms: int, emit: Emit) -> None:
-        """Fire the windows of some distinct keys, where their timeout has come."""
+        """Fires the windows of some distinct keys, where their timeout has come."""
 
     def next_processing_time_ms(self) -> int | None:
         """When the next timeout comes, or came for a window that is full by now."""
         return self._due.next_ms
 
     def on_processing_time(self, now_ms: int, emit: Emit) -> Iterator[None]:
-        """Fire the windows whose timeout has come."""
+        """Fires the windows whose timeout has come."""
         for keys in self._due.due(now_ms):
             self.fire_due(keys, now_ms, emit)
             yield
 
     def find_timeouts(self) -> None:
-        """Find the timeouts of the windows that the state has."""
+        """Finds the timeouts of the windows that the state has."""
         self._due = DueKeys()
         if self._timeout_ms is not None:
             for keys, dues in self.open_windows():
                 self._due.restore(keys, dues)
 
     def wait_for(self, due_ms: int, keys: pa.RecordBatch) -> None:
-        """Look at distinct keys at a moment. Without key columns there is one key, of all rows."""
+        """Looks at distinct keys at a moment. Without key columns there is one key, of all rows."""
         self._due.add(due_ms, keys)
 
     def forget_full(self) -> None:
-        """Find the timeouts anew, if most of those known may be of windows that are full by now."""
+        """Rebuilds the timeouts, if most known ones may belong to windows that are full by now."""
         if self._due.is_crowded:
             self.find_timeouts()
 
@@ -118,22 +118,22 @@ class DueKeys:
 
     @property
     def next_ms(self) -> int | None:
-        """When to look at a key next; None if there is none."""
+        """When to check a key next, or None if there are no keys."""
         return self._entries[0][0] if self._entries else None
 
     @property
     def is_crowded(self) -> bool:
-        """Whether most of the keys may have no open window any more: there are many more than after the restore."""
+        """True if there are many more keys than after the restore, so that most may have no open window any more."""
         return self._keys > 2 * self._restored + _SPARE
 
     def add(self, due_ms: int, keys: pa.RecordBatch) -> None:
-        """Look at these distinct keys at this moment."""
+        """Looks at these distinct keys at this moment."""
         self._count += 1
         self._keys += _keys_in(keys)
         heapq.heappush(self._entries, (due_ms, self._count, keys))
 
     def restore(self, keys: pa.RecordBatch, dues: Numbers) -> None:
-        """Add distinct keys of the state with their moments."""
+        """Adds distinct keys of the state with their moments."""
         order = np.argsort(dues, kind="stable")
         for start in range(0, len(order), _SHARED):
             rows = order[start : start + _SHARED]
@@ -197,11 +197,11 @@ class CountWindows(CountTimeouts, AggregateWindows):
             self.context.metrics.counter(LEFT_RECORDS).inc(left)
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot:
-        """Freeze the open windows."""
+        """Freezes the open windows."""
         return self.changes(cut)
 
-    def _take_in(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """Add the rows. Returns the windows that are full."""
+    def _add_rows(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """Adds the rows. Returns the windows that are full."""
         codes, distinct, count = codes_of(key_columns(batch, self._keys), batch.num_rows)
         table = self._state.table
         upserted = table.upsert(self._state.stored_keys(np.zeros(count, dtype=np.int64), distinct))
@@ -246,7 +246,7 @@ class CountWindows(CountTimeouts, AggregateWindows):
         return [rows.slice(start, OUTPUT_ROWS_MAX) for start in range(0, rows.num_rows, OUTPUT_ROWS_MAX)]
 
     def _advance_to(self, moment_ms: int, emit: Emit) -> Iterator[None]:
-        """Time has no part in these windows."""
+        """Does nothing: these windows do not depend on time."""
         return iter(())
 
     def _put(
@@ -276,7 +276,7 @@ class CountWindows(CountTimeouts, AggregateWindows):
             self.wait_for(due_ms, gather(distinct, codes.astype(np.int32)) if self._keys else distinct)
 
     def fire_due(self, keys: pa.RecordBatch, now_ms: int, emit: Emit) -> None:
-        """Fire the windows of some distinct keys, where their timeout has come."""
+        """Fires the windows of some distinct keys, where their timeout has come."""
         table = self._state.table
         count = keys.num_rows if self._keys else 1
         found = table.upsert(self._state.stored_keys(np.zeros(count, dtype=np.int64), keys))
@@ -305,7 +305,7 @@ class CountWindows(CountTimeouts, AggregateWindows):
 
 
 def dealt_out(codes: Numbers, held: Numbers, size: int) -> tuple[Numbers, Numbers, Numbers, Numbers, NDArray[np.bool_]]:
-    """Deal rows out to windows, in their order. `held`: how many rows the open window of each key has.
+    """Deals rows out to windows, in their order. `held`: how many rows the open window of each key has.
 
     Returns the window of each row; the first and the last window of each key; for each window its key, and whether it
     is full. Windows are numbered in the order of their first rows here.
@@ -360,7 +360,7 @@ class FunctionCounts(CountTimeouts, WindowBuffer):
         self.find_timeouts()
 
     def finish(self, emit: Emit) -> Iterator[None]:
-        """Gives the function the windows that are open, if that was requested. Otherwise counts their rows."""
+        """Calls the function with the open windows, if that was requested. Otherwise counts their rows."""
         if self._fires_at_end:
             keys, _ = self._open_keys()
             for start in range(0, keys.num_rows, _KEYS_A_STEP):
@@ -376,7 +376,7 @@ class FunctionCounts(CountTimeouts, WindowBuffer):
         yield self._open_keys()
 
     def fire_due(self, keys: pa.RecordBatch, now_ms: int, emit: Emit) -> None:
-        """Give the function the windows of some distinct keys, where their timeout has come."""
+        """Calls the function with the windows of distinct keys whose timeout has passed."""
         self._give(keys, now_ms, emit)
 
     def _open_keys(self) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
@@ -388,7 +388,7 @@ class FunctionCounts(CountTimeouts, WindowBuffer):
         return distinct, places[np.unique(codes, return_index=True)[1]]
 
     def _give(self, keys: pa.RecordBatch, now_ms: int | None, emit: Emit) -> None:
-        """Gives the function the windows of some keys whose timeout has come by `now_ms`, or all windows for None."""
+        """Calls the function with the windows of keys whose timeout has passed by `now_ms`, or all windows for None."""
         table = self.tables[0]
         found = table.find(keys)
         places = self.places_of(found.refs)
@@ -405,7 +405,7 @@ class FunctionCounts(CountTimeouts, WindowBuffer):
             self.call(rows, groups, None, emit, self.context)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Give the function the windows that are full, and keep the other rows."""
+        """Calls the function with the full windows, and stores the remaining rows."""
         with blame(self.context, batch):
             rows, keys = self.rows_of(batch)
         self.check_owner(keys)

@@ -6,24 +6,25 @@ follow the rules of `row_windows.py`.
 Rules of `FunctionWindows`:
 
 - A row is stored once for each of its windows (as in Flink), under the end of the window.
-- A row of a window that may get late rows, or with a function that has state or timers of the window, is kept after the
-  call, until the window is over. Rows move from one table to the other in the step of the call.
-- With an allowed lateness, a row that comes when its window has fired gives the function all rows of the key and window
-  once more, once for each batch. If its window waits to fire (a checkpoint came between two steps), it fires then.
+- If a window may get late rows, or its function has state or timers of the window, its rows are kept after the call
+  until the window is over. Rows move from one table to the other in the step of the call.
+- With an allowed lateness, the function is called again with all rows of a key and window when a row arrives after the
+  window has fired, once for each batch. A window that still waits to fire (after a checkpoint between two steps) fires
+  then.
 - Windows that are over are removed after the watermark, in steps, together with the state of the window.
 
 Rules of `FunctionSessions`:
 
-- A row is stored once, under its time, and with the end of its gap where each row has its own gap. Its session is known
-  when the session has ended.
-- With an allowed lateness, a session that has ended is kept until it is over: its rows, and, in `TOLD_STATE`, its
-  bounds and what the function has returned. A row that touches it makes another session of it, or of several.
-- Then results are changes (`changes.py`): what has come out of the sessions that a row joins is taken back before the
-  result of all their rows comes out. If the new session has not ended yet, its rows wait again.
-- Such rows are not after the watermark, so the operator does not look up keys of rows that are.
-- After a restore from between two steps, a session that has ended may still wait. The function gets it before a row of
-  its key is stored, so that the row joins it only within the lateness.
-- The function gets rows that it has got before first, and otherwise rows in the order in which they came.
+- A row is stored once, under its time, and with the end of its gap if each row has its own gap. Its session is
+  determined when the session has ended.
+- With an allowed lateness, an ended session is kept until it is over: its rows, and in `RESULTS_STATE` its bounds and
+  the rows that the function has returned. A row that touches such sessions merges them into a new one.
+- Results are then changes (`changes.py`): the results of the merged sessions are retracted before the result of all
+  their rows is emitted. If the new session has not ended yet, its rows wait again.
+- Only rows at or before the watermark can touch an ended session, so keys of other rows are not looked up.
+- After a restore from between two steps, an ended session may still wait. The function gets it before a row of its key
+  is stored, so that the row joins it only within the lateness.
+- The function gets rows from earlier calls first, and all other rows in arrival order.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ from tidegate.operators.windows.row_windows import (
     KEPT,
     KEPT_STATE,
     PLACE,
-    TOLD,
-    TOLD_STATE,
+    RESULTS,
+    RESULTS_STATE,
     WAITING,
     TimedWindows,
     budget,
@@ -86,9 +87,9 @@ from tidegate.storage.state.snapshot import StateTable
 
 SlicedSpec = Tumbling | Sliding | Cumulating
 ROW_END = own_name("row_end_ms")
-"""The end of a session of a row alone, where rows have gaps of their own."""
+"""The end of the session that the row would form alone, if each row has its own gap."""
 START, OUT = own_name("window_start_ms"), own_name("window_out")
-"""Of a session that was given: its start, and whether the function has returned a row. `PLACE` is its end."""
+"""Columns of an ended session: its start, and whether the function has returned a row. `PLACE` is its end."""
 
 Refs = NDArray[np.int64]
 
@@ -109,7 +110,7 @@ class KeptWindows(TimedWindows):
         super().__init__(keys, spec, time, schema, calls, lateness_ms, life)
         self._known = spec
         self._over_ms = MIN_WATERMARK_MS
-        """No kept window is over before this moment."""
+        """A lower bound of the moments when kept windows are over."""
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
         """Raises CorruptionError as `WindowBuffer` does."""
@@ -123,7 +124,7 @@ class KeptWindows(TimedWindows):
         self._over_ms = MIN_WATERMARK_MS
 
     def give(self, ends: Times, refs: NDArray[np.int64], emit: Emit) -> None:
-        """Give the function waiting rows by key and window. Then they are kept, or removed."""
+        """Calls the function with waiting rows by key and window. The rows are then kept, or removed."""
         rows = self.taken(refs)
         if self._keeps:
             self._keep_given(rows, self.keys_of(refs), ends)
@@ -131,14 +132,17 @@ class KeptWindows(TimedWindows):
         self._call_for(rows, ends, emit)
 
     def give_again(self, rows: pa.RecordBatch, keys: pa.RecordBatch, ends: Times, waiting: bool, emit: Emit) -> None:
-        """Give the function all rows of the keys and windows of late rows. `waiting`: some may not have been given."""
+        """Calls the function again with all rows of the keys and windows of late rows.
+
+        With `waiting`, some of these rows may not have been passed to the function before.
+        """
         codes, distinct, count = codes_of(keys, len(ends))
         order = np.unique(ends)
         windows, of_rows = np.unique(np.searchsorted(order, ends) * count + codes, return_inverse=True)
         of_rows = of_rows.reshape(-1)
         sizes = np.bincount(of_rows)
         held: list[tuple[int, NDArray[np.int64], NDArray[np.int64]]] = []
-        # Before what came now: what was given first came first.
+        # Rows from earlier calls come before the new rows.
         for number in (KEPT, WAITING) if waiting else (KEPT,):
             found = self.tables[number].find(distinct)
             places = self.places_of(found.refs, number)
@@ -164,7 +168,7 @@ class KeptWindows(TimedWindows):
             self._keep_given(parts[-1], keys.take(new), part_ends[-1])
             self._call_for(together(parts), np.concatenate(part_ends), emit)
 
-    def let_go(self, until_ms: int) -> Iterator[None]:
+    def remove_over(self, until_ms: int) -> Iterator[None]:
         """Removes windows that are over, and their state, in steps."""
         while self._life is not None and self._over_ms <= until_ms:
             ends, refs, _ = self.scanned(KEPT, [])
@@ -192,7 +196,7 @@ class KeptWindows(TimedWindows):
         self._over_ms = min(self._over_ms, int(self._life.last_ms(ends).min()))
 
     def _call_for(self, rows: pa.RecordBatch, ends: Times, emit: Emit) -> None:
-        """Call the function for the keys and windows of some rows, in the order in which the windows end."""
+        """Calls the function for the keys and windows of some rows, in the order in which the windows end."""
         codes, _, count = codes_of(rows.select(list(self._key_names)), rows.num_rows)
         order, places = np.unique(ends, return_inverse=True)
         found, groups = np.unique(places.reshape(-1) * count + codes, return_inverse=True)
@@ -203,7 +207,7 @@ class KeptWindows(TimedWindows):
 class FunctionWindows(KeptWindows):
     """Calls a function with the rows of each key and window."""
 
-    def take_in(
+    def add_rows(
         self,
         rows: pa.RecordBatch,
         keys: pa.RecordBatch,
@@ -212,7 +216,7 @@ class FunctionWindows(KeptWindows):
         moments: Times | int,
         emit: Emit,
     ) -> None:
-        """Stores rows for their windows. Windows that have fired, and are kept, come out again at once."""
+        """Stores rows for their windows. Kept windows that have fired already are emitted again at once."""
         numbers, ends = self._windows_of(times)
         fired_ms = moments if isinstance(moments, int) else moments[numbers]
         waits = ends - 1 > fired_ms
@@ -236,7 +240,7 @@ class FunctionWindows(KeptWindows):
         return numbers[order], ends[order]
 
     def fire(self, until_ms: int, emit: Emit) -> bool:
-        """Give the function windows that have ended, as many as a step may. Returns whether there were any."""
+        """Calls the function with ended windows, up to the limit of a step. Returns False if there were none."""
         ends, refs, _ = self.scanned(WAITING, [])
         due = ends - 1 <= until_ms
         if not due.all():
@@ -251,7 +255,7 @@ class FunctionWindows(KeptWindows):
         return bool(due.any())
 
     def _given(self, ends: Times, refs: NDArray[np.int64], due: Numbers, emit: Emit) -> Numbers:
-        """Give the function due rows, as many as a step may. Returns the remaining rows."""
+        """Calls the function with due rows, up to the limit of a step. Returns the remaining rows."""
         rest = budget(len(ends))
         while len(due) and rest > 0:
             chosen = self._chosen(ends, refs, due)
@@ -297,8 +301,8 @@ class FunctionWindows(KeptWindows):
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """Sessions that the function has got: numbers of their keys, bounds, and whether a row came out."""
+class _EndedSessions:
+    """Ended sessions: their refs, the numbers of their keys, their bounds, and whether a result was emitted."""
 
     refs: Refs
     codes: Numbers
@@ -306,9 +310,9 @@ class _Told:
     ends: Times
     outs: NDArray[np.bool_]
 
-    def where(self, some: NDArray[np.bool_]) -> _Told:
+    def where(self, some: NDArray[np.bool_]) -> _EndedSessions:
         """Selects some of the sessions."""
-        return _Told(self.refs[some], self.codes[some], self.starts[some], self.ends[some], self.outs[some])
+        return _EndedSessions(self.refs[some], self.codes[some], self.starts[some], self.ends[some], self.outs[some])
 
 
 class FunctionSessions(TimedWindows):
@@ -327,13 +331,13 @@ class FunctionSessions(TimedWindows):
         lateness_ms: int = 0,
     ) -> None:
         returned = _kept_columns(calls) if lateness_ms else []
-        told = [pa.field(START, pa.int64()), pa.field(OUT, pa.bool_()), *returned] if lateness_ms else []
+        results = [pa.field(START, pa.int64()), pa.field(OUT, pa.bool_()), *returned] if lateness_ms else []
         own = [pa.field(ROW_END, pa.int64())] if spec.gap_ms is None else []
-        super().__init__(keys, spec, time, schema, calls, lateness_ms, told=told, own=own)
+        super().__init__(keys, spec, time, schema, calls, lateness_ms, results=results, own=own)
         self._session, self._gap_ms = spec, spec.gap_ms
         self.holds_back_ms = int(self._clock is None)
         self._over_ms = MIN_WATERMARK_MS
-        """No session that the function has got is over before this moment."""
+        """A lower bound of the moments when ended sessions are over."""
 
     def load(self, tables: Sequence[StateTable]) -> None:
         """Raises CorruptionError as `open` does."""
@@ -341,8 +345,8 @@ class FunctionSessions(TimedWindows):
         self._over_ms = MIN_WATERMARK_MS
 
     def load_table(self, table: StateTable) -> None:
-        """Raises ConfigurationError for a checkpoint of sessions with a lateness, if there is none now."""
-        if not self._lateness_ms and table.state in (KEPT_STATE, TOLD_STATE):
+        """Raises ConfigurationError for a checkpoint of sessions with a lateness, if the program has none."""
+        if not self._lateness_ms and table.state in (KEPT_STATE, RESULTS_STATE):
             raise ConfigurationError(
                 f"operator {self.context.uid!r}: the checkpoint is of sessions with an allowed lateness, whose results "
                 "are changes; keep allowed_lateness, or give the operator another uid to begin with no sessions"
@@ -350,13 +354,13 @@ class FunctionSessions(TimedWindows):
         super().load_table(table)
 
     def last_ends(self, batch: pa.RecordBatch, times: Times) -> Times:
-        """The end of a session of each row alone. Raises ConfigurationError and OperatorError."""
+        """The end of the session that each row would form alone. Raises ConfigurationError and OperatorError."""
         ends = row_ends(self.context, batch, times, self._session)
         if isinstance(self._time, str):
             check_last_ends(ends, times, batch.schema.field(self._time).type)
         return ends
 
-    def take_in(
+    def add_rows(
         self,
         rows: pa.RecordBatch,
         keys: pa.RecordBatch,
@@ -365,8 +369,8 @@ class FunctionSessions(TimedWindows):
         moments: Times | int,
         emit: Emit,
     ) -> None:
-        """Stores rows. Sessions that they join, and sessions that have ended already, come out at once."""
-        # Sessions that the function has got, or is about to get, end at the watermark or before.
+        """Stores rows. Ended sessions that they join are emitted at once, and so are new sessions that have ended."""
+        # Ended sessions, also the ones that wait to be emitted, end at the watermark or before.
         touches = times - 1 <= moments
         touched = keys.filter(pa.array(touches)) if touches.any() else None
         if touched is not None and self._next_end_ms <= int(np.max(moments)) + 1:
@@ -379,7 +383,7 @@ class FunctionSessions(TimedWindows):
             self._join(touched, emit)
 
     def fire(self, until_ms: int, emit: Emit) -> bool:
-        """Give the function sessions that have ended: of each key, rows that follow each other within the gap."""
+        """Calls the function with sessions that have ended: rows of a key that follow each other within the gap."""
         times, refs, columns = self.scanned(WAITING, [*self._key_names, *self._own_names])
         if not len(times):
             self.done()
@@ -403,10 +407,10 @@ class FunctionSessions(TimedWindows):
         self.done()
         return given > 0
 
-    def let_go(self, until_ms: int) -> Iterator[None]:
+    def remove_over(self, until_ms: int) -> Iterator[None]:
         """Removes sessions that are over, in steps."""
         while self._lateness_ms and self._over_ms <= until_ms:
-            ends, refs, rows = self.scanned(TOLD, [*self.keys.names, START])
+            ends, refs, rows = self.scanned(RESULTS, [*self.keys.names, START])
             last = self.last_ms(ends)
             over = np.flatnonzero(last <= until_ms)
             some = over[: budget_over(len(ends))]
@@ -422,13 +426,13 @@ class FunctionSessions(TimedWindows):
             starts = rows.column(START).to_numpy()
             of = _sessions_of(kept.keys, *self._stretches_of(kept.refs, KEPT), codes, starts, ends[some])
             self.tables[KEPT].remove(kept.refs[of >= 0])
-            self.tables[TOLD].remove(refs[some])
+            self.tables[RESULTS].remove(refs[some])
             self._changed_rows += len(some) + int(np.count_nonzero(of >= 0))
             self.done()
             yield
 
     def _give_ended(self, keys: pa.RecordBatch, emit: Emit) -> None:
-        """Give the function the sessions of some keys that have ended, and wait for the next step of a watermark."""
+        """Calls the function with the ended sessions of some keys that wait for the next step of a watermark."""
         _, distinct, count = codes_of(keys, keys.num_rows)
         moments = np.broadcast_to(self._fired.of_keys(distinct, self.context.max_parallelism), count)
         waiting = self.tables[WAITING].find(distinct)
@@ -448,9 +452,9 @@ class FunctionSessions(TimedWindows):
         bounds: tuple[Times, Times],
         emit: Emit,
     ) -> int:
-        """Give the function some sessions of stored rows, for the first time. Returns how many rows they have.
+        """Calls the function with some sessions of stored rows, for the first time. Returns the number of their rows.
 
-        `refs`, `times` and `ends_alone` are of the rows, `numbers` says which session each belongs to.
+        `refs`, `times` and `ends_alone` have an entry per row, and `numbers` is the session of each row.
         """
         place = np.full(len(bounds[0]), -1, dtype=np.int64)
         place[some] = np.arange(len(some))
@@ -461,28 +465,28 @@ class FunctionSessions(TimedWindows):
             self._keep_rows(rows, self.keys_of(refs[chosen]), times[chosen], ends_alone[chosen], KEPT)
         self.tables[WAITING].remove(refs[chosen])
         if self._lateness_ms:
-            self._tell(rows, groups, of, None, groups, emit)
+            self._emit_sessions(rows, groups, of, None, groups, emit)
         else:
             self.call(rows, groups, of, emit, self.context)
         return len(chosen)
 
     def _join(self, keys: pa.RecordBatch, emit: Emit) -> None:
-        """Merges what touches, for the keys of some rows: rows that wait, and sessions that the function has got."""
+        """Merges waiting rows and ended sessions that touch each other, for the keys of some rows."""
         _, distinct, count = codes_of(keys, keys.num_rows)
         moments = np.broadcast_to(self._fired.of_keys(distinct, self.context.max_parallelism), count)
         waiting = self.tables[WAITING].find(distinct)
         times, ends_alone = self._stretches_of(waiting.refs, WAITING)
-        known = self._told_of(distinct)
-        # A session that is over, and has not gone yet, may lie within a later one. It only says which rows are its own.
+        known = self._ended_sessions(distinct)
+        # A session that is over but not removed yet may overlap a later one. It only serves to exclude its own rows.
         live = self.last_ms(known.ends) > moments[known.codes]
-        told = known.where(live)
-        stored = len(told.codes)
+        former = known.where(live)
+        stored = len(former.codes)
         numbers, firsts, bounds = merged_sessions(
-            np.concatenate([told.codes, waiting.keys]),
-            np.concatenate([told.starts, times]),
-            np.concatenate([told.ends, ends_alone]),
+            np.concatenate([former.codes, waiting.keys]),
+            np.concatenate([former.starts, times]),
+            np.concatenate([former.ends, ends_alone]),
         )
-        codes = np.concatenate([told.codes, waiting.keys])[firsts]
+        codes = np.concatenate([former.codes, waiting.keys])[firsts]
         joins = np.bincount(numbers[:stored], minlength=len(firsts)) > 0
         grown = np.bincount(numbers[stored:], minlength=len(firsts)) > 0
         ended = bounds[1] - 1 <= moments[codes]
@@ -490,10 +494,10 @@ class FunctionSessions(TimedWindows):
         if not changed.any():
             return
         gone = changed[numbers[:stored]]
-        told, of_told, of_waiting = told.where(gone), numbers[:stored][gone], numbers[stored:]
-        kept = self.tables[KEPT].find(distinct) if len(told.codes) else self.tables[KEPT].find(distinct.slice(0, 0))
+        former, of_former, of_waiting = former.where(gone), numbers[:stored][gone], numbers[stored:]
+        kept = self.tables[KEPT].find(distinct) if len(former.codes) else self.tables[KEPT].find(distinct.slice(0, 0))
         sessions = np.full(len(known.codes), -1, dtype=np.int64)
-        sessions[np.flatnonzero(live)[gone]] = of_told
+        sessions[np.flatnonzero(live)[gone]] = of_former
         kept_in = _sessions_of(kept.keys, *self._stretches_of(kept.refs, KEPT), known.codes, known.starts, known.ends)
         kept_of = np.where(kept_in >= 0, sessions[kept_in], -1) if len(sessions) else kept_in
         kept_refs, of_kept = kept.refs[kept_of >= 0], kept_of[kept_of >= 0]
@@ -502,7 +506,7 @@ class FunctionSessions(TimedWindows):
         for start, stop in pieces(sizes[later]):
             some = np.zeros(len(firsts), dtype=np.bool_)
             some[later[start:stop]] = True
-            self._wait_again(some, told, of_told, (kept_refs, of_kept), (waiting.refs, of_waiting), emit)
+            self._wait_again(some, former, of_former, (kept_refs, of_kept), (waiting.refs, of_waiting), emit)
         for start, stop in pieces(sizes[again]):
             of = again[start:stop]
             place = np.full(len(firsts), -1, dtype=np.int64)
@@ -513,20 +517,22 @@ class FunctionSessions(TimedWindows):
             groups = np.concatenate([place[of_kept[old]], place[of_waiting[new]]])
             self._keep_rows(rows, self.keys_of(waiting.refs[new]), times[new], ends_alone[new], KEPT)
             self.tables[WAITING].remove(waiting.refs[new])
-            back = place[of_told] >= 0
-            self._tell(both, groups, (bounds[0][of], bounds[1][of]), told.where(back), place[of_told[back]], emit)
+            back = place[of_former] >= 0
+            self._emit_sessions(
+                both, groups, (bounds[0][of], bounds[1][of]), former.where(back), place[of_former[back]], emit
+            )
 
     def _wait_again(
         self,
         some: NDArray[np.bool_],
-        told: _Told,
-        of_told: Numbers,
+        former: _EndedSessions,
+        of_former: Numbers,
         kept: tuple[Refs, Numbers],
         waiting: tuple[Refs, Numbers],
         emit: Emit,
     ) -> None:
-        """Sessions that have grown beyond the watermark: what came out is taken back, and their rows wait."""
-        back = told.where(some[of_told])
+        """Handles sessions that have grown beyond the watermark: retracts their results, and lets their rows wait."""
+        back = former.where(some[of_former])
         parts = [(KEPT, kept[0][some[kept[1]]]), (WAITING, waiting[0][some[waiting[1]]])]
         rows, keys = (together([of(refs, table) for table, refs in parts]) for of in (self.taken, self.keys_of))
         stretches = [self._stretches_of(refs, table) for table, refs in parts]
@@ -535,19 +541,19 @@ class FunctionSessions(TimedWindows):
             self.tables[table].remove(refs)
         self._keep_rows(rows, keys, times, ends_alone)
         old = self._results_of(back.refs[back.outs])
-        self.tables[TOLD].remove(back.refs)
+        self.tables[RESULTS].remove(back.refs)
         self._emit([(DELETE, old)], emit)
 
-    def _tell(
+    def _emit_sessions(
         self,
         rows: pa.RecordBatch,
         groups: Numbers,
         bounds: tuple[Times, Times],
-        told: _Told | None,
-        of_told: Numbers,
+        former: _EndedSessions | None,
+        of_former: Numbers,
         emit: Emit,
     ) -> None:
-        """Gives the function sessions. Results of the sessions that they are made of are taken back and removed."""
+        """Calls the function with sessions. Retracts and removes the results of the sessions that they replace."""
         grouped = self.grouped(rows, groups, bounds)
         has = np.zeros(len(bounds[0]), dtype=np.bool_)
         found = list[pa.RecordBatch]()
@@ -557,12 +563,12 @@ class FunctionSessions(TimedWindows):
         result = together(found) if found else None
         self._note(grouped, bounds, has, result)
         parts, replaces = list[tuple[str, pa.RecordBatch]](), np.zeros(len(has), dtype=np.bool_)
-        if told is not None:
-            same = has[of_told] & (told.starts == bounds[0][of_told]) & (told.ends == bounds[1][of_told])
-            replaces[of_told[same & told.outs]] = True
-            parts.append((UPDATE_BEFORE, self._results_of(told.refs[told.outs & same])))
-            parts.append((DELETE, self._results_of(told.refs[told.outs & ~same])))
-            self.tables[TOLD].remove(told.refs)
+        if former is not None:
+            same = has[of_former] & (former.starts == bounds[0][of_former]) & (former.ends == bounds[1][of_former])
+            replaces[of_former[same & former.outs]] = True
+            parts.append((UPDATE_BEFORE, self._results_of(former.refs[former.outs & same])))
+            parts.append((DELETE, self._results_of(former.refs[former.outs & ~same])))
+            self.tables[RESULTS].remove(former.refs)
         if result is not None:
             parts.append((UPDATE_AFTER, result.filter(pa.array(replaces[has]))))
             parts.append((INSERT, result.filter(pa.array(~replaces[has]))))
@@ -580,16 +586,16 @@ class FunctionSessions(TimedWindows):
             pa.nulls(count, field.type) if result is None else result.column(field.name).take(at)
             for field in self._returned
         ]
-        self.append(TOLD, keys, [pa.array(bounds[1]), pa.array(bounds[0]), pa.array(has), *values])
+        self.append(RESULTS, keys, [pa.array(bounds[1]), pa.array(bounds[0]), pa.array(has), *values])
         self._over_ms = min(self._over_ms, int(self.last_ms(bounds[1]).min()))
 
-    def _told_of(self, keys: pa.RecordBatch) -> _Told:
-        """The sessions of some keys that were given, and have not gone."""
-        found = self.tables[TOLD].find(keys)
-        rows = self.tables[TOLD].take(found.refs, [START, PLACE, OUT])
+    def _ended_sessions(self, keys: pa.RecordBatch) -> _EndedSessions:
+        """The ended sessions of some keys that are not removed yet."""
+        found = self.tables[RESULTS].find(keys)
+        rows = self.tables[RESULTS].take(found.refs, [START, PLACE, OUT])
         starts, ends = rows.column(START).to_numpy(), rows.column(PLACE).to_numpy()
         outs = rows.column(OUT).to_numpy(zero_copy_only=False)
-        return _Told(found.refs, found.keys, starts, ends, outs)
+        return _EndedSessions(found.refs, found.keys, starts, ends, outs)
 
     @property
     def _own_names(self) -> list[str]:
@@ -598,7 +604,7 @@ class FunctionSessions(TimedWindows):
     def _keep_rows(
         self, rows: pa.RecordBatch, keys: pa.RecordBatch, times: Times, ends: Times, table: int = WAITING
     ) -> None:
-        """Append rows that are stretches of time to the state."""
+        """Appends rows with the ends of their gaps to the state."""
         self.keep(rows, keys, times, table, () if self._gap_ms is not None else (pa.array(ends),))
 
     def _stretches_of(self, refs: Refs, table: int) -> tuple[Times, Times]:
@@ -608,15 +614,15 @@ class FunctionSessions(TimedWindows):
         return times, self._ends_in(found, times)
 
     def _ends_in(self, columns: pa.RecordBatch, times: Times) -> Times:
-        """The ends of the gaps of rows with these times, whose own columns are among these."""
+        """The ends of the gaps of rows with these times. `columns` has the operator's own columns."""
         if self._gap_ms is not None:
             return times + self._gap_ms
         ends: Times = columns.column(ROW_END).to_numpy()
         return ends
 
     def _results_of(self, refs: Refs) -> pa.RecordBatch:
-        """Returns what has come out for some sessions, as it came out."""
-        rows = self.tables[TOLD].take(refs, [*self._key_names, START, PLACE, *self._returned.names])
+        """Returns the results that were emitted for some sessions."""
+        rows = self.tables[RESULTS].take(refs, [*self._key_names, START, PLACE, *self._returned.names])
         assert self._calls.bounds is not None, "sessions without bounds"
         bounds = [bounds_of(rows.column(name).to_numpy(), self._calls.bounds) for name in (START, PLACE)]
         columns = [*rows.select(list(self._key_names)).columns, *bounds, *rows.select(self._returned.names).columns]
@@ -637,7 +643,7 @@ class FunctionSessions(TimedWindows):
 
 
 def _kept_columns(calls: WindowCalls) -> list[pa.Field]:
-    """Returns the columns of results that may be taken back. Raises ConfigurationError if they cannot be stored."""
+    """Returns the columns of results that may be retracted. Raises ConfigurationError if they cannot be stored."""
     schema = calls.schema
     if schema is None:
         raise ConfigurationError(
@@ -646,7 +652,7 @@ def _kept_columns(calls: WindowCalls) -> list[pa.Field]:
         )
     if CHANGE in schema.names:
         raise ConfigurationError(
-            f"{calls.name}: the function returns a column {CHANGE!r}, which the result has already for the kind of "
+            f"{calls.name}: the function returns a column {CHANGE!r}, which the result already uses for the kind of "
             "each change; give the column another name"
         )
     for field in schema:
@@ -659,10 +665,10 @@ def _kept_columns(calls: WindowCalls) -> list[pa.Field]:
 
 
 def _sessions_of(codes: Numbers, times: Times, row_ends: Times, of: Numbers, starts: Times, ends: Times) -> Numbers:
-    """Returns the session that each row belongs to, or -1. Rows and sessions are stretches of time of keys.
+    """Returns the session that each row belongs to, or -1. Rows and sessions are time intervals of keys.
 
-    If several sessions hold a row, it belongs to the session that ends first. A row that comes when that session is
-    over ends later, and opens another session, which may contain the first session until that is removed.
+    If several sessions contain a row, it belongs to the session that ends first. A row that arrives when that session
+    is over ends later, and opens another session, which may contain the first session until that is removed.
     """
     found = np.full(len(codes), -1, dtype=np.int64)
     if not len(of) or not len(codes):

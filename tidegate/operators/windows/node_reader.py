@@ -1,15 +1,15 @@
 """Readers of windows that are made of several nodes (`slices.py`).
 
 `NodeReader` reads one window: it merges the nodes of each key in memory. At most the keys of one window in some key
-groups are in memory at a time, whatever the backend. `BundleReader` reads several windows that end one after another,
-and reads what they share only once. It is the faster way for windows of few rows.
+groups are in memory at a time, with any backend. `BundleReader` reads several windows that end one after another, and
+reads their common nodes only once. It is faster for windows of few rows.
 
 Rules of `BundleReader`:
 
-- `Slices.bundle` describes how the windows are made of nodes. Nodes that end meanwhile are made in memory, level by
-  level, each level in one call, and so are the windows. A call costs the same for one row as for thousands.
-- `read` changes no state. `store` writes the new nodes that must be kept, and the caller removes what they replace.
-  Both belong to one step, or a part would be merged twice after a restore.
+- `Slices.bundle` describes how the windows are made of nodes. Nodes that end with these windows are made in memory,
+  level by level, each level in one call, and so are the windows. A call costs the same for one row as for thousands.
+- `read` changes no state. `store` writes the new nodes that must be kept, and the caller removes the nodes that they
+  replace. Both belong to one step, or a part would be merged twice after a restore.
 - At most `_ROWS_MAX` rows are read, and reading stops once they take `_BYTES_MAX` bytes. At most `_PAIRS_MAX` rows are
   merged. Above these limits `read` returns None, and the caller takes fewer windows.
 """
@@ -168,7 +168,7 @@ class _Layout:
         return len(self.codes)
 
     def know(self, nodes: Numbers, places: Numbers) -> None:
-        """Remember where the rows of nodes are: of each the first row, and the row behind the last one."""
+        """Stores the row ranges of nodes: the first row of each, and the row after its last one."""
         nodes, places = np.concatenate([self._nodes, nodes]), np.concatenate([self._places, places])
         order = np.argsort(nodes)
         self._nodes, self._places = nodes[order], places[order]
@@ -180,7 +180,7 @@ class _Layout:
         return np.where((self._nodes[at] == asked)[:, None], self._places[at], 0)
 
     def add(self, made: Sequence[tuple[int, ...]]) -> Numbers:
-        """Number the rows of some new nodes, which are made of these others. Returns where they are."""
+        """Numbers the rows of some new nodes, which are made of other nodes. Returns where the rows are."""
         places = self.places_of([*chain.from_iterable(made)])
         rows = _ranges_of(places)
         owners = _repeated(np.repeat(np.arange(len(made)), [len(parts) for parts in made]), places)
@@ -203,7 +203,7 @@ class BundleReader:
         self._accumulators: list[Accumulator] = []
 
     def read(self, bundle: Bundle, groups: range | None) -> BundleRows | None:
-        """Returns the results of all keys of some key groups (None: all groups), or None if there are too many rows."""
+        """Returns the results of all keys, or None if there are too many rows. `groups` None means all key groups."""
         made = {merge.node for level in bundle.levels for merge in level}
         parts = {part for level in bundle.levels for merge in level for part in merge.parts}
         wanted = sorted(parts.union(*bundle.parts) - made)
@@ -245,7 +245,7 @@ class BundleReader:
         )
 
     def store(self, found: BundleRows) -> int:
-        """Merge what the new nodes have into the state. Returns how many rows have changed."""
+        """Merges what the new nodes have into the state. Returns how many rows have changed."""
         rows = len(found.nodes)
         if rows:
             table = self._state.table
@@ -267,7 +267,7 @@ class BundleReader:
         return places[[numbers[parts] for parts in bundle.parts]]
 
     def _fill(self, layout: _Layout, values: Sequence[Parts]) -> None:
-        """Fills columns with the rows that were read, and merges the others from them."""
+        """Fills columns with the rows that were read, and merges the remaining rows from them."""
         state = self._state
         if self._fields is not state.fields:
             self._fields, self._columns = state.fields, BatchColumns(state.specs())
@@ -316,11 +316,11 @@ def _ranges_of(places: Numbers) -> Numbers:
 
 
 def _repeated(values: Numbers, places: Numbers) -> Numbers:
-    """Each value as often as its range has numbers."""
+    """Repeats each value as often as its range has numbers. `places`: bounds of the ranges, of shape (n, 2)."""
     found: Numbers = np.repeat(values, places[:, 1] - places[:, 0])
     return found
 
 
 def _taken(keys: pa.RecordBatch, rows: NDArray[Any]) -> pa.RecordBatch:
-    """Keys of rows. Without key columns there is nothing to take."""
+    """Returns the keys of some rows. Arrow cannot take rows of a batch without columns, so it is returned as it is."""
     return keys.take(pa.array(rows)) if keys.num_columns else keys

@@ -3,9 +3,9 @@
 `FunctionCalls` opens it, and calls it as `WindowCalls` calls other functions. Rules:
 
 - Each subtask of each attempt has its own copy of the object. What must survive a failure belongs in state.
-- State belongs to the key, and outlives its windows; or to a key and window (`StateOfWindows`), and is removed with the
-  window. Both are in the backend of the stored rows, so changes of state, results, and rows that the function has got
-  go into the same snapshot.
+- State belongs to the key and outlives its windows, or it belongs to a key and window (`PerWindowState`) and is removed
+  with the window. Both are in the backend of the stored rows, so a snapshot contains state, results and processed rows
+  consistently.
 - Timers belong to a key and window, and are of event time (`WindowTimers`). Only windows that follow from the time of a
   row alone have timers and state of their own (`WindowLife`): sessions merge, and count windows and windows of
   processing time are given to the function once.
@@ -13,9 +13,9 @@
 - With a tag for errors, a failed call for a window or a timer leaves only a row of that side output. A timer whose call
   failed has fired.
 - A timer of a window is a timer of its key, for the same moment, and an entry in a map of the key that stores which
-  windows wait for which moments. So timers are stored, restored and fired like those of other functions.
+  windows wait for which moments. Timers are therefore stored, restored and fired as for other functions.
 - A window exists until the watermark passes its last moment plus the allowed lateness. A timer for a later moment is
-  dropped, as in Flink, where it would find no window. So a window that is removed has no timers.
+  dropped, as in Flink, where it would find no window. A removed window therefore has no timers.
 - Timers of a key for one moment fire in the order in which their windows end.
 """
 
@@ -44,7 +44,7 @@ from tidegate.operators.windows.window_calls import Grouped, WindowCalls, Window
 from tidegate.operators.windows.window_specs import Cumulating, Sliding, Times, Tumbling, starts_of
 from tidegate.protocol.edges import OutputTag
 from tidegate.protocol.stream_elements import MIN_WATERMARK_MS
-from tidegate.state.common.backend import CellSpec, KeyedBackend, KeyRef, MapCells
+from tidegate.state.common.backend import InternalMapState, KeyedBackend, KeyRef, StateDescriptor
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.column_names import own_name
 from tidegate.storage.user_values import value_text
@@ -59,7 +59,7 @@ class ProcessWindowContext(FunctionContext):
         super().__init__(context)
         self._states, self._scope, self._keyed, self._life = states, scope, keyed, life
         self._timers: WindowTimerService | None = None
-        self._of_windows: list[StateOfWindows] = []
+        self._of_windows: list[PerWindowState] = []
         self.window: Window | None = None
         """`start_ms` and `end_ms` of the window, in milliseconds since 1970; None for count windows."""
         self.current_watermark = MIN_WATERMARK_MS
@@ -72,19 +72,19 @@ class ProcessWindowContext(FunctionContext):
         return row if self._keyed else {}
 
     def state(self, declared: S) -> S:
-        """Bind a state of the key, in `open`: `self.best = context.state(tg.ValueState("best", pa.float64()))`.
+        """Binds a state of the key, in `open`: `self.best = context.state(tg.ValueState("best", pa.float64()))`.
 
         Raises ConfigurationError outside of `open`, and for a name that is taken.
         """
         return self._states.bind(declared)
 
     def window_state(self, declared: S) -> S:
-        """Bind a state of the key and window, in `open`. It is removed with the window.
+        """Binds a state of the key and window, in `open`. It is removed with the window.
 
         So late rows and timers of the window still find it. Raises ConfigurationError as `state`, for a state with a
         time to live, and for windows that have no state of their own.
         """
-        of_windows = StateOfWindows(declared, self._window_end)
+        of_windows = PerWindowState(declared, self._window_end)
         check_life(self._life, f"state {declared.name!r} of a window")
         bound = self._states.bind(of_windows)
         self._of_windows.append(bound)
@@ -120,13 +120,13 @@ class ProcessWindowFunction:
     """Processes windows: gets all rows of each key and window, with state of the key."""
 
     context: ProcessWindowContext
-    """The same context that the methods get."""
+    """The context that all methods get."""
 
     def open(self, context: ProcessWindowContext) -> None:
         """Called once, before anything else: bind states here."""
 
     def process(self, rows: pa.Table, context: ProcessWindowContext) -> WindowResult:
-        """Process one window, with its rows in the order in which they came. Returns rows as for `apply`."""
+        """Processes one window, with its rows in the order in which they came. Returns rows as for `apply`."""
         raise NotImplementedError(f"{type(self).__name__} needs a method process(self, rows, context)")
 
     def on_timer(self, timestamp: int, context: ProcessWindowContext) -> WindowResult:
@@ -134,7 +134,7 @@ class ProcessWindowFunction:
         raise NotImplementedError(f"{type(self).__name__} needs a method on_timer(self, timestamp, context)")
 
     def close(self) -> None:
-        """Release resources. Called once, also after a failure, and even if `open` was not reached."""
+        """Releases resources. Called once, also after a failure, and even if `open` was not reached."""
 
 
 class FunctionCalls(WindowCalls):
@@ -159,7 +159,7 @@ class FunctionCalls(WindowCalls):
         self.name = f"{type(function).__name__}.process"
         self._undo = None if errors_to is None else StateUndo()
         self.has_timers = type(function).on_timer is not ProcessWindowFunction.on_timer
-        """Whether the function has a method for timers."""
+        """True if the function has a method for timers."""
         self._scope = KeyScope()
         self._refs: Sequence[KeyRef] = ()
         self._life: WindowLife | None = None
@@ -168,7 +168,7 @@ class FunctionCalls(WindowCalls):
     def open(
         self, context: OperatorContext, keys: pa.Schema, own_states: Sequence[str], life: WindowLife | None
     ) -> KeyedStates:
-        """Open the function. Returns the states that it has bound. Raises OperatorError if the function raises.
+        """Opens the function. Returns the states that it has bound. Raises OperatorError if the function raises.
 
         `own_states` are names that the operator needs itself. `life`: how long windows are there, if they have timers
         and state of their own.
@@ -195,11 +195,11 @@ class FunctionCalls(WindowCalls):
 
     @property
     def keeps_windows(self) -> bool:
-        """Whether the function has state or timers of windows, which are removed with the window."""
+        """True if the function has state or timers of windows, which are removed with the window."""
         return self._timers is not None or bool(self._ask._of_windows)
 
     def chains(self, at_end: bool) -> TimerChains:
-        """Notices timers that register one another without end."""
+        """Returns a detector of timers that register one another without end."""
         return TimerChains(self.states.timers, at_end)
 
     def first_timer_ms(self) -> int | None:
@@ -207,7 +207,7 @@ class FunctionCalls(WindowCalls):
         return None if self._timers is None else self.states.timers.first_ms(TimeDomain.EVENT_TIME)
 
     def fire(self, until_ms: int, chains: TimerChains, rows_schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Fire timers up to a moment, in the order of moments, keys and windows: as many as a step may."""
+        """Fires timers up to a moment, in the order of moments, keys and windows: as many as a step may."""
         assert self._timers is not None and self._life is not None, "windows without timers"
         pace, scope, ask = self._context.pace, self._scope, self._ask
         with Blame(self._context, lambda: (f"{self.name.removesuffix('.process')}.on_timer", None)):
@@ -228,7 +228,7 @@ class FunctionCalls(WindowCalls):
             for end_ms in self._timers.windows_at(moment_ms):
                 self._timers.fires(end_ms, moment_ms)
                 ask.window = self._life.window(end_ms)
-                with Blame(self._context, partial(self._told_of_timer, moment_ms)):
+                with Blame(self._context, partial(self._describe_timer, moment_ms)):
                     call = partial(self._found_of_timer, moment_ms, rows_schema)
                     found = self._attempt(len(called), call, f"timer at {moment_ms}")
                 called.append((number, end_ms))
@@ -241,7 +241,7 @@ class FunctionCalls(WindowCalls):
         ask.window = None
         if parts:
             of = self._windows_of(step.columns, numbers, ends)
-            yield from (told for _, told in self._joined(parts, range(len(parts)), of))
+            yield from (rows for _, rows in self._joined(parts, range(len(parts)), of))
         if called:
             of = self._windows_of(step.columns, [number for number, _ in called], [end_ms for _, end_ms in called])
             self._set_aside(self._context, of)
@@ -254,7 +254,7 @@ class FunctionCalls(WindowCalls):
         return Grouped(keys, np.zeros(0, dtype=np.int64), keys, starts, np.array(ends, dtype=np.int64))
 
     def _found_of_timer(self, moment_ms: int, rows_schema: pa.Schema) -> list[pa.RecordBatch]:
-        """Call the function for a timer. Returns the results."""
+        """Calls the function for a timer. Returns the results."""
         return self._conformed(self._function.on_timer(moment_ms, self._ask), rows_schema)
 
     def forget(self, keys: pa.RecordBatch, ends: Times) -> None:
@@ -267,19 +267,19 @@ class FunctionCalls(WindowCalls):
             for state in self._ask._of_windows:
                 state.forget(end_ms)
             if self._undo is not None:
-                self._undo.begin()  # or notes of removed state would pile up
+                self._undo.begin()  # otherwise records of removed state would accumulate
         self.states.leave(keys.num_rows)
 
     def fix_keys(self) -> None:
         """Fixes the key columns: all states are bound, also the state of the rows."""
         self.states.fix_keys(self._codec)
 
-    def tell_watermark(self, watermark_ms: int) -> None:
-        """Notes the watermark, which the function may read."""
+    def note_watermark(self, watermark_ms: int) -> None:
+        """Stores the watermark, which the function may read."""
         self._ask.current_watermark = watermark_ms
 
     def close(self) -> None:
-        """Close the function."""
+        """Closes the function."""
         self._function.close()
 
     def _begin(self, grouped: Grouped) -> None:
@@ -308,7 +308,7 @@ class FunctionCalls(WindowCalls):
         self.states.leave(groups)
         self._ask.window = None
 
-    def _told_of_timer(self, moment_ms: int) -> tuple[str, None]:
+    def _describe_timer(self, moment_ms: int) -> tuple[str, None]:
         """Describes the timer of a failed call."""
         name, window = self.name.removesuffix(".process"), self._ask.window
         bounds = "" if window is None else f"[{window.start_ms}, {window.end_ms})"
@@ -355,7 +355,7 @@ class WindowTimers:
         self._moments = states.bind_own(MapState(TIMERS_OF_WINDOWS, pa.int64(), pa.list_(pa.int64())))
 
     def register(self, end_ms: int, moment_ms: int) -> None:
-        """Register a timer of the current key, for the window with this end."""
+        """Registers a timer of the current key, for the window with this end."""
         if moment_ms > int(self._life.last_ms(np.array([end_ms], dtype=np.int64))[0]):
             return
         known = self._moments.get(end_ms) or []
@@ -364,7 +364,7 @@ class WindowTimers:
             self._timers.change(TimeDomain.EVENT_TIME, moment_ms, registered=True)
 
     def delete(self, end_ms: int, moment_ms: int) -> None:
-        """Delete a timer, if it is registered."""
+        """Deletes a timer, if it is registered."""
         if self._taken(end_ms, moment_ms) and not self.windows_at(moment_ms):
             self._timers.change(TimeDomain.EVENT_TIME, moment_ms, registered=False)
 
@@ -373,7 +373,7 @@ class WindowTimers:
         return sorted(end_ms for end_ms, moments in self._moments.items() if moment_ms in moments)
 
     def fires(self, end_ms: int, moment_ms: int) -> bool:
-        """Removes a timer that fires. Returns False if it was deleted meanwhile."""
+        """Removes a timer that fires. Returns False if it was deleted before."""
         return self._taken(end_ms, moment_ms)
 
     def _taken(self, end_ms: int, moment_ms: int) -> bool:
@@ -407,14 +407,14 @@ class WindowTimerService:
         return self._watermark_ms()
 
     def register_event_time_timer(self, timestamp_ms: int) -> None:
-        """Call `on_timer` for this key and window when the watermark reaches the moment, or soon if it has already.
+        """Calls `on_timer` for this key and window when the watermark reaches the moment, or soon if it has already.
 
         A timer for a moment at which the window is over is dropped.
         """
         self._timers.register(self._end_ms(), moment_of(timestamp_ms))
 
     def delete_event_time_timer(self, timestamp_ms: int) -> None:
-        """Delete a timer of this key and window, if it is registered."""
+        """Deletes a timer of this key and window, if it is registered."""
         self._timers.delete(self._end_ms(), moment_of(timestamp_ms))
 
 
@@ -422,10 +422,10 @@ Place = Callable[[], int]
 """Returns the end of the current window. Raises ConfigurationError outside of a call for a window."""
 
 
-class StateOfWindows(KeyedState):
+class PerWindowState(KeyedState):
     """A declared state, of each key and window. `view` is what the function gets, once this is bound."""
 
-    _cells: MapCells
+    _internal: InternalMapState
     view: KeyedState
 
     def __init__(self, declared: KeyedState, place: Place) -> None:
@@ -451,49 +451,49 @@ class StateOfWindows(KeyedState):
 
     def forget(self, end_ms: int) -> None:
         """Removes the state of the window of the current key with this end."""
-        self._cells.discard(self._ref(), end_ms)
+        self._internal.discard(self._ref(), end_ms)
 
-    def _bind(self, backend: KeyedBackend, spec: CellSpec, clock: Clock | None) -> None:
+    def _bind(self, backend: KeyedBackend, spec: StateDescriptor, clock: Clock | None) -> None:
         assert spec.migrate is not None, "a state without a conversion"
-        self._cells = backend.maps(spec)
-        views = cast(KeyedBackend, _Views(self._cells, self._place))
+        self._internal = backend.maps(spec)
+        views = cast(KeyedBackend, _Views(self._internal, self._place))
         self.view = self._declared.bound(self._scope, views, None, spec.migrate)
 
 
 class _Views:
-    """Makes cells for the current window, as a backend makes cells for a key."""
+    """Makes the internal state of the current window, as a backend makes the internal state of a key."""
 
-    def __init__(self, cells: MapCells, place: Place) -> None:
-        self._cells, self._place = cells, place
+    def __init__(self, internal: InternalMapState, place: Place) -> None:
+        self._internal, self._place = internal, place
 
-    def values(self, spec: CellSpec) -> _Values:
-        return _Values(self._cells, self._place)
+    def values(self, spec: StateDescriptor) -> _Values:
+        return _Values(self._internal, self._place)
 
-    def lists(self, spec: CellSpec) -> _Lists:
-        return _Lists(self._cells, self._place)
+    def lists(self, spec: StateDescriptor) -> _Lists:
+        return _Lists(self._internal, self._place)
 
-    def maps(self, spec: CellSpec) -> _Maps:
-        return _Maps(self._cells, self._place)
+    def maps(self, spec: StateDescriptor) -> _Maps:
+        return _Maps(self._internal, self._place)
 
 
 class _Values:
-    """`ValueCells` of a window, without the methods for many keys: a call is for one key."""
+    """`InternalValueState` of a window, without the methods for many keys: a call is for one key."""
 
-    def __init__(self, cells: MapCells, place: Place) -> None:
-        self._cells, self._place = cells, place
+    def __init__(self, internal: InternalMapState, place: Place) -> None:
+        self._internal, self._place = internal, place
 
     def get(self, ref: KeyRef) -> Any:
-        return self._cells.get(ref, self._place())
+        return self._internal.get(ref, self._place())
 
     def put(self, ref: KeyRef, value: Any) -> None:
-        self._cells.put(ref, self._place(), value)
+        self._internal.put(ref, self._place(), value)
 
     def remove(self, ref: KeyRef) -> None:
-        self._cells.discard(ref, self._place())
+        self._internal.discard(ref, self._place())
 
 
 class _Lists(_Values):
-    """`ListCells` of a window."""
+    """`InternalListState` of a window."""
 
     def get(self, ref: KeyRef) -> Collection[Any]:
         return super().get(ref) or ()
@@ -503,10 +503,10 @@ class _Lists(_Values):
 
 
 class _Maps:
-    """`MapCells` of a window. Entries are stored as Arrow gives a map: a list of pairs."""
+    """`InternalMapState` of a window. Entries are stored as Arrow gives a map: a list of pairs."""
 
-    def __init__(self, cells: MapCells, place: Place) -> None:
-        self._whole = _Values(cells, place)
+    def __init__(self, internal: InternalMapState, place: Place) -> None:
+        self._whole = _Values(internal, place)
 
     def get(self, ref: KeyRef, map_key: Any) -> Any:
         return self._held(ref).get(_one_nan(map_key))

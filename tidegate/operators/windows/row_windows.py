@@ -3,21 +3,21 @@
 Rules of `WindowBuffer`:
 
 - Whole rows are stored in a row table, with the columns of the input. A call gets them in the order of arrival.
-- A column of the operator, `PLACE`, stands before them: the end of the window, or the time of a row.
-- Rows that a function has got and may get again are in a second table, `KEPT_STATE`. Results that may be taken back are
-  in a third table, `TOLD_STATE`.
+- A column of the operator, `PLACE`, comes before them: the end of the window, or the time of a row.
+- Rows that were passed to a function and may be passed again are in a second table, `KEPT_STATE`. Results that may be
+  retracted are in a third table, `RESULTS_STATE`.
 - Rows are grouped by key and window, and cut, all at once. Only the calls are made one by one.
 
 Rules of `TimedWindows`:
 
-- `FiredGroups` is advanced first, and rows are removed in the step in which the function gets them. So stored rows of
-  windows that have ended are waiting to fire: a row that comes between two steps is late for such a window, and a
+- `FiredGroups` is advanced first, and rows are removed in the step that passes them to the function. Stored rows of
+  ended windows are therefore waiting to fire. A row that arrives between two steps is late for such a window, and a
   checkpoint there neither repeats nor loses a window.
-- The function gets windows with about `STEP_ROWS` rows at once, but at least one window of one key. A step goes on in
-  this way for a part of the rows that it has scanned, so the scanning grows linearly with what is due.
+- The function gets windows with about `STEP_ROWS` rows at once, but at least one window of one key. A step repeats this
+  for a part of the rows that it has scanned, so the scanning grows linearly with the due rows.
 - A row is late when its last window is over. It is dropped, counted, and sent to the side output of late rows.
-- If a function has timers, windows and timers come in the order of their moments, whatever the watermarks are. At the
-  same moment windows come first. Then what is over is removed.
+- If a function has timers, windows and timers fire in the order of their moments, independent of watermarks. At the
+  same moment windows fire first. Then windows that are over are removed.
 - Windows of processing time follow the rules of `window_operator.py`.
 """
 
@@ -49,8 +49,8 @@ from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
 ROWS_STATE = own_name("window_rows")
 KEPT_STATE = own_name("window_rows_kept")
-TOLD_STATE = own_name("window_results")
-WAITING, KEPT, TOLD = range(3)
+RESULTS_STATE = own_name("window_results")
+WAITING, KEPT, RESULTS = range(3)
 """The numbers of the tables."""
 PLACE = own_name("window_place_ms")
 _ALL = own_name("all_rows")
@@ -70,8 +70,8 @@ class WindowBuffer(RowsOperator):
     """Stores rows by key, or all rows together without `keys`. `schema` has the columns of the input.
 
     `life` describes windows that have state and timers; for other windows timers raise ConfigurationError. `own` are
-    columns of the operator that are stored with each row, behind its place. `told` are the columns of results that are
-    stored. With `life` or `told`, rows may be kept after a call.
+    columns of the operator that are stored with each row, after its place. `results` are the columns of stored results.
+    With `life` or `results`, rows may be kept after a call.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class WindowBuffer(RowsOperator):
         schema: pa.Schema,
         calls: WindowCalls,
         life: WindowLife | None = None,
-        told: Sequence[pa.Field] = (),
+        results: Sequence[pa.Field] = (),
         own: Sequence[pa.Field] = (),
     ) -> None:
         if isinstance(calls, FunctionCalls) and calls.has_timers:
@@ -91,14 +91,14 @@ class WindowBuffer(RowsOperator):
         """Columns of the rows that functions get."""
         values = [pa.field(PLACE, pa.int64()), *own, *(field for field in self._columns if field.name not in keys)]
         stored = dict.fromkeys(
-            (ROWS_STATE, KEPT_STATE) if life is not None or told else (ROWS_STATE,), pa.schema(values)
+            (ROWS_STATE, KEPT_STATE) if life is not None or results else (ROWS_STATE,), pa.schema(values)
         )
-        if told:
-            stored[TOLD_STATE] = pa.schema([pa.field(PLACE, pa.int64()), *told])
+        if results:
+            stored[RESULTS_STATE] = pa.schema([pa.field(PLACE, pa.int64()), *results])
         super().__init__(of_keys, stored)
 
     def rows_of(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-        """A batch in the columns that are kept, and its stored key columns. TypeError for other types."""
+        """A batch in the columns that are kept, and its stored key columns. Raises TypeError for other types."""
         keys = key_columns(batch, self._key_names)
         columns = []
         for field in self._columns:
@@ -120,7 +120,7 @@ class WindowBuffer(RowsOperator):
         table: int = WAITING,
         own: Sequence[pa.Array] = (),
     ) -> None:
-        """Append rows to the state. `own`: the values of the operator's own columns."""
+        """Appends rows to the state. `own`: the values of the operator's own columns."""
         if rows.num_rows:
             values = [rows.column(name) for name in rows.schema.names if name not in self._key_names]
             self.append(table, keys, [pa.array(places), *own, *values])
@@ -157,7 +157,7 @@ class WindowBuffer(RowsOperator):
     def call(
         self, rows: pa.RecordBatch, groups: Numbers, bounds: tuple[Times, Times] | None, emit: Emit, of: OperatorContext
     ) -> None:
-        """Call the function for each group of rows, and emit what it returns. Groups are numbered without gaps."""
+        """Calls the function for each group of rows, and emits its results. Groups are numbered without gaps."""
         for batch in self._calls.results(of, self.grouped(rows, groups, bounds)):
             emit(batch)
 
@@ -176,7 +176,9 @@ class WindowBuffer(RowsOperator):
     def make_backend(self) -> KeyedBackend:
         """Makes one backend for the rows and the state of the function."""
         if isinstance(self._calls, FunctionCalls):
-            return self._calls.open(self.context, self.keys, (ROWS_STATE, KEPT_STATE, TOLD_STATE), self._life).backend
+            return self._calls.open(
+                self.context, self.keys, (ROWS_STATE, KEPT_STATE, RESULTS_STATE), self._life
+            ).backend
         return super().make_backend()
 
     def fix_keys(self, backend: KeyedBackend) -> None:
@@ -194,7 +196,7 @@ class WindowBuffer(RowsOperator):
             super().load_table(table)
 
     def changes(self, cut: Cut) -> OperatorSnapshot:
-        """Freeze rows and states."""
+        """Freezes rows and states."""
         if not isinstance(self._calls, FunctionCalls):
             return super().snapshot(cut)
         if cut.keyed:
@@ -206,14 +208,14 @@ class WindowBuffer(RowsOperator):
         return self.changes(cut)
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        """Notes the watermark for the function. Nothing here waits for it."""
-        self.tell_watermark(watermark_ms)
+        """Stores the watermark for the function. Windows here do not depend on it."""
+        self.note_watermark(watermark_ms)
         return iter(())
 
-    def tell_watermark(self, watermark_ms: int) -> None:
-        """Notes the watermark, which the function may read."""
+    def note_watermark(self, watermark_ms: int) -> None:
+        """Stores the watermark, which the function may read."""
         if isinstance(self._calls, FunctionCalls):
-            self._calls.tell_watermark(watermark_ms)
+            self._calls.note_watermark(watermark_ms)
 
     def hand_over(self) -> None:
         """Releases the backend to the next attempt."""
@@ -222,7 +224,7 @@ class WindowBuffer(RowsOperator):
         super().hand_over()
 
     def close(self) -> None:
-        """Close the function, and release what the backend holds."""
+        """Closes the function, and releases the backend's resources."""
         try:
             if isinstance(self._calls, FunctionCalls):
                 self._calls.close()
@@ -280,7 +282,7 @@ class TimedWindows(WindowOperator, WindowBuffer):
         calls: WindowCalls,
         lateness_ms: int,
         life: WindowLife | None = None,
-        told: Sequence[pa.Field] = (),
+        results: Sequence[pa.Field] = (),
         own: Sequence[pa.Field] = (),
     ) -> None:
         WindowOperator.__init__(self, spec, time, lateness_ms)
@@ -288,7 +290,7 @@ class TimedWindows(WindowOperator, WindowBuffer):
             raise ConfigurationError(
                 f"{calls.name} with {spec!r}: allowed_lateness does not apply to processing time; remove it"
             )
-        WindowBuffer.__init__(self, keys, schema, calls, life, told, own)
+        WindowBuffer.__init__(self, keys, schema, calls, life, results, own)
         self._spec = spec
         self._next_end_ms = MIN_WATERMARK_MS
         """No window in the state ends before this moment."""
@@ -296,7 +298,7 @@ class TimedWindows(WindowOperator, WindowBuffer):
     def load(self, tables: Sequence[StateTable]) -> None:
         """Raises CorruptionError as `open` does."""
         super().load(tables)
-        # The first look says when the next window ends. How many rows there are is an estimate on disk, which may be 0.
+        # The first scan finds the end of the next window. On disk the number of rows is an estimate, which may be 0.
         self._next_end_ms = MIN_WATERMARK_MS
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
@@ -316,20 +318,20 @@ class TimedWindows(WindowOperator, WindowBuffer):
             rows, keys, times, ends = rows.take(picked), keys.take(picked), times[in_time], ends[in_time]
             moments = moments if isinstance(moments, int) else moments[in_time]
         if len(times):
-            self.take_in(rows, keys, times, ends, moments, emit)
+            self.add_rows(rows, keys, times, ends, moments, emit)
             self.done()
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        """Gives the function what has ended by the watermark, in steps."""
-        self.tell_watermark(watermark_ms)
+        """Calls the function with the windows that have ended by the watermark, in steps."""
+        self.note_watermark(watermark_ms)
         return super().advance_watermark(watermark_ms, emit)
 
     def next_processing_time_ms(self) -> int | None:
-        """When the first window ends, if that is a matter of processing time."""
+        """When the first window of processing time ends. None for event time."""
         return None if self._clock is None or self._next_end_ms == MAX_WATERMARK_MS else self._next_end_ms
 
     def last_ms(self, ends: Times) -> Times:
-        """The last moment of windows with these ends: they are over when the watermark has come to it."""
+        """The last moments of windows with these ends. A window is over when the watermark has reached it."""
         return last_moments(ends, self._lateness_ms)
 
     def last_ends(self, batch: pa.RecordBatch, times: Times) -> Times:
@@ -337,7 +339,7 @@ class TimedWindows(WindowOperator, WindowBuffer):
         del batch  # sessions may read the gap of a row
         return self._spec.last_end_ms(times)
 
-    def take_in(
+    def add_rows(
         self,
         rows: pa.RecordBatch,
         keys: pa.RecordBatch,
@@ -346,18 +348,18 @@ class TimedWindows(WindowOperator, WindowBuffer):
         moments: Times | int,
         emit: Emit,
     ) -> None:
-        """Stores rows that are not late. `ends` are of their last windows, `moments` how far event time is for each."""
+        """Stores rows that are not late, with the ends of their last windows and the event time of their key groups."""
         raise NotImplementedError
 
     def fire(self, until_ms: int, emit: Emit) -> bool:
-        """Give the function windows that have ended, as many as a step may. Returns whether there were any.
+        """Calls the function with ended windows, up to the limit of a step. Returns False if there were none.
 
         Sets `_next_end_ms`.
         """
         raise NotImplementedError
 
-    def let_go(self, until_ms: int) -> Iterator[None]:
-        """Removes what is over, in steps."""
+    def remove_over(self, until_ms: int) -> Iterator[None]:
+        """Removes windows that are over, in steps."""
         raise NotImplementedError
 
     def _advance_to(self, moment_ms: int, emit: Emit) -> Iterator[None]:
@@ -377,4 +379,4 @@ class TimedWindows(WindowOperator, WindowBuffer):
                 if not self.fire(moment_ms, emit):
                     continue
             yield
-        yield from self.let_go(moment_ms)
+        yield from self.remove_over(moment_ms)

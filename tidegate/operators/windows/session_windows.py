@@ -1,23 +1,22 @@
-"""`SessionWindows`: aggregates of each key and session. Sessions that a row joins become one.
+"""`SessionWindows`: aggregates of each key and session. A row merges the sessions that it touches.
 
 Rules:
 
 - The sessions of a key that have not ended are stored in the order of their starts, numbered from 0 (the namespace).
   They do not overlap, so they end in this order too. The first session stores how many there are.
-- A batch merges its rows with the stored sessions of their keys: stretches of time that are at most the gap apart are
-  one session. A row is the stretch from its time to the end of its gap, which may be its own.
-  The sessions of these keys are written anew, all in the same call, so a restore finds them merged.
-- When the watermark passes, the operator looks at the first session of each key, if any session is due at all. Sessions
-  that have ended come out and the others move up, both in one step.
-- A row is late if a session of this row alone ended more than `allowed_lateness` ago. It is dropped and counted, and
-  does not open a session again.
+- A batch merges its rows with the stored sessions of their keys: time intervals that are at most the gap apart are one
+  session. A row is the interval from its time to the end of its gap, which may differ from row to row. The sessions of
+  these keys are rewritten in one call, so a restore finds them merged.
+- When the watermark advances, the operator checks the first session of each key, if any session is due at all. Ended
+  sessions are emitted and the remaining ones move up, both in one step.
+- A row is late if the session that it would form alone ended more than `allowed_lateness` ago. It is dropped and
+  counted, and does not open a session again.
 - A row never joins a session that is over. After a restore from between two steps such a session may still be in the
-  state. It comes out before the rows of its key are added.
-- A session that comes out more than once, after each batch or because it is kept for late rows, has other bounds each
-  time it grows, and replaces two sessions when it joins them. So results are changes (`changes.py`): what has come out
-  is taken back before the new result comes out. What has come out equals what the state holds, so it is not stored
-  twice; `OUT` stores whether it has come out. A session that grows beyond the watermark is taken back, and comes out
-  again when it ends.
+  state. It is emitted before the rows of its key are added.
+- A session may be emitted more than once, after each batch or because it is kept for late rows. Its bounds change each
+  time it grows, and it may replace two sessions. Results are therefore changes (`changes.py`): the previous result is
+  retracted before the new one is emitted. The emitted result equals the state, so it is not stored separately; `OUT`
+  stores whether it was emitted. A session that grows beyond the watermark is retracted, and emitted again when it ends.
 """
 
 from __future__ import annotations
@@ -47,10 +46,10 @@ from tidegate.storage.schemas.column_names import own_name
 from tidegate.storage.state.snapshot import StateTable
 
 NUMBER = own_name("session")
-"""The column of the namespace: which one it is of the key's sessions."""
+"""The column of the namespace: the position of a session among the sessions of its key."""
 START, END, COUNT = own_name("session_start_ms"), own_name("session_end_ms"), own_name("sessions")
 OUT = own_name("session_out")
-"""Whether what the state holds of the session has come out: 0 or 1. Only where sessions come out more than once."""
+"""The column that is 1 if the stored session was emitted. Only if sessions may be emitted more than once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +60,10 @@ class Pulled:
     starts: Times
     ends: Times
     parts: list[Parts]
-    """Those of the first sessions of keys, then of the second ones, and so on: together in the order of `codes`."""
+    """The accumulators of the first sessions of all keys, then of the second ones, and so on. In order of `codes`."""
     sizes: list[int]
     outs: NDArray[np.bool_]
-    """Whether they have come out."""
+    """True for each session that was emitted."""
 
 
 class SessionWindows(AggregateWindows):
@@ -104,18 +103,18 @@ class SessionWindows(AggregateWindows):
         self._look_at_all(True)
 
     def next_processing_time_ms(self) -> int | None:
-        """When the first session ends, if that is a matter of processing time."""
+        """When the first session of processing time ends. None for event time."""
         due_ms = min(self._next_end_ms, self._next_out_ms)
         return None if self._clock is None or due_ms == MAX_WATERMARK_MS else due_ms
 
     def _advance_to(self, moment_ms: int, emit: Emit) -> Iterator[None]:
-        """Emit the sessions that have ended, in steps of a batch of keys."""
-        # First of all: a row that comes between two steps is late for what fires in them.
+        """Emits the sessions that have ended, in steps of a batch of keys."""
+        # Advanced first, because a row that arrives between two steps is late for the sessions that fire in them.
         self._fired.reach(moment_ms)
-        # A row that comes between two steps may move sessions that wait to where these steps have been already.
+        # A row that arrives between two steps may move waiting sessions to positions that were checked already.
         while self._state.exists and self._next_out_ms - 1 <= moment_ms:
             self._next_out_ms = MAX_WATERMARK_MS
-            yield from self._tell_ended(moment_ms, emit)
+            yield from self._emit_ended(moment_ms, emit)
         over_ms = max(MIN_WATERMARK_MS, moment_ms - self._lateness_ms)
         if not self._state.exists or self._next_end_ms - 1 > over_ms:
             return
@@ -132,8 +131,8 @@ class SessionWindows(AggregateWindows):
                     emit(batch)
             yield
 
-    def _take_in(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """Merge the rows with the sessions of their keys."""
+    def _add_rows(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """Merges the rows with the sessions of their keys."""
         times = self._times(batch)
         ends_alone = row_ends(self.context, batch, times, self._spec)
         if isinstance(self._time, str):
@@ -150,7 +149,7 @@ class SessionWindows(AggregateWindows):
         pulled = self._pull(distinct, count)
         moments = np.broadcast_to(self._fired.of_keys(distinct, self.context.max_parallelism), count)
         over = pulled.ends - 1 + self._lateness_ms <= moments[pulled.codes]
-        # Sessions that are over get numbers of their own, behind those of all keys: so no row joins them.
+        # Sessions that are over get separate numbers, after the numbers of all keys, so that rows do not join them.
         of = np.concatenate([pulled.codes + count * over, codes])
         starts = np.concatenate([pulled.starts, times])
         ends = np.concatenate([pulled.ends, ends_alone])
@@ -168,7 +167,7 @@ class SessionWindows(AggregateWindows):
         if not stays.all():
             gone = np.flatnonzero(~stays & ~outs)
             ended = self._result(distinct, codes[gone] - count, bounds[0][gone], bounds[1][gone], merged.results(gone))
-            updates = self._told([(INSERT, ended)] if len(gone) else []) if self._changes else [ended]
+            updates = self._change_batches([(INSERT, ended)] if len(gone) else []) if self._changes else [ended]
         if self._changes:
             grown = np.zeros(len(firsts), dtype=np.bool_)
             grown[numbers[stored:]] = True
@@ -193,23 +192,24 @@ class SessionWindows(AggregateWindows):
         bounds: tuple[Times, Times],
         merged: MergedGroups,
     ) -> list[pa.RecordBatch]:
-        """Returns the changes of sessions that have grown: results that are taken back, and new results.
+        """Returns the changes of sessions that have grown: retracted results, and new results.
 
-        `codes`, `grown`, `outs` and `bounds` are of the merged sessions, `numbers` says in which one a pulled one is.
+        `codes`, `grown`, `outs` and `bounds` describe the merged sessions. `numbers` is the merged session of each
+        pulled one.
         """
-        told = np.flatnonzero(pulled.outs & grown[numbers])
-        before = MergedGroups(self._state, len(pulled.codes)) if len(told) else merged
+        emitted = np.flatnonzero(pulled.outs & grown[numbers])
+        before = MergedGroups(self._state, len(pulled.codes)) if len(emitted) else merged
         for start, size, parts in zip(np.cumsum([0, *pulled.sizes])[:-1], pulled.sizes, pulled.parts, strict=True):
-            if len(told):
+            if len(emitted):
                 before.merge(np.arange(start, start + size), parts)
         before.done()
-        into = numbers[told]
-        same = outs[into] & (pulled.starts[told] == bounds[0][into]) & (pulled.ends[told] == bounds[1][into])
+        into = numbers[emitted]
+        same = outs[into] & (pulled.starts[emitted] == bounds[0][into]) & (pulled.ends[emitted] == bounds[1][into])
         after = np.flatnonzero(grown & outs)
         replaces = np.isin(after, into[same])
         parts_of = (
-            (UPDATE_BEFORE, told[same], (pulled.codes, pulled.starts, pulled.ends), before),
-            (DELETE, told[~same], (pulled.codes, pulled.starts, pulled.ends), before),
+            (UPDATE_BEFORE, emitted[same], (pulled.codes, pulled.starts, pulled.ends), before),
+            (DELETE, emitted[~same], (pulled.codes, pulled.starts, pulled.ends), before),
             (UPDATE_AFTER, after[replaces], (codes, *bounds), merged),
             (INSERT, after[~replaces], (codes, *bounds), merged),
         )
@@ -218,10 +218,10 @@ class SessionWindows(AggregateWindows):
             for kind, rows, (of, starts, ends), groups in parts_of
             if len(rows)
         ]
-        return self._told(found)
+        return self._change_batches(found)
 
-    def _tell_ended(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        """Emit the sessions that have ended and wait to come out, in steps of a batch of keys. They stay."""
+    def _emit_ended(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
+        """Emits ended sessions that were not emitted before, in steps of a batch of keys. They stay in the state."""
         number, some = 0, True
         while some:
             some = False
@@ -240,7 +240,7 @@ class SessionWindows(AggregateWindows):
                     scatter(self._state.extra(OUT).pages, upserted.slots, np.ones(len(rows), dtype=np.int64))
                     self._state.table.done()
                     self._changed_rows += len(rows)
-                    for batch in self._told([(INSERT, found)]):
+                    for batch in self._change_batches([(INSERT, found)]):
                         emit(batch)
                 yield
             number += 1
@@ -253,7 +253,7 @@ class SessionWindows(AggregateWindows):
         of = gather(keys, rows.astype(np.int32)) if self._keys else keys
         return self._rows.output_of(of, starts, ends, results, self._fired.time_type, self._spec)
 
-    def _told(self, parts: Sequence[tuple[str, pa.RecordBatch]]) -> list[pa.RecordBatch]:
+    def _change_batches(self, parts: Sequence[tuple[str, pa.RecordBatch]]) -> list[pa.RecordBatch]:
         """Makes changes of rows of some kinds, in batches of bounded size."""
         if not parts:
             return []
@@ -267,7 +267,7 @@ class SessionWindows(AggregateWindows):
         self._next_out_ms = self._next_end_ms if self._changes else MAX_WATERMARK_MS
 
     def _pull(self, keys: pa.RecordBatch, count: int) -> Pulled:
-        """Take the sessions of some distinct keys out of the state."""
+        """Takes the sessions of some distinct keys out of the state."""
         table = self._state.table
         codes: list[NDArray[np.int64]] = []
         starts: list[Times] = []
@@ -301,8 +301,8 @@ class SessionWindows(AggregateWindows):
             left, sessions = left[going_on], sessions[going_on]
         self._changed_rows += sum(map(len, codes))
         none = [np.zeros(0, dtype=np.int64)]
-        of_keys, begins, stops, told = (np.concatenate([*none, *column]) for column in (codes, starts, ends, outs))
-        flags = told == 1 if self._changes else np.zeros(len(of_keys), dtype=np.bool_)
+        of_keys, begins, stops, emitted = (np.concatenate([*none, *column]) for column in (codes, starts, ends, outs))
+        flags = emitted == 1 if self._changes else np.zeros(len(of_keys), dtype=np.bool_)
         return Pulled(of_keys, begins, stops, parts, [len(each) for each in codes], flags)
 
     def _put(
@@ -326,7 +326,7 @@ class SessionWindows(AggregateWindows):
         self._changed_rows += len(codes)
 
     def _fire(self, keys: pa.RecordBatch, count: int, watermark_ms: int) -> list[pa.RecordBatch]:
-        """Take the sessions of keys that have ended out of the state. Returns their results, if they are not out."""
+        """Removes the ended sessions of keys from the state. Returns the results that were not emitted before."""
         pulled = self._pull(keys, count)
         order = np.lexsort((pulled.starts, pulled.codes))
         parts = [
@@ -355,10 +355,10 @@ class SessionWindows(AggregateWindows):
 def merged_sessions(
     codes: NDArray[np.int64], starts: Times, ends: Times
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], tuple[Times, Times]]:
-    """Merge stretches of time of the same key that overlap or touch.
+    """Merges time intervals of the same key that overlap or touch.
 
-    Returns the number of the session that each belongs to, in the order of keys and starts; for each session a member,
-    and its bounds.
+    Returns the number of the session of each interval, in the order of keys and starts, and for each session one of its
+    intervals and its bounds.
     """
     order = np.lexsort((starts, codes))
     numbers = np.empty(len(codes), dtype=np.int64)

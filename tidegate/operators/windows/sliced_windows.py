@@ -4,13 +4,14 @@ Rules:
 
 - Each row is added to exactly one slice (`slices.py`). Windows need no timers: when the watermark passes the end of a
   window, the operator reads the slices of that window and emits its keys in batches.
-- Windows that end together come out in one batch, in one step (`BundleReader`). A window of many rows comes out alone.
+- Windows that end together are emitted in one batch, in one step (`BundleReader`). A window of many rows is emitted
+  alone.
 - Each window fires once. `FiredGroups` stores how far firing has got, and is updated in the same step that emits
   results or deletes rows. A checkpoint between two steps therefore neither repeats nor loses a result.
 - A row is late when its last window fired more than `allowed_lateness` ago. It is dropped and counted. A row for a
   window that has fired, but is not over, emits a new result of the window for its key at once.
 - With `emit="update"`, each batch emits the current results of the keys it changed. The end of a window emits nothing.
-- With `emit_every_ms`, these results come out at that interval of processing time, or of event time
+- With `emit_every_ms`, these results are emitted at that interval of processing time, or of event time
   (`emit_by_event`), and when a window ends (`EarlyResults`).
 """
 
@@ -49,13 +50,13 @@ SLICE = own_name("slice")
 _STEP_ROWS = 4 * OUTPUT_ROWS_MAX
 """About this many rows of the state are read in one step."""
 _WINDOWS_A_STEP = 128
-"""Up to this many windows of few rows come out in one step and one batch."""
+"""Up to this many windows of few rows are emitted in one step and one batch."""
 _NODES_A_STEP = 1_024
 """Up to this many nodes are removed together."""
 _LARGE_WINDOWS = 64
 """After a window that was too large for a bundle, this many are taken for large too."""
 CHANGED_MAX = 1 << 20
-"""Changed keys to remember, each once for each slice. At this number, results come out whatever the time."""
+"""The most changed keys to store, each once per slice. At this number, results are emitted at once."""
 
 
 class SlicedWindows(AggregateWindows):
@@ -92,9 +93,9 @@ class SlicedWindows(AggregateWindows):
             )
         self._slices = slices_of(spec)
         self._drains = isinstance(spec, Tumbling) and self._final and not allowed_lateness_ms
-        """Whether a window is a slice that is not needed once it has fired. Its rows are removed as they are read."""
+        """True if a window is a slice that is not needed once it has fired. Its rows are removed as they are read."""
         self._is_bundled = not isinstance(spec, Tumbling)
-        """Whether windows are made of several nodes."""
+        """True if windows are made of several nodes."""
         self._bundle_max, self._large_left = _WINDOWS_A_STEP, 0
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
@@ -112,7 +113,7 @@ class SlicedWindows(AggregateWindows):
             self._early = self._early_results(self._every_ms, True)
 
     def next_processing_time_ms(self) -> int | None:
-        """Returns when early results come out, or when the first window ends, if processing time decides."""
+        """Returns when to emit early results, or when the first window ends, if processing time decides."""
         now_ms = self.context.time.now_ms
         if self._early is None:
             early_ms = None
@@ -127,17 +128,17 @@ class SlicedWindows(AggregateWindows):
         return min(moments, default=None)
 
     def on_processing_time(self, now_ms: int, emit: Emit) -> Iterator[None]:
-        """Fire the windows that have ended by the clock, and emit what has changed in others."""
+        """Fires the windows that have ended by the clock, and emits changes of other windows."""
         yield from super().on_processing_time(now_ms, emit)
         if not self._by_event or (self._early is not None and self._early.is_full):
             yield from self._emit_early(now_ms, emit)
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        """Fire the windows that have ended, and emit what has changed in others if event time decides."""
+        """Fires the windows that have ended, and emits changes of other windows if event time decides."""
         yield from super().advance_watermark(watermark_ms, emit)
         if self._by_event:
             self._reached_ms = max(self._reached_ms, self.reached_ms(watermark_ms))
-            # A watermark may come between two steps of an emission, which takes along all that is left.
+            # A watermark may come between two steps of an emission, which then emits everything that remains.
             if self._early is not None and not self._early.is_emitting:
                 yield from self._emit_early(self._reached_ms, emit)
 
@@ -146,7 +147,7 @@ class SlicedWindows(AggregateWindows):
         return EarlyResults(every_ms, restored=restored, at_once_ms=at_once_ms)
 
     def _emit_early(self, now_ms: int, emit: Emit) -> Iterator[None]:
-        """Emit what has changed in windows that have not ended: in a step one window of some key groups."""
+        """Emits changes of windows that have not ended. A step emits one window of some key groups."""
         if self._early is None or (due_ms := self._early.due_ms(now_ms)) is None or now_ms < due_ms:
             return
         changed = self._early.begin()
@@ -156,13 +157,13 @@ class SlicedWindows(AggregateWindows):
             for _ in self._early_steps(runs, changed, emit):
                 yield
                 if [*self._fired.runs()] != runs:
-                    # An operator before this one has let a watermark go. What is left is of other windows and slices.
+                    # An operator before this one has released a watermark. The rest belongs to other windows.
                     out = False
                     break
         self._early.done()
 
     def _early_steps(self, runs: Sequence[tuple[range, int]], changed: ChangedKeys, emit: Emit) -> Iterator[None]:
-        """Emit what has changed, where windows of these groups have fired up to these moments."""
+        """Emits changes, for groups whose windows have fired up to these moments."""
         for groups, fired_ms in runs:
             for part in self._steps_of(groups):
                 moment_ms = fired_ms
@@ -181,8 +182,8 @@ class SlicedWindows(AggregateWindows):
                     yield from self._advance(part, fired_ms, moment_ms, emit)
         yield from self._clean()
 
-    def _take_in(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """Add the rows. Returns results that come out at once."""
+    def _add_rows(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """Adds the rows. Returns results to emit at once."""
         times = self._times(batch)
         keys = key_columns(batch, self._keys)
         runs = [*self._fired.runs()]
@@ -199,7 +200,7 @@ class SlicedWindows(AggregateWindows):
     def _take_in_at(
         self, batch: pa.RecordBatch, keys: pa.RecordBatch, times: Times, fired_ms: int
     ) -> list[pa.RecordBatch]:
-        """Adds rows of key groups with windows that have fired up to one moment. Returns results as `_take_in`."""
+        """Adds rows of key groups with windows that have fired up to one moment. Returns results as `_add_rows`."""
         over_ms = max(MIN_WATERMARK_MS, fired_ms - self._lateness_ms)
         if self._spec.last_end_ms(times.min(keepdims=True))[0] - 1 <= over_ms:
             late = self._spec.last_end_ms(times) - 1 <= over_ms
@@ -259,7 +260,7 @@ class SlicedWindows(AggregateWindows):
         changes: Sequence[ChangedKeys],
         emit: Emit,
     ) -> None:
-        """Emit a window for the keys that have changed in its slices, in some key groups.
+        """Emits a window for the keys that have changed in its slices, in some key groups.
 
         It is the first window after `before_ms`, so it is the next window of its slices.
         """
@@ -290,14 +291,14 @@ class SlicedWindows(AggregateWindows):
             emit(self._output(found_keys, window, results))
 
     def _steps_of(self, groups: range) -> list[range]:
-        """Key groups in parts whose rows are about as many as a step may look at."""
+        """Yields key groups in parts with about as many rows as a step may read."""
         rows = self._state.table.rows if self._state.exists else 0
         per_group = rows // len(self._groups) + 1
         each = max(1, _STEP_ROWS // per_group)
         return [groups[start : start + each] for start in range(0, len(groups), each)]
 
     def _advance(self, groups: range, fired_ms: int, until_ms: int, emit: Emit) -> Iterator[None]:
-        """Fire the windows of some groups from one moment to another: in a step some windows of few rows, or one."""
+        """Fires the windows of some groups from one moment to another: in a step some windows of few rows, or one."""
         while windows := due(self._slices, self._state.namespaces, fired_ms, until_ms, self._at_once()):
             windows = self._fire(windows, groups, fired_ms, emit)
             fired_ms = windows[-1].end_ms - 1
@@ -317,7 +318,7 @@ class SlicedWindows(AggregateWindows):
         return self._bundle_max
 
     def _fire(self, windows: list[Window], groups: range, fired_ms: int, emit: Emit) -> list[Window]:
-        """Fire some windows, or the first of them if they have many rows. Returns those that have fired."""
+        """Fires some windows, or only the first one if they have many rows. Returns the windows that have fired."""
         if not self._final:
             self._merge(groups, fired_ms, windows[0].end_ms - 1)
             if self._early is not None:
@@ -346,7 +347,7 @@ class SlicedWindows(AggregateWindows):
         return windows[:1]
 
     def _fire_slices(self, windows: Sequence[Window], groups: range, emit: Emit) -> None:
-        """Fire windows that are a slice each."""
+        """Fires windows that are a slice each."""
         table = self._state.table
         read = table.drain_namespaces if self._drains else table.scan_namespaces
         parts = [self._slices.parts(self._state.namespaces, window, window.end_ms - 1)[0] for window in windows]
@@ -355,7 +356,7 @@ class SlicedWindows(AggregateWindows):
             self._emit_rows(windows, numbers, self._state.user_keys(keys), self._state.results(slots), emit)
 
     def _fire_bundle(self, windows: Sequence[Window], groups: range, fired_ms: int, emit: Emit) -> bool:
-        """Fire windows together. Returns False, and does nothing, if they have too many rows for that."""
+        """Fires windows together. Returns False, and does nothing, if they have too many rows for that."""
         bundle = self._slices.bundle(self._state.namespaces, windows, fired_ms)
         found = self._bundles.read(bundle, self._part(groups))
         if found is None:
@@ -370,7 +371,7 @@ class SlicedWindows(AggregateWindows):
         return True
 
     def _fire_alone(self, window: Window, groups: range, fired_ms: int, emit: Emit) -> None:
-        """Fire a window whose nodes are read one after the other, however many rows they have."""
+        """Fires a window whose nodes are read one after the other, however many rows they have."""
         moment_ms = window.end_ms - 1
         self._merge(groups, fired_ms, moment_ms)
         parts = self._slices.parts(self._state.namespaces, window, moment_ms)
@@ -378,7 +379,7 @@ class SlicedWindows(AggregateWindows):
             emit(self._output(keys, window, results))
 
     def _merge(self, groups: range, fired_ms: int, until_ms: int) -> None:
-        """Make the nodes that have ended.
+        """Makes the nodes that have ended.
 
         Never in two steps: a part would be merged twice after a restore.
         """
@@ -389,7 +390,7 @@ class SlicedWindows(AggregateWindows):
                 self._state.emptied(parts)
 
     def _drain(self, nodes: Sequence[int], groups: range) -> None:
-        """Remove the rows of nodes whose rows are in others now."""
+        """Removes the rows of nodes that were merged into other nodes."""
         if nodes:
             for _, slots in self._state.table.drain_namespaces(nodes, OUTPUT_ROWS_MAX, self._part(groups)):
                 self._changed_rows += len(slots)
@@ -416,7 +417,7 @@ class SlicedWindows(AggregateWindows):
         results: Sequence[pa.Array],
         emit: Emit,
     ) -> None:
-        """Emit rows of some windows. `numbers` are the positions of the window of each row."""
+        """Emits rows of some windows. `numbers` are the positions of the window of each row."""
         if not len(numbers):
             return
         assert self._fired.time_type is not None, "results before the first row"
@@ -438,7 +439,7 @@ class ChangedKeys:
 
     def __init__(self, *, everything: bool = False) -> None:
         self.everything = everything
-        """Whether all keys of all slices count as changed."""
+        """True if all keys of all slices count as changed."""
         self._index: dict[int, KeyIndex] = {}
         self._keys: dict[int, list[pa.RecordBatch]] = {}
         self.rows = 0
@@ -482,15 +483,16 @@ class ChangedKeys:
 
 
 class EarlyResults:
-    """Tracks which keys of windows have changed since their results last came out, and when results come out next.
+    """Tracks which keys of windows have changed since their results were last emitted, and when to emit them next.
 
     Rules:
 
     - Changes are remembered by slice and key, in memory: only which results to make, not the results.
     - After a restore the changes are not known, so all keys count as changed once.
     - Moments, of processing time or of event time, are multiples of the interval, the same in all subtasks. Without a
-      change there is no moment. Once `CHANGED_MAX` changed keys are remembered, results come out at once.
-    - What is being emitted counts as changed until it is done: the end of the input may cut an emission short.
+      change there is no moment. Once `CHANGED_MAX` changed keys are stored, results are emitted at once.
+    - Keys that are being emitted count as changed until the emission is done, because the end of the input may cut it
+      short.
     """
 
     def __init__(self, every_ms: int, *, restored: bool, at_once_ms: int = 0) -> None:
@@ -509,17 +511,17 @@ class EarlyResults:
             self._due_ms = self._next_ms(now_ms)
 
     def due_ms(self, now_ms: int) -> int | None:
-        """Returns when results come out next, or None without changes. A clock that is set back does not delay it."""
+        """Returns when to emit results next, or None without changes. A clock that is set back does not delay it."""
         return None if self._due_ms is None else min(self._due_ms, self._next_ms(now_ms))
 
     @property
     def is_emitting(self) -> bool:
-        """Whether some of what `begin` returned has not come out yet."""
+        """True if results of keys from `begin` are still to be emitted."""
         return bool(self._emitting)
 
     @property
     def is_full(self) -> bool:
-        """Whether `CHANGED_MAX` changed keys are remembered, so that results come out at once."""
+        """True if `CHANGED_MAX` changed keys are stored, so that results are emitted at once."""
         return self._changed.rows >= CHANGED_MAX
 
     def begin(self) -> ChangedKeys:
@@ -534,7 +536,7 @@ class EarlyResults:
 
     @property
     def not_out(self) -> tuple[ChangedKeys, ChangedKeys]:
-        """The changes that may not have come out."""
+        """The changes whose results may not have been emitted."""
         return self._emitting, self._changed
 
     def forget(self, slices: Iterable[int]) -> None:

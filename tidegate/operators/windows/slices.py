@@ -1,15 +1,15 @@
-"""Slices: the stretches of time that windows are made of, so that each row is added to the state once.
+"""Slices: the time intervals that windows are made of, so that each row is added to the state once.
 
-Pure: numbers in, numbers out. `SlicedWindows` keeps an accumulator for each key and node. A node is a slice, or several
-neighbours together. Its id is its start with six bits behind it: 0 for a slice, else the kind of node.
+All functions here are pure. `SlicedWindows` stores an accumulator for each key and node. A node is a slice, or several
+adjacent slices. Its id is its start followed by six bits: 0 for a slice, else the kind of node.
 
-- Tumbling windows are slices.
+- A tumbling window is one slice.
 - Sliding windows share slices, whose bounds are the bounds of all windows. When a node ends, it is merged with its
-  neighbour into one twice as long (starts of nodes of 2**n slices are multiples of that). So a window of n slices is
-  at most 2 * log2(n) nodes, and each slice is merged about twice. This tree of partial results needs no aggregate that
-  can be subtracted from, costs no memory while a key sleeps, and stays right when a late row comes. (Two stacks would
-  merge less often, but each key would have a row in every slice.)
-- Cumulating windows are the slices so far in one node, into which each slice is merged as it ends.
+  neighbour into a node of twice the length (the start of a node of 2**n slices is a multiple of 2**n slices). A window
+  of n slices therefore has at most 2 * log2(n) nodes, and each slice is merged about twice. This tree of partial
+  results works for aggregates without an inverse, costs no memory for idle keys, and stays correct when a late row
+  arrives. (Two stacks would merge less often, but each key would have a row in every slice.)
+- Cumulating windows have one node for the slices so far, into which each slice is merged as it ends.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _KIND_BITS = 6
 _KINDS = 1 << _KIND_BITS
 _HOUR_MS = 3_600_000
 _FEW_ENDS = 64
-"""Of fewer slices that end at once, the nodes that have ended are looked up one by one."""
+"""If fewer slices end at once, the ended nodes are looked up one by one."""
 _FEW_NODES = 24
-"""Of fewer nodes within a window, each is looked at; of more, the nodes that a window needs are looked up."""
+"""If a window has fewer nodes, each is checked. Otherwise the nodes that the window needs are looked up."""
 _FEW_WINDOWS = 3
-"""Of fewer windows, the nodes are looked up window by window."""
+"""For fewer windows, the nodes are looked up window by window."""
 _NO_NODE = -(1 << 63)
 _RUNNING = 1
 """The node of a cumulating window so far."""
@@ -68,7 +68,7 @@ class Bundle(NamedTuple):
     """How windows that end one after another are made of nodes."""
 
     levels: list[list[Merge]]
-    """What to make in memory. A merge has parts of earlier levels, or nodes of the state."""
+    """The nodes to make in memory, by level. The parts of a merge are nodes of earlier levels or of the state."""
     parts: list[tuple[int, ...]]
     """The nodes of each window."""
     stored: list[tuple[int, int]]
@@ -99,11 +99,11 @@ class Slices(Protocol):
         ...
 
     def next_window(self, nodes: Times, fired_ms: int) -> Window | None:
-        """The first window with rows whose last moment is after `fired_ms`; None if there is none."""
+        """The first window with rows whose last moment is after `fired_ms`, or None."""
         ...
 
     def merges(self, nodes: Times, fired_ms: int, until_ms: int) -> list[Merge]:
-        """Returns what to merge, in this order, as time goes from one moment to another."""
+        """Returns the merges to make, in order, when time advances from one moment to another."""
         ...
 
     def parts(self, nodes: Times, window: Window, fired_ms: int) -> tuple[int, ...]:
@@ -135,7 +135,7 @@ def _is_among(nodes: Times, node: int) -> bool:
 
 
 def with_nodes(nodes: Times, more: Sequence[int] | Times) -> Times:
-    """Ascending nodes and others, ascending, each once."""
+    """The ascending union of two sets of nodes. `nodes` ascends."""
     if not len(more):
         return nodes
     added = np.asarray(more, dtype=np.int64)
@@ -255,13 +255,13 @@ class SlidingSlices:
         return after_ms - (after_ms - spec.offset_ms) % spec.slide_ms + spec.slide_ms
 
     def merges(self, nodes: Times, fired_ms: int, until_ms: int) -> list[Merge]:
-        """The nodes that have ended meanwhile, small ones first."""
+        """The nodes that end between the two moments, small ones first."""
         if (until_ms - fired_ms) // self._slice_ms < _FEW_ENDS:
             return self._few_merges(nodes, fired_ms, until_ms)
         return self._many_merges(nodes, fired_ms, until_ms)
 
     def _few_merges(self, nodes: Times, fired_ms: int, until_ms: int) -> list[Merge]:
-        """Looks up the few nodes that can have ended. Where none of a level has, none of a longer one has either."""
+        """Looks up the few nodes that can have ended, and stops at the first level without any."""
         found: list[Merge] = []
         made: set[int] = set()
         for level in range(1, self._levels + 1):
@@ -337,7 +337,7 @@ class SlidingSlices:
         return [tuple(found[start:stop]) for start, stop in pairwise([0, *ends])]
 
     def _is_longest(self, node: int, first: int, last: int, ended: int) -> bool:
-        """Whether a node fits between two slices and has ended, and the node twice as long around it does not."""
+        """Returns True if a node fits between two slices and has ended, and the node of twice its length does not."""
         start, level = ((node >> _KIND_BITS) - self._offset_ms) // self._slice_ms, node % _KINDS
         end = start + (1 << level)
         if start < first or end > last or (level and end > ended):
@@ -347,7 +347,7 @@ class SlidingSlices:
         return level == self._levels or start < first or start + wider > min(last, ended)
 
     def bundle(self, nodes: Times, windows: Sequence[Window], fired_ms: int) -> Bundle:
-        """The nodes that end meanwhile are stored. Each window is made as if it had come alone."""
+        """Returns a bundle that stores the nodes that end by then. Each window is made as if it were alone."""
         merges = self.merges(nodes, fired_ms, windows[-1].end_ms - 1)
         levels: dict[int, list[Merge]] = {}
         for merge in merges:
@@ -360,12 +360,12 @@ class SlidingSlices:
         return Bundle([*levels.values()], parts, [(merge.node, merge.node) for merge in merges], [])
 
     def over(self, nodes: Times, fired_ms: int) -> Times:
-        """Nodes whose start is in no window any more."""
+        """Returns the nodes that no window needs any more, because all windows that contain their start have fired."""
         return nodes[: _position(nodes, self._first_needed_ms(fired_ms))]
 
 
 class _Pairs:
-    """Slices of one longest window put together two by two, these two by two again, and so on, in memory."""
+    """A tree of the slices of one longest window in memory: pairs of slices, pairs of pairs, and so on."""
 
     def __init__(self, slices: list[int]) -> None:
         self._rows = [slices]
@@ -377,7 +377,7 @@ class _Pairs:
             self._rows.append([merge.node for merge in self.levels[-1]])
 
     def first(self, count: int) -> tuple[int, ...]:
-        """The nodes that the first slices are together, from the left to the right."""
+        """Returns the fewest nodes that together cover the first `count` slices, from left to right."""
         nodes, start = [], 0
         for level in range(count.bit_length() - 1, -1, -1):
             if count >> level & 1:
@@ -387,7 +387,7 @@ class _Pairs:
 
 
 class CumulatingSlices:
-    """Slices that wait for their end, and for each longest window the node of what has come so far."""
+    """Slices that have not ended, and for each longest window a node of the slices that have ended."""
 
     def __init__(self, spec: Cumulating) -> None:
         self._spec = spec
@@ -421,7 +421,7 @@ class CumulatingSlices:
         return fired_ms + 1 - (fired_ms + 1) % self._spec.max_ms
 
     def merges(self, nodes: Times, fired_ms: int, until_ms: int) -> list[Merge]:
-        """The slices that have ended meanwhile, each into what its longest window has so far."""
+        """The slices that end between the two moments, each merged into the node of its longest window."""
         before = nodes[: _position(nodes, until_ms + 2 - self._spec.step_ms)]
         ended = before[before % _KINDS == 0]
         into = (floored(node_starts(ended), self._spec.max_ms, 0) << _KIND_BITS) + _RUNNING
@@ -435,7 +435,7 @@ class CumulatingSlices:
         return (*([so_far] if so_far in within else []), *waiting)
 
     def bundle(self, nodes: Times, windows: Sequence[Window], fired_ms: int) -> Bundle:
-        """The slices that end meanwhile are put together two by two, and again, so that a window needs few of them."""
+        """Returns a bundle that joins ended slices in pairs, and pairs of pairs, so that a window needs few nodes."""
         merges = self.merges(nodes, fired_ms, windows[-1].end_ms - 1)
         slices: dict[int, list[int]] = {}
         for merge in merges:

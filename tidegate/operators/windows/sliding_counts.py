@@ -5,9 +5,9 @@ Rules (Flink's `countWindow(size, slide)`):
 
 - Rows of a key are counted from its first row on. A result comes after every `slide` rows, over the last `rows` rows,
   or over all rows of the key while there are fewer.
-- When the input ends, the next window comes out with the rows that it has, if that was requested. Otherwise the rows
-  since the last result are counted.
-- Event time does not matter: no row is late, and results have no bounds.
+- When the input ends, the next window fires with the rows that it has, if that was requested. Otherwise the rows since
+  the last result are counted.
+- Event time does not matter: rows are never late, and results have no bounds.
 
 How `SlidingCountWindows` computes them:
 
@@ -15,7 +15,7 @@ How `SlidingCountWindows` computes them:
   window is made of whole panes. A pane that is full never changes.
 - The state has the open pane of a key in namespace 0, with the number of rows seen, and its full panes in a ring behind
   it, until no window reads them any more. A key that has been seen therefore keeps state forever, as in Flink.
-- The windows of a batch are put together from runs of 1, 2, 4, ... panes, each made from two shorter runs. A window of
+- The windows of a batch are merged from runs of 1, 2, 4, ... panes, each made from two shorter runs. A window of
   n panes reads at most log2 n runs, and the order of merging is the same however rows come in batches.
 
 `FunctionSlidingCounts` stores the rows that the next window of a key has so far, each with its number in the key. There
@@ -56,7 +56,7 @@ SEEN = own_name("rows_seen")
 """How many rows of its key have come. Only the open pane has it."""
 
 PANES_MAX = 65_536
-"""About how many panes are put together at once. One key may have more."""
+"""About how many panes are merged at once. One key may have more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class SlidingCountWindows(AggregateWindows):
         """Panes of a window, and from one window to the next."""
 
     def finish(self, emit: Emit) -> Iterator[None]:
-        """Fire the next window of each key that has rows after its last result, if that was requested."""
+        """Fires the next window of each key that has rows after its last result, if that was requested."""
         if not self._state.exists:
             return
         table, left = self._state.table, 0
@@ -105,15 +105,15 @@ class SlidingCountWindows(AggregateWindows):
             self.context.metrics.counter(LEFT_RECORDS).inc(left)
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot:
-        """Freeze the panes."""
+        """Freezes the panes."""
         return self.changes(cut)
 
     def _advance_to(self, moment_ms: int, emit: Emit) -> Iterator[None]:
-        """Time has no part in these windows."""
+        """Does nothing: these windows do not depend on time."""
         return iter(())
 
-    def _take_in(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """Add the rows. Returns the results that they complete."""
+    def _add_rows(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """Adds the rows. Returns the results that they complete."""
         codes, distinct, count = codes_of(key_columns(batch, self._keys), batch.num_rows)
         table = self._state.table
         heads = table.upsert(self._state.stored_keys(np.zeros(count, dtype=np.int64), distinct))
@@ -184,9 +184,9 @@ class SlidingCountWindows(AggregateWindows):
     def _completed(
         self, keys: pa.RecordBatch, full: Numbers, codes: Numbers, parts: Parts, last_rows: Numbers
     ) -> list[pa.RecordBatch]:
-        """Take in panes that have become full, of some distinct keys that had `full` of them before.
+        """Stores panes that have become full, for distinct keys that had `full` of them before. Returns the results.
 
-        `codes`: the key of each pane; `last_rows`: which row of the batch has filled it. Returns what comes out.
+        `codes` is the key of each pane, and `last_rows` the row of the batch that has filled it.
         """
         added = np.bincount(codes, minlength=len(full))
         begins = np.cumsum(added) - added
@@ -229,7 +229,7 @@ class SlidingCountWindows(AggregateWindows):
     def _stored_panes(
         self, keys: pa.RecordBatch, codes: Numbers, lows: Numbers, full: Numbers, least: Numbers | None
     ) -> _Panes:
-        """The full panes of the keys with these numbers in the state. Those before `least` go, or all without it."""
+        """Reads the full panes of the keys with these numbers. Removes panes before `least`, or all if it is None."""
         counts = full - lows
         of_panes = np.repeat(codes, counts)
         places = np.arange(len(of_panes)) - np.repeat(np.cumsum(counts) - counts - lows, counts)
@@ -240,7 +240,7 @@ class SlidingCountWindows(AggregateWindows):
         assert not len(found.new_rows), "a pane is missing among those of its key"
         parts = self._state.parts(found.slots)
         table.done()
-        # Panes that stay are only read, so no checkpoint has them as changed. Those that go are looked up once more.
+        # Panes that stay are only read, so that they do not count as changed. Panes to remove are looked up again.
         over = np.flatnonzero(np.ones(len(places)) if least is None else places < least[of_panes])
         if len(over):
             table.remove(table.upsert(self._stored_keys(keys, of_panes[over], places[over])).slots)
@@ -283,7 +283,7 @@ class SlidingCountWindows(AggregateWindows):
         return self._state.stored_keys(1 + places % self._width, of)
 
     def _fire_rest(self, keys: pa.RecordBatch, seen: Numbers, emit: Emit) -> None:
-        """Fire the next window of some distinct keys with the rows that it has, and take them out of the state."""
+        """Fires the next window of some distinct keys with the rows that it has, and takes them out of the state."""
         table = self._state.table
         heads = table.upsert(self._state.stored_keys(np.zeros(len(seen), dtype=np.int64), keys))
         assert not len(heads.new_rows), "a key without an open pane"
@@ -303,7 +303,7 @@ class SlidingCountWindows(AggregateWindows):
 def _merge_runs(
     state: WindowState, windows: MergedGroups, panes: Parts, ends: Numbers, starts: Numbers, sizes: Numbers
 ) -> None:
-    """Merge into each window `sizes` panes, from `starts` on. `ends`: where the key of each pane ends."""
+    """Merges into each window `sizes` panes, from `starts` on. `ends`: where the key of each pane ends."""
     every, at, length = np.arange(len(ends)), starts.copy(), 1
     runs = panes
     while True:
@@ -340,7 +340,7 @@ class FunctionSlidingCounts(WindowBuffer):
         self._size, self._slide, self._fires_at_end = spec.rows, spec.slide, spec.fire_at_end
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Give the function the windows that the rows complete, and keep what the next ones need."""
+        """Calls the function with the windows that the rows complete, and stores the rows that later windows need."""
         with blame(self.context, batch):
             rows, keys = self.rows_of(batch)
         self.check_owner(keys)
@@ -363,7 +363,7 @@ class FunctionSlidingCounts(WindowBuffer):
         table.done()
 
     def finish(self, emit: Emit) -> Iterator[None]:
-        """Gives the function the next window of each key, if that was requested. Otherwise counts their rows."""
+        """Calls the function with the next window of each key, if that was requested. Otherwise counts their rows."""
         places, _, keys = self.scanned(0, self.keys.names)
         if not len(places):
             return
@@ -395,7 +395,7 @@ class FunctionSlidingCounts(WindowBuffer):
         seen: Numbers,
         emit: Emit,
     ) -> None:
-        """Give the function the windows that rows complete, in the order of these rows.
+        """Calls the function with the windows that rows complete, in the order of these rows.
 
         `codes` and `numbers` are of the rows of the batch, `found` and `stored` (numbers too) of those before them, and
         `seen` is how many rows of each key came before.
@@ -403,7 +403,7 @@ class FunctionSlidingCounts(WindowBuffer):
         completing = np.flatnonzero((numbers + 1) % self._slide == 0)
         if not len(completing):
             return
-        # All rows of a key one after the other, those that are stored first: a window is a stretch of them.
+        # The rows of each key are consecutive, stored rows first, so a window is a slice of them.
         of_rows = np.concatenate([found.keys, codes])
         places = np.concatenate([stored, numbers])
         track = np.lexsort((places, of_rows))

@@ -1,12 +1,12 @@
-"""`WindowCalls`: calls a function with the rows of each window, and makes batches of what it returns.
+"""`WindowCalls`: calls a function with the rows of each window, and makes batches of its results.
 
 A call gets an Arrow table, a slice of rows that lie together, so nothing is copied for it. It returns rows as Arrow or
 polars has them, one row as a dict, several as an iterable of dicts, or None. The result has the keys, the bounds of the
 window, and these columns.
 
-With a tag for errors, a call that fails gives a row of that side output in place of a result: the key, the bounds of
-the window and the error. What it has changed in state and timers is taken back. The rows of the window have left the
-buffer before the call, or are kept, as if it had not failed.
+With a tag for errors, a failed call emits a row on that side output in place of a result: the key, the bounds of the
+window and the error. Its changes of state and timers are undone. The rows of the window are removed from the buffer
+before the call, or kept, as if it had not failed.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class WindowCalls:
     def numbered_results(
         self, context: OperatorContext, grouped: Grouped
     ) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch]]:
-        """Call the function for each group. Gives rows, in the order of the groups, and of which group each is.
+        """Calls the function for each group. Gives rows, in the order of the groups, and of which group each is.
 
         Raises OperatorError, with the name of the function, the window and the key, if the function raises.
         """
@@ -127,7 +127,7 @@ class WindowCalls:
         for group, (start, stop) in enumerate(pairwise(cuts)):
             self._choose(group, grouped)
             rows_of_group = table.slice(start, stop - start)
-            with Blame(context, partial(self._told, grouped, group), rows_of_group):
+            with Blame(context, partial(self._describe, grouped, group), rows_of_group):
                 call = partial(self._found, rows_of_group, grouped.rows.schema, known)
                 found = self._attempt(group, call)
             parts += found
@@ -141,11 +141,11 @@ class WindowCalls:
         self._set_aside(context, grouped)
 
     def _found(self, rows: pa.Table, source: pa.Schema, known: Set[int]) -> list[pa.RecordBatch]:
-        """Call the function for a window. Returns the results."""
+        """Calls the function for a window. Returns the results."""
         return self._conformed(self._fn(rows), source, known)
 
     def _attempt(self, number: int, call: Callable[[], list[pa.RecordBatch]], place: str = "") -> list[pa.RecordBatch]:
-        """Make a call. If it fails, and may, it gives no results, and leaves nothing but an error for this number."""
+        """Makes a call. If it fails, and may, it gives no results, and leaves nothing but an error for this number."""
         if self._failing is None:
             return call()
         timers = self._mark()
@@ -159,11 +159,11 @@ class WindowCalls:
             return []
 
     def _mark(self) -> int:
-        """A call begins whose changes can be taken back. Returns what `_take_back` needs."""
+        """Begins a call whose changes can be undone. Returns the argument for `_take_back`."""
         return 0
 
     def _take_back(self, timers: int) -> None:
-        """Take back what a call has changed before it failed."""
+        """Takes back what a call has changed before it failed."""
 
     def _set_aside(self, context: OperatorContext, of: Grouped) -> None:
         """Sends windows with failed calls to their side output. Their numbers are the numbers of groups."""
@@ -189,7 +189,7 @@ class WindowCalls:
     def _end(self, groups: int) -> None:
         """Ends the calls for this number of groups."""
 
-    def _told(self, grouped: Grouped, group: int) -> tuple[str, None]:
+    def _describe(self, grouped: Grouped, group: int) -> tuple[str, None]:
         """Describes the window of a failed call."""
         return f"{self.name} in the {grouped.where(group)}", None
 
@@ -204,7 +204,7 @@ class WindowCalls:
             rows = list(map(self._pinned.own_row, result))
             found = [self._pinned.from_rows(rows)] if rows else []
         else:
-            found = self._results.conformed(result, source)  # which says what there is to return
+            found = self._results.conformed(result, source)  # raises, with the types that a function may return
         for part in found:
             check_no_doubles(part.schema.names, self._own)
         if self._replaces and (rows := sum(part.num_rows for part in found)) > 1:
@@ -231,9 +231,9 @@ class WindowCalls:
 
 
 def derived_schema(fn: WindowCall, rows: pa.Schema) -> pa.Schema | None:
-    """The columns that a function returns for a table without rows, or of the row; None if that does not tell.
+    """Calls a function with an empty table, and returns the columns of its result. None if they are not determined.
 
-    A function that cannot do without rows may raise: then its columns are known when the job runs.
+    A function that needs rows may raise. Its columns are then known when the job runs.
     """
     try:
         result = fn(rows.empty_table())
@@ -252,7 +252,7 @@ def derived_schema(fn: WindowCall, rows: pa.Schema) -> pa.Schema | None:
 
 
 def _is_open(data_type: pa.DataType) -> bool:
-    """Whether a type is not known yet, because no value came."""
+    """Returns True if a type is not known yet, because all values were null."""
     fields = [data_type.field(number) for number in range(data_type.num_fields)]
     return bool(pa.types.is_null(data_type)) or any(_is_open(field.type) for field in fields)
 

@@ -157,7 +157,7 @@ def row_times(batch: pa.RecordBatch, column: str, spec: EventTimeWindow | None) 
 
 
 def check_ends(spec: EventTimeWindow, times: Times, time_type: pa.DataType) -> None:
-    """Raise ConfigurationError if a window of these times ends after the last moment of the type of its bounds."""
+    """Raises ConfigurationError if a window of these times ends after the last moment of the type of its bounds."""
     if isinstance(spec, Session) and spec.gap_ms is None:  # `check_last_ends` is called when the gaps are known
         check_times(times)
         return
@@ -167,7 +167,7 @@ def check_ends(spec: EventTimeWindow, times: Times, time_type: pa.DataType) -> N
 
 
 def check_last_ends(ends: Times, times: Times, time_type: pa.DataType) -> None:
-    """Raise ConfigurationError if one of the ends of rows is after the last moment of the type of its bounds."""
+    """Raises ConfigurationError if one of the ends of rows is after the last moment of the type of its bounds."""
     last_ms = _last_ms(time_type)
     if last_ms is not None and len(ends) and int(ends.max()) > last_ms:
         raise _beyond(time_type, f"{int(times[np.argmax(ends)])} ms since 1970")
@@ -234,7 +234,7 @@ def _whole_seconds(spec: WindowSpec) -> bool:
 
 
 def check_gap_column(schema: pa.Schema, column: str) -> None:
-    """Raise ConfigurationError unless a schema has this column, once, of a type that can be a gap."""
+    """Raises ConfigurationError unless a schema has this column, once, of a type that can be a gap."""
     shown = "the expression" if column == GAP else f"column {column!r}"
     if schema.get_field_index(column) < 0:
         raise ConfigurationError(
@@ -275,16 +275,16 @@ def row_ends(context: OperatorContext, batch: pa.RecordBatch, times: Times, spec
 
 def _refuse(context: OperatorContext, batch: pa.RecordBatch, column: pa.Array, number: int, spec: Session) -> None:
     shown = "computed" if spec.column == GAP else f"in column {spec.column!r}"
-    told = "null"
+    gap = "null"
     if column[number].is_valid:
         in_units = pa.types.is_duration(column.type)  # dates of Python have no room for all of them
         value = column.slice(number, 1).view(pa.int64())[0] if in_units else column[number]
-        told = value_text(value.as_py()) + (f" {column.type.unit}" if in_units else "")
+        gap = value_text(value.as_py()) + (f" {column.type.unit}" if in_units else "")
     row = batch.slice(number, 1)
     if spec.column == GAP:
         row = row.drop_columns([GAP])
     with blame_row(context, first_row(row) or {}, number):
         raise ConfigurationError(
-            f"tg.Session: the gap of a row is {told} ({shown}); it must be 1 ms or more, and at most 35,000 years. "
+            f"tg.Session: the gap of a row is {gap} ({shown}); it must be 1 ms or more, and at most 35,000 years. "
             "Filter such rows out before the window, or give them a gap with fill_null or pl.when(...)"
         )

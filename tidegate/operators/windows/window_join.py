@@ -1,12 +1,12 @@
-"""`WindowJoin`: joins rows of two inputs that have the same key and lie in the same window of event time.
+"""`WindowJoin`: joins rows of two inputs that have the same key and the same window of event time.
 
 Rules:
 
-- A window is joined once, when the watermark of both inputs has passed its end. Its rows are gone then.
-- A null key has no partner, as in SQL: such a row comes only out of an outer or an anti join.
-- Windows that are due are taken in order, as many at a time as have `FIRED_ROWS` rows. Between two steps a snapshot may
-  come: what was joined by then is gone from the state, and was emitted.
-- A row in several windows (`Sliding`) is kept once for each of them.
+- A window is joined once, when the watermark of both inputs has passed its end. Its rows are then removed.
+- A null key has no partner, as in SQL. Such a row is only emitted by an outer or an anti join.
+- Due windows are joined in order, with about `FIRED_ROWS` rows per step. A snapshot may come between two steps: windows
+  that were joined before have been emitted, and are not in the state any more.
+- A row in several windows (`Sliding`) is stored once for each of them.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class WindowJoin(JoinOperator):
 
     @property
     def dues(self) -> Sequence[Due]:
-        """Rows are told apart by which windows are over."""
+        """Returns the rule for rows: the watermark matters to a row when it ends a window of the row."""
         return (DueByWindows(self._window),)
 
     def process_input(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:
@@ -79,14 +79,14 @@ class WindowJoin(JoinOperator):
             self._due.note(ends)
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        """Join the windows that end up to the watermark."""
+        """Joins the windows that end up to the watermark."""
         self.reach(watermark_ms)
         for limit in self._due.limits(self.tables, min(watermark_ms, TIME_MS_END) + 1):
             self._fire(limit, emit)
             yield
 
     def _fire(self, limit: int, emit: Emit) -> None:
-        """Join the windows that end up to `limit`, and forget their rows."""
+        """Joins the windows that end up to `limit`, and removes their rows."""
         left, right = (self._due.take(self.tables[side], limit) for side in (LEFT, RIGHT))
         by = [*self.keys.names, MOMENT]
         pairing = paired(left.select(by), right.select(by), self.keys.names)

@@ -1,11 +1,11 @@
-"""`WindowOperator`: the one operator of windows of time, whatever they hold.
+"""`WindowOperator`: the base of all operators of time windows.
 
 A window operator is made of three parts:
 
 - The assigner (`window_specs.py`) decides to which windows a row belongs.
-- The trigger is this class: event time or processing time passes, rows become late, and windows fire once. It keeps how
-  far windows have fired (`FiredGroups`), restores that, and counts late rows and sends them to their side output.
-- The contents are a subclass. It stores rows or what they come to, and emits results for windows that have ended
+- The trigger is this class: event time or processing time passes, rows become late, and windows fire once. It stores
+  and restores how far windows have fired (`FiredGroups`), counts late rows, and sends them to their side output.
+- The contents are a subclass, which stores rows or accumulators and emits results for windows that have ended
   (`_advance_to`): accumulators (`AggregateWindows`), rows for a function (`TimedWindows`), or the first rows
   (`WindowTop`).
 
@@ -20,9 +20,9 @@ windows with `DueRows`, as `WindowTop` does.
 
 Rules of windows of processing time:
 
-- A row belongs to the moment at which its batch is processed. No row is late, and watermarks do not matter.
+- A row belongs to the moment at which its batch is processed. Rows are never late, and watermarks do not matter.
 - A window fires at the moment of its end. The task calls the operator then.
-- Time never goes back, whatever the clock does, and never before a moment that has fired, also after a restore.
+- Time never goes back, even if the clock does, and never before a moment that has fired, also after a restore.
 - Windows that are open when the input ends fire if that was requested. Otherwise they stay in the state, as in Flink.
 """
 
@@ -38,8 +38,7 @@ from numpy.typing import NDArray
 
 from tidegate.operators.operator import Emit, Operator, OperatorContext
 from tidegate.operators.source_splits import Due
-from tidegate.operators.watermarks.group_moments import GroupMoments
-from tidegate.operators.watermarks.late_rows import LATE_RECORDS, set_aside
+from tidegate.operators.watermarks.late_rows import LATE_RECORDS, GroupMoments, set_aside
 from tidegate.operators.windows.window_columns import row_times
 from tidegate.operators.windows.window_specs import Clock, Count, DueByWindows, EventTimeWindow, Numbers, TimeOf, Times
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
@@ -76,14 +75,14 @@ class WindowOperator(Operator):
 
     @property
     def dues(self) -> Sequence[Due]:
-        """Windows of event time tell rows apart by which of their windows are over."""
+        """Returns the rule for rows of event time: the watermark matters when it ends a window of the row."""
         spec = self._assigner
         if spec is None or isinstance(spec, Count) or self._clock is not None:
             return ()
         return (DueByWindows(spec, self._lateness_ms),)
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """Restores what has fired, then the contents. Raises CorruptionError for state of other windows or keys."""
+        """Restores `FiredGroups`, then the contents. Raises CorruptionError for state of other windows or keys."""
         self._groups = key_group_range(context.subtask, context.max_parallelism, context.parallelism)
         self._fired = FiredGroups(self._groups)
         for table in restored:
@@ -93,20 +92,20 @@ class WindowOperator(Operator):
         super().open(context, restored)
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        """Fires what has ended by the watermark, in steps."""
+        """Fires the windows that have ended by the watermark, in steps."""
         return iter(()) if self._clock is not None else self._pass(self.reached_ms(watermark_ms), emit)
 
     def on_processing_time(self, now_ms: int, emit: Emit) -> Iterator[None]:
-        """Fires what has ended by the clock, in steps."""
+        """Fires the windows that have ended by the clock, in steps."""
         return iter(()) if self._clock is None else self._pass(self._fired.steady(now_ms) - 1, emit)
 
     def finish(self, emit: Emit) -> Iterator[None]:
-        """Fires what the end of the input leaves open, if that was requested."""
+        """Fires the windows that are still open at the end of the input, if that was requested."""
         fires = self._clock is not None and self._clock.fires_at_end
         return self._pass(MAX_WATERMARK_MS, emit) if fires else iter(())
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot:
-        """Freezes the contents, and what has fired."""
+        """Freezes the contents and `FiredGroups`."""
         frozen = self.changes(cut)
         assert frozen is not None, "windows without contents"
         return replace(frozen, states=(*frozen.states, self._fired.freeze()))
@@ -157,7 +156,7 @@ class FiredGroups(GroupMoments):
                 self.advance(groups, moment_ms)
 
     def load(self, table: StateTable) -> None:
-        """Loads what a former subtask has stored. Raises IncompatibleStateError for another state."""
+        """Loads the table of a former subtask. Raises IncompatibleStateError for another state."""
         super().load(table)
         time_type = table.rows.schema.field(_TIME).type
         if not pa.types.is_null(time_type):
@@ -181,11 +180,11 @@ class DueRows:
         """The first moment of a stored row, or a moment before it. None if it is not known."""
 
     def forget(self) -> None:
-        """Rows were loaded: the next look finds the first moment."""
+        """Called when rows were loaded: the next step finds the first moment."""
         self._first = None
 
     def note(self, moments: Times) -> None:
-        """Rows with these moments were stored."""
+        """Called when rows with these moments were stored."""
         if self._first is not None and len(moments):
             self._first = min(self._first, int(moments.min()))
 

@@ -116,7 +116,7 @@ class Tumbling(EventTimeWindow):
         days = self.size_ms // DAY_MS
         first_day, into_day_ms = divmod(self.offset_ms, DAY_MS)
         known, starts = day_starts_around(times, timezone, into_day_ms, days)
-        # Of days without a moment, as one has been at the date line, the last one counts.
+        # A day may have no moments, as at a change of the date line. Of such days the last one counts.
         today = known[np.searchsorted(starts, times, side="right") - 1]
         begins = today - (today - first_day) % days
         return starts[np.searchsorted(known, begins)], starts[np.searchsorted(known, begins + days)]
@@ -232,16 +232,15 @@ class Session(EventTimeWindow):
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """Windows of `rows` rows of a key, in the order in which they come. Event time has no part in them.
+    """Windows of `rows` rows of a key, in arrival order. They do not depend on event time.
 
-    With `slide` windows overlap, as those of Flink's `countWindow(size, slide)`: after every `slide` rows of a key
-    there is a result of its last `rows` rows, and of all of them while there are fewer. A `slide` of `rows` is the same
-    as none.
+    With `slide`, windows overlap as in Flink's `countWindow(size, slide)`: every `slide` rows of a key give a result
+    over its last `rows` rows, or over all rows while there are fewer. A `slide` equal to `rows` has no effect.
 
-    With `timeout` a window comes out so long after its first row by the clock, if it is not full before:
-    `Count(100, timeout="1s")` is a hundred rows or a second. With `fire_at_end` windows that are not full when the
-    input ends come out then; of windows with a slide this is the next one, with the rows that it has so far. Without it
-    they stay, and the log reports how many rows are in no result.
+    With `timeout`, a window that is not full fires this long after its first row, by the clock:
+    `Count(100, timeout="1s")` is a hundred rows or a second. With `fire_at_end`, windows that are not full fire when
+    the input ends; with a slide this is the next window, with the rows that it has so far. Without `fire_at_end` they
+    do not fire, and the log reports how many rows are in no result.
     """
 
     rows: int
@@ -281,20 +280,20 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Windows are of processing time. `fires_at_end`: whether those that are open when the input ends come out."""
+    """Marks windows of processing time. With `fires_at_end`, open windows fire when the input ends."""
 
     fires_at_end: bool = False
 
 
 WindowSpec: TypeAlias = Tumbling | Sliding | Cumulating | Session | Count
-"""What `window` takes."""
+"""The specifications that `window` accepts."""
 
 TimeOf: TypeAlias = str | Clock | None
-"""Which time windows are of: a column of event time, processing time, or none."""
+"""The time of windows: the name of an event-time column, processing time, or None."""
 
 
 def check_times(times: Times) -> None:
-    """Raise ConfigurationError for an event time that is too far from 1970 to have windows."""
+    """Raises ConfigurationError for an event time that is too far from 1970 to have windows."""
     if len(times) and not -TIME_MS_MAX <= int(times.min()) <= int(times.max()) <= TIME_MS_MAX:
         far = times[(times > TIME_MS_MAX) | (times < -TIME_MS_MAX)]
         raise ConfigurationError(
@@ -305,7 +304,7 @@ def check_times(times: Times) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DueByWindows:
-    """A `Due`: rows are told apart by which of their windows are over, with the allowed lateness."""
+    """A `Due`: the watermark matters to a row when a window of the row is over, including the allowed lateness."""
 
     spec: EventTimeWindow
     allowed_lateness_ms: int = 0
@@ -407,7 +406,7 @@ def day_starts_around(
     9999, which calendars have.
     """
     utc_days = np.unique(times // DAY_MS)
-    # Local time is less than a day from UTC, and a start lies up to a day after midnight.
+    # Local time differs from UTC by less than a day, and a start is up to a day after midnight.
     around = np.arange(-days - 2, days + 2)
     known = np.unique((utc_days[:, None] + around).ravel())
     starts = np.array([_day_start(timezone, day, into_day_ms) for day in known.tolist()], dtype=np.int64)

@@ -33,11 +33,11 @@ from tidegate.operators.aggregates.aggregate import Aggregate
 from tidegate.operators.aggregates.aggregate_state import (
     NULL_WITHOUT_VALUES,
     Fields,
+    add_rows,
     combined_fields,
     state_columns,
-    take_in,
 )
-from tidegate.operators.aggregates.stored_layout import StoredLayout, converted, raw_specs
+from tidegate.operators.aggregates.keyed_aggregate import StoredLayout, converted, raw_specs
 from tidegate.operators.combined_rows import is_combined
 from tidegate.operators.operator import Columns, Emit, OperatorContext
 from tidegate.operators.operator_errors import blame, failure
@@ -74,7 +74,7 @@ Parts = list[list[pa.Array]]
 class AggregateWindows(WindowOperator):
     """Aggregates of each key and window. Without `keys`, aggregates of all rows.
 
-    `namespace` is the name of the first column of the state, and `extra` are value columns before those of the
+    `namespace` is the name of the first column of the state, and `extra` are value columns before the columns of the
     aggregates. Raises ConfigurationError without aggregates, or for names that clash.
     """
 
@@ -130,7 +130,7 @@ class AggregateWindows(WindowOperator):
             self._state.admit(batch.schema)
             if (time_type := self._rows.time_type(batch.schema)) is not None:
                 self._fired.time_type = time_type
-            updates = self._take_in(batch)
+            updates = self._add_rows(batch)
         for update in updates:
             emit(update)
 
@@ -164,8 +164,8 @@ class AggregateWindows(WindowOperator):
             self._opened.backend.close()
 
     @abstractmethod
-    def _take_in(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """Adds rows. Returns results that come out at once."""
+    def _add_rows(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """Adds rows. Returns results to emit at once."""
 
     @property
     def _state(self) -> WindowState:
@@ -174,9 +174,9 @@ class AggregateWindows(WindowOperator):
 
 
 class WindowState:
-    """The table of one operator in one subtask. `name` is that of the namespace column.
+    """The table of one operator in one subtask. `name` is the name of the namespace column.
 
-    `extra` are value columns of the operator's own, before those of the aggregates.
+    `extra` are value columns of the operator itself, before the columns of the aggregates.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class WindowState:
 
     @property
     def exists(self) -> bool:
-        """Whether there has ever been a row."""
+        """True if there has ever been a row."""
         return self._table is not None
 
     @property
@@ -258,21 +258,21 @@ class WindowState:
         return stored.select(list(self._keys))
 
     def parts(self, slots: NDArray[np.int32]) -> Parts:
-        """Returns what accumulators hold in some slots."""
+        """Returns the stored columns of the accumulators in some slots."""
         return [[self.table.column(field.name).take(slots) for field in group] for group in self.fields.values()]
 
     def add(self, batch: pa.RecordBatch, slots: NDArray[np.int32]) -> None:
         """Adds a batch to slots of the table, one slot for each row."""
         for accumulator, fields in zip(self.accumulators, self.fields.values(), strict=True):
-            take_in(accumulator, fields, batch, slots)
+            add_rows(accumulator, fields, batch, slots)
 
     def merge(self, slots: NDArray[np.int32], parts: Parts) -> None:
-        """Merge such parts into slots of the current batch."""
+        """Merges such parts into slots of the current batch."""
         for accumulator, columns in zip(self.accumulators, parts, strict=True):
             accumulator.merge(slots, columns)
 
     def begin_empty(self) -> None:
-        """Make the rows that are new in this batch empty. Call it before anything is merged into them.
+        """Makes the rows that are new in this batch empty. Call it before anything is merged into them.
 
         Aggregates that are null without values take a new row for one that gets a value in its batch (`mark`), as
         long as there has been no null. An operator that leaves a new row without values calls this.
@@ -299,7 +299,7 @@ class WindowState:
 
     @property
     def row_bytes(self) -> int:
-        """About how many bytes a row takes in memory."""
+        """Estimated bytes of a row in memory."""
         values = 0 if self._table is None else sum(self._table.column(f.name).value_bytes for f in self._values())
         return 8 * (1 + len(self._keys)) + values
 
@@ -315,7 +315,7 @@ class WindowState:
             self.namespaces = self.namespaces[~np.isin(self.namespaces, namespaces)]
 
     def accumulators_of(self, table: ColumnsByName) -> list[Accumulator]:
-        """Accumulators like those of this state, in another table."""
+        """Returns accumulators of the same aggregates in another table."""
         return [make_accumulator(a, self.fields[name], table) for name, a in self._aggregates.items()]
 
     def specs(self) -> list[ValueSpec]:
@@ -348,7 +348,7 @@ class WindowState:
         self._look()
 
     def _look(self) -> None:
-        """Find the namespaces that the table has."""
+        """Finds the namespaces that the table has."""
         self.namespaces = self.table.namespaces()
 
     def _create(self, keys: pa.Schema, fields: Fields) -> None:
@@ -374,7 +374,7 @@ class WindowState:
         self._evolve(self._wanted(layout))
 
     def _evolve(self, fields: Fields) -> None:
-        """Convert the rows to other columns of the aggregates."""
+        """Converts the rows to other columns of the aggregates."""
         specs = [*self._extra, *self._specs_of(fields)]
         made = self.backend.retype(WINDOWS_STATE, specs, lambda rows: self._converted(rows, fields))
         self.fields, self._table = fields, cast(NamespacedTable, made)
@@ -402,7 +402,7 @@ class WindowState:
         return f"state {WINDOWS_STATE!r} of operator {self._context.uid!r}"
 
     def _layout(self, state: str, schema: pa.Schema) -> StoredLayout:
-        """The columns of a stored schema. IncompatibleStateError if it is of something else."""
+        """The columns of a stored schema. Raises IncompatibleStateError if it is of something else."""
         head = [self._name, *self._keys, *(spec.name for spec in self._extra)]
         layout = StoredLayout.of(schema, head, self._aggregates)
         if state != WINDOWS_STATE or layout is None:
@@ -421,10 +421,10 @@ _SLOT = own_name("slot")
 
 
 class MergedGroups:
-    """Accumulators like those of a state, in memory, for `count` groups that are numbered from 0.
+    """Accumulators of a state's aggregates, in memory, for `count` groups that are numbered from 0.
 
-    A group is filled in several calls. When the first null comes, a table takes all slots that are new in the batch for
-    empty. So each call reports to the table which groups are still empty; otherwise values of earlier calls would go.
+    A group is filled in several calls. When the first null comes, a table treats all new slots of the batch as empty.
+    Each call therefore reports to the table which groups are still empty, so that earlier values are not lost.
     """
 
     def __init__(self, state: WindowState, count: int) -> None:
@@ -437,13 +437,13 @@ class MergedGroups:
         self._empty = np.ones(count, dtype=np.bool_)
 
     def merge(self, numbers: NDArray[Any], parts: Parts) -> None:
-        """Merge stored parts into groups."""
+        """Merges stored parts into groups."""
         for accumulator, columns in zip(self._accumulators, parts, strict=True):
             accumulator.merge(self._slots[numbers], columns)
         self._filled(numbers)
 
     def update(self, batch: pa.RecordBatch, numbers: NDArray[Any]) -> None:
-        """Add rows to groups."""
+        """Adds rows to groups."""
         for accumulator in self._accumulators:
             accumulator.update(batch, self._slots[numbers])
         self._filled(numbers)
@@ -458,7 +458,7 @@ class MergedGroups:
         self._table.done()
 
     def parts(self, numbers: NDArray[Any]) -> Parts:
-        """Returns what some groups hold, as it is stored."""
+        """Returns the stored columns of some groups."""
         slots = self._slots[numbers]
         return [[self._table.column(field.name).take(slots) for field in group] for group in self._fields.values()]
 

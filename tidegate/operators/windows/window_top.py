@@ -1,13 +1,13 @@
-"""The first `n` rows of each key and window (`WindowTop`), and the same of each batch before the exchange (`LocalTop`).
+"""The first `n` rows of each key and window: `WindowTop`, and `LocalTop`, which filters batches before the exchange.
 
 Rules of `WindowTop`:
 
 - Rows carry their window in `window_end`: the aggregate of a window adds it, and `LocalTop` adds it to plain rows. It
   is one of the keys, so a window of a key is in one subtask.
 - The state has the rows that are among the first so far: at most `n` for each key and window, and with `ties` also rows
-  that share the last rank. Nothing comes out before the window ends, so nothing is taken back.
+  that share the last rank. Nothing is emitted before the window ends, so nothing is retracted.
 - When the watermark passes, the windows that are due are ranked together, as many at a time as have `FIRED_ROWS` rows.
-  They come out in the order of windows, and of ranks within a key. Their rows are removed in the same step.
+  They are emitted in the order of windows, and of ranks within a key. Their rows are removed in the same step.
 - `FiredGroups` stores up to which moment windows have fired: a row for a window that has fired is late. It is dropped,
   counted, and sent to the side output of late rows.
 
@@ -121,7 +121,7 @@ class WindowTop(WindowOperator, RowsOperator):
         self._fired.reach(moment_ms)
 
     def _add(self, rows: pa.RecordBatch, keys: pa.RecordBatch, moments: NDArray[np.int64], words: RankWords) -> None:
-        """Compare rows with those that are kept, and keep the first ones of both."""
+        """Compares rows with the stored rows, and stores the first `n` of both."""
         index = KeyIndex(tuple(self.keys.names))
         upserted = index.upsert(keys)
         distinct = keys.take(pa.array(upserted.first_rows))
@@ -144,7 +144,7 @@ class WindowTop(WindowOperator, RowsOperator):
         table.done()
 
     def _fire(self, limit_ms: int, emit: Emit) -> None:
-        """Emit the first rows of windows up to `limit_ms`, and forget them."""
+        """Emits the first rows of windows up to `limit_ms`, and removes them."""
         rows = self._due.take(self.tables[0], limit_ms)
         self.tables[0].done()
         moments: Positions = rows.column(MOMENT).to_numpy()
@@ -194,11 +194,14 @@ class LocalTop(Operator):
 
     @property
     def dues(self) -> Sequence[Due]:
-        """Rows are cut by which windows are over, for `WindowTop` behind it. Results of windows are never late."""
+        """Returns the rule of `WindowTop`, which follows: the watermark matters when it ends a window of the row.
+
+        Results of windows are never late.
+        """
         return () if self._window is None else (DueByWindows(self._window),)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Emit the rows of a batch that count. OperatorError for a row without a time."""
+        """Emits the rows of a batch that count. Raises OperatorError for a row without a time."""
         with blame(self.context, batch):
             rows, ends = self._windows(batch)
             kept = self._first(batch, rows, ends)
@@ -228,7 +231,7 @@ class LocalTop(Operator):
         if len(parts) == 1:
             return parts[0]
         rows, ends = np.concatenate([rows for rows, _ in parts]), np.concatenate([ends for _, ends in parts])
-        in_order = np.argsort(rows, kind="stable")  # of equal rows the first to arrive is before the others
+        in_order = np.argsort(rows, kind="stable")  # of equal rows the first to arrive comes first
         return rows[in_order], ends[in_order]
 
     def _first(self, batch: pa.RecordBatch, rows: NDArray[np.int64], ends: Times) -> NDArray[np.bool_] | None:

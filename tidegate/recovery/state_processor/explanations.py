@@ -1,7 +1,7 @@
 """`explain` and `history`: why the coordinator of a job decided something, and all events of the job, as data.
 
-The event log is their only source. Old events are folded into a snapshot and cut. They cannot be explained any more,
-and the answer says so.
+The event log is their only source. Old events are folded into a snapshot and cut. They can no longer be explained, and
+the answer states that.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from tidegate.actors.coordinator import events as ev
 from tidegate.recovery.event_history import EventHistory, LoggedEvent
-from tidegate.recovery.state_processor.job_states import logs_under, only_one
+from tidegate.recovery.state_processor.job_states import logs_under, no_log, only_one
 from tidegate.storage.checkpoints.layout import parse_checkpoint_name
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.file_system_store import open_store
@@ -37,12 +37,12 @@ HISTORY = pa.schema(
         ("task", pa.string()),
     ]
 )
-"""The columns of `history`. A column that an event has nothing for is null."""
+"""The columns of `history`. Columns that do not apply to an event are null."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One event of a chain: its number in the log, when it happened (ms since the epoch), its kind, and its words."""
+    """One event of a chain: its number in the log, when it happened (ms since the epoch), its kind, and its text."""
 
     event: int
     at_ms: int
@@ -52,8 +52,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What led to a decision: `steps`, the first cause first. `missing` says why the chain does not begin earlier;
-    it is empty if the chain is whole."""
+    """The events that led to a decision: `steps`, the first cause first.
+
+    `missing` is why the chain does not begin earlier. It is empty if the chain is whole.
+    """
 
     job_id: JobId
     decision: str
@@ -61,7 +63,7 @@ class Explanation:
     missing: str = ""
 
     def __str__(self) -> str:
-        """One line for each event."""
+        """Returns one line for each event."""
         lines = [f"{self.decision}, because:"]
         lines += [f"  (what came before {self.missing})"] if self.missing else []
         lines += [f"  {step.event:>6}  {step.text}" for step in self.steps]
@@ -77,13 +79,13 @@ def explain(
     job: str | None = None,
     open_store: OpenStore = open_store,
 ) -> Explanation:
-    """The events that led to a decision, as a readable chain (`print(explain(...))`).
+    """Returns the events that led to a decision, as a readable chain (`print(explain(...))`).
 
     `path` is a checkpoint root, a job's folder in it, or `<root>/<job>/chk-17`, which is short for `checkpoint=17`.
-    Give one of these: `checkpoint`, to learn why it was completed or given up; `attempt`, why it was started; `event`,
-    by its number, why it happened. `job` is a name or id, needed if there are several jobs.
+    Give one of these: `checkpoint`, to find out why it was completed or given up; `attempt`, why it was started;
+    `event`, by its number, why it happened. `job` is a name or id, needed if there are several jobs.
 
-    Raises ConfigurationError if none or several of these are given, the job has no log, or the log does not know them;
+    Raises ConfigurationError if none or several of these are given, the job has no log, or the log does not have them;
     StorageError.
     """
     folder, _, name = path.rstrip("/").rpartition("/")
@@ -91,7 +93,7 @@ def explain(
     if number is not None and (checkpoint, attempt, event) == (None, None, None):
         path, checkpoint = folder, number
     if sum(choice is not None for choice in (checkpoint, attempt, event)) != 1:
-        raise ConfigurationError("explain takes one of checkpoint=, attempt= and event=")
+        raise ConfigurationError("explain needs exactly one of checkpoint=, attempt= and event=")
     history = EventHistory.read(*only_one(logs_under(path, job, open_store), path, job))
     events = [logged for _, _, entry_events, _ in history.entries for logged in entry_events]
     if checkpoint is not None:
@@ -105,19 +107,19 @@ def explain(
     first = chain.events[0]
     missing = chain.cut_why
     if not missing and not first.event.begins:
-        missing = "the log does not tell: an older version wrote it" if not first.tells else "the log does not tell"
+        missing = "was not recorded" if first.has_causes else "was not recorded, because an older version wrote the log"
     return Explanation(history.job_id, decision, tuple(_step(logged) for logged in chain.events), missing)
 
 
 def history(path: str, job: str | None = None, *, open_store: OpenStore = open_store) -> pa.Table:
-    """All events of the jobs under a root, or of one job, as an Arrow table: one row an event, with columns `HISTORY`.
+    """Returns all events of the jobs under a root, or of one job, as an Arrow table with columns `HISTORY`.
 
-    Entries that cannot be read are left out; `tidegate events` names them. ConfigurationError if there is no log;
-    StorageError.
+    One row is an event. Entries that cannot be read are omitted; `tidegate events` names them. Raises
+    ConfigurationError if there is no log; StorageError.
     """
     logs = logs_under(path, job, open_store)
     if not logs:
-        raise ConfigurationError(f"there is no event log under {path}" + (f" of job {job}" if job else ""))
+        raise ConfigurationError(no_log(path, job))
     rows = [row for job_id, log in logs.items() for row in _rows(EventHistory.read(log, job_id))]
     return pa.Table.from_pylist(rows, HISTORY)
 
@@ -144,7 +146,7 @@ def _rows(found: EventHistory) -> Iterator[dict[str, Any]]:
 
 
 def _about_checkpoint(found: EventHistory, events: list[LoggedEvent], checkpoint: int) -> tuple[int, str]:
-    """The event that decided about a checkpoint, and what it decided."""
+    """Returns the event that decided about a checkpoint, and the decision."""
     about = [logged for logged in events if getattr(logged.event, "checkpoint_id", None) == checkpoint]
     about += [
         logged
@@ -155,7 +157,7 @@ def _about_checkpoint(found: EventHistory, events: list[LoggedEvent], checkpoint
     for kinds, words in (
         ((ev.MetadataWritten,), "was completed"),
         ((ev.CheckpointVoided, ev.CheckpointDeclined, ev.TimerFired), "was given up"),
-        ((object,), "was not decided about when the log ends"),
+        ((object,), "was undecided when the log ends"),
     ):
         decided = [logged for logged in about if isinstance(logged.event, kinds)]
         if decided:
@@ -174,10 +176,10 @@ def _about_attempt(found: EventHistory, events: list[LoggedEvent], attempt: int)
 
 def _nothing(found: EventHistory, what: str, field: str, events: list[LoggedEvent]) -> str:
     known = sorted({getattr(logged.event, field) for logged in events if hasattr(logged.event, field)})
-    there = f"it speaks of {known[0]} to {known[-1]}" if known else "it speaks of none"
+    there = f"it has events of {known[0]} to {known[-1]}" if known else "it has no such events"
     return (
-        f"the event log of job {found.job_id} says nothing of {what}: {there}. Older events were folded into a "
-        "snapshot and cut, or it never was"
+        f"the event log of job {found.job_id} has no event of {what}: {there}. Older events were folded into a "
+        f"snapshot and cut, or {what} never existed"
     )
 
 

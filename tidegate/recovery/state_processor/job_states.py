@@ -15,7 +15,7 @@ from tidegate.actors.coordinator.coordinator_state import CoordinatorState
 from tidegate.actors.runtimes.running_job import RUNNING_STATUSES
 from tidegate.recovery.checkpoints import is_of_job
 from tidegate.recovery.event_history import EventHistory
-from tidegate.recovery.state_processor.timeline import fold_start
+from tidegate.recovery.state_processor.timeline import first_whole_entry, fold_start
 from tidegate.storage.checkpoints.event_log import EventLog
 from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.files.file_system_store import open_store
@@ -25,19 +25,19 @@ from tidegate.storage.ids import CheckpointId, EventId, JobId
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """A job behind one of its events. `at_ms` is when that happened, in ms since the epoch."""
+    """The state of a job after one of its events. `at_ms` is when that happened, in ms since the epoch."""
 
     job_id: JobId
     event: EventId
     at_ms: int
     status: str
-    """One of the words of `Job.status()`."""
+    """The status, as in `Job.status()`."""
     attempt: int
     """The number of the newest attempt, from 0 on; -1 before the first one."""
     generation: int
-    """How many coordinators there were."""
+    """The number of coordinators so far."""
     tasks: int
-    """How many tasks the job has, `ready` and `finished` of which had restored their state and were over."""
+    """The number of tasks. Of these, `ready` had restored their state, and `finished` were over."""
     ready: int
     finished: int
     completed_checkpoints: int
@@ -45,18 +45,18 @@ class JobState:
     retained: tuple[CheckpointId, ...]
     """Completed checkpoints that were there to restore from, newest last."""
     pending: dict[CheckpointId, tuple[str, ...]]
-    """Checkpoints that were under way, with the tasks that had not acknowledged."""
+    """Checkpoints in progress, with the tasks that had not acknowledged."""
     last_failure: str | None
     reason: str | None
     """Why the job ended, or was about to."""
     coordinator: CoordinatorState
-    """Everything that the coordinator remembered."""
+    """The complete state of the coordinator."""
 
 
 def job_state(
     path: str, *, at: int | datetime | None = None, job: str | None = None, open_store: OpenStore = open_store
 ) -> JobState:
-    """Returns the state of a job behind an event, or at a moment.
+    """Returns the state of a job after an event, or at a moment.
 
     `path` is a checkpoint root, or a job's folder in it. `at` is the number of an event, as `tidegate events` prints
     them, or a moment (without a zone: UTC); None is the end of the log. `job` is a name or id, needed if there are
@@ -65,14 +65,18 @@ def job_state(
     Raises ConfigurationError if there is no such job, event or moment in the log; CorruptionError if an entry before it
     cannot be read; StorageError.
 
-        state = recovery.job_state("s3://bucket/checkpoints", at=datetime(2026, 11, 23, 16, 27))
-        print(state.status, state.retained)
+            state = recovery.job_state("s3://bucket/checkpoints", at=datetime(2026, 11, 23, 16, 27))
+            print(state.status, state.retained)
     """
     log, job_id = only_one(logs_under(path, job, open_store), path, job)
     history = EventHistory.read(log, job_id)
     start = fold_start(log, history)
     if start is None:
-        raise CorruptionError(f"the event log of job {job_id} has no snapshot of what was cut from it")
+        raise CorruptionError(
+            f"event log of job {job_id} under {path}: entries before {first_whole_entry(history)} were deleted, and "
+            "the snapshot that replaces them is missing; `job_state` needs it. Restore the log's folder from a copy, "
+            "or use the newest checkpoint"
+        )
     first_index, state = start
     machine = CoordinatorMachine(state)
     until_ms = None if not isinstance(at, datetime) else _ms(at)
@@ -106,8 +110,8 @@ def _found(
 ) -> JobState:
     if taken is None:
         raise ConfigurationError(
-            f"the state of job {job_id} at {at} is not known: its log reaches back to event {first}. Older events were "
-            "folded into a snapshot and cut; keep_events=True keeps those of later jobs"
+            f"the state of job {job_id} at {at} is unknown: its log reaches back to event {first}. Older events were "
+            "folded into a snapshot and cut; keep_events=True keeps the events of later jobs"
         )
     return JobState(
         job_id=job_id,
@@ -134,14 +138,14 @@ def _ms(moment: datetime) -> int:
 
 
 def logs_under(path: str, job: str | None, open_store: OpenStore = open_store) -> dict[JobId, EventLog]:
-    """The logs of the jobs under a root, or of one job if `path` is its folder. Raises StorageError."""
+    """Returns the logs of the jobs under a root, or of one job if `path` is its folder. Raises StorageError."""
     store, job = _root_of(path, job, open_store)
     logs = {JobId(name): EventLog(store, JobId(name)) for name in store.list("") if is_of_job(store, JobId(name), job)}
     return {job_id: log for job_id, log in logs.items() if log.indices()}
 
 
 def _root_of(path: str, job: str | None, open_store: OpenStore) -> tuple[Store, str | None]:
-    """The root and the job that are meant: `path` may be a root, or the folder of a job."""
+    """Returns the root and the job. `path` may be a root, or the folder of a job."""
     store = open_store(path)
     root, _, name = store.url.rpartition("/")
     if job is None and root and name and any(entry.isdigit() for entry in store.list("events")):
@@ -149,11 +153,20 @@ def _root_of(path: str, job: str | None, open_store: OpenStore) -> tuple[Store, 
     return store, job
 
 
+def no_log(path: str, job: str | None) -> str:
+    """Returns the text of an error about a missing event log."""
+    of_job = f" of job {job}" if job else ""
+    return (
+        f"there is no event log under {path}{of_job}; give the root of the checkpoints, the folder that has a folder "
+        "for each job"
+    )
+
+
 def only_one(logs: dict[JobId, EventLog], path: str, job: str | None) -> tuple[EventLog, JobId]:
-    """The log of the one job that is meant. ConfigurationError if there is none, or more than one."""
+    """Returns the only log and its job. Raises ConfigurationError if there is none, or more than one."""
     of_job = f" of job {job}" if job else ""
     if not logs:
-        raise ConfigurationError(f"there is no event log under {path}{of_job}")
+        raise ConfigurationError(no_log(path, job))
     if len(logs) > 1:
         names = ", ".join(sorted(logs))
         raise ConfigurationError(f"there are several event logs under {path}{of_job}: choose one by --job ({names})")

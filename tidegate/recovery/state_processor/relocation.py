@@ -1,9 +1,9 @@
 """`relocate`: copies a savepoint, with all that it needs, to another place. The stores may be different ones.
 
     <target>/savepoint-<job>-17/...                     the savepoint's own files, under the same names
-    <target>/savepoint-<job>-17/<job>/taskowned/...     what was staged and collected for the job, or one before it
-    <target>/savepoint-<job>-17/<job>/chk-<n>/_metadata the checkpoints before it whose sink files no table may show yet
-    <target>/savepoint-<job>-17/_metadata               created last: before that there is no savepoint
+    <target>/savepoint-<job>-17/<job>/taskowned/...     data staged and collected for the job, or an earlier one
+    <target>/savepoint-<job>-17/<job>/chk-<n>/_metadata earlier checkpoints whose sink files may not be committed yet
+    <target>/savepoint-<job>-17/_metadata               created last: before that the savepoint does not exist
 
 Rules:
 
@@ -20,9 +20,9 @@ from dataclasses import dataclass, replace
 from tidegate.actors.coordinator.job_spec import RestorePoint
 from tidegate.api.submission.restoring import check_not_given_up, checkpoints_up_to
 from tidegate.api.tables.output_tables import CollectedRows
-from tidegate.recovery.restore_chain import COLLECT, SOURCE, lineage, taskowned_path, taskowned_url
+from tidegate.connectors.staged_parquet import MANIFEST_PATH, read_manifest
+from tidegate.recovery.restore_chain import COLLECT, SOURCE, restore_chain, taskowned_path, taskowned_url
 from tidegate.recovery.savepoints import complete_savepoint, copy_subtask
-from tidegate.spark_bridge.dataframes.parquet_source import MANIFEST_PATH, read_manifest
 from tidegate.storage.checkpoints.layout import (
     METADATA_NAME,
     CheckpointLayout,
@@ -47,7 +47,7 @@ from tidegate.storage.tables.table_log import TableLog
 
 
 def relocate(savepoint: str, target: str, *, open_store: OpenStore = open_store) -> str:
-    """Copy a savepoint into a folder of its own under `target`; returns its path there.
+    """Copies a savepoint into a folder of its own under `target`, and returns its path there.
 
     The copy does not need the old place any more. Raises ConfigurationError for a path that names no savepoint, or one
     that its job has given up, NotFoundError if something that it needs is gone, CorruptionError for damage,
@@ -65,11 +65,11 @@ def relocate(savepoint: str, target: str, *, open_store: OpenStore = open_store)
     place = open_store(join_url(open_store(target).url, savepoint_name(at.job_id, at.checkpoint_id)))
     if METADATA_NAME in place.list(""):
         raise AlreadyExistsError(
-            f"{place.url} is a savepoint already, and none is overwritten: choose another folder, or delete it"
+            f"{place.url} is a savepoint already, and is not overwritten: choose another folder, or delete it"
         )
     restore = RestorePoint(at.root, at.job_id, at.checkpoint_id, metadata.final, savepoint=True)
     covering = checkpoints_up_to(restore, metadata, open_store)
-    line = list(lineage(at, metadata, at.root, open_store))
+    line = list(restore_chain(at, metadata, at.root, open_store))
     move = _Move(at.job_id, place, covering, line, open_store)
     subtasks = tuple(copy_subtask(source, place, subtask, lambda path: path) for subtask in metadata.subtasks)
     uids = [info.uid for info in metadata.operators]
@@ -90,7 +90,10 @@ def relocate(savepoint: str, target: str, *, open_store: OpenStore = open_store)
 
 @dataclass(slots=True)
 class _Move:
-    """Copies what a savepoint needs of its jobs. These are the `line`: first the job that took it."""
+    """Copies the data that a savepoint needs of its jobs.
+
+    `line` are these jobs, beginning with the job that took it.
+    """
 
     job_id: JobId
     place: Store
@@ -109,7 +112,7 @@ class _Move:
         }
 
     def source(self, uid: OperatorUid) -> Iterator[NativeFile]:
-        """Copy what was staged for a source, from the first job of the line that has it, if any has."""
+        """Copies the data that was staged for a source, from the first job of the line that has any."""
         folder = taskowned_path(self.job_id, SOURCE, uid)
         for root, job_id in self.line:
             store = self.open_store(taskowned_url(root, job_id, SOURCE, uid))
@@ -127,7 +130,7 @@ class _Move:
             return
 
     def collected(self, uid: OperatorUid) -> Iterator[NativeFile]:
-        """Copy the rows of a sink of `collect()`: those that are committed, and those that a checkpoint covers."""
+        """Copies the rows of a sink of `collect()`, both committed rows and rows that a checkpoint covers."""
         folder = taskowned_path(self.job_id, COLLECT, uid)
         for root, job_id in self.line:
             store = self.open_store(taskowned_url(root, job_id, COLLECT, uid))
@@ -138,7 +141,7 @@ class _Move:
                 return
 
     def earlier(self, older: CheckpointMetadata, tables: Mapping[str, str]) -> NativeFile:
-        """Copy a checkpoint before the savepoint, as far as a restore needs it: the list of its sink files."""
+        """Copies the part of an earlier checkpoint that a restore needs: the list of its sink files."""
         subtasks = (SubtaskState(s.vertex, s.subtask, None, s.committables, s.finished) for s in older.subtasks)
         stripped = replace(older, subtasks=tuple(_placed(subtask, tables) for subtask in subtasks), hooks=())
         path = CheckpointLayout(older.job_id).metadata(older.checkpoint_id)

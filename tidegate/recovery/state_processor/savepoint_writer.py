@@ -1,13 +1,13 @@
 """`SavepointWriter`: makes a savepoint from rows, or a changed copy of one, without running a job.
 
-Flink has its State Processor API for this. Rules:
+This is Flink's State Processor API. Rules:
 
 - The base is never changed, and an existing savepoint never overwritten.
 - Vertices in which nothing changes are copied and verified, byte for byte. In other vertices the states that stay are
-  read from the base, and written anew together with the states that were put, in the form that every backend reads.
-- Files go into a folder of this writer's own, and `_metadata` is created last. Until then there is no savepoint. A
-  writer that fails deletes its files.
-- What the base's job has staged and committed stays where it is.
+  read from the base, and written again together with the states that were put, in the form that every backend reads.
+- Files go into a folder of this writer's own, and `_metadata` is created last. Until then the savepoint does not exist.
+  A writer that fails deletes its files.
+- Data that the base's job has staged and committed stays where it is.
 """
 
 from __future__ import annotations
@@ -60,12 +60,13 @@ log = logging.getLogger(__name__)
 
 
 class SavepointWriter:
-    """Collects what a savepoint shall hold, and writes it at the end of its `with` block; `path` is then where it is.
+    """Collects the content of a savepoint, and writes it at the end of its `with` block. `path` is then its path.
 
     `target` is the folder in which the savepoint gets a folder of its own. Give `job` or `base`. With `job`, the name
     of a job, it begins empty. With `base`, a savepoint or checkpoint (a path as for `recovery.inspect`), it begins with
-    all that the base holds. It also keeps the base's name, so it cannot lie in the same folder. `parallelism` is that
-    of new operators; a job may restore the savepoint at another one. An exception in the block writes nothing.
+    all content of the base. It also keeps the base's name, so it must be in another folder. `parallelism` is the
+    parallelism of new operators; a job may restore the savepoint at another one. An exception in the block writes
+    nothing.
 
     Raises ConfigurationError for settings that contradict each other, a base that cannot be changed, and later for rows
     that do not fit; AlreadyExistsError if the folder has a savepoint of that name; StorageError.
@@ -83,7 +84,7 @@ class SavepointWriter:
     ) -> None:
         if (job is None) == (base is None):
             raise ConfigurationError(
-                "SavepointWriter takes job=, to begin with nothing, or base=, a savepoint to change"
+                "SavepointWriter needs either job=, to begin without state, or base=, a savepoint to change"
             )
         self._open_store = open_store
         self._base_store: Store | None = None
@@ -109,27 +110,27 @@ class SavepointWriter:
 
     @property
     def path(self) -> str:
-        """The path of the savepoint, for `restore=`. ConfigurationError before it is written."""
+        """The path of the savepoint, for `restore=`. Raises ConfigurationError before it is written."""
         if self._path is None:
-            raise ConfigurationError("the savepoint is not written yet: it is at the end of the with block")
+            raise ConfigurationError("the savepoint is not written yet: read path after the end of the with block")
         return self._path
 
     def keys_of(self, uid: str) -> tuple[str, ...]:
-        """The key columns of an operator, by the states that were put, or the base; empty if nobody knows."""
+        """Returns the key columns of an operator, from the states that were put, or the base. Empty if unknown."""
         known = (*self._changes.new_operators.values(), *self._metadata.operators)
         return next((info.keys for info in known if info.uid == uid), ())
 
     def with_keyed_state(self, *, uid: str, keys: Sequence[str], state: KeyedState | str, rows: Any) -> Self:
-        """Put a keyed state. It replaces one of the same name.
+        """Puts a keyed state. It replaces one of the same name.
 
         `rows` is an Arrow table, batch or reader, a polars or a Spark DataFrame. Its columns are `keys`, each key once,
-        and one named as the state, which is brought into the declared type. Rows whose value is null, or an empty list
-        or map, are left out: they are no state. `state` may also be a name: then rows are taken as `read_state` gives
-        them. The name is "aggregate" for running aggregates, and "_tidegate_timers" for timers.
+        and one with the name of the state, which is converted to the declared type. Rows whose value is null, or an
+        empty list or map, are dropped, because they are not state. `state` may also be a name: then rows have the form
+        that `read_state` returns. The name is "aggregate" for running aggregates, and "_tidegate_timers" for timers.
 
         Rows of a reader or a Spark DataFrame pass through the driver a batch at a time; more than 64 MB wait in its
-        temporary files. Executors first write those of a DataFrame to the target, so it must be storage that they see.
-        Raises ConfigurationError for rows that do not fit, StorageError.
+        temporary files. Executors first write the rows of a DataFrame to the target, so it must be storage that they
+        can reach. Raises ConfigurationError for rows that do not fit, StorageError.
         """
         info = self._operator(uid, tuple(keys))
         known = self._stored_keys(info.uid)
@@ -143,38 +144,39 @@ class SavepointWriter:
     def with_operator_state(
         self, *, uid: str, state: ListState, rows: Any, kind: Literal["list", "union"] = "list"
     ) -> Self:
-        """Put operator state that is a list: `rows` has one column, named as the state.
+        """Puts operator state that is a list. `rows` has one column, with the name of the state.
 
-        A restored job deals the elements of a "list" out to its subtasks, and gives all of a "union" to each of them.
-        Raises ConfigurationError for rows that do not fit.
+        A restored job distributes the elements of a "list" over its subtasks, and gives all of a "union" to each of
+        them. Raises ConfigurationError for rows that do not fit.
         """
         self._put(self._operator(uid, ()), operator_rows(uid, state, StateKind(kind), rows))
         return self
 
     def with_broadcast_state(self, *, uid: str, state: MapState, rows: Any) -> Self:
-        """Put a broadcast map: `rows` has the columns `key` and `value`, each key once. Raises ConfigurationError."""
+        """Puts a broadcast map. `rows` has the columns `key` and `value`, each key once. Raises ConfigurationError."""
         self._put(self._operator(uid, ()), operator_rows(uid, state, StateKind.BROADCAST, rows))
         return self
 
     def without_operator(self, uid: str) -> Self:
-        """Drop an operator of the base with all its state; a job that has the operator starts it afresh.
+        """Drops an operator of the base with all its state. A job that has the operator starts it without state.
 
-        ConfigurationError if the base has no operator of this uid."""
+        Raises ConfigurationError if the base has no operator of this uid.
+        """
         self._changes.refuse_put(uid)
         if not any(info.uid == uid for info in self._metadata.operators):
-            find_state(self._metadata, uid, None)  # raises the error that lists what there is
+            find_state(self._metadata, uid, None)  # raises the error that lists all operators
         self._changes.dropped_operators.add(OperatorUid(uid))
         return self
 
     def without_state(self, uid: str, state: str) -> Self:
-        """Drop one state of an operator of the base. ConfigurationError if the base has no such state."""
+        """Drops one state of an operator of the base. Raises ConfigurationError if the base has no such state."""
         self._changes.refuse_put(uid, state)
         find_state(self._metadata, uid, state)
         self._changes.dropped_states.add((OperatorUid(uid), state))
         return self
 
     def write(self) -> str:
-        """Write the savepoint; returns its path. The end of a `with` block calls it."""
+        """Writes the savepoint and returns its path. The end of a `with` block calls it."""
         if self._path is not None:
             raise ConfigurationError(f"the savepoint is written already, at {self._path}")
         self._check_is_new()
@@ -202,7 +204,7 @@ class SavepointWriter:
             self._waiting.close()
 
     def _waiting_folder(self) -> str:
-        """A temporary folder for rows that wait to be written. It is deleted with the writer."""
+        """Returns a temporary folder for rows that wait to be written. It is deleted with the writer."""
         return self._waiting.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-"))
 
     def _create(self, folder: str) -> None:
@@ -211,17 +213,17 @@ class SavepointWriter:
         )
         written = vertices.write()
         if not written.operators:
-            raise ConfigurationError("the savepoint would hold no operator: put a state, or keep an operator")
+            raise ConfigurationError("the savepoint would have no operator: put a state, or keep an operator")
         complete_savepoint(self._store, written)
 
     def _leave_nothing(self, folder: str) -> None:
-        """Delete what was written, if the savepoint is certain not to be there: a create may fail and have worked."""
+        """Deletes the written files, unless the savepoint may exist: a create may fail and yet have worked."""
         try:
             if METADATA_NAME not in self._store.list("") or not self._is_ours(folder):
                 self._store.delete_tree(folder)
         except StorageError as error:
             log.warning(
-                "%s may be left behind; without %s beside it no savepoint refers to it: %s",
+                "%s may remain; while there is no %s next to it, no savepoint refers to it: %s",
                 join_url(self._store.url, folder),
                 METADATA_NAME,
                 error,
@@ -239,9 +241,9 @@ class SavepointWriter:
             )
 
     def _operator(self, uid: str, keys: tuple[str, ...]) -> OperatorInfo:
-        """The operator that gets a state: one of the base, or a new one."""
+        """Returns the operator that gets a state: one of the base, or a new one."""
         if not uid:
-            raise ConfigurationError("an operator needs a uid: the job knows its state by that")
+            raise ConfigurationError("an operator needs a uid: the job finds its state by the uid")
         if uid in self._changes.dropped_operators:
             raise ConfigurationError(f"operator {uid!r} is dropped already: put its states without dropping it")
         known = next((info for info in self._metadata.operators if info.uid == uid), None)
@@ -253,8 +255,8 @@ class SavepointWriter:
         finished = sum(s.finished for s in self._metadata.subtasks if s.vertex == known.vertex)
         if finished:
             raise ConfigurationError(
-                f"{finished} subtasks of operator {uid!r} had finished: they take no state. Begin with an earlier "
-                "savepoint, or give the state to an operator with a new uid"
+                f"{finished} subtasks of operator {uid!r} had finished, so they cannot have state. Begin with an "
+                "earlier savepoint, or give the state to an operator with a new uid"
             )
         return known
 
@@ -262,7 +264,7 @@ class SavepointWriter:
         self._changes.put(info, put, is_new=all(known.uid != info.uid for known in self._metadata.operators))
 
     def _stored_keys(self, uid: OperatorUid) -> pa.Schema | None:
-        """The key columns of an operator's states, put or in the base; None if there are none."""
+        """Returns the key columns of an operator's states, put or in the base, or None if there are none."""
         given = self._changes.keys_of(uid)
         if given is not None or self._base_store is None:
             return given
@@ -310,7 +312,7 @@ class Changes:
     new_operators: dict[OperatorUid, OperatorInfo] = field(default_factory=dict)
 
     def put(self, info: OperatorInfo, put: PutState, *, is_new: bool) -> None:
-        """Put a state. ConfigurationError if it was put before."""
+        """Puts a state. Raises ConfigurationError if it was put before."""
         if (info.uid, put.state) in self.puts:
             raise ConfigurationError(f"state {put.state!r} of operator {info.uid!r} is put twice")
         self.puts[info.uid, put.state] = put
@@ -318,20 +320,20 @@ class Changes:
             self.new_operators[info.uid] = info if info.keys else replace(info, keys=put.keys)
 
     def refuse_put(self, uid: str, state: str | None = None) -> None:
-        """Raise ConfigurationError if the state, or any of the operator, was put: then it cannot be dropped as well."""
+        """Raises ConfigurationError if the state, or any state of the operator, was put: it cannot be dropped too."""
         for put_uid, name in self.puts:
             if put_uid == uid and state in (None, name):
                 raise ConfigurationError(f"state {name!r} of operator {uid!r} was put; do not drop it as well")
 
     def keys_of(self, uid: OperatorUid) -> pa.Schema | None:
-        """The key columns of the states that were put for an operator; None if there are none."""
+        """Returns the key columns of the states that were put for an operator, or None if there are none."""
         for (put_uid, _), put in self.puts.items():
             if put_uid == uid and put.keys:
                 return put.key_schema
         return None
 
     def stored_keys(self, store: Store, base: CheckpointMetadata, uid: OperatorUid) -> pa.Schema | None:
-        """The key columns of an operator's states in the base; None if there are none, or nobody knows."""
+        """Returns the key columns of an operator's states in the base, or None if there are none or are unknown."""
         for info in states_of(base):
             if info.uid == uid and info.kind is StateKind.KEYED and (info.rows is None or info.rows):
                 selection = StateSelection.find(store, base, uid, info.state)
@@ -341,18 +343,18 @@ class Changes:
         return None
 
     def touches(self, uid: OperatorUid) -> bool:
-        """Whether anything changes in the state of an operator."""
+        """Returns whether anything changes in the state of an operator."""
         keyed = (*self.puts, *self.dropped_states)
         return uid in self.dropped_operators or any(changed == uid for changed, _ in keyed)
 
     def leaves(self, uid: OperatorUid, state: str) -> bool:
-        """Whether a state of the base stays."""
+        """Returns whether a state of the base stays."""
         changed = (uid, state) in self.puts or (uid, state) in self.dropped_states
         return uid not in self.dropped_operators and not changed
 
 
 def hashed_columns(selection: StateSelection) -> tuple[str, ...] | None:
-    """The columns whose hash gives the key group of a stored row; None if nobody knows."""
+    """Returns the columns whose hash gives the key group of a stored row, or None if they are unknown."""
     keys = selection.keys
     if selection.info.state == TIMERS_STATE and keys is not None:
         return keys[: -len(TIMER_COLUMNS)]
@@ -371,7 +373,7 @@ class ChangedVertices:
     max_parallelism: int
 
     def write(self) -> CheckpointMetadata:
-        """Write all files of the savepoint; returns its metadata."""
+        """Writes all files of the savepoint and returns its metadata."""
         kept = tuple(info for info in self.base.operators if info.uid not in self.changes.dropped_operators)
         operators = (*kept, *self.changes.new_operators.values())
         vertices = {info.vertex for info in kept}
@@ -388,7 +390,7 @@ class ChangedVertices:
             ]
         origin = self.base.origin_root
         if self.base_store is not None and (origin is None or not self.base.kind.is_savepoint):
-            # What was staged is with the base: under a checkpoint's root, or in the folder of a relocated savepoint.
+            # Staged data is stored with the base: under a checkpoint's root, or in a relocated savepoint's folder.
             origin = self.base_store.url
         return replace(
             self.base,
@@ -416,7 +418,7 @@ class ChangedVertices:
         return replace(subtask, handle=handle, in_flight=None, layers=(), native=())
 
     def _staying(self, subtask: SubtaskState) -> Iterator[tuple[OperatorUid, FrozenState]]:
-        """The states of a subtask of the base that stay, as rows."""
+        """Yields the states of a subtask of the base that stay, as rows."""
         own = replace(self.base, subtasks=(subtask,))
         for info in states_of(own):
             if not self.changes.leaves(info.uid, info.state):
@@ -426,19 +428,19 @@ class ChangedVertices:
             if info.kind is not StateKind.KEYED and not info.rows:
                 yield info.uid, _Stored(info.state, info.kind, None, None, 0)
                 continue
-            # Selected from the whole base: its columns are those of all subtasks together.
+            # Selected from the whole base, so that it has the columns of all subtasks.
             selection = StateSelection.find(self.base_store, self.base, info.uid, info.state)
             keys = hashed_columns(selection)
             if info.kind is StateKind.KEYED and keys is None:
                 raise ConfigurationError(
-                    f"state {info.state!r} of operator {info.uid!r} has to be written anew, and the base does not say "
-                    "which of its columns are the key: an older version wrote it. Restore it once and take a savepoint"
+                    f"state {info.state!r} of operator {info.uid!r} has to be written again, but the base does not "
+                    "name its key columns, because an older version wrote it. Restore it once and take a savepoint"
                 )
             stream = SubtaskStream(self.base_store, subtask, info.uid, info.state)
             yield info.uid, _Stored(info.state, info.kind, (selection, stream), keys, self.max_parallelism)
 
     def _put(self, vertex: VertexId, subtask: SubtaskIndex) -> Iterator[tuple[OperatorUid, FrozenState]]:
-        """The part of each put state that this subtask has."""
+        """Yields this subtask's part of each state that was put."""
         operators = {info.uid: info for info in (*self.base.operators, *self.changes.new_operators.values())}
         for (uid, _), put in self.changes.puts.items():
             info = operators[uid]
@@ -458,7 +460,7 @@ class _Stored:
     removed: bool = False
 
     def chunks(self) -> Iterator[StateChunk]:
-        """The rows; of a keyed state sorted by key group."""
+        """Yields the rows. Rows of a keyed state are sorted by key group."""
         if self.source is None:
             return
         selection, stream = self.source
@@ -488,13 +490,14 @@ class _Given:
 
     @property
     def kind(self) -> StateKind:
-        """How it is split when the parallelism changes."""
+        """How the state is split when the parallelism changes."""
         return self.put.kind
 
     def chunks(self) -> Iterator[StateChunk]:
-        """The rows, a bounded number at a time; of keyed state sorted by key group.
+        """Yields the rows, a bounded number at a time. Rows of keyed state are sorted by key group.
 
-        ConfigurationError for a key that comes twice."""
+        Raises ConfigurationError for a key that occurs twice.
+        """
         owned = key_group_range(self.subtask, self.max_parallelism, self.parallelism)
         for rows in self.put.tables(owned):
             yield from self._of_table(rows, owned)

@@ -2,7 +2,7 @@
 
 Rules with Spark:
 
-- The driver reads metadata, and one chunk of each file, to know the columns.
+- The driver reads metadata, and one chunk of each file to find the columns.
 - Executors read everything else through tidegate's store, and verify it: each the key groups of its partitions.
 - Files of RocksDB: a partition is the key groups of one former subtask, so that no database is fetched twice.
 - Operator state is one partition.
@@ -67,17 +67,19 @@ def read_state(
     spark: SparkSession | None = None,
     open_store: OpenStore = open_store,
 ) -> pa.Table | DataFrame:
-    """One state of one operator in a checkpoint or savepoint, as an Arrow table: one row a key, key columns first.
+    """Returns one state of one operator in a checkpoint or savepoint as an Arrow table.
 
-    `path` is as for `inspect`. `state` may be left out if the operator has only one. It may also be the name of one
-    running aggregate, whose result is then shown beside the keys. `key_groups` reads only the keys of these groups.
-    `keys` names the key columns, which checkpoints of older versions do not always tell.
+    Each row is one key, key columns first. `path` is as for `inspect`. `state` may be omitted if the operator has only
+    one. It may also be the name of one running aggregate, whose result is then shown next to the keys. `key_groups`
+    reads only the keys of these groups. `keys` names the key columns, which checkpoints of older versions do not always
+    record.
 
-    With `spark` it is a DataFrame, which is lazy: executors read it in parallel, by key group, and its columns have
-    Spark's types. Without it memory must hold the whole table; `read_state_batches` reads it in batches.
+    With `spark` it returns a lazy DataFrame: executors read it in parallel, by key group, and its columns have Spark's
+    types. Without it memory must hold the whole table; `read_state_batches` reads it in batches.
 
-    Raises ConfigurationError for a wrong path, uid or state, and says what there is; with `spark` also for a type that
-    Spark lacks, or a checkpoint in memory. NotFoundError, CorruptionError, CodecError and StorageError are the store's.
+    Raises ConfigurationError for a wrong path, uid or state, and lists the existing ones; with `spark` also for a type
+    that Spark lacks, or a checkpoint in memory. Also raises NotFoundError, CorruptionError, CodecError and StorageError
+    of the store.
     """
     if spark is None:
         return read_state_batches(
@@ -116,7 +118,7 @@ def _dataframe(
 
 
 def _parts(selection: StateSelection, key_groups: range | None, wanted: int) -> list[range | None]:
-    """The key groups of each partition; None means the whole state."""
+    """Returns the key groups of each partition. None means the whole state."""
     if selection.info.kind is not StateKind.KEYED:
         return [None]
     groups = selection.key_groups if key_groups is None else key_groups
@@ -140,7 +142,7 @@ def _reader(
     parts: Sequence[range | None],
     open_store: OpenStore,
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
-    """The function that runs in Spark's Python workers: each reads the parts whose numbers it is given."""
+    """Returns the function that runs in Spark's Python workers: each reads the parts whose numbers it receives."""
 
     def read_parts(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         store = open_store(at.root)

@@ -1,9 +1,9 @@
-"""Turns rows that a user gives to `SavepointWriter` into the stored form of a state.
+"""Converts rows that a user gives to `SavepointWriter` into the stored form of a state.
 
 Rules:
 
 - Key columns get the form in which keys are stored, and the types that they have in the operator's other states.
-- Each key comes once.
+- Each key occurs once.
 - Values are cast to the declared type. A value that does not fit is an error.
 - Everything is done column by column, never row by row.
 - Rows of a reader that are too large for memory wait in local files, one file per run of key groups, in their stored
@@ -48,11 +48,11 @@ from tidegate.storage.state.stored_rows import TIMERS_STATE
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from tidegate.spark_bridge.dataframes.parquet_source import ParquetSource
+    from tidegate.connectors.staged_parquet import ParquetSource
 
 
 MEMORY_BYTES = 64 * 1024 * 1024
-"""How many bytes of a reader's rows memory holds before they go to files."""
+"""How many bytes of a reader's rows are held in memory before they go to files."""
 _SHOWN_MAX = 3
 
 
@@ -65,7 +65,7 @@ class PutState:
     keys: tuple[str, ...]
     rows: pa.Table | SpilledRows
     hashed: tuple[str, ...] = ()
-    """The columns that tell rows apart: the key columns; for timers all columns."""
+    """The columns that identify rows: the key columns, or for timers all columns."""
 
     @property
     def key_schema(self) -> pa.Schema:
@@ -73,9 +73,9 @@ class PutState:
         return pa.schema([self.rows.schema.field(name).remove_metadata() for name in self.keys])
 
     def tables(self, owned: range) -> Iterator[pa.Table]:
-        """The rows, in tables that memory can hold. Of keyed state at least those of the key groups `owned`.
+        """Yields the rows, in tables that fit into memory. Of keyed state it yields at least the key groups `owned`.
 
-        ConfigurationError for a key that comes twice.
+        Raises ConfigurationError for a key that occurs twice.
         """
         if isinstance(self.rows, pa.Table):
             yield self.rows
@@ -94,10 +94,11 @@ def keyed_rows(
     max_parallelism: int,
     folder: Callable[[], str],
 ) -> PutState:
-    """The stored form of a keyed state. `stored_keys`: the key columns of the operator's other states, if it has any.
+    """Returns the stored form of a keyed state.
 
-    Rows of a reader that are more than `MEMORY_BYTES` go to files in `folder()`. Raises ConfigurationError for columns,
-    types or keys that do not fit, StorageError.
+    `stored_keys` are the key columns of the operator's other states, or None without any. Rows of a reader that exceed
+    `MEMORY_BYTES` go to files in `folder()`. Raises ConfigurationError for columns, types or keys that do not fit,
+    StorageError.
     """
     if isinstance(rows, pa.RecordBatchReader):
         first = _first_of(rows)
@@ -163,7 +164,10 @@ def _in_memory(
 
 
 def operator_rows(uid: str, state: KeyedState, kind: StateKind, rows: Any) -> PutState:
-    """The stored form of operator state. ConfigurationError for columns, types or keys that do not fit."""
+    """Returns the stored form of operator state.
+
+    Raises ConfigurationError for columns, types or keys that do not fit.
+    """
     where = f"state {state.name!r} of operator {uid!r}"
     table = as_table(rows, where)
     expected: type[KeyedState] = MapState if kind is StateKind.BROADCAST else ListState
@@ -185,7 +189,7 @@ def operator_rows(uid: str, state: KeyedState, kind: StateKind, rows: Any) -> Pu
 
 
 def as_table(rows: Any, where: str) -> pa.Table:
-    """Rows as an Arrow table. They may be Arrow, polars or anything else with an Arrow stream, or a Spark DataFrame."""
+    """Returns rows as an Arrow table. They may be Arrow, polars, a Spark DataFrame, or have an Arrow stream."""
     if isinstance(rows, pa.Table):
         return rows
     if isinstance(rows, pa.RecordBatch):
@@ -216,7 +220,7 @@ def _check_columns(table: pa.Table, wanted: Sequence[str], where: str) -> None:
 
 
 def _declared(table: pa.Table, state: KeyedState, where: str) -> pa.Table:
-    """The table with the value column in its declared type, without rows that are no state: null or empty ones."""
+    """Returns the table with the value column in its declared type, without null and empty values (not state)."""
     position = table.column_names.index(state.name)
     column = table.column(position)
     kept = column.is_valid()
@@ -235,7 +239,7 @@ def _declared(table: pa.Table, state: KeyedState, where: str) -> pa.Table:
 
 
 def widened_column(column: pa.Array) -> pa.Array:
-    """A column in the form in which values are stored."""
+    """Returns a column in the form in which values are stored."""
     return widened(pa.RecordBatch.from_arrays([column], names=["value"])).column(0)
 
 
@@ -250,7 +254,7 @@ def _as_list(data_type: pa.DataType, where: str) -> pa.DataType:
 def _with_keys(
     table: pa.Table, keys: tuple[str, ...], values: Sequence[str], stored_keys: pa.Schema | None, where: str
 ) -> pa.Table:
-    """The table with the key columns first, as keys are stored, and then the values."""
+    """Returns the table with the key columns first, as keys are stored, followed by the values."""
     try:
         expected = key_schema(table.schema, keys) if stored_keys is None else stored_keys
     except ConfigurationError as error:
@@ -275,7 +279,7 @@ def _with_keys(
 
 
 def _resting(found: pa.Schema, fields: Sequence[pa.Field]) -> pa.Schema:
-    """The expected fields; one that is a dictionary has the type to which it was widened."""
+    """Returns the expected fields. Dictionaries have the type to which they were widened."""
     return pa.schema(
         [
             field.with_type(before.type) if pa.types.is_dictionary(before.type) else field
@@ -294,7 +298,7 @@ def _cast(table: pa.Table, schema: pa.Schema, where: str) -> pa.Table:
 
 
 def check_unique(keys: pa.Table, where: str) -> None:
-    """Raise ConfigurationError if two rows have the same keys."""
+    """Raises ConfigurationError if two rows have the same keys."""
     names = [str(number) for number in range(keys.num_columns)]
     table = pa.table([comparable(column) for column in keys.columns], names=names).append_column(
         "row", pa.array(np.arange(keys.num_rows, dtype=np.int64))
@@ -313,7 +317,7 @@ def check_unique(keys: pa.Table, where: str) -> None:
 FILES_MAX = 64
 
 Groups = Callable[[pa.RecordBatch], NDArray[np.uint16]]
-"""The key group of each row."""
+"""Returns the key group of each row."""
 
 
 class SpilledRows:
@@ -324,10 +328,10 @@ class SpilledRows:
         self._folder = folder
         files = min(FILES_MAX, max_parallelism)
         self._starts = np.arange(files + 1) * max_parallelism // files
-        """The first key group of each file, and the end of the last one."""
+        """The first key group of each file, and the end of the last file's key groups."""
 
     def take_in(self, batches: Iterable[pa.RecordBatch], groups: Groups) -> None:
-        """Write all rows. StorageError if the folder cannot be used."""
+        """Writes all rows. Raises StorageError if the folder cannot be used."""
         try:
             with ExitStack() as stack:
                 writers: dict[int, pa.ipc.RecordBatchStreamWriter] = {}
@@ -345,7 +349,7 @@ class SpilledRows:
             raise StorageError(f"cannot keep rows in {self._folder}: {error}. Free some space there") from error
 
     def tables(self, owned: range) -> Iterator[pa.Table]:
-        """The rows of each file that has some of these key groups (and perhaps others), in the order of key groups."""
+        """Yields the rows of each file that has some of these key groups, in the order of key groups."""
         for file, (first, end) in enumerate(zip(self._starts[:-1], self._starts[1:], strict=True)):
             path = self._path(file)
             if first < owned.stop and owned.start < end and os.path.exists(path):
@@ -358,9 +362,10 @@ class SpilledRows:
 
 @contextmanager
 def staged_rows(df: DataFrame, store: Store) -> Iterator[pa.RecordBatchReader]:
-    """A reader of the rows, valid in the block; they are staged in a folder of `store`.
+    """Yields a reader of the rows, which are staged in a folder of `store` while the block runs.
 
-    ConfigurationError for a store that executors cannot see, or a type that cannot be stored; SparkBridgeError.
+    Raises ConfigurationError for a store that executors cannot reach, or a type that cannot be stored;
+    SparkBridgeError.
     """
     from tidegate.spark_bridge.dataframes.staging import stage_dataframe
 

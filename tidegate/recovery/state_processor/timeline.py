@@ -1,11 +1,12 @@
-"""`TimelineReader`: what the coordinator of a job has decided, line by line, out of its event log.
+"""`TimelineReader`: the decisions of a job's coordinator, line by line, replayed from its event log.
 
-The log holds events; decisions follow from them. So the events are handed to a `CoordinatorMachine`, as a coordinator
-that takes over does it, and a `DecisionLog` says what follows. Rules:
-- Old entries may have been folded into a snapshot and cut. Then the timeline begins with the oldest snapshot behind
+The log stores events; decisions follow from them. The reader therefore passes the events to a `CoordinatorMachine`, as
+a coordinator that takes over does, and a `DecisionLog` describes the decisions. Rules:
+
+- Old entries may have been folded into a snapshot and cut. Then the timeline begins with the oldest snapshot after
   which the log is whole.
-- An entry that cannot be read leaves a hole, and so does an event that the machine refuses. What came before the
-  snapshot, or behind a hole, is told by its events alone.
+- An entry that cannot be read leaves a hole, and so does an event that the machine refuses. Before the snapshot, and
+  after a hole, only the events themselves are described.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tidegate.storage.ids import EventId, JobId
 
 @dataclass(frozen=True, slots=True)
 class TimelineLine:
-    """A line, and the number of the event that it follows from. `number` is None if nobody can tell it."""
+    """A line, and the number of the event from which it follows, or None if the number is unknown."""
 
     number: EventId | None
     line: Line
@@ -33,18 +34,18 @@ class TimelineLine:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What is left of one job's history. `state` is that at its end; None if it is not known."""
+    """The remaining history of one job. `state` is the coordinator's state at its end, or None if unknown."""
 
     job_id: JobId
     lines: tuple[TimelineLine, ...]
     state: CoordinatorState | None
     notes: tuple[str, ...]
-    """What is missing, and why."""
+    """The gaps of the history, with their reasons."""
     unreadable: int
 
 
 class TimelineReader:
-    """The timeline of one job, with all details: each call of `read` has the lines since the one before."""
+    """The timeline of one job, with all details. Each call of `read` returns the lines since the previous call."""
 
     def __init__(self, log: EventLog, job_id: JobId) -> None:
         self._log = log
@@ -52,7 +53,7 @@ class TimelineReader:
         self._next = 0
         """The first entry of the log that was not read."""
         self._start = 0
-        """The first one of which it is known what was decided."""
+        """The first entry whose decisions are known."""
         self._begun = False
         self._whole = True
         self._unreadable = 0
@@ -61,7 +62,7 @@ class TimelineReader:
         self._decision_log = DecisionLog(CoordinatorState(), details=True)
 
     def read(self) -> list[TimelineLine]:
-        """The new lines, oldest first. Raises StorageError."""
+        """Returns the new lines, oldest first. Raises StorageError."""
         history = EventHistory.read(self._log, self._job_id, self._next)
         if not self._begun:
             self._begin(history)
@@ -70,13 +71,13 @@ class TimelineReader:
         for index, entry, events, error in history.entries:
             self._next = index + 1
             if entry is None:
-                self._lose(f"{error}: what was decided from there on is not known")
+                self._lose(f"{error}: decisions from there on are unknown")
             for logged in events:
-                lines += (TimelineLine(logged.number, line) for line in self._told(index, logged))
+                lines += (TimelineLine(logged.number, line) for line in self._lines_of(index, logged))
         return lines
 
     def timeline(self, lines: tuple[TimelineLine, ...] = ()) -> Timeline:
-        """What is known after the last call of `read`, with these lines."""
+        """Returns the history as of the last call of `read`, with these lines."""
         state = self._machine.state if self._whole else None
         return Timeline(self._job_id, lines, state, tuple(self._notes), self._unreadable)
 
@@ -86,40 +87,37 @@ class TimelineReader:
             return
         start = fold_start(self._log, history)
         if start is None:
-            self._lose("the log has no snapshot of what was cut from it: what was decided is not known")
+            self._lose("the log has no snapshot of the entries that were cut from it: decisions are unknown")
             return
         self._start, state = start
         if self._start > 0:
             self._machine, self._decision_log = CoordinatorMachine(state), DecisionLog(state, details=True)
             self._notes.append("older events were folded into a snapshot, and cut")
 
-    def _told(self, index: int, logged: LoggedEvent) -> list[Line]:
+    def _lines_of(self, index: int, logged: LoggedEvent) -> list[Line]:
         if self._whole and index >= self._start:
             try:
                 instructions = self._machine.handle(logged.event)
                 return self._decision_log.lines_about(logged.event, instructions, self._machine.state)
             except TidegateError as error:
                 self._lose(
-                    f"event {logged.number} does not follow from those before it, as this version sees it: {error}"
+                    f"event {logged.number} does not follow from earlier events according to this version: {error}"
                 )
         return [line_alone(logged.event)]
 
     def _lose(self, note: str) -> None:
-        """From here on it is not known what was decided."""
+        """Notes that decisions are unknown from here on."""
         self._notes.append(note)
         self._whole = False
 
 
 def fold_start(log: EventLog, history: EventHistory) -> tuple[int, CoordinatorState] | None:
-    """Returns from which entry on the state can be folded, and the state before it.
+    """Returns the entry from which on the state can be folded, and the state before it.
 
-    Where nothing was cut that is not kept, that is the first entry and an empty state. Else it is the oldest snapshot
-    behind which the entries are contiguous; None if there is none. Raises StorageError.
+    If all cut entries were kept, that is the first entry and an empty state. Else it is the oldest snapshot after which
+    the entries are contiguous. Returns None if there is none. Raises StorageError.
     """
-    found = {index for index, *_ in history.entries}
-    first = max(found, default=-1) + 1
-    while first - 1 in found:
-        first -= 1
+    first = first_whole_entry(history)
     if first <= 0:
         return 0, CoordinatorState()
     snapshot = log.oldest_snapshot(first)
@@ -131,7 +129,16 @@ def fold_start(log: EventLog, history: EventHistory) -> tuple[int, CoordinatorSt
     return index, state
 
 
+def first_whole_entry(history: EventHistory) -> int:
+    """Returns the number of the first entry after which no entry is missing."""
+    found = {index for index, *_ in history.entries}
+    first = max(found, default=-1) + 1
+    while first - 1 in found:
+        first -= 1
+    return first
+
+
 def read_timeline(log: EventLog, job_id: JobId) -> Timeline:
-    """The timeline of a job, with all details, oldest first. Raises StorageError."""
+    """Returns the timeline of a job, with all details, oldest first. Raises StorageError."""
     reader = TimelineReader(log, job_id)
     return reader.timeline(tuple(reader.read()))

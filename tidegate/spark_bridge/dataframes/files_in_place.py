@@ -6,7 +6,7 @@ of the plan:
 - A DataFrame that is not surely understood is a `NeedsSparkError` with the reason. Then Spark has to do the work.
 - Spark's optimized plan counts: it includes cached data, and filters as they are evaluated. Understood are a relation
   over Parquet files, a choice of its columns under any names, and conditions that compare columns with constants.
-- Files, and the values of columns in names of folders, are those that Spark found.
+- Files, and the values of columns in names of folders, are taken from Spark.
 - Settings that change what Spark reads from a file must have their usual value.
 
 Rules of the files:
@@ -106,18 +106,18 @@ class FilesInPlace:
 
     @staticmethod
     def of(manifest: FilesManifest) -> FilesInPlace:
-        """The source that reads all columns of a manifest."""
+        """Returns the source that reads all columns of a manifest."""
         return FilesInPlace(manifest, manifest.schema)
 
     def splits(self) -> Sequence[SourceSplit]:
-        """In the order of files."""
+        """Returns the splits in the order of files."""
         return tuple(
             SourceSplit(f"{each.file.path}:{each.first}" if each.first else each.file.path, encode(each), each.rows)
             for each in self.manifest.splits
         )
 
     def check_unread(self, splits: Sequence[SourceSplit]) -> None:
-        """Look at the files that a restored job has still to read. Raises UnreadableFileError, StorageError."""
+        """Checks the files that a restored job has still to read. Raises UnreadableFileError, StorageError."""
         store = open_store(self.manifest.url)
         files = {placed.file for placed in map(_placed_rows, splits)}
         with ThreadPoolExecutor(_LOOKS_AT_ONCE, "files") as threads:
@@ -133,7 +133,7 @@ class FilesInPlace:
         return replace(self, needed=rows)
 
     def reader(self) -> SourceReader:
-        """A reader for one subtask."""
+        """Returns a reader for one subtask."""
         return _Reader(self)
 
 
@@ -153,7 +153,7 @@ class _Reader:
         self._open: OpenFile | None = None
 
     def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
-        """Rows of a file for which the condition is true. Raises UnreadableFileError, StorageError."""
+        """Returns rows of a file for which the condition is true. Raises UnreadableFileError, StorageError."""
         placed = _placed_rows(split)
         if not 0 <= offset <= placed.rows:
             raise ConfigurationError(
@@ -190,9 +190,9 @@ class _Reader:
 
 
 def place_files(plan: FilesOfPlan, url: str) -> FilesInPlace:
-    """Look at every file of a plan, and write down under `url` what a job reads of them.
+    """Examines every file of a plan, and records under `url` what a job reads of them.
 
-    Raises NeedsSparkError if Spark reads one of the files otherwise, and StorageError.
+    Raises NeedsSparkError if Spark reads one of the files differently, and StorageError.
     """
     root, files = _below_one_folder([(file, _url_of(file.path)) for file in plan.files])
     store = open_store(root)
@@ -235,7 +235,7 @@ def _placed_rows(split: SourceSplit) -> PlacedRows:
 def _placed(
     store: FileSystemStore, file: FoundFile, path: str, stored: pa.Schema, constants: pa.RecordBatch
 ) -> Iterator[PlacedRows]:
-    """The parts of a file. Raises NeedsSparkError."""
+    """Yields the parts of a file. Raises NeedsSparkError."""
     try:
         at = FileAt.of(store.info(path))
         if at.size_bytes != file.size_bytes:
@@ -257,7 +257,7 @@ def _placed(
 
 
 def _url_of(path: str) -> tuple[str, str]:
-    """Scheme and path of a file as tidegate's storage has them."""
+    """Returns scheme and path of a file in the form of tidegate's storage."""
     scheme, _, rest = path.partition(":")
     if scheme == "file" and rest.startswith("/"):
         return "", "/" + rest.lstrip("/")
@@ -269,7 +269,7 @@ def _url_of(path: str) -> tuple[str, str]:
 def _below_one_folder(
     files: Sequence[tuple[FoundFile, tuple[str, str]]],
 ) -> tuple[str, list[tuple[FoundFile, str]]]:
-    """The folder below which all files are, and what they are called there."""
+    """Returns the folder below which all files are, and their paths relative to it."""
     if not files:
         raise NeedsSparkError("it reads no files")
     schemes = {scheme for _, (scheme, _) in files}
@@ -280,14 +280,14 @@ def _below_one_folder(
 
 
 def _may_have_rows(condition: RowCondition | None, constants: pa.RecordBatch) -> bool:
-    """Whether a folder with these values may have rows that pass the condition."""
+    """Returns whether a folder with these values may have rows that pass the condition."""
     known = set(constants.schema.names)
     judged = (each for each in conjuncts(condition) if each.columns and each.columns <= known)
     return all(mask_of(each, constants)[0].as_py() for each in judged)
 
 
 def _both(rows: Rows, tests: tuple[ColumnTest, ...]) -> Rows:
-    """Rows that count for the program and pass the tests of the DataFrame's own filter."""
+    """Returns the rows that count for the program and pass the tests of the DataFrame's own filter."""
     if rows is None:
         return (tests,) if tests else None
     return tuple((*each, *tests) for each in rows)
@@ -366,7 +366,7 @@ class FilesOfPlan:
 
 
 def files_of(df: DataFrame) -> FilesOfPlan:
-    """The files that a DataFrame reads. Raises NeedsSparkError, and what Spark raises."""
+    """Returns the files that a DataFrame reads. Raises NeedsSparkError, and errors of Spark."""
     session = df.sparkSession
     for name, usual in _SETTINGS.items():
         if (value := str(session.conf.get(name, usual) or "").lower()) != usual.lower():
@@ -385,7 +385,7 @@ class _Reading:
         self._types: dict[str, pa.DataType] = {}
 
     def found(self) -> FilesOfPlan:
-        # A plan that was made before something was cached does not know of it.
+        # Make a new plan: a plan that was made before something was cached does not use the cache.
         plan = self._df.select("*")._jdf.queryExecution().optimizedPlan()
         output = [_id_of(each) for each in _all(plan.output())]
         conditions = []
@@ -418,7 +418,7 @@ class _Reading:
         schema = arrow_schema_of(self._df.schema)
         stored = tuple(self._stored(number) for number in output)
         if [field.type for field in schema] != [self._types[name] for name in stored]:
-            raise NeedsSparkError("its columns have other types than those of its files")
+            raise NeedsSparkError("its columns have other types than its files")
         return FilesOfPlan(schema, stored, whole, partitions, condition, files, folders)
 
     def _project(self, expression: Any) -> None:
@@ -495,7 +495,7 @@ def _check_relation(plan: Any, relation: Any) -> None:
     kind = relation.fileFormat().getClass().getName()
     location = relation.location().getClass().getName()
     if kind != f"{_SOURCES}parquet.ParquetFileFormat":
-        raise NeedsSparkError(f"how Spark reads {relation.fileFormat().toString()} files only Spark knows")
+        raise NeedsSparkError(f"only Spark can read {relation.fileFormat().toString()} files")
     if location != f"{_SOURCES}InMemoryFileIndex":
         raise NeedsSparkError(f"its files are listed by {location.rpartition('.')[2]}")
     options = relation.options()
@@ -510,7 +510,7 @@ def _columns_of(schema: Any) -> pa.Schema:
 
 
 def _array_of(values: list[Any], kind: pa.DataType, where: str, *, nulls: bool = False) -> pa.Array:
-    """Constants as Spark keeps them, in the type of a column."""
+    """Returns constants in Spark's representation as an array of a column's type."""
     types = pa.types
     if None in values and not nulls:
         raise NeedsSparkError(f"it compares with null ({where})")
@@ -574,7 +574,7 @@ class RowCondition:
 
 
 def compared(test: str, column: str, constants: pa.Array) -> RowCondition:
-    """A comparison of a column: `=`, `<`, `<=`, `>`, `>=`, `<=>` or `in`."""
+    """Returns a comparison of a column: `=`, `<`, `<=`, `>`, `>=`, `<=>` or `in`."""
     return RowCondition(test, (), column, pa.record_batch([constants], [_CONSTANTS]))
 
 
@@ -601,7 +601,7 @@ def conjuncts(condition: RowCondition | None) -> list[RowCondition]:
 
 
 def column_tests(condition: RowCondition | None) -> tuple[ColumnTest, ...]:
-    """Tests of columns that hold for every row which is kept. There may be rows for which they hold as well."""
+    """Returns tests of columns that hold for every row that the condition keeps, and maybe for other rows."""
     found = (_test_of(each) for each in conjuncts(condition))
     return tuple(test for test in found if test is not None)
 
@@ -683,7 +683,7 @@ def _leaf(parquet: pq.ParquetFile, name: str) -> Any:
 
 
 def _reads_alike(column: Any, kind: pa.DataType) -> bool:
-    """Whether a plain column is stored as Spark and Arrow both expect a type."""
+    """Returns whether a plain column is stored as Spark and Arrow both expect a type."""
     types = pa.types
     logical = json.loads(column.logical_type.to_json())
     name = logical.get("Type", "None")
@@ -717,7 +717,7 @@ _PLAIN: dict[str, Callable[[pa.DataType], bool]] = {
 
 
 def _is_modern(parquet: pq.ParquetFile, name: str) -> bool:
-    """Whether statistics prove that all values are after the change of calendars."""
+    """Returns whether statistics prove that all values are after the change of calendars."""
     at = next(at for at in range(len(parquet.schema)) if parquet.schema[at].path == name)
     for group in range(parquet.metadata.num_row_groups):
         statistics = parquet.metadata.row_group(group).column(at).statistics
@@ -734,7 +734,7 @@ def _is_modern(parquet: pq.ParquetFile, name: str) -> bool:
 
 
 def _same(stored: pa.DataType, kind: pa.DataType) -> bool:
-    """Whether nested types are the same but for the names of elements, and for what may be null."""
+    """Returns whether nested types are equal except for the names of elements, and for nullability."""
     types = pa.types
     if types.is_list(kind):
         return types.is_list(stored) and _same(stored.value_type, kind.value_type)

@@ -93,17 +93,17 @@ def readable_schema(df: DataFrame) -> StructType:
 
 
 def spark_schema_of(schema: pa.Schema) -> StructType:
-    """Spark schema of an Arrow schema. Rows must come in its Arrow form, `for_spark(schema)`.
+    """Returns the Spark schema of an Arrow schema. Rows must have its Arrow form, `for_spark(schema)`.
 
-    Raises ConfigurationError, which names the column, for a type that Spark has nothing for.
+    Raises ConfigurationError, which names the column, for a type without a counterpart in Spark.
     """
     return from_arrow_schema(for_spark(schema), prefer_timestamp_ntz=True)
 
 
 def for_spark(schema: pa.Schema) -> pa.Schema:
-    """The Arrow schema in which Spark can take rows of `schema`. Types that Spark has are unchanged.
+    """Returns the Arrow schema in which Spark accepts rows of `schema`. Types that Spark has are unchanged.
 
-    Raises ConfigurationError, which names the column, for a type that Spark has nothing for.
+    Raises ConfigurationError, which names the column, for a type without a counterpart in Spark.
     """
     fields = [pa.field(field.name, _spark_form(field.name, field.type), field.nullable) for field in schema]
     return pa.schema([field.with_type(without_false_promises(field)) for field in fields])

@@ -27,14 +27,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row
 
 from tidegate.connectors.source import Source, SourceReader, SourceSplit
-from tidegate.spark_bridge.dataframes.files_in_place import (
-    FilesInPlace,
-    NeedsSparkError,
-    files_of,
-    place_files,
-    placed_files,
-)
-from tidegate.spark_bridge.dataframes.parquet_source import (
+from tidegate.connectors.staged_parquet import (
     FILE_ROWS_MAX,
     MANIFEST_PATH,
     ROWS_PER_GROUP,
@@ -44,6 +37,13 @@ from tidegate.spark_bridge.dataframes.parquet_source import (
     already_staged,
     write_files,
     write_manifest,
+)
+from tidegate.spark_bridge.dataframes.files_in_place import (
+    FilesInPlace,
+    NeedsSparkError,
+    files_of,
+    place_files,
+    placed_files,
 )
 from tidegate.spark_bridge.dataframes.spark_types import arrow_schema_of, readable_schema
 from tidegate.spark_bridge.errors import SparkBridgeError
@@ -60,7 +60,10 @@ _PLAN_S = 300.0
 
 
 class DataFrameSource:
-    """Stands for the input until it is staged, or its files are known. ConfigurationError for a streaming DataFrame."""
+    """Stands for the input until it is staged, or its files are known.
+
+    Raises ConfigurationError for a streaming DataFrame.
+    """
 
     def __init__(self, df: DataFrame, stage: bool | None = None) -> None:
         """`stage` True: always; False: never, it is an error if Spark is needed; None: if Spark is needed."""
@@ -165,7 +168,7 @@ def stage_dataframe(
     try:
         write_manifest(store, schema, files)
     except AlreadyExistsError:
-        # Somebody else has staged here meanwhile. After any other error the manifest may be there all the same, and
+        # Another process has staged here meanwhile. After any other error the manifest may exist all the same, and
         # then it needs its files.
         _delete_abandoned(store, folder)
         raise
@@ -184,12 +187,12 @@ def stage_files(
     advice: str = "",
     marks: bool = False,
 ) -> tuple[StagedFile, ...]:
-    """Write the rows of a DataFrame as files in `folder`, in the order of its partitions. No manifest refers to them.
+    """Writes the rows of a DataFrame as files in `folder`, in the order of its partitions. Writes no manifest.
 
-    `marks`: Spark's reason for a failure gets marks, because the error leaves for a log (`marked_reason`).
+    `marks`: whether errors put marks around Spark's reason, as logs need it (`marked_reason`).
 
-    After an error none of them is left. Raises SparkTimeoutError, SparkLostError, SparkBridgeError with Spark's reason,
-    or StorageError.
+    After an error the files are deleted. Raises SparkTimeoutError, SparkLostError, SparkBridgeError with Spark's
+    reason, or StorageError.
     """
     try:
         files = _write_from_executors(df, store, folder, schema, limits, timeout_s, job_group, advice, marks)
@@ -231,10 +234,9 @@ def _write_from_executors(
 
 
 def reason_of(error: Exception) -> str:
-    """The line of a Spark error that names the cause, without the stack traces of Python and the JVM.
+    """Returns the line of a Spark error that names the cause, without the stack traces of Python and the JVM.
 
-    That is the last line which begins with the name of an error. Without such a line it is the first one: hints follow
-    the cause.
+    It is the last line that begins with the name of an error, or else the first line, because hints follow the cause.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     named = [line for line in lines if _NAMES_CAUSE.match(line)]
@@ -242,14 +244,17 @@ def reason_of(error: Exception) -> str:
 
 
 def marked_reason(reason: str) -> str:
-    """A reason of Spark's with marks around its text, which may have values of rows; the name of the error stays."""
+    """Returns a reason of Spark with marks around its text, which may contain values of rows.
+
+    The name of the error stays unmarked.
+    """
     name = _NAME_OF_ERROR.match(reason)
     end = 0 if name is None else name.end()
     return reason[:end] + marked(reason[end:])
 
 
 def _partition_writer(store: Store, folder: str, schema: pa.Schema, limits: FileLimits) -> BatchFunction:
-    """The function that runs in Spark's Python workers, once for each task attempt."""
+    """Returns the function that runs in Spark's Python workers, once for each task attempt."""
 
     def write_partition(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task = TaskContext.get()
@@ -263,7 +268,7 @@ def _partition_writer(store: Store, folder: str, schema: pa.Schema, limits: File
 
 
 def _delete_leftovers(store: Store, folder: str, files: tuple[StagedFile, ...]) -> None:
-    """Delete files of failed or repeated task attempts. A failure here costs space, not correctness."""
+    """Deletes files of failed or repeated task attempts. A failure here costs space, not correctness."""
     wanted = {file.path for file in files}
     try:
         for name in store.list(folder):
@@ -274,7 +279,7 @@ def _delete_leftovers(store: Store, folder: str, files: tuple[StagedFile, ...]) 
 
 
 def _delete_abandoned(store: Store, folder: str) -> None:
-    """Delete the files of a failed staging. An error here is logged, so that the caller sees the first one."""
+    """Deletes the files of a failed staging. An error here is logged, so that the caller sees the first one."""
     try:
         store.delete_tree(folder)
     except StorageError as error:

@@ -18,7 +18,7 @@ from fsspec.utils import get_protocol
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from tidegate.spark_bridge.dataframes.parquet_source import local_root
+from tidegate.connectors.staged_parquet import local_root
 from tidegate.spark_bridge.dataframes.spark_types import for_spark, spark_schema_of
 from tidegate.spark_bridge.spark_calls import run_spark_action
 from tidegate.spark_bridge.worker_python import refuse_connect, refuse_unfit_workers
@@ -110,9 +110,9 @@ def _rows_of(
 
 
 def _stored_schema(table_schema: pa.Schema, upsert: bool, deletes: bool = False) -> pa.Schema:
-    """Schema in which the data files are read.
+    """Returns the schema in which the data files are read.
 
-    Nullable, without metadata, and with the hidden columns in upsert mode.
+    It is nullable, without metadata, and has the hidden columns in upsert mode.
     """
     fields = [pa.field(field.name, field.type, nullable=True) for field in table_schema if field.name != VERSION_COLUMN]
     fields += [pa.field(VERSION_COLUMN, pa.int64())] if upsert else []
@@ -120,7 +120,7 @@ def _stored_schema(table_schema: pa.Schema, upsert: bool, deletes: bool = False)
 
 
 def _spark_can_read(paths: Iterable[str], schema: pa.Schema) -> bool:
-    """Whether Spark's Parquet reader returns the same values.
+    """Returns whether Spark's Parquet reader returns the same values.
 
     It lacks some types, reads some paths as glob patterns, and merges columns with names that differ only in case.
     """
@@ -144,7 +144,7 @@ def _read_through_store(
 def _files_reader(
     store: Store, files: tuple[DataFile, ...], schema: pa.Schema, added: tuple[str, ...]
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
-    """The function that runs in Spark's Python workers. Partition p reads the p-th run of files."""
+    """Yields the function that runs in Spark's Python workers. Partition p reads the p-th run of files."""
 
     def read_files(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

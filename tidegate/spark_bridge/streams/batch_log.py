@@ -29,7 +29,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from tidegate.spark_bridge.dataframes.parquet_source import StagedFile
+from tidegate.connectors.staged_parquet import StagedFile
 from tidegate.spark_bridge.errors import SparkBridgeError
 from tidegate.storage.checkpoints.lease import may_live, why_alive
 from tidegate.storage.codec import decode, encode, wire
@@ -81,7 +81,7 @@ class LogBatch:
         return sum(file.size_bytes for file in self.files)
 
     def in_lane(self, lane: int) -> Iterator[tuple[int, StagedFile]]:
-        """The files in a lane, each with its first row number in the lane."""
+        """Returns the files in a lane, each with its first row number in the lane."""
         files = self.files[(lane - self.batch_id) % len(self.ends) :: len(self.ends)]
         start = self.ends[lane] - sum(file.rows for file in files)
         for file in files:
@@ -89,14 +89,14 @@ class LogBatch:
             start += file.rows
 
     def start_of(self, lane: int) -> int:
-        """The lane's row number at which this batch begins."""
+        """Returns the lane's row number at which this batch begins."""
         return self.ends[lane] - sum(file.rows for _, file in self.in_lane(lane))
 
 
 def batch_after(
     previous: LogBatch | None, batch_id: int, query_id: str, files: tuple[StagedFile, ...], lanes: int
 ) -> LogBatch:
-    """The commit that follows `previous`, which is None for the first batch."""
+    """Returns the commit that follows `previous`, which is None for the first batch."""
     ends = [0] * lanes if previous is None else list(previous.ends)
     for index, file in enumerate(files):
         ends[(batch_id + index) % lanes] += file.rows
@@ -104,7 +104,7 @@ def batch_after(
 
 
 def data_folder(batch_id: int, attempt: str) -> str:
-    """The folder for the files of one attempt to write a batch."""
+    """Returns the folder for the files of one attempt to write a batch."""
     return f"{DATA_FOLDER}/{_padded(batch_id)}-{attempt}"
 
 
@@ -136,12 +136,12 @@ class BatchLog:
             raise NotFoundError(f"no log of a streaming DataFrame exists at {self.url}") from error
 
     def batch_ids(self) -> list[int]:
-        """The numbers of the batches in the log, oldest first."""
+        """Returns the numbers of the batches in the log, oldest first."""
         names = self._store.list(BATCHES_FOLDER)
         return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
     def read(self, batch_id: int) -> LogBatch:
-        """A commit. NotFoundError if it is not there yet, or was deleted."""
+        """Returns a commit. Raises NotFoundError if it does not exist yet, or was deleted."""
         return self._read(_path(batch_id), LogBatch)
 
     def commit(self, batch: LogBatch) -> None:
@@ -149,14 +149,14 @@ class BatchLog:
         self._store.create(_path(batch.batch_id), seal(_MAGIC, LOG_VERSION, encode(batch)))
 
     def delete(self, batches: Iterable[LogBatch]) -> None:
-        """Delete these batches in their order. They must be the oldest ones."""
+        """Deletes these batches in their order. They must be the oldest ones."""
         for batch in batches:
             self._store.delete(_path(batch.batch_id))
             for folder in sorted({file.path.rpartition("/")[0] for file in batch.files}):
                 self._store.delete_tree(folder)
 
     def delete_leftovers(self, batches: Iterable[LogBatch]) -> int:
-        """Delete data folders up to the newest batch that no batch uses. Returns how many.
+        """Deletes data folders up to the newest batch that no batch uses. Returns how many.
 
         `batches` must be all batches of the log. An attempt to write or delete a batch may have been cut short.
         """
@@ -213,7 +213,7 @@ class HeldClaim:
         self._number = number
 
     def check(self) -> None:
-        """SparkBridgeError if another job has claimed the log since."""
+        """Raises SparkBridgeError if another job has claimed the log since."""
         if self._store.exists(_claim_path(self._number + 1)):
             newer = newest_claim(self._store)[1]
             who = "another job" if newer is None else f"job {newer.job_name!r} ({newer.job_id})"
@@ -224,7 +224,7 @@ class HeldClaim:
 
 
 def newest_claim(store: Store) -> tuple[int, LogClaim | None]:
-    """The newest claim and its number; (0, None) without any. StorageError, CorruptionError."""
+    """Returns the newest claim with its number first, or (0, None). Raises StorageError, CorruptionError."""
     numbers = [int(name) for name in store.list(CLAIMS_FOLDER) if name.isascii() and name.isdigit()]
     if not numbers:
         return 0, None
@@ -247,15 +247,15 @@ def check_free(store: Store, job_name: str, open_store: OpenStore, now_ms: int) 
     root = open_store(claim.root)
     if may_live(root, claim.job_id, now_ms):
         raise ConfigurationError(
-            f"job {claim.job_name!r} ({claim.job_id}) feeds the log {store.url}, {why_alive(root, claim.job_id)}. Only "
-            "one job can continue a streaming DataFrame: stop or cancel that one first, or start this one without "
-            "restore"
+            f"job {claim.job_name!r} ({claim.job_id}) feeds the log {store.url} and may be running, "
+            f"{why_alive(root, claim.job_id)}. Only one job can continue a streaming DataFrame: stop or cancel that "
+            "one first, or start this one without restore"
         )
     return number
 
 
 def take_claim(store: Store, claim: LogClaim, open_store: OpenStore, now_ms: int) -> HeldClaim:
-    """Claim the log. ConfigurationError if the job of the newest claim lives, or another job was faster."""
+    """Claims the log. Raises ConfigurationError if the job of the newest claim lives, or another job was faster."""
     number = check_free(store, claim.job_name, open_store, now_ms) + 1
     try:
         store.create(_claim_path(number), seal(_CLAIM_MAGIC, _CLAIM_VERSION, encode(claim)))
@@ -275,7 +275,7 @@ PLACE_PATH = "_log_at"
 
 
 def remember_log(folder: str, url: str) -> None:
-    """Leave a note in the folder of a job's source, unless the log itself is there."""
+    """Writes a note into the folder of a job's source, unless the log itself is there."""
     store = open_store(folder)
     if store.url == url:
         return

@@ -1,18 +1,19 @@
 """`LogSource`: a batch log as an unbounded source. A lane is a split, and an offset is a row number in it.
 
 Rules:
-* A row never changes its place. So `(split, offset, rows_max)` decides which rows a read returns; only whether they
-  exist yet depends on the moment.
-* A subtask reads its lanes in the order of batches: no lane runs ahead of a lane that has rows of an older batch.
+
+- A row never changes its place. `(split, offset, rows_max)` therefore decides which rows a read returns; only whether
+  they exist yet depends on the moment.
+- A subtask reads its lanes in the order of batches: no lane runs ahead of a lane that has rows of an older batch.
   Otherwise a subtask that catches up would mix old with new rows, and watermarks would make the old ones late.
-* A failed query writes a note for the run of the job that it fed. A reader that has read the whole log finds the note,
+- A failed query writes a note for the run of the job that it fed. A reader that has read the whole log finds the note,
   and fails with Spark's cause. The failure is permanent, because the query does not come back in this run.
-* `LogWindow` keeps a run of consecutive commits around the rows that are read now. It grows at its end, one commit at a
-  time, without listing the log, and shrinks at its front. A row before the window starts it anew, by bisection.
-* After a missing commit, the next request waits for a pause. So an idle log costs a bounded number of requests, however
-  often its lanes are read.
-* A read of deleted rows is an error. It is no error if a commit is deleted before this reader comes to it: all lanes
-  may have been read beyond it, among them lanes without rows in it. Then the window starts anew, and its row numbers
+- `LogWindow` keeps a run of consecutive commits around the rows that are read now. It grows at its end, one commit at a
+  time, without listing the log, and shrinks at its front. A row before the window starts it again, by bisection.
+- After a missing commit, the next request waits for a pause. An idle log therefore costs a bounded number of requests,
+  however often its lanes are read.
+- A read of deleted rows is an error. A commit that is deleted before this reader reaches it is not an error: all lanes
+  may have been read beyond it, among them lanes without rows in it. Then the window starts again, and its row numbers
   show whether a row is missing.
 """
 
@@ -26,7 +27,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from tidegate.connectors.source import ReadResult, SourceReader, SourceSplit
-from tidegate.spark_bridge.dataframes.parquet_source import ParquetReader, StagedFile, local_root
+from tidegate.connectors.staged_parquet import ParquetReader, StagedFile, local_root
 from tidegate.spark_bridge.errors import QueryFailedError
 from tidegate.spark_bridge.streams.batch_log import BatchLog, LogBatch
 from tidegate.storage.codec import encode
@@ -35,7 +36,7 @@ from tidegate.storage.files.file_system_store import open_store
 
 LOCAL_POLL_S = 0.02
 REMOTE_POLL_S = 0.5
-"""How long a reader waits before it looks again for a missing batch."""
+"""How long a reader waits before it requests a missing batch again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +53,21 @@ class LogSource:
 
     @classmethod
     def open(cls, url: str, run: str | None = None) -> LogSource:
-        """The source of an existing log. NotFoundError, CorruptionError."""
+        """Opens an existing log. Raises NotFoundError, CorruptionError."""
         header = BatchLog(open_store(url)).header()
         return cls(url, header.log_id, header.lanes, header.schema, run)
 
     def splits(self) -> Sequence[SourceSplit]:
-        """One split for each lane. The number of lanes never changes."""
+        """Returns one split for each lane. The number of lanes never changes."""
         return tuple(SourceSplit(split_id(self.log_id, lane), b"%d" % lane) for lane in range(self.lanes))
 
     def reader(self) -> SourceReader:
-        """A reader for one subtask."""
+        """Returns a reader for one subtask."""
         return LogReader(self)
 
 
 def split_id(log_id: str, lane: int) -> str:
-    """Name of a lane in checkpoints. It contains the id of the log."""
+    """Returns name of a lane in checkpoints. It contains the id of the log."""
     return f"{log_id}-lane-{lane:03d}"
 
 
@@ -100,7 +101,7 @@ class LogReader:
         self._put_off = 0
 
     def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
-        """Rows from `offset` on, to the end of a row group at most. No rows if they are not there yet.
+        """Returns rows from `offset` on, up to the end of a row group. No rows if they do not exist yet.
 
         Raises ConfigurationError for deleted rows and for a split of another log, QueryFailedError if no more rows will
         come, NotFoundError or CorruptionError for a missing or damaged file.
@@ -133,7 +134,7 @@ class LogReader:
         return ReadResult(result.batch, lane.row, at_end=False)
 
     def close(self) -> None:
-        """Release files and decoded row groups. A later read opens them again."""
+        """Releases files and decoded row groups. A later read opens them again."""
         for lane in self._lanes.values():
             lane.parquet.close()
         self._lanes.clear()
@@ -148,7 +149,7 @@ class LogReader:
         return lane
 
     def _is_ahead(self, lane: _Lane) -> bool:
-        """Whether another lane has rows of older batches.
+        """Returns whether another lane has rows of older batches.
 
         A lane that is no longer read delays others only briefly.
         """
@@ -163,7 +164,7 @@ class LogReader:
         return False
 
     def _check_query(self) -> None:
-        """Raise QueryFailedError if the query that writes the log has failed."""
+        """Raises QueryFailedError if the query that writes the log has failed."""
         if self._source.run is None or self._clock() < self._note_not_before_s:
             return
         self._note_not_before_s = self._clock() + self._poll_s
@@ -177,14 +178,14 @@ class LogReader:
 BATCHES_MAX = 1_024
 SEEKS_MAX = 5
 LOOKS_MAX = 16
-"""After this number of looks for a missing commit, the window checks whether it was deleted."""
+"""After this number of requests for a missing commit, the window checks whether it was deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
     """The place of a row of a lane: in `file`, which begins at row `start` of the lane.
 
-    `end` is the lane's row number at which the batch ends; rows from there on are in later batches.
+    `end` is the lane's row number at which the batch ends. Rows from there on are in later batches.
     """
 
     batch_id: int
@@ -217,7 +218,10 @@ class LogWindow:
         return self._batches[-1].batch_id + 1 if self._batches else 0
 
     def find(self, lane: int, row: int) -> Place | None:
-        """Returns the place of a row, or None before its batch is in the log. ConfigurationError if it was deleted."""
+        """Returns the place of a row, or None before its batch is in the log.
+
+        Raises ConfigurationError if it was deleted.
+        """
         if (not self._batches or row < self._batches[0].start_of(lane)) and not self._seek(lane, row):
             return None
         while row >= self._batches[-1].ends[lane]:
@@ -230,7 +234,7 @@ class LogWindow:
         raise CorruptionError(f"batch {batch.batch_id} of {self._log.url} has no file with row {row} of lane {lane}")
 
     def _grow(self) -> bool:
-        """Add the next commit, if it is there. If it was deleted, empty the window."""
+        """Adds the next commit, if it exists. If it was deleted, empties the window."""
         if self._waits():
             return False
         try:
@@ -250,9 +254,9 @@ class LogWindow:
         return True
 
     def _seek(self, lane: int, row: int) -> bool:
-        """Start anew with the batch of a row, or with the newest one. False if the log has no batch.
+        """Starts again with the batch of a row, or with the newest one. Returns False if the log has no batch.
 
-        Only an empty log is subject to the pause: rows that are there must not wait because another lane found nothing.
+        Only an empty log is subject to the pause: existing rows must not wait because another lane found nothing.
         """
         if not self._batches and self._waits():
             return False

@@ -52,8 +52,8 @@ from tidegate.actors.restore.positions_at_rest import PositionsAtRest
 from tidegate.actors.runtimes.driver_services import DriverService
 from tidegate.actors.runtimes.running_job import FedJob
 from tidegate.connectors.source import Source, SourceReader, SourceSplit
+from tidegate.connectors.staged_parquet import StagedFile, local_root
 from tidegate.protocol.failures import error_text
-from tidegate.spark_bridge.dataframes.parquet_source import StagedFile, local_root
 from tidegate.spark_bridge.dataframes.spark_types import arrow_schema_of, readable_schema
 from tidegate.spark_bridge.dataframes.staging import marked_reason, reason_of, stage_files
 from tidegate.spark_bridge.errors import SparkBridgeError, SparkLostError, SparkTimeoutError
@@ -91,7 +91,7 @@ from tidegate.storage.user_values import logged_text
 
 
 class StreamingDataFrameSource:
-    """Stands for the input until it has a log, with `lanes` lanes. ConfigurationError for unsupported types."""
+    """Stands for the input until it has a log, with `lanes` lanes. Raises ConfigurationError for unsupported types."""
 
     unbounded = True
 
@@ -109,7 +109,7 @@ class StreamingDataFrameSource:
         return self._schema
 
     def stage(self, url: str) -> LogSource:
-        """Create an empty log at `url`. ConfigurationError if the log or Spark's checkpoint cannot be there."""
+        """Creates an empty log at `url`. Raises ConfigurationError if the log or Spark's checkpoint cannot be there."""
         if get_protocol(url) == "memory":
             raise ConfigurationError(
                 f"the rows of a streaming DataFrame cannot go to {url}: Spark's executors are other processes and do "
@@ -137,7 +137,10 @@ class StreamingDataFrameSource:
         return source
 
     def feed(self, staged: Source, job: FedJob) -> DriverService:
-        """The companion that writes the log while the job runs. ConfigurationError if another job feeds it."""
+        """Returns the driver service that writes the log while the job runs.
+
+        Raises ConfigurationError if another job feeds it.
+        """
         assert isinstance(staged, LogSource)
         check_free(open_store(staged.url), job.name, job.open_store, now_ms())
         return StreamFeed(self._df, staged, self._settings, job)
@@ -191,7 +194,7 @@ class StreamFeed(DriverService):
         self._job = job
 
     def start(self, fail: Callable[[str], None]) -> None:
-        """Start the thread. It reports a failure by the note, so that other readers of the log see it too."""
+        """Starts the thread. It reports a failure by the note, so that other readers of the log see it too."""
         self._begin(f"tidegate feed of {self._job.uid}", self._run)
 
     def job_ended(self, status: str) -> None:
@@ -257,7 +260,7 @@ class StreamFeed(DriverService):
         )
 
     def _leave_note(self, store: Store, reason: str) -> None:
-        """Leave the note for the source. Tries until it is there, or the feed is stopped."""
+        """Writes the note for the source. Tries until it exists, or the feed is stopped."""
         text = (
             f"{self.text} has failed: {reason}. Mend the cause and execute the job "
             'again with restore="latest": the query continues where it was'
@@ -281,7 +284,7 @@ def free_batches(
 ) -> None:
     """Does one round: updates the ledger with the newest checkpoint, and deletes batches that no checkpoint needs.
 
-    SparkBridgeError if another job feeds the log. If storage does not answer, the next round tries again.
+    Raises SparkBridgeError if another job feeds the log. If storage does not answer, the next round tries again.
     """
     try:
         resting = positions.look()
@@ -331,10 +334,10 @@ class BatchWriter(Generic[R]):
         self._stage = stage
 
     def write(self, rows: R, batch_id: int, query_id: str) -> None:
-        """Wait for room, and put a batch into the log. It is there when this returns, written now or earlier.
+        """Waits for room, and puts a batch into the log. It is there when this returns, written now or earlier.
 
         Raises SparkBridgeError if the batch does not follow the newest one or another job feeds the log, StorageError,
-        WriterStopped, and what `stage` raises.
+        WriterStopped, and errors of `stage`.
         """
         self._claim.check()
         newest = self._newest_before(batch_id)
@@ -347,7 +350,7 @@ class BatchWriter(Generic[R]):
         self._ledger.append(self._committed(batch, folder))
 
     def _newest_before(self, batch_id: int) -> LogBatch | None:
-        """The newest batch. Reads those that a writer believed dead has added since the log was read."""
+        """Returns the newest batch, after reading batches that a writer believed dead has added to the log since."""
         newest = self._ledger.newest
         while batch_id > (expected := 0 if newest is None else newest.batch_id + 1):
             try:
@@ -450,13 +453,13 @@ class LogLedger:
             return total
 
     def append(self, batch: LogBatch) -> None:
-        """A batch was committed."""
+        """Records that a batch was committed."""
         with self._changed:
             assert not self._batches or batch.batch_id == self._batches[-1].batch_id + 1
             self._batches.append(batch)
 
     def cover(self, rows: Sequence[int]) -> None:
-        """The newest checkpoint covers this many rows of each lane."""
+        """Records how many rows of each lane the newest checkpoint covers."""
         with self._changed:
             self._covered = rows
             self._changed.notify_all()
@@ -472,13 +475,13 @@ class LogLedger:
             return tuple(found)
 
     def deleted(self, batch: LogBatch) -> None:
-        """The oldest batch was deleted."""
+        """Records that the oldest batch was deleted."""
         with self._changed:
             assert self._batches[0] == batch
             self._batches.popleft()
 
     def await_room(self) -> None:
-        """Wait until at most the limit is uncovered. WriterStopped once `stop` was called."""
+        """Waits until at most the limit is uncovered. Raises WriterStopped once `stop` was called."""
         with self._changed:
             while not self._stopped and self.uncovered_bytes > self._limit_bytes:
                 self._changed.wait(WAIT_STEP_S)
@@ -523,7 +526,10 @@ class StreamingQuery:
         self._stopped = False
 
     def start(self, name: str, checkpoint: str, trigger_ms: int | None) -> None:
-        """Start it. SparkTimeoutError, SparkLostError, and whatever Spark raises for a query that cannot run."""
+        """Starts the query.
+
+        Raises SparkTimeoutError, SparkLostError, and errors of Spark for a query that cannot run.
+        """
 
         def begin() -> SparkQuery:
             writer = self._df.writeStream.foreachBatch(self._batch).queryName(name)
@@ -545,9 +551,11 @@ class StreamingQuery:
         threading.Thread(target=self._end.run, name=f"tidegate waits for query {name}", daemon=True).start()
 
     def ended(self, timeout_s: float) -> bool:
-        """Wait up to `timeout_s` for its end. True if it was stopped; raises Spark's error if it has failed.
+        """Waits up to `timeout_s` for its end.
 
-        SparkLostError if Spark's driver is lost.
+        Returns True if it was stopped, and raises Spark's error if it has failed.
+
+        Raises SparkLostError if Spark's driver is lost.
         """
         assert self._end is not None, "it was started"
         if self._end.wait(timeout_s):
@@ -558,7 +566,7 @@ class StreamingQuery:
         return False
 
     def reason(self, error: BaseException) -> str:
-        """Why it failed, in one line, with marks around Spark's own text. `error` is what Spark raised."""
+        """Returns why the query failed, in one line, with marks around Spark's own text. `error` is Spark's error."""
         cause = self._raised
         if cause is not None and not isinstance(cause, PySparkException | Py4JError):
             return error_text(cause)
@@ -572,7 +580,7 @@ class StreamingQuery:
         return error_text(of_spark)
 
     def stop(self) -> None:
-        """Stop it and its jobs. If it does not stop in time, it is left behind, with a warning."""
+        """Stops the query and its jobs. If it does not stop in time, it is left running, with a warning."""
         query = self._query
         context = self._df.sparkSession.sparkContext
         self._watch.close()
@@ -588,12 +596,12 @@ class StreamingQuery:
         try:
             call_bounded(stop, timeout_s=CALL_TIMEOUT_S, what="stopping a streaming query", advice=_IS_ALIVE)
         except (PySparkException, Py4JError, SparkTimeoutError, OSError) as error:
-            # Its writer was told to stop, so nothing it still does is written.
+            # Its writer is marked as stopped, so later batches are not written.
             if driver_gone(context, END_S) is None:
                 _logger.warning("a streaming query could not be stopped: %s", error)
 
     def _batch(self, rows: DataFrame, batch_id: int) -> None:
-        """Spark calls this, in a thread of its own."""
+        """Processes a batch. Spark calls this, in a thread of its own."""
         try:
             query_id = self._query_id.result(START_TIMEOUT_S)
             self._write(MicroBatch(rows, batch_id, query_id, self._job_group))
@@ -607,7 +615,7 @@ class StreamingQuery:
 
 
 def _is_not_a_stop(record: logging.LogRecord) -> bool:
-    """Whether py4j is to log a record: not what a batch raises because its query is being stopped."""
+    """Returns whether py4j is to log a record: not an error that a batch raises because its query is being stopped."""
     return record.exc_info is None or not isinstance(record.exc_info[1], WriterStopped)
 
 

@@ -1,1 +1,1 @@
-"""The functions and aggregates of SQL, by name: what each makes of its arguments."""
+"""The functions and aggregates of SQL, by name, with their translations."""

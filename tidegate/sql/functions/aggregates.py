@@ -1,4 +1,4 @@
-"""The aggregates of SQL, by name, as those of the public API."""
+"""The aggregates of SQL, by name, and the aggregates of the public API that they become."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Column = str | pl.Expr
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A call of an aggregate: its arguments, and the words in and behind its brackets."""
+class AggregateCall:
+    """A call of an aggregate: its arguments, and its modifiers such as DISTINCT."""
 
     node: exp.Expr
     name: str
@@ -28,59 +28,59 @@ class Asked:
     ignore_nulls: bool = False
 
     def column(self, place: int = 0) -> Column:
-        """An argument as a column, or an expression."""
+        """Returns an argument as a column, or an expression."""
         return column_of(self.args[place])
 
     def number(self) -> Column:
-        """The argument, which must be a number."""
+        """Returns the argument. Raises ConfigurationError unless it is a number."""
         if not (is_number(self.args[0].type) or self.args[0].is_null):
             raise refused(self.node, f"{self.name} takes a number, not {named(self.args[0].type)}")
         return self.column()
 
 
 def column_of(given: Typed) -> Column:
-    """The name of a column where it is one, else the expression."""
+    """Returns the name of a column if the value is one, else the expression."""
     return given.expr.meta.output_name() if given.expr.meta.is_column() else given.expr
 
 
-def _count(asked: Asked) -> Aggregate:
-    if asked.distinct:
-        return tg.count_distinct(asked.column())
-    return tg.count() if not asked.args or asked.args[0].value is not None else tg.count(asked.column())
+def _count(call: AggregateCall) -> Aggregate:
+    if call.distinct:
+        return tg.count_distinct(call.column())
+    return tg.count() if not call.args or call.args[0].value is not None else tg.count(call.column())
 
 
-def _count_if(asked: Asked) -> Aggregate:
-    return tg.count().where(truth(asked.node, asked.args[0]))
+def _count_if(call: AggregateCall) -> Aggregate:
+    return tg.count().where(truth(call.node, call.args[0]))
 
 
-def _quantile(asked: Asked) -> Aggregate:
-    share = asked.args[1].value
+def _quantile(call: AggregateCall) -> Aggregate:
+    share = call.args[1].value
     if share is None or not 0 <= float(share) <= 1:
-        raise refused(asked.node, "the share is a number from 0 to 1, written out: APPROX_PERCENTILE(ms, 0.99)")
-    return approx_quantile(asked.number(), float(share))
+        raise refused(call.node, "the share must be a literal from 0 to 1, as in APPROX_PERCENTILE(ms, 0.99)")
+    return approx_quantile(call.number(), float(share))
 
 
-def _condition(of: Callable[[Column], Aggregate]) -> Callable[[Asked], Aggregate]:
-    return lambda asked: of(truth(asked.node, asked.args[0]))
+def _condition(of: Callable[[Column], Aggregate]) -> Callable[[AggregateCall], Aggregate]:
+    return lambda call: of(truth(call.node, call.args[0]))
 
 
-def _chosen(of: Callable[..., Aggregate]) -> Callable[[Asked], Aggregate]:
-    return lambda asked: of(asked.column(), ignore_nulls=asked.ignore_nulls)
+def _chosen(of: Callable[..., Aggregate]) -> Callable[[AggregateCall], Aggregate]:
+    return lambda call: of(call.column(), ignore_nulls=call.ignore_nulls)
 
 
-def _by(of: Callable[[Column, Column], Aggregate]) -> Callable[[Asked], Aggregate]:
-    return lambda asked: of(asked.column(0), asked.column(1))
+def _by(of: Callable[[Column, Column], Aggregate]) -> Callable[[AggregateCall], Aggregate]:
+    return lambda call: of(call.column(0), call.column(1))
 
 
-def _number(of: Callable[[Column], Aggregate]) -> Callable[[Asked], Aggregate]:
-    return lambda asked: of(asked.number())
+def _number(of: Callable[[Column], Aggregate]) -> Callable[[AggregateCall], Aggregate]:
+    return lambda call: of(call.number())
 
 
-def _value(of: Callable[[Column], Aggregate]) -> Callable[[Asked], Aggregate]:
-    return lambda asked: of(asked.column())
+def _value(of: Callable[[Column], Aggregate]) -> Callable[[AggregateCall], Aggregate]:
+    return lambda call: of(call.column())
 
 
-AGGREGATES: dict[str, tuple[int, Callable[[Asked], Aggregate]]] = {
+AGGREGATES: dict[str, tuple[int, Callable[[AggregateCall], Aggregate]]] = {
     "COUNT": (1, _count),
     "COUNT_IF": (1, _count_if),
     "SUM": (1, _number(tg.sum)),
@@ -108,20 +108,23 @@ AGGREGATES: dict[str, tuple[int, Callable[[Asked], Aggregate]]] = {
     "APPROX_PERCENTILE": (2, _quantile),
     "PERCENTILE_APPROX": (2, _quantile),
 }
-"""How many arguments each takes, and what it is."""
+"""The number of arguments of each aggregate, and its translation."""
 
 _ELSEWHERE = ("COLLECT_LIST", "COLLECT_SET", "ARRAY_AGG", "LISTAGG", "STRING_AGG", "GROUP_CONCAT")
 
 
 def is_aggregate(node: exp.Expr) -> bool:
-    """Whether a node is an aggregate, with what stands behind its brackets."""
+    """Returns whether a node is an aggregate, maybe with FILTER, IGNORE NULLS or RESPECT NULLS."""
     if isinstance(node, exp.Filter | exp.IgnoreNulls | exp.RespectNulls):
         return is_aggregate(node.this)
     return is_call(node, *AGGREGATES) or is_call(node, *_ELSEWHERE)
 
 
 def aggregate_of(node: exp.Expr, translate: Callable[[exp.Expr], Typed]) -> Aggregate:
-    """The aggregate of a node; `translate` translates its arguments. ConfigurationError for what there is not."""
+    """Returns the aggregate of a node. `translate` translates its arguments.
+
+    Raises ConfigurationError for an aggregate that is not supported.
+    """
     if isinstance(node, exp.Filter):
         condition = truth(node.expression.this, translate(node.expression.this))
         return aggregate_of(node.this, translate).where(condition)
@@ -129,7 +132,9 @@ def aggregate_of(node: exp.Expr, translate: Callable[[exp.Expr], Typed]) -> Aggr
     call = node.this if isinstance(node, exp.IgnoreNulls | exp.RespectNulls) else node
     name, arguments, distinct = str(call.name).upper(), list(call.expressions), False
     if name in _ELSEWHERE:
-        raise refused(call, f"{name} keeps all values; tg.collect_list(…, limit=…) of aggregate(…) says how many")
+        raise refused(
+            call, f"{name} would keep all values; use aggregate(…) with tg.collect_list(…, limit=…), which limits them"
+        )
     if len(arguments) == 1 and isinstance(arguments[0], exp.IgnoreNulls):
         ignore, arguments = True, [arguments[0].this]
     if arguments and isinstance(arguments[0], exp.Distinct):
@@ -138,7 +143,7 @@ def aggregate_of(node: exp.Expr, translate: Callable[[exp.Expr], Typed]) -> Aggr
         arguments = []
     count, make = AGGREGATES[name]
     _check(call, name, arguments, count, distinct)
-    return make(Asked(call, name, tuple(map(translate, arguments)), distinct, ignore))
+    return make(AggregateCall(call, name, tuple(map(translate, arguments)), distinct, ignore))
 
 
 def _check(call: exp.Expr, name: str, arguments: Sequence[exp.Expr], count: int, distinct: bool) -> None:
@@ -147,4 +152,4 @@ def _check(call: exp.Expr, name: str, arguments: Sequence[exp.Expr], count: int,
     if distinct and len(arguments) != 1:
         raise refused(call, "COUNT(DISTINCT …) takes one column: join several with CONCAT_WS, or group by them first")
     if len(arguments) != count and not (name == "COUNT" and not arguments):
-        raise refused(call, f"{name} takes {count} argument{'s' if count > 1 else ''}, and here are {len(arguments)}")
+        raise refused(call, f"{name} takes {count} argument{'s' if count > 1 else ''}, not {len(arguments)}")

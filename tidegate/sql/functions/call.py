@@ -1,4 +1,4 @@
-"""`Call`: a function with its arguments, as the tables of functions read it."""
+"""`Call`: a call of a function with its arguments, for the tables of functions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tidegate.sql.typed_values import Typed, as_type, is_number, is_time, named,
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call. Methods that take the place of an argument raise ConfigurationError if it is of another kind."""
+    """A call. Methods that return an argument raise ConfigurationError if it is of another kind."""
 
     node: exp.Expr
     name: str
@@ -23,27 +23,27 @@ class Call:
     nodes: tuple[exp.Expr, ...]
 
     def text(self, place: int) -> pl.Expr:
-        """An argument as text; a number or a time is written down."""
+        """Returns an argument as text. Numbers and times are converted."""
         return as_type(self.nodes[place], self.args[place], pl.String()).expr
 
     def integer(self, place: int) -> pl.Expr:
-        """An argument as a whole number."""
+        """Returns an argument as a whole number."""
         self._check_number(place)
         return as_type(self.nodes[place], self.args[place], pl.Int64()).expr
 
     def double(self, place: int) -> pl.Expr:
-        """An argument as a double."""
+        """Returns an argument as a double."""
         self._check_number(place)
         return as_type(self.nodes[place], self.args[place], pl.Float64()).expr
 
     def number(self, place: int) -> Typed:
-        """An argument that is a number, in its own type."""
+        """Returns an argument that is a number, in its own type."""
         self._check_number(place)
         given = self.args[place]
         return as_type(self.nodes[place], given, pl.Float64()) if given.is_null else given
 
     def time(self, place: int) -> Typed:
-        """An argument that is a date or a timestamp; text is read as a timestamp."""
+        """Returns an argument that is a date or a timestamp. Text is read as a timestamp."""
         given = self.args[place]
         if is_time(given.type):
             return given
@@ -52,27 +52,27 @@ class Call:
         return as_type(self.nodes[place], given, pl.Datetime("us"))
 
     def as_(self, place: int, data_type: Any) -> pl.Expr:
-        """An argument in a type."""
+        """Returns an argument in a type."""
         return as_type(self.nodes[place], self.args[place], data_type).expr
 
-    def said_text(self, place: int) -> str:
-        """An argument that is a text, written out."""
+    def literal_text(self, place: int) -> str:
+        """Returns an argument that is a literal text."""
         return str(python_value(self.nodes[place], self.args[place], str))
 
-    def said_int(self, place: int, otherwise: int | None = None) -> int:
-        """An argument that is a whole number, written out; `otherwise` if it is not there."""
+    def literal_int(self, place: int, otherwise: int | None = None) -> int:
+        """Returns an argument that is a literal whole number, or `otherwise` if it is missing."""
         if otherwise is not None and place >= len(self.args):
             return otherwise
         return int(python_value(self.nodes[place], self.args[place], int))
 
     def refused(self, why: str) -> Exception:
-        """The error for the call."""
+        """Returns the error for the call."""
         return refused(self.node, why)
 
     def _check_number(self, place: int) -> None:
         given = self.args[place]
         if not (given.is_null or is_number(given.type)):
-            raise refused(self.nodes[place], f"{self.name} takes a number here, and this is {named(given.type)}")
+            raise refused(self.nodes[place], f"{self.name} takes a number here, not {named(given.type)}")
 
 
 Make: TypeAlias = Callable[[Call], Typed]
@@ -80,7 +80,7 @@ Make: TypeAlias = Callable[[Call], Typed]
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """How a call is translated, and how many arguments it has."""
+    """The translation of a call, and the number of its arguments."""
 
     make: Make
     least: int
@@ -88,7 +88,7 @@ class Function:
 
 
 def of(least: int, most: int | None = None) -> Callable[[Make], Function]:
-    """A function with so many arguments; `most` is as many as `least` if it is not given."""
+    """Returns a function with `least` to `most` arguments. By default `most` is `least`."""
     return lambda make: Function(make, least, least if most is None else most)
 
 

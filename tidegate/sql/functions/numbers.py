@@ -1,4 +1,4 @@
-"""Functions of numbers, and those that choose among their arguments."""
+"""Functions of numbers, and functions that choose among their arguments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _double(change: Callable[[pl.Expr], pl.Expr]) -> Function:
 
 
 def _positive(change: Callable[[pl.Expr], pl.Expr]) -> Function:
-    """Of what is not positive there is none: null, as in Spark."""
+    """Returns a function that is null for numbers that are not positive, as in Spark."""
     return of(1)(lambda call: Typed(change(pl.when(call.double(0) > 0).then(call.double(0))), pl.Float64()))
 
 
@@ -37,7 +37,7 @@ def _abs(call: Call) -> Typed:
 
 
 def _whole(change: Callable[[pl.Expr], pl.Expr]) -> Function:
-    """Of a double a BIGINT, of a decimal one without a point."""
+    """Returns a function whose result is a BIGINT for a double, and a decimal of scale 0 for a decimal."""
 
     def make(call: Call) -> Typed:
         given = call.number(0)
@@ -52,14 +52,14 @@ def _whole(change: Callable[[pl.Expr], pl.Expr]) -> Function:
 
 
 def _round(call: Call) -> Typed:
-    """Half up, away from zero."""
-    given, digits = call.number(0), call.said_int(1, otherwise=0)
+    """Rounds half up, away from zero."""
+    given, digits = call.number(0), call.literal_int(1, otherwise=0)
     if is_integer(given.type):
         if digits < 0:
-            raise call.refused("an integer is rounded to a number of digits that is not negative")
+            raise call.refused("the number of digits must not be negative")
         return given
     if digits < 0:
-        raise call.refused("the number of digits is not negative")
+        raise call.refused("the number of digits must not be negative")
     if not isinstance(given.type, pl.Decimal):
         return Typed(_rounded(given.expr.cast(pl.Float64), digits).cast(given.type), given.type)
     rounded = given.expr.round(digits, mode="half_away_from_zero")
@@ -69,8 +69,10 @@ def _round(call: Call) -> Typed:
 
 
 def _rounded(value: pl.Expr, digits: int) -> pl.Expr:
-    """Doubles, rounded as they are written: 1.005 is 1.01, though in binary it is a little less. Of those of which no
-    more digits are known nothing is taken away."""
+    """Rounds doubles by their decimal text: 1.005 becomes 1.01, though in binary it is a little less.
+
+    Doubles too large to have that many exact digits stay as they are.
+    """
     if digits > _ROUNDED_DIGITS_MAX:
         return value
     written = read_decimal(value.cast(pl.String), pl.Decimal(20, digits)).cast(pl.Float64)
@@ -79,7 +81,7 @@ def _rounded(value: pl.Expr, digits: int) -> pl.Expr:
 
 def _sign(call: Call) -> Typed:
     value = call.double(0)
-    positive = (value > 0) & value.is_not_nan()  # for polars NaN is greater than any number
+    positive = (value > 0) & value.is_not_nan()  # in polars NaN is greater than any number
     return Typed(pl.when(positive).then(1.0).when(value < 0).then(-1.0).otherwise(value), pl.Float64())
 
 
@@ -102,7 +104,7 @@ def _coalesce(call: Call) -> Typed:
 
 
 def _extreme(greatest: bool) -> Function:
-    """Nulls are skipped, as in Spark. NaN is greater than any number."""
+    """Returns GREATEST or LEAST. Nulls are skipped, as in Spark. NaN is greater than any number."""
 
     def make(call: Call) -> Typed:
         found, data_type = _in_common(call, call.args)

@@ -1,4 +1,4 @@
-"""Functions of text. Positions count characters from 1, as in Spark."""
+"""Functions of text and JSON. Positions count characters from 1, as in Spark."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import polars as pl
 
-from tidegate.operators.functions.json_values import Step, json_objects, json_structs
 from tidegate.sql.functions.call import ANY_NUMBER, Call, Function, Functions, of
+from tidegate.sql.functions.json_values import Step, json_objects, json_structs
 from tidegate.sql.typed_values import DIGITS_MAX, Typed
 
 
@@ -23,7 +23,7 @@ def _test(test: Callable[[pl.Expr, pl.Expr], pl.Expr]) -> Function:
 
 
 def sliced(text: pl.Expr, start: pl.Expr, length: pl.Expr | None) -> pl.Expr:
-    """Characters from a position, which counts from 1, or from the end if it is negative; 0 is as 1."""
+    """Returns characters from a position, which counts from 1, or from the end if it is negative. 0 means 1."""
     size = text.str.len_chars().cast(pl.Int64)
     first = pl.when(start > 0).then(start - 1).when(start < 0).then(size + start).otherwise(start)
     end = size if length is None else first + length
@@ -32,7 +32,10 @@ def sliced(text: pl.Expr, start: pl.Expr, length: pl.Expr | None) -> pl.Expr:
 
 
 def _part(text: pl.Expr, begin: pl.Expr, size: pl.Expr) -> pl.Expr:
-    """So many characters of a text; null where one of them is: for polars a size that is null is all the rest."""
+    """Returns `size` characters of a text, or null if `size` is null.
+
+    In polars a null size means the whole rest.
+    """
     return pl.when(size.is_not_null()).then(text.str.slice(begin, size))
 
 
@@ -58,30 +61,30 @@ def _concat(call: Call) -> Typed:
 
 def _concat_ws(call: Call) -> Typed:
     parts = [call.text(place) for place in range(1, len(call.args))]
-    return Typed(pl.concat_str(parts, separator=call.said_text(0), ignore_nulls=True), pl.String())
+    return Typed(pl.concat_str(parts, separator=call.literal_text(0), ignore_nulls=True), pl.String())
 
 
 def _replace(call: Call) -> Typed:
-    old, text = call.said_text(1), call.text(0)
-    new = call.said_text(2) if len(call.args) > 2 else ""
+    old, text = call.literal_text(1), call.text(0)
+    new = call.literal_text(2) if len(call.args) > 2 else ""
     return Typed(text.str.replace_all(old, new, literal=True) if old else text, pl.String())
 
 
 def _regexp_replace(call: Call) -> Typed:
-    pattern = call.said_text(1)
+    pattern = call.literal_text(1)
     return Typed(call.text(0).str.replace_all(pattern, _replacement(call, pattern)), pl.String())
 
 
 def _replacement(call: Call, pattern: str) -> str:
-    """Java's text with `$1` and `\\$` in the words of Rust, for which `$1st` is a group of the name `1st`."""
+    """Translates a Java replacement with `$1` and `\\$` for Rust, where `$1st` would be a group named `1st`."""
     try:
         groups = re.compile(pattern).groups
-    except re.error:  # what only Rust understands: it says itself what is wrong
+    except re.error:  # The pattern may be valid in Rust alone, which reports errors itself.
         groups = 9
-    found, letters = [], call.said_text(2)
+    found, letters = [], call.literal_text(2)
     for escaped, digits, other in re.findall(r"\\(.)|\$(\d+)|([\\$]|[^\\$]+)", letters, re.DOTALL):
         if other in ("$", "\\"):
-            raise call.refused(f"{other} stands before a group's number or, as a letter, behind a backslash")
+            raise call.refused(f"write a group's number after {other}, or a backslash before it")
         if digits:
             count = next((n for n in range(len(digits), 1, -1) if int(digits[:n]) <= groups), 1)
             if int(digits[:count]) > groups:
@@ -93,24 +96,26 @@ def _replacement(call: Call, pattern: str) -> str:
 
 
 def _regexp_extract(call: Call) -> Typed:
-    """What Spark gives where nothing is found is an empty text."""
-    text, group = call.text(0), call.said_int(2, otherwise=1)
-    found = text.str.extract(call.said_text(1), group).fill_null("")
+    """Returns an empty text if nothing is found, as in Spark."""
+    text, group = call.text(0), call.literal_int(2, otherwise=1)
+    found = text.str.extract(call.literal_text(1), group).fill_null("")
     return Typed(pl.when(text.is_not_null()).then(found), pl.String())
 
 
 def _split_index(call: Call) -> Typed:
-    """Flink's: parts count from 0, and one that there is not is null."""
-    place = call.said_int(2)
+    """Returns a part by Flink's rules: parts count from 0, and a missing part is null."""
+    place = call.literal_int(2)
     if place < 0:
         return Typed(pl.lit(None, dtype=pl.String), pl.String())
-    return Typed(call.text(0).str.split(call.said_text(1)).list.get(place, null_on_oob=True), pl.String())
+    return Typed(call.text(0).str.split(call.literal_text(1)).list.get(place, null_on_oob=True), pl.String())
 
 
 def _split_part(call: Call) -> Typed:
-    """Spark's: parts count from 1, from the end if negative, and one that there is not is empty. An empty text splits
-    nothing."""
-    text, between, place = call.text(0), call.said_text(1), call.said_int(2)
+    """Returns a part by Spark's rules.
+
+    Parts count from 1, or from the end if negative, and a missing part is empty. An empty separator does not split.
+    """
+    text, between, place = call.text(0), call.literal_text(1), call.literal_int(2)
     if not place:
         raise call.refused("SPLIT_PART counts parts from 1, or from the end with -1")
     parts = (text.str.split(between) if between else pl.concat_list(text)).list
@@ -119,8 +124,8 @@ def _split_part(call: Call) -> Typed:
 
 
 def _split(call: Call) -> Typed:
-    """Spark's: parts between what a regular expression matches; an empty one splits into characters."""
-    text, pattern = call.text(0), call.said_text(1)
+    """Splits by Spark's rules: at the matches of a regular expression. An empty pattern splits into characters."""
+    text, pattern = call.text(0), call.literal_text(1)
     plain = re.sub(r"\\([^A-Za-z0-9])", r"\1", pattern)
     if not set(re.sub(r"\\[^A-Za-z0-9]", "", pattern)) & set(".^$*+?{}[]\\|()"):
         parts = text.str.split(plain)
@@ -132,19 +137,19 @@ def _split(call: Call) -> Typed:
             any(not found[0] for found in re.finditer(pattern, f"a B1_,. \n{pattern}"))
             or re.search(pattern, "") is not None
         )
-    except re.error:  # what only Rust understands: it says itself what is wrong
+    except re.error:  # The pattern may be valid in Rust alone, which reports errors itself.
         empty = False
     if empty:
-        raise call.refused("the pattern matches an empty text, also between two characters: use +, as in ' +'")
+        raise call.refused("the pattern also matches an empty text between two characters: use +, as in ' +'")
     return Typed(text.str.split(pattern, literal=False), pl.List(pl.String()))
 
 
 def _padded(start: bool) -> Function:
     def make(call: Call) -> Typed:
-        text, length = call.text(0), max(0, call.said_int(1))
-        fill = call.said_text(2) if len(call.args) > 2 else " "
+        text, length = call.text(0), max(0, call.literal_int(1))
+        fill = call.literal_text(2) if len(call.args) > 2 else " "
         if len(fill) != 1:
-            raise call.refused("it is filled with one character")
+            raise call.refused("the fill must be one character")
         padded = text.str.pad_start(length, fill) if start else text.str.pad_end(length, fill)
         return Typed(padded.str.slice(0, length), pl.String())
 
@@ -152,7 +157,7 @@ def _padded(start: bool) -> Function:
 
 
 def position(text: pl.Expr, part: str) -> pl.Expr:
-    """Where a part begins, from 1; 0 where it is not."""
+    """Returns the position at which a part begins, from 1, or 0 if the text does not contain it."""
     if not part:
         return pl.when(text.is_not_null()).then(pl.lit(1, dtype=pl.Int32))
     before = text.str.splitn(part, 2).struct.field("field_0").str.len_chars().cast(pl.Int32) + 1
@@ -196,8 +201,8 @@ TEXTS: Functions = {
     "SPLIT_PART": of(3)(_split_part),
     "LPAD": _padded(start=True),
     "RPAD": _padded(start=False),
-    "INSTR": of(2)(lambda call: Typed(position(call.text(0), call.said_text(1)), pl.Int32())),
-    "LOCATE": of(2)(lambda call: Typed(position(call.text(1), call.said_text(0)), pl.Int32())),
+    "INSTR": of(2)(lambda call: Typed(position(call.text(0), call.literal_text(1)), pl.Int32())),
+    "LOCATE": of(2)(lambda call: Typed(position(call.text(1), call.literal_text(0)), pl.Int32())),
 }
 
 
@@ -220,19 +225,19 @@ _CAST_TYPES = ("DATE", "TIMESTAMP", "TIMESTAMP_NTZ", "TIMESTAMP_LTZ", "BINARY", 
 
 
 def _get_json_object(call: Call) -> Typed:
-    said = call.said_text(1)
-    function = partial(json_objects, _path_of(call, said))
-    return Typed(_mapped(call.text(0), "GET_JSON_OBJECT", said, function, pl.String()), pl.String())
+    path = call.literal_text(1)
+    function = partial(json_objects, _path_of(call, path))
+    return Typed(_mapped(call.text(0), "GET_JSON_OBJECT", path, function, pl.String()), pl.String())
 
 
 def _mapped(
-    text: pl.Expr, name: str, said: str, function: Callable[[Sequence[pl.Series]], pl.Series], made: Any
+    text: pl.Expr, name: str, argument: str, function: Callable[[Sequence[pl.Series]], pl.Series], made: Any
 ) -> pl.Expr:
-    return pl.map_batches([text, pl.lit(name), pl.lit(said)], function, return_dtype=made, is_elementwise=True)
+    return pl.map_batches([text, pl.lit(name), pl.lit(argument)], function, return_dtype=made, is_elementwise=True)
 
 
 def _path_of(call: Call, text: str) -> tuple[Step, ...]:
-    """The steps of a path such as `$.a.b[0]`. ConfigurationError for one that is not covered."""
+    """Returns the steps of a path such as `$.a.b[0]`. Raises ConfigurationError for other paths."""
     steps: list[Step] = []
     place = 1
     while text.startswith("$") and place < len(text):
@@ -243,18 +248,18 @@ def _path_of(call: Call, text: str) -> tuple[Step, ...]:
         steps.append((found["name"] or found["quoted"]) if index is None else None if index == _ALL else int(index))
         place = found.end()
     if not text.startswith("$") or place < len(text):
-        raise call.refused(f"a path is $ and then .name, ['name'], [0] or [*], and this is {text!r}")
+        raise call.refused(f"a path has $ and then .name, ['name'], [0] or [*], but this is {text!r}")
     return tuple(steps)
 
 
 def _from_json(call: Call) -> Typed:
-    said = call.said_text(1)
-    data_type = _schema_of(call, said)
-    return Typed(_mapped(call.text(0), "FROM_JSON", said, partial(json_structs, data_type), data_type), data_type)
+    schema = call.literal_text(1)
+    data_type = _schema_of(call, schema)
+    return Typed(_mapped(call.text(0), "FROM_JSON", schema, partial(json_structs, data_type), data_type), data_type)
 
 
 def _schema_of(call: Call, text: str) -> pl.Struct:
-    """The type that a schema such as `id INT, tags ARRAY<STRING>` describes. ConfigurationError for what is none."""
+    """Returns the type that a schema such as `id INT, tags ARRAY<STRING>` describes. Raises ConfigurationError."""
     words = _Schema(call, text)
     whole = words.peek().upper() == "STRUCT" and words.peek(1) == "<"
     found = words.type() if whole else words.fields("")
@@ -265,7 +270,7 @@ def _schema_of(call: Call, text: str) -> pl.Struct:
 
 
 class _Schema:
-    """Reads a schema word by word: sqlglot passes over what it does not know."""
+    """Reads a schema word by word. The parser of sqlglot ignores words that it does not support."""
 
     def __init__(self, call: Call, text: str) -> None:
         self._call, self._text = call, text
@@ -273,18 +278,18 @@ class _Schema:
         self._place = 0
 
     def refused(self, why: str = "") -> Exception:
-        """The error for the next word."""
+        """Returns the error for the next word."""
         found = f"{self.peek()!r}" if self.peek() else "the end"
-        said = why or f"{found} is not understood; write names and types, as in 'id INT, tags ARRAY<STRING>'"
-        return self._call.refused(f"the schema {self._text!r}: {said}")
+        reason = why or f"{found} is not understood; write names and types, as in 'id INT, tags ARRAY<STRING>'"
+        return self._call.refused(f"the schema {self._text!r}: {reason}")
 
     def peek(self, further: int = 0) -> str:
-        """The next word, or a later one; empty at the end."""
+        """Returns the next word, or a later one. "" at the end."""
         place = self._place + further
         return self._words[place] if place < len(self._words) else ""
 
     def fields(self, end: str) -> pl.Struct:
-        """Names with types, up to a word."""
+        """Reads names with types, up to a word."""
         found: dict[str, Any] = {}
         while True:
             word = self._next()
@@ -295,14 +300,14 @@ class _Schema:
             if self.peek() == ":":
                 self._next()
             if name in found:
-                raise self.refused(f"{name!r} is there twice")
+                raise self.refused(f"{name!r} occurs twice")
             found[name] = self.type()
             if self.peek() == end:
                 return pl.Struct(found)
             self._expect(",")
 
     def type(self) -> Any:
-        """A type."""
+        """Reads a type."""
         word = self.peek().upper()
         if word == "STRUCT":
             self._next()
@@ -323,7 +328,7 @@ class _Schema:
             self._next()
             return self._decimal()
         if word in _CAST_TYPES:
-            raise self.refused(f"{word} is not read from JSON: take it as STRING, and CAST the field")
+            raise self.refused(f"{word} cannot be read from JSON: use STRING, and CAST the field")
         raise self.refused()
 
     def _decimal(self) -> pl.Decimal:
@@ -339,7 +344,7 @@ class _Schema:
                 self._expect(end)
             self._expect(")")
         if not 0 <= digits[1] <= digits[0] <= DIGITS_MAX or not digits[0]:
-            raise self.refused(f"a decimal has 1 to {DIGITS_MAX} digits, and no more of them behind the point")
+            raise self.refused(f"a decimal has 1 to {DIGITS_MAX} digits, and its scale is at most its number of digits")
         return pl.Decimal(*digits)
 
     def _expect(self, word: str) -> None:

@@ -1,4 +1,7 @@
-"""Functions of dates and timestamps. All calculate in UTC. What the clock says is refused: a replay would differ."""
+"""Functions of dates and timestamps. All of them calculate in UTC.
+
+Functions that read the clock are refused, because a replay would return other values.
+"""
 
 from __future__ import annotations
 
@@ -55,22 +58,22 @@ _FORMS = {
 
 
 def unit_of(node: exp.Expr, word: str) -> str:
-    """A unit of time in the singular, in capitals. ConfigurationError for what is none."""
+    """Returns a unit of time in the singular, in capitals. Raises ConfigurationError for an unknown unit."""
     found = word.upper().strip()
     found = found if found in UNIT_MS or found in UNIT_MONTHS else found.removesuffix("S")
     if found not in UNIT_MS and found not in UNIT_MONTHS:
-        raise refused(node, f"{word!r} is no unit; there are {', '.join((*UNIT_MS, *UNIT_MONTHS))}")
+        raise refused(node, f"{word!r} is not a unit of time; use one of {', '.join((*UNIT_MS, *UNIT_MONTHS))}")
     return found
 
 
 def in_utc(given: Typed) -> pl.Expr:
-    """A time whose parts are those of UTC."""
+    """Returns a time in UTC, so that its parts are in UTC."""
     zone = getattr(given.type, "time_zone", None)
     return given.expr if zone in (None, "UTC") else given.expr.dt.convert_time_zone("UTC")
 
 
 def part_of(node: exp.Expr, word: str, given: Typed) -> Typed:
-    """A part of a time: EXTRACT(HOUR FROM …), HOUR(…)."""
+    """Returns a part of a time: EXTRACT(HOUR FROM …), HOUR(…)."""
     name = word.upper()
     name = _NAMES.get(name, name)
     name = name if name in _PARTS else name.removesuffix("S")
@@ -82,7 +85,7 @@ def part_of(node: exp.Expr, word: str, given: Typed) -> Typed:
 
 
 def extracted(node: exp.Expr, word: str, given: Typed) -> Typed:
-    """EXTRACT: as `part_of`, but seconds have their fraction, as in Spark."""
+    """EXTRACT: like `part_of`, but seconds have their fraction, as in Spark."""
     if word.upper().removesuffix("S") != "SECOND":
         return part_of(node, word, given)
     time = in_utc(as_type(node, given, pl.Datetime("us")) if isinstance(given.type, pl.Date) else given)
@@ -92,7 +95,7 @@ def extracted(node: exp.Expr, word: str, given: Typed) -> Typed:
 
 
 def strftime_of(node: exp.Expr, pattern: str) -> str:
-    """Java's pattern of a date in the words of strftime. ConfigurationError for a letter that is not known."""
+    """Returns Java's pattern of a date as a pattern of strftime. Raises ConfigurationError for an unknown letter."""
     found = []
     for quoted, letters, other in re.findall(r"'([^']*)'|([A-Za-z]+)|([^A-Za-z']+)", pattern):
         if letters:
@@ -113,15 +116,15 @@ def _date_format(call: Call) -> Typed:
     given = call.time(0)
     if isinstance(given.type, pl.Date):
         given = as_type(call.node, given, pl.Datetime("ms"))
-    return Typed(in_utc(given).dt.strftime(strftime_of(call.nodes[1], call.said_text(1))), pl.String())
+    return Typed(in_utc(given).dt.strftime(strftime_of(call.nodes[1], call.literal_text(1))), pl.String())
 
 
 def _date_trunc(call: Call) -> Typed:
-    return _truncated(call, call.said_text(0), call.time(1))
+    return _truncated(call, call.literal_text(0), call.time(1))
 
 
 def _trunc(call: Call) -> Typed:
-    given = _truncated(call, call.said_text(1), call.time(0))
+    given = _truncated(call, call.literal_text(1), call.time(0))
     return as_type(call.node, given, pl.Date())
 
 
@@ -137,14 +140,14 @@ def _utc_type(given: Typed) -> pl.Datetime:
 
 def _to_date(call: Call) -> Typed:
     if len(call.args) > 1:
-        form = strftime_of(call.nodes[1], call.said_text(1))
+        form = strftime_of(call.nodes[1], call.literal_text(1))
         return Typed(call.text(0).str.to_date(form, strict=False), pl.Date())
     return as_type(call.node, call.args[0], pl.Date())
 
 
 def _to_timestamp(call: Call) -> Typed:
     if len(call.args) > 1:
-        form = strftime_of(call.nodes[1], call.said_text(1))
+        form = strftime_of(call.nodes[1], call.literal_text(1))
         return Typed(call.text(0).str.to_datetime(form, time_unit="us", strict=False), pl.Datetime("us"))
     return as_type(call.node, call.args[0], pl.Datetime("us"))
 
@@ -153,7 +156,7 @@ def _days_later(sign: int) -> Function:
     def make(call: Call) -> Typed:
         day = call.as_(0, pl.Date()).cast(pl.Int32).cast(pl.Int64)
         if not is_integer(call.args[1].type):
-            raise call.refused(f"days are a whole number, not {named(call.args[1].type)}")
+            raise call.refused(f"the number of days must be a whole number, not {named(call.args[1].type)}")
         return Typed((day + sign * call.integer(1)).cast(pl.Int32, strict=False).cast(pl.Date), pl.Date())
 
     return of(2)(make)
@@ -165,10 +168,10 @@ def _datediff(call: Call) -> Typed:
 
 
 def _timestampdiff(call: Call) -> Typed:
-    """Whole units from the first time to the second."""
+    """Returns the number of whole units from the first time to the second."""
     unit = unit_of(call.node, call.nodes[0].name)
     if unit in UNIT_MONTHS:
-        raise call.refused("the units are MILLISECOND to WEEK: months differ")
+        raise call.refused("months have no fixed length: use a unit from MILLISECOND to WEEK")
     first, second = (_moments(call, place, "us") for place in (1, 2))
     apart, size = second - first, UNIT_MS[unit] * 1_000
     whole = apart // size
@@ -176,13 +179,13 @@ def _timestampdiff(call: Call) -> Typed:
 
 
 def _timestampadd(call: Call) -> Typed:
-    unit, count = unit_of(call.node, call.nodes[0].name), call.said_int(1)
+    unit, count = unit_of(call.node, call.nodes[0].name), call.literal_int(1)
     by = Interval(UNIT_MONTHS[unit] * count, 0) if unit in UNIT_MONTHS else Interval(0, UNIT_MS[unit] * count)
     return moved(call.node, call.time(2), by)
 
 
 def _moments(call: Call, place: int, unit: str) -> pl.Expr:
-    """A time as a whole number of units since 1970."""
+    """Returns a time as a whole number of units since 1970."""
     given = as_type(call.nodes[place], call.time(place), pl.Datetime("us"))
     return (
         given.expr.cast(pl.Int64) if unit == "us" else given.expr.cast(pl.Int64) // (1_000 if unit == "ms" else 10**6)
@@ -194,7 +197,7 @@ def _since_1970(unit: str) -> Function:
 
 
 def _of_number(unit: str) -> Function:
-    """The timestamp that is so many units after the beginning of 1970."""
+    """Returns a function that converts a number of units since the beginning of 1970 to a timestamp."""
 
     def make(call: Call) -> Typed:
         if unit == "s" and is_number(call.args[0].type) and not is_integer(call.args[0].type):
@@ -213,7 +216,7 @@ def _last_day(call: Call) -> Typed:
 
 
 def _add_months(call: Call) -> Typed:
-    return Typed(call.as_(0, pl.Date()).dt.offset_by(f"{call.said_int(1)}mo"), pl.Date())
+    return Typed(call.as_(0, pl.Date()).dt.offset_by(f"{call.literal_int(1)}mo"), pl.Date())
 
 
 TIMES: Functions = {

@@ -1,5 +1,6 @@
 """The columnar backend: keyed state in memory, in columns of pages that snapshots share with the task.
 
-`columnar_backend.py` is where it is opened. `key_space.py` gives each key a slot; `vector_table.py`, `cells.py`,
-`row_table.py` and `timer_state/` keep states by slot; `changes/` notes what differs from the last snapshot.
+Start with `columnar_backend.py`. `key_space.py` gives each key a slot. `vector_table.py`, `object_state.py`,
+`row_table.py` and `columnar_timers.py` store state by slot, on the base of `paged_state.py`. `change_tracking.py` and
+`undo_log.py` record what changes between snapshots.
 """

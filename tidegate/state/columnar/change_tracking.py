@@ -1,10 +1,10 @@
-"""Tracks which slots of a state have changed since a snapshot: what an incremental snapshot must contain.
+"""Tracks which slots of a state have changed since a snapshot, for incremental snapshots.
 
 `DirtySlots` has one bitmap for the changes since the last freeze. A freeze files it in a `ChangeHistory` and starts an
-empty one, so its cost does not grow with the state. `ChangeHistory` also serves RocksDB, whose collections have keys:
-- A freeze files what was collected since the last one, under the number of its checkpoint.
-- A snapshot with base B contains what was filed after B. What was filed up to B is dropped then, because no later
-  snapshot has an older base.
+empty one, so its cost does not grow with the state. `ChangeHistory` also serves RocksDB, whose collections hold keys:
+- A freeze files the collection of changes since the last freeze, under the number of its checkpoint.
+- A snapshot with base B contains the collections that were filed after B. Older collections are then dropped, because
+  no later snapshot has an older base.
 - Keeping too many changes is always safe. Beyond `COLLECTIONS_MAX` collections the two oldest are merged.
 """
 
@@ -28,7 +28,7 @@ C = TypeVar("C")
 
 
 class DirtySlots:
-    """The changes of one state, one bit a slot."""
+    """The changed slots of one state, one bit per slot."""
 
     __slots__ = ("_current", "_history")
 
@@ -38,13 +38,13 @@ class DirtySlots:
 
     @staticmethod
     def none_of(slots: int) -> DirtySlots:
-        """Changes of a state with so many slots, none of which has changed."""
+        """For a state with `slots` slots, none of which has changed."""
         dirty = DirtySlots()
         dirty.grow(slots)
         return dirty
 
     def grow(self, slots: int) -> None:
-        """Make room to mark this many slots."""
+        """Grows to this many slots."""
         words = words_for(slots)
         if words > len(self._current):
             larger = np.zeros(max(words, 2 * len(self._current)), dtype=np.uint64)
@@ -52,16 +52,16 @@ class DirtySlots:
             self._current = larger
 
     def mark(self, slots: NDArray[np.int32]) -> None:
-        """These slots have changed."""
+        """Marks these slots as changed."""
         mark_slots(self._current, slots)
 
     def unmark(self, slots: NDArray[np.int32]) -> None:
-        """These slots, each given once, have not changed since the last freeze after all."""
+        """Undoes `mark` since the last freeze, for these distinct slots."""
         bits = np.uint64(1) << (slots & 63).astype(np.uint64)
         np.bitwise_and.at(self._current, slots >> 6, ~bits)
 
     def close(self, checkpoint_id: CheckpointId, base: CheckpointId | None) -> Bitmaps:
-        """File the current bitmap under this checkpoint. With a base, the result is what has changed since then."""
+        """Files the current bitmap under this checkpoint. With a base, returns the changes since that checkpoint."""
         if base is not None:
             self._history.drop(base)
         self._history.file(checkpoint_id, self._current)
@@ -69,7 +69,7 @@ class DirtySlots:
         return tuple(self._history)
 
     def drop(self, base: CheckpointId) -> None:
-        """No later snapshot has an older base than this checkpoint."""
+        """Drops the changes up to this checkpoint: no later snapshot has an older base."""
         self._history.drop(base)
 
     def changed_since(self, base: CheckpointId, slots: int) -> int:
@@ -78,11 +78,11 @@ class DirtySlots:
         return int(np.bitwise_count(union(since, 0, slots)).sum())
 
     def marked(self, slots: int) -> NDArray[np.bool_]:
-        """Which of the first `slots` slots a later snapshot may have to contain. O(slots)."""
+        """Returns for each of the first `slots` slots whether a later snapshot may contain it. O(slots)."""
         return flags((*self._history, self._current), 0, slots)
 
     def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
-        """Renumber: of so many slots, slot `kept[i]` becomes slot i."""
+        """Renumbers `slots` slots: slot `kept[i]` becomes slot i."""
 
         def moved(bitmap: Bitmap) -> Bitmap:
             packed = np.zeros(words_for(len(kept)) * 8, dtype=np.uint8)
@@ -95,7 +95,7 @@ class DirtySlots:
 
 
 def live_or_marked(live: NDArray[np.bool_], dirty: DirtySlots | None) -> NDArray[np.bool_]:
-    """Slots that have the state, or lost it and a later snapshot may have to say so. O(slots)."""
+    """Returns for each slot whether it has the state, or a later snapshot may record its removal. O(slots)."""
     return live if dirty is None else live | dirty.marked(len(live))
 
 
@@ -105,7 +105,7 @@ def words_for(slots: int) -> int:
 
 
 def union(bitmaps: Bitmaps, start: int, stop: int) -> Bitmap:
-    """The bits of slots `start` to `stop`, set if any bitmap has them set. `start` is a multiple of 64."""
+    """The union of bitmaps, for the slots from `start` to `stop`. `start` is a multiple of 64."""
     first, last = start // 64, (stop + 63) // 64
     bits = np.zeros(last - first, dtype=np.uint64)
     for bitmap in bitmaps:
@@ -119,7 +119,7 @@ def _merged(oldest: Bitmap, second: Bitmap) -> Bitmap:
 
 
 def flags(bitmaps: Bitmaps, start: int, stop: int) -> NDArray[np.bool_]:
-    """The same as one bool a slot."""
+    """The union of bitmaps as one bool per slot, for the slots from `start` to `stop`."""
     bits = np.unpackbits(union(bitmaps, start, stop).view(np.uint8), bitorder="little", count=stop - start)
     return bits.view(np.bool_)
 
@@ -140,7 +140,7 @@ def marked(bitmaps: Bitmaps) -> int:
 
 
 class ChangeHistory(Generic[C]):
-    """Filed collections, oldest first. `merge` makes a new collection of two; the older one is given first."""
+    """Filed collections of changes, oldest first. `merge(older, newer)` returns a new collection."""
 
     __slots__ = ("_filed", "_merge")
 
@@ -152,22 +152,22 @@ class ChangeHistory(Generic[C]):
         return (collection for _, collection in self._filed)
 
     def since(self, base: CheckpointId) -> Iterator[C]:
-        """What was filed after this checkpoint."""
+        """The collections that were filed after this checkpoint."""
         return (collection for number, collection in self._filed if number > base)
 
     def drop(self, base: CheckpointId) -> list[C]:
-        """Drop what was filed up to this checkpoint, and return it."""
+        """Drops and returns the collections that were filed up to this checkpoint."""
         dropped = [collection for number, collection in self._filed if number <= base]
         self._filed = [entry for entry in self._filed if entry[0] > base]
         return dropped
 
     def file(self, checkpoint_id: CheckpointId, collection: C) -> None:
-        """File what was collected up to the freeze for this checkpoint."""
+        """Files the collection of changes up to the freeze for this checkpoint."""
         self._filed.append((checkpoint_id, collection))
         if len(self._filed) > COLLECTIONS_MAX:
             (_, oldest), (number, second) = self._filed[:2]
             self._filed[:2] = [(number, self._merge(oldest, second))]
 
     def replace(self, change: Callable[[C], C]) -> None:
-        """Put what `change` makes of each collection in its place."""
+        """Replaces each collection by the result of `change`."""
         self._filed = [(number, change(collection)) for number, collection in self._filed]

@@ -1,8 +1,8 @@
 """`ColumnarBackend`: keeps all keyed state of an operator in memory, in pages over one `KeySpace`.
 
-While a snapshot is taken, processing waits only for one reference a page. Pages are copied later, as they change. With
-`incremental`, a snapshot can hold only what has changed since another one. With memory for an undo log, the backend can
-go back to the newest checkpoint; then the operator of the next attempt binds its states again.
+A snapshot blocks processing only while one reference per page is taken. Pages are copied later, as they change. With
+`incremental`, a snapshot can contain only the changes since another one. With memory for an undo log, the backend can
+go back to the newest checkpoint; the operator of the next attempt then binds its states again.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from tidegate.state.columnar.columnar_timers import ColumnarTimers
 from tidegate.state.columnar.key_space import KeySpace, key_pieces
 from tidegate.state.columnar.object_state import (
-    Cells,
     ColumnarLists,
     ColumnarMaps,
     ColumnarValues,
+    ObjectState,
     ValueColumns,
     flat_specs,
 )
@@ -29,14 +29,14 @@ from tidegate.state.columnar.paged_state import FrozenSlots
 from tidegate.state.columnar.row_table import ColumnarRows, RowSequence
 from tidegate.state.columnar.undo_log import UndoLog
 from tidegate.state.columnar.vector_table import ColumnarNamespaces, ColumnarTable
-from tidegate.state.common.backend import CellSpec, Migrate, StateSize, ValueSpec, not_bound, strange_columns
+from tidegate.state.common.backend import Migrate, StateDescriptor, StateSize, ValueSpec, not_bound, unexpected_columns
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import CheckpointId
 from tidegate.storage.state.snapshot import Cut, FrozenNative, FrozenState, StateTable
 from tidegate.storage.state.stored_rows import TIMERS_STATE, row_identity
 
-C = TypeVar("C", bound=Cells | ValueColumns)
+C = TypeVar("C", bound=ObjectState | ValueColumns)
 
 _MOVED_ROWS = 65_536
 
@@ -61,17 +61,17 @@ class ColumnarBackend:
         self.timers = ColumnarTimers(max_parallelism, tuple(key_names), incremental, undo)
         self._incremental = incremental
         self._tables: dict[str, ColumnarTable] = {}
-        self._cells: dict[str, Cells | ValueColumns] = {}
+        self._objects: dict[str, ObjectState | ValueColumns] = {}
         self._rows: dict[str, ColumnarRows] = {}
         self._sequence = RowSequence()
         self._gone_back = False
         self._unbound: set[str] = set()
         """After `go_back`: states that are not bound again yet."""
         self._swept = 0
-        """The slot at which the next sweep begins."""
+        """The slot where the next sweep begins."""
 
     def fix_keys(self, schema: pa.Schema) -> None:
-        """Set the stored key columns."""
+        """Sets the stored key columns."""
         self._space.fix(schema)
         self.timers.fix_keys(schema)
         for rows in self._rows.values():
@@ -94,9 +94,9 @@ class ColumnarBackend:
             self._unbound.remove(name)
             return known
         self._check_new(name)
-        beside = (self._space.undo, self.timers.undo, *(rows.undo for rows in self._rows.values()))
+        other_logs = (self._space.undo, self.timers.undo, *(rows.undo for rows in self._rows.values()))
         rows = ColumnarRows(
-            name, values, self._max_parallelism, self._space.names, self._incremental, beside, self._sequence
+            name, values, self._max_parallelism, self._space.names, self._incremental, other_logs, self._sequence
         )
         self._rows[name] = rows
         if self._space.schema is not None:
@@ -104,7 +104,7 @@ class ColumnarBackend:
         return rows
 
     def retype(self, name: str, columns: Sequence[ValueSpec], migrate: Migrate) -> ColumnarTable:
-        """Replace a vectorised state by one with the same name and other types, and convert its rows."""
+        """Replaces a vectorised state by one with the same name and other types, and converts its rows."""
         former = self._tables.pop(name)
         self._space.undo.clear()
         self._space.drop(former)
@@ -115,45 +115,45 @@ class ColumnarBackend:
             table.load(migrate(pa.RecordBatch.from_arrays([*keys.columns, *values], names=names)), layer=0)
         return table
 
-    def values(self, spec: CellSpec) -> ColumnarValues | ValueColumns:
+    def values(self, spec: StateDescriptor) -> ColumnarValues | ValueColumns:
         """A state with one value for each key, in columns if it is used by the batch and its type allows that."""
         if spec.by_batch and flat_specs(spec):
             return self._bound(ValueColumns, spec)
         return self._bound(ColumnarValues, spec)
 
-    def lists(self, spec: CellSpec) -> ColumnarLists:
+    def lists(self, spec: StateDescriptor) -> ColumnarLists:
         """A state with a list for each key."""
         return self._bound(ColumnarLists, spec)
 
-    def maps(self, spec: CellSpec) -> ColumnarMaps:
+    def maps(self, spec: StateDescriptor) -> ColumnarMaps:
         """A state with a map for each key."""
         return self._bound(ColumnarMaps, spec)
 
     def enter(self, keys: pa.RecordBatch) -> list[int]:
-        """Begin a batch of keys: returns the slot of each row's key."""
+        """Begins a batch of keys: returns the slot of each row's key."""
         slots: list[int] = self._space.upsert(keys).slots.tolist()
         return slots
 
     def enter_batch(self, keys: pa.RecordBatch) -> NDArray[np.int32]:
-        """The same as an array."""
+        """Like `enter`, but returns the slots as an array."""
         return self._space.upsert(keys).slots
 
     def leave(self) -> None:
-        """End the batch."""
-        for cells in self._cells.values():
-            cells.flush()
+        """Ends the batch."""
+        for objects in self._objects.values():
+            objects.flush()
         self._space.settle()
         self.timers.settle()
 
     def sweep(self, keys_max: int) -> None:
-        """Remove expired state of the next `keys_max` slots, from where the last call ended."""
-        expiring = [cells for cells in self._cells.values() if cells.spec.has_expired is not None]
+        """Removes expired state of the next `keys_max` slots, from where the last call ended."""
+        expiring = [objects for objects in self._objects.values() if objects.spec.has_expired is not None]
         if not expiring or not self._space.slots:
             return
         start = self._swept if self._swept < self._space.slots else 0
         self._swept = min(start + keys_max, self._space.slots)
-        for cells in expiring:
-            cells.expire_many(np.arange(start, self._swept, dtype=np.int32))
+        for objects in expiring:
+            objects.expire_many(np.arange(start, self._swept, dtype=np.int32))
 
     def keys(self, state: str, rows_max: int) -> Iterator[pa.RecordBatch]:
         """Keys that have this state, in slot order."""
@@ -163,24 +163,24 @@ class ColumnarBackend:
 
     @property
     def size(self) -> StateSize:
-        """Rows and timers as they are."""
-        states: list[ColumnarTable | Cells | ColumnarRows]
-        states = [*self._tables.values(), *self._cells.values(), *self._rows.values()]
+        """The exact number of rows and timers. Bytes are unknown."""
+        states: list[ColumnarTable | ObjectState | ColumnarRows]
+        states = [*self._tables.values(), *self._objects.values(), *self._rows.values()]
         return StateSize(sum(state.rows for state in states), self.timers.count(sys.maxsize))
 
     def changed_rows(self, base: CheckpointId) -> tuple[int, int]:
         """Slots of all states that are marked as changed since the base, and rows of all states."""
-        states: list[ColumnarTable | Cells] = [*self._tables.values(), *self._cells.values()]
+        states: list[ColumnarTable | ObjectState] = [*self._tables.values(), *self._objects.values()]
         marked = sum(s.dirty.changed_since(base, self._space.slots) for s in states if s.dirty is not None)
         apart = [state.changed_rows(base) for state in self._apart]
         return marked + sum(each for each, _ in apart), sum(s.rows for s in states) + sum(each for _, each in apart)
 
     def freeze(self, cut: Cut) -> Sequence[FrozenState]:
-        """All states that are not empty. With `cut.base`: what has changed since that checkpoint."""
+        """Returns all states that are not empty. With `cut.base`, only the changes since that checkpoint."""
         frozen: list[FrozenState] = []
-        for table in (*self._tables.values(), *self._cells.values()):
+        for table in (*self._tables.values(), *self._objects.values()):
             parts = table.freeze(cut)
-            # One Python value may be large, so cells are always encoded in the asynchronous part.
+            # A single Python object may be large, so objects are always encoded in the asynchronous part.
             gathered = isinstance(table, ColumnarTable)
             frozen += (part.now() if gathered and isinstance(part, FrozenSlots) else part for part in parts)
         frozen += self.timers.freeze(cut)
@@ -195,40 +195,40 @@ class ColumnarBackend:
 
     @property
     def stored_keys(self) -> pa.Schema | None:
-        """The key columns, if it has gone back to a checkpoint. Else None, for it began empty."""
+        """The key columns, if the backend has gone back to a checkpoint, else None."""
         return self._space.schema if self._gone_back else None
 
     def stored_schema(self, state: str) -> pa.Schema | None:
-        """The columns of a state, if it has gone back to a checkpoint."""
+        """The columns of a state, if the backend has gone back to a checkpoint, else None."""
         return self._schema_of(state) if self._gone_back and state in self._names() else None
 
     def keep(self, checkpoint_id: CheckpointId) -> None:
-        """The current state is that of this checkpoint. Starts noting changes, if the undo log has memory."""
+        """Called when the current state equals this checkpoint. Starts noting changes, if the undo log has memory."""
         self._keep(checkpoint_id, after_freeze=False)
 
     def completed(self, checkpoint_id: CheckpointId) -> None:
-        """A checkpoint has completed: nobody goes back to an older one."""
+        """Called when a checkpoint has completed: drop the notes of older ones."""
         self._space.undo.completed(checkpoint_id)
         for state in self._apart:
             state.undo.completed(checkpoint_id)
 
     @property
     def goes_back(self) -> bool:
-        """Whether there is a checkpoint that it can go back to."""
+        """True if there is a checkpoint that the backend can go back to."""
         return not self._space.undo.empty and not any(state.undo.empty for state in self._apart)
 
     def kept(self, checkpoint_id: CheckpointId) -> Sequence[StateTable] | None:
-        """A table without rows for each state, if it can go back to this checkpoint; else None."""
+        """Returns a table without rows for each state, or None if the backend cannot go back to this checkpoint."""
         if not (self._space.undo.keeps(checkpoint_id) and all(s.undo.keeps(checkpoint_id) for s in self._apart)):
             return None
-        schemas = {state: self._schema_of(state) for state in (*self._tables, *self._cells)}
+        schemas = {state: self._schema_of(state) for state in (*self._tables, *self._objects)}
         return [
             StateTable(state, StateKind.KEYED, pa.RecordBatch.from_pylist([], schema))
             for state, schema in schemas.items()
         ] + [table for state in self._apart for table in state.kept()]
 
     def go_back(self, checkpoint_id: CheckpointId) -> None:
-        """Restore the state at a checkpoint that is kept. Its states must be bound again."""
+        """Restores the state at a checkpoint that is kept. Its states must be bound again."""
         self._space.undo.go_back(checkpoint_id)
         for state in self._apart:
             state.undo.go_back(checkpoint_id)
@@ -237,11 +237,11 @@ class ColumnarBackend:
         self._swept = 0
 
     def expect(self, keys: int) -> None:
-        """At most so many keys will be loaded in layer 0."""
+        """Hints that up to `keys` keys will be loaded in layer 0."""
         self._space.expect(keys)
 
     def load(self, table: StateTable) -> None:
-        """Load a stored table.
+        """Loads a stored table.
 
         Raises CorruptionError if its columns are wrong. A key that comes twice in layer 0 is a CorruptionError too,
         raised here, by a later call, or at the latest by `loaded`. Raises ConfigurationError for a state that is not
@@ -259,57 +259,57 @@ class ColumnarBackend:
             self._check_columns(table, [spec.field for spec in vector.specs])
             vector.load(table.rows, table.layer)
         else:
-            cells = self._state(table.state)
-            assert isinstance(cells, Cells | ValueColumns)
-            self._check_columns(table, [cells.spec.field])
-            cells.load(table.rows, table.layer)
+            objects = self._state(table.state)
+            assert isinstance(objects, ObjectState | ValueColumns)
+            self._check_columns(table, [objects.spec.field])
+            objects.load(table.rows, table.layer)
 
     def loaded(self) -> None:
-        """Build the key index. Raises CorruptionError if a key came twice in layer 0."""
+        """Builds the key index. Raises CorruptionError if a key came twice in layer 0."""
         self._space.build_index()
         self.timers.loaded()
         for rows in self._rows.values():
             rows.loaded()
 
     def close(self) -> None:
-        """End the threads of an unfinished restore. The memory goes with the backend."""
+        """Ends the threads of an unfinished restore."""
         self._space.close()
 
     def _keep(self, checkpoint_id: CheckpointId, after_freeze: bool) -> None:
         if self._space.schema is not None:
-            states = (*self._tables.values(), *self._cells.values())
+            states = (*self._tables.values(), *self._objects.values())
             self._space.undo.begin(checkpoint_id, states, after_freeze)
             for state in self._apart:
                 state.keep(checkpoint_id, after_freeze)
 
     @property
     def _apart(self) -> list[ColumnarTimers | ColumnarRows]:
-        """The states with key spaces of their own."""
+        """The states with separate key spaces."""
         return [self.timers, *self._rows.values()]
 
     def _names(self) -> set[str]:
-        return {*self._tables, *self._cells, *self._rows}
+        return {*self._tables, *self._objects, *self._rows}
 
     def _load_rows(self, rows: ColumnarRows, table: StateTable) -> None:
         keys = self._space.schema
         assert keys is not None, "state before its keys are known"
         expected = pa.schema([*row_identity(keys), *(() if table.removed else rows.values)])
         if not table.rows.schema.equals(expected):
-            raise strange_columns(table.state, table.rows.schema, expected)
+            raise unexpected_columns(table.state, table.rows.schema, expected)
         rows.load(table)
 
-    def _bound(self, kind: type[C], spec: CellSpec) -> C:
+    def _bound(self, kind: type[C], spec: StateDescriptor) -> C:
         if spec.name in self._unbound:
-            cells = self._cells.get(spec.name)
-            if not isinstance(cells, kind) or cells.spec.column_type != spec.column_type:
+            objects = self._objects.get(spec.name)
+            if not isinstance(objects, kind) or objects.spec.column_type != spec.column_type:
                 raise _bound_otherwise(spec.name)
-            cells.spec = spec
+            objects.spec = spec
             self._unbound.remove(spec.name)
-            return cells
+            return objects
         self._check_new(spec.name)
-        cells = kind(self._space, spec, self._incremental)
-        self._cells[spec.name] = cells
-        return cells
+        objects = kind(self._space, spec, self._incremental)
+        self._objects[spec.name] = objects
+        return objects
 
     def _table_again(self, name: str, columns: Sequence[ValueSpec]) -> ColumnarTable:
         table = self._tables.get(name)
@@ -325,13 +325,13 @@ class ColumnarBackend:
             return pa.schema([*row_identity(keys), *self._rows[state].values])
         if state in self._tables:
             return pa.schema([*keys, *(spec.field for spec in self._tables[state].specs)])
-        return pa.schema([*keys, self._cells[state].spec.field])
+        return pa.schema([*keys, self._objects[state].spec.field])
 
     def _check_new(self, name: str) -> None:
         assert name not in self._names(), f"two states are named {name!r}"
 
-    def _state(self, name: str) -> ColumnarTable | Cells:
-        state = self._tables.get(name) or self._cells.get(name)
+    def _state(self, name: str) -> ColumnarTable | ObjectState:
+        state = self._tables.get(name) or self._objects.get(name)
         if state is None:
             raise not_bound(name, self._names())
         return state
@@ -341,11 +341,11 @@ class ColumnarBackend:
         assert keys is not None, "state before its keys are known"
         expected, found = pa.schema([*keys, *values]), table.rows.schema
         if [(field.name, field.type) for field in found] != [(field.name, field.type) for field in expected]:
-            raise strange_columns(table.state, found, expected)
+            raise unexpected_columns(table.state, found, expected)
 
 
 def _bound_otherwise(state: str) -> ConfigurationError:
     return ConfigurationError(
-        f"state {state!r} is bound in another way than in the attempt before, which has left it in memory: what a "
-        "function binds in open must not depend on the moment"
+        f"state {state!r} is bound with another type than in the previous attempt, which kept it in memory; a function "
+        "must bind the same states whenever it is opened"
     )

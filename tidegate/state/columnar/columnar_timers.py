@@ -1,7 +1,7 @@
 """`ColumnarTimers`: timers in memory, as a table without values whose keys are (key, clock, moment).
 
-Snapshots and the undo log treat this table like any other state. `TimerRuns` has the order in which the timers of one
-clock fire, as sorted runs of moments and slots. Rules:
+Snapshots and the undo log treat this table like any other state. `TimerRuns` stores the order in which the timers of
+one clock fire, as sorted runs of moments and slots. Rules:
 - Timers that are registered together become a run, sorted by moment. Runs are merged until each is at most half as long
   as the previous one. There are then about log2(timers) runs, and a timer is moved about as often. This is the
   logarithmic method (Bentley and Saxe, Decomposable Searching Problems, 1980).
@@ -42,40 +42,40 @@ from tidegate.storage.state.stored_rows import (
 )
 
 _QUEUED_SLOTS = 1 << 20
-"""After a restore, timers are put into order so many slots at a time."""
+"""After a restore, timers are sorted this many slots at a time."""
 FRONT_TIMERS = 4096
-"""About so many timers move to the front at once."""
+"""About this many timers move to the front at once."""
 _LOOK_MIN, _LOOK_MAX = 16, 65_536
 Moments = NDArray[np.int64]
 Slots = NDArray[np.int32]
 
 
 class ColumnarTimers:
-    """A `KeyedTimers` with a key space of its own. `beside` is the undo log of the operator's other states."""
+    """A `KeyedTimers` with a separate key space. `other_log` is the undo log of the operator's other states."""
 
-    def __init__(self, max_parallelism: int, key_names: tuple[str, ...], incremental: bool, beside: UndoLog) -> None:
+    def __init__(self, max_parallelism: int, key_names: tuple[str, ...], incremental: bool, other_log: UndoLog) -> None:
         names = (*key_names, TIMER_DOMAIN, TIMER_MOMENT)
-        self.undo = UndoLog(beside.bytes_max, beside)
-        """Notes how to go back to a checkpoint."""
+        self.undo = UndoLog(other_log.bytes_max, other_log)
+        """The undo log of the timers."""
         self._space = KeySpace(max_parallelism, names, self.undo, grouped_by=key_names)
         self._table = _TimerTable(self._space, len(key_names), incremental)
         self._keys: pa.Schema | None = None
         self.used = False
-        """Whether there has ever been a timer."""
+        """True if there has ever been a timer."""
 
     def count(self, limit: int) -> int:
         """The number of timers, but at most `limit`."""
         return min(self._table.rows, limit)
 
     def fix_keys(self, schema: pa.Schema) -> None:
-        """Set the stored key columns."""
+        """Sets the stored key columns."""
         self._keys = schema
         self._space.fix(pa.schema([*schema, (TIMER_DOMAIN, pa.uint8()), (TIMER_MOMENT, pa.int64())]))
 
     def change(
         self, keys: pa.RecordBatch, domains: Sequence[int], moments: Sequence[int], registered: Sequence[bool]
     ) -> None:
-        """Register or delete timers. If one timer is changed several times, the last change counts."""
+        """Registers or deletes timers. If one timer is changed several times, the last change counts."""
         schema = self._space.schema
         assert schema is not None, "timers before their key columns are known"
         self.used = True
@@ -88,7 +88,7 @@ class ColumnarTimers:
         self._space.settle()
 
     def first_ms(self, domain: int) -> int | None:
-        """The moment of a clock's first timer; None without one."""
+        """The moment of a clock's first timer, or None if it has no timers."""
         return self._table.queues[domain].first_ms()
 
     def due(self, domain: int, time_ms: int, timers_max: int) -> DueTimers:
@@ -103,12 +103,15 @@ class ColumnarTimers:
         return self._table.changed_rows(base)
 
     def freeze(self, cut: Cut) -> list[FrozenState]:
-        """All timers, or what has changed since the base. Takes one reference a page."""
+        """Returns all timers, or the changes since the base. Takes one reference per page."""
         parts = self._table.freeze(cut) if self.used else ()
         return [FrozenTimers(part.now() if isinstance(part, FrozenSlots) else part) for part in parts]
 
     def load(self, table: StateTable) -> None:
-        """Load a stored table. CorruptionError for wrong columns, or (here or later) a timer twice in layer 0."""
+        """Loads a stored table. Raises CorruptionError for wrong columns.
+
+        A timer that comes twice in layer 0 is a CorruptionError too, raised here or later.
+        """
         assert self._keys is not None and self._space.schema is not None, "timers before their key columns are known"
         check_timers(table.rows, self._keys)
         self.used = True
@@ -124,17 +127,17 @@ class ColumnarTimers:
             self._table.load(rows, table.layer)
 
     def loaded(self) -> None:
-        """All stored tables are loaded. CorruptionError if a timer came twice in layer 0."""
+        """Called when all stored tables are loaded. Raises CorruptionError if a timer came twice in layer 0."""
         self._space.build_index()
         self._table.loaded()
 
     def keep(self, checkpoint_id: CheckpointId, after_freeze: bool) -> None:
-        """The current timers are those of this checkpoint."""
+        """Called when the current timers equal this checkpoint: begin to note changes."""
         if self._space.schema is not None:
             self._space.undo.begin(checkpoint_id, (self._table,), after_freeze)
 
     def settle(self) -> None:
-        """Trim the undo log to its limit."""
+        """Trims the undo log to its limit."""
         self._space.undo.settle()
 
     def kept(self) -> list[StateTable]:
@@ -146,7 +149,7 @@ class ColumnarTimers:
 
 
 class _TimerTable(ColumnarTable):
-    """One row for each timer, without values, and the order in which they fire."""
+    """A table with one row for each timer, without values, and the order in which the timers fire."""
 
     def __init__(self, space: KeySpace, keys: int, incremental: bool) -> None:
         self._queued = SlotFlags()
@@ -163,48 +166,48 @@ class _TimerTable(ColumnarTable):
         moments: NDArray[np.int64],
         registered: NDArray[np.bool_],
     ) -> None:
-        """Register or delete the timers of these slots, each given once."""
+        """Registers or deletes the timers of these slots, each given once."""
         self.set_live(slots, registered)
         new = registered & ~self._queued.of(slots)
         for domain, queue in enumerate(self.queues):
             mine = domains == domain
             queue.push(moments[mine & new], slots[mine & new])
-            for told, those in ((queue.registered, mine & registered), (queue.deleted, mine & ~registered)):
-                if those.any():
-                    told(int(moments[those].min()))
+            for report, chosen in ((queue.registered, mine & registered), (queue.deleted, mine & ~registered)):
+                if chosen.any():
+                    report(int(moments[chosen].min()))
 
     def loaded(self) -> None:
-        """Put the loaded timers into order."""
+        """Queues the loaded timers."""
         if self._unqueued:
             self._unqueued = False
             self._queue(np.arange(self._space.slots, dtype=np.int32))
 
     def load(self, rows: pa.RecordBatch, layer: int) -> None:
-        """Put stored rows."""
+        """Puts stored rows."""
         self._unqueued |= rows.num_rows > 0
         super().load(rows, layer)
 
     def grow(self, slots: int) -> None:
-        """Grow to this many slots."""
+        """Grows to this many slots."""
         self._queued.grow(slots)
         super().grow(slots)
 
     def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
-        """Renumber slots: slot `kept[i]` becomes slot i."""
+        """Renumbers slots: slot `kept[i]` becomes slot i."""
         for queue in self.queues:
             queue.rebuild(kept)
         self._queued.only(np.concatenate([queue.slots() for queue in self.queues]), len(kept))
         super().rebuild(kept, slots)
 
     def undo(self, notes: Notes) -> None:
-        """Restore the timers at the moment when these notes began."""
+        """Restores the timers at the moment when these notes began."""
         super().undo(notes)
         for queue in self.queues:
             queue.forget_first()
         self._queue(np.unique(notes.slots()))
 
     def _queue(self, slots: NDArray[np.int32]) -> None:
-        """Put those of these ascending slots into order that have a timer and are in no queue."""
+        """Queues the slots that have a timer and are not in a queue. `slots` ascend."""
         for start in range(0, len(slots), _QUEUED_SLOTS):
             some = slots[start : start + _QUEUED_SLOTS]
             some = some[self.live(some) & ~self._queued.of(some)]
@@ -234,7 +237,7 @@ class FrozenTimers(FrozenChanged):
     """A `FrozenState` of timers, in their stored form."""
 
     def chunks(self) -> Iterator[StateChunk]:
-        """The rows."""
+        """Yields the rows, with the names of clocks in place of their numbers."""
         for chunk in self.frozen.chunks():
             position = chunk.rows.schema.get_field_index(TIMER_DOMAIN)
             names = domain_column(chunk.rows.column(position).to_numpy())
@@ -250,7 +253,7 @@ def _sorted(columns: list[pa.Array]) -> pa.Array:
 
 @dataclass(slots=True, eq=False)
 class _Run:
-    """Sorted timers. Those before position `at` have left."""
+    """Sorted timers. The timers before position `at` have left the run."""
 
     moments: Moments
     slots: Slots
@@ -268,7 +271,7 @@ class _Run:
 class TimerRuns:
     """The timers of one clock.
 
-    `live` tells which slots have a timer, `order` sorts slots by moment and key, `queued` flags the slots in a run.
+    `live` returns which slots have a timer, `order` sorts slots by moment and key, `queued` flags the slots in a run.
     """
 
     def __init__(
@@ -283,12 +286,12 @@ class TimerRuns:
         self._runs: list[_Run] = []
         self._fronts: list[_Run] = []
         self._horizon: int | None = None
-        """The last moment that has moved to the front; None while nothing is in front."""
+        """The last moment that was moved to the front; None while the front is empty."""
         self._first: int | None = None
         self._first_known = True
 
     def push(self, moments: Moments, slots: Slots) -> None:
-        """Add timers, in slots that are in no run."""
+        """Adds timers, in slots that are not in a run."""
         if not len(slots):
             return
         order = np.argsort(moments, kind="stable")
@@ -297,24 +300,24 @@ class TimerRuns:
         self.registered(int(moments[order[0]]))
 
     def registered(self, first_ms: int) -> None:
-        """Timers were registered, the first of them at this moment.
+        """Called when timers were registered, the earliest at this moment.
 
-        A timer whose slot is in a run already needs nothing else.
+        Timers whose slots are in a run already need nothing else.
         """
         if self._first_known and (self._first is None or first_ms < self._first):
             self._first = first_ms
 
     def deleted(self, first_ms: int) -> None:
-        """Timers were deleted, the first of them at this moment."""
+        """Called when timers were deleted, the earliest at this moment."""
         if self._first_known and self._first is not None and first_ms <= self._first:
             self._first_known = False
 
     def forget_first(self) -> None:
-        """The first moment is no longer known, and must be looked up."""
+        """Forgets the cached first moment, so that it is looked up again."""
         self._first_known = False
 
     def first_ms(self) -> int | None:
-        """The moment of the first timer; None without one."""
+        """The moment of the first timer, or None if there are no timers."""
         if not self._first_known:
             moments = [moment for run in (*self._runs, *self._fronts) if (moment := self._head(run)) is not None]
             self._first, self._first_known = min(moments, default=None), True
@@ -322,7 +325,7 @@ class TimerRuns:
         return self._first
 
     def due(self, time_ms: int, timers_max: int) -> tuple[Moments, Slots, bool]:
-        """The first timers up to a moment, in order, and whether there may be more."""
+        """Returns the first timers up to a moment, in order, and whether there may be more."""
         if self._horizon is not None:
             self._pull(self._horizon)
         while True:
@@ -331,7 +334,7 @@ class TimerRuns:
                 return moments, slots, len(slots) == timers_max
 
     def rebuild(self, kept: Slots) -> None:
-        """Renumber: slot `kept[i]` becomes slot i. Every slot with a timer is kept."""
+        """Renumbers: slot `kept[i]` becomes slot i. Every slot with a timer is kept."""
         for run in (*self._runs, *self._fronts):
             left = slice(run.at, None)
             live = self._live(run.slots[left])
@@ -340,11 +343,11 @@ class TimerRuns:
         self._drop_empty()
 
     def slots(self) -> Slots:
-        """All slots that are in a run."""
+        """The slots of all runs."""
         return np.concatenate([np.zeros(0, np.int32), *(run.slots[run.at :] for run in (*self._runs, *self._fronts))])
 
     def _head(self, run: _Run) -> int | None:
-        """The moment of a run's first timer; None if it has none left. Removes deleted timers before it."""
+        """The moment of a run's first timer, or None if the run is empty. Removes deleted timers before it."""
         width = _LOOK_MIN
         while run.left:
             block = run.slots[run.at : run.at + width]
@@ -358,7 +361,7 @@ class TimerRuns:
         return None
 
     def _from_fronts(self, time_ms: int, timers_max: int) -> tuple[Moments, Slots]:
-        """The first timers that are in front."""
+        """The first timers of the front."""
         found = [self._first_of(front, time_ms, timers_max) for front in self._fronts]
         self._drop_empty()
         moments = np.concatenate([np.zeros(0, np.int64), *(part[0] for part in found)])
@@ -381,7 +384,7 @@ class TimerRuns:
         return front.moments[positions], front.slots[positions]
 
     def _fill(self, time_ms: int, timers_max: int) -> bool:
-        """Move more due timers to the front. False if there are none."""
+        """Moves more due timers to the front. Returns False if there are none."""
         wanted = max(timers_max, FRONT_TIMERS)
         runs = [run for run in self._runs if self._head(run) is not None]
         parts = [run.moments[run.at : min(run.until(time_ms), run.at + wanted)] for run in runs]
@@ -395,7 +398,7 @@ class TimerRuns:
         return True
 
     def _pull(self, cut: int) -> None:
-        """Move all timers up to a moment to the front."""
+        """Moves all timers up to a moment to the front."""
         moments, slots = [], []
         for run in self._runs:
             stop = run.until(cut)
@@ -412,7 +415,7 @@ class TimerRuns:
         self._drop_empty()
 
     def _add(self, runs: list[_Run], run: _Run, by_key: bool) -> None:
-        """Append a run, and merge runs that are too short."""
+        """Appends a run, and merges runs that are too short."""
         runs.append(run)
         while len(runs) > 1 and runs[-2].left < 2 * runs[-1].left:
             last, before = runs.pop(), runs.pop()
@@ -439,7 +442,7 @@ class TimerRuns:
 
 
 class SlotFlags:
-    """Flags, all clear at first."""
+    """One flag per slot, all clear at first."""
 
     __slots__ = ("_flags",)
 
@@ -447,17 +450,17 @@ class SlotFlags:
         self._flags: NDArray[np.bool_] = np.zeros(1024, dtype=np.bool_)
 
     def grow(self, slots: int) -> None:
-        """Make room for this many slots."""
+        """Grows to this many slots."""
         if slots > len(self._flags):
             added = np.zeros(max(slots, 2 * len(self._flags)) - len(self._flags), dtype=np.bool_)
             self._flags = np.concatenate((self._flags, added))
 
     def set(self, slots: NDArray[np.int32]) -> None:
-        """Set the flags of these slots."""
+        """Sets the flags of these slots."""
         self._flags[slots] = True
 
     def clear(self, slots: NDArray[np.int32]) -> None:
-        """Clear the flags of these slots."""
+        """Clears the flags of these slots."""
         self._flags[slots] = False
 
     def of(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
@@ -465,6 +468,6 @@ class SlotFlags:
         return self._flags[slots]
 
     def only(self, slots: NDArray[np.int32], total: int) -> None:
-        """Set the flags of these slots, clear all others, and have `total` slots in all."""
+        """Sets the flags of these slots, clears all other flags, and resizes to `total` slots."""
         self._flags = np.zeros(max(1024, total), dtype=np.bool_)
         self._flags[slots] = True

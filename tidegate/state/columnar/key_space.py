@@ -3,7 +3,7 @@
 Rules:
 - A key gets its slot when it first appears, and keeps it until a rebuild. Key columns and key group of a slot never
   change, so freezing them takes references.
-- Every state has pages for all slots, whether a key has the state or not.
+- Every state has pages for all slots, also for keys that do not have the state.
 - A slot is dead if no state uses it, and no later snapshot must record its removal. When more than half of the slots
   are dead, everything is rebuilt without them, and slots are renumbered. Older snapshots keep their contents.
 - A restore appends the keys of one state without a lookup, because each key occurs once (`append`). The index is built
@@ -11,19 +11,19 @@ Rules:
   it, the index is filled meanwhile (`RestoreThreads`).
 
 `KeyColumns` stores the keys in slot order, append-only, in Arrow chunks; `FrozenKeys` is its state at a freeze.
-- A chunk never changes. Eight or more consecutive chunks, none of them more than twice as long as a later one, are
-  merged, up to a certain size. Keys that come in batches of one size are copied once in eight times as many.
+- A chunk never changes. Eight or more consecutive chunks are merged if none is more than twice as long as a later one,
+  up to a certain size. With batches of equal size, a key is therefore copied once per eightfold growth.
 
 `RestoreThreads` loads a large state on several threads: some copy columns, one fills the key index.
-- Meanwhile no other thread touches the index. Threads copy different columns, whose pages no other thread uses. The
-  result therefore does not depend on the order in which they run.
+- During the restore no other thread touches the index. Each thread copies different columns, whose pages no other
+  thread uses. The result therefore does not depend on the order in which they run.
 
 `BlockSize` limits how many rows are put together into one batch, out of the columns of a key space.
-- A block has at most `BLOCK_ROWS` rows, and about `BLOCK_BYTES`: it takes memory in addition to the state, and a column
+- A block has at most `BLOCK_ROWS` rows and about `BLOCK_BYTES`. It takes memory in addition to the state, and a column
   of strings takes 2 GiB at most.
-- The size of keys is known per chunk, so large keys make small blocks only where they are. The size of values comes
-  from the state or the previous block, whichever is more. Where a state cannot know it (Python objects), the first
-  block has few rows.
+- The size of keys is measured per chunk, so large keys make only their own blocks small. The size of values comes from
+  the state or the previous block, whichever is larger. If a state cannot measure it (Python objects), the first block
+  has few rows.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidegate.state.columnar.undo_log import UndoLog
-from tidegate.state.common.backend import ValueSpec, held_twice
+from tidegate.state.common.backend import ValueSpec, duplicate_key
 from tidegate.state.common.page_memory import PAGE_MEMORY
 from tidegate.state.common.pages import FrozenColumn, PagedColumn
 from tidegate.state.kernels.hashing import hash_columns
@@ -58,20 +58,20 @@ _THREADED_KEYS_MIN = 1 << 17
 _GROUP = ValueSpec("group", pa.uint16(), 0)
 LiveSlots = Callable[[NDArray[np.int32]], NDArray[np.bool_]]
 CHUNKS_MERGED = 8
-"""So many chunks of about one size become one."""
+"""How many chunks of similar size are merged into one."""
 _CHUNK_ROWS_MAX = 1 << 20
 _CHUNK_BYTES_MAX = 1 << 28
 BLOCK_ROWS = 16 * PAGE_ROWS
 BLOCK_BYTES = 1 << 26
 ROWS_AT_FIRST = 512
 PIECE_BYTES = 1 << 23
-"""Keys are indexed in pieces of about so many bytes. To index a piece takes several times its memory."""
+"""Keys are indexed in pieces of about this size. Indexing a piece takes several times its memory."""
 _PIECES_AHEAD_MAX = 4
-"""How many pieces may wait to be indexed. Then the caller waits for the oldest."""
+"""How many pieces may wait to be indexed before the caller waits for the oldest."""
 
 
 class SlotState(Protocol):
-    """A state over the slots, as the key space sees it."""
+    """The part of a state that the key space uses."""
 
     @property
     def name(self) -> str:
@@ -84,22 +84,23 @@ class SlotState(Protocol):
         ...
 
     def grow(self, slots: int) -> None:
-        """Grow to this many slots."""
+        """Grows to this many slots."""
         ...
 
     def needed(self, slots: int) -> NDArray[np.bool_]:
-        """Which slots have the state, or lost it and a later snapshot may have to say so. O(slots)."""
+        """Returns for each slot whether it has the state, or a later snapshot may record its removal. O(slots)."""
         ...
 
     def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
-        """Renumber: of so many slots, slot `kept[i]` becomes slot i."""
+        """Renumbers `slots` slots: slot `kept[i]` becomes slot i."""
         ...
 
 
 class KeySpace:
     """Keys, their slots and key groups, and the undo log of their states. `key_names` are the stored key columns.
 
-    `grouped_by` are the columns that choose the key group, if not all do; `identity` those that tell keys apart.
+    `grouped_by` are the columns that choose the key group, and `identity` the columns that identify a key. Both are all
+    columns by default.
     """
 
     def __init__(
@@ -123,15 +124,15 @@ class KeySpace:
         self.undo = UndoLog(0) if undo is None else undo
         self._states: list[SlotState] = [self.undo]
         self._appended_by: SlotState | None = None
-        """The state that has appended all keys so far: during a restore, or if there is no index (`drop_index`)."""
+        """The state that has appended all keys so far: during a restore, or after `drop_index`."""
         self._dropped = False
-        """Whether there is no index."""
+        """True after `drop_index`."""
         self._restore_threads = restore_threads
         self._threads: RestoreThreads | None = None
         """The threads that index appended keys, if there are many."""
         self._readers = 0
         self._looked_at = (0, 0)
-        """Number of slots, and of rows of the largest state, when the last look found too few dead slots."""
+        """Number of slots, and rows of the largest state, when dead slots were last counted."""
 
     @property
     def slots(self) -> int:
@@ -144,32 +145,32 @@ class KeySpace:
         return None if self._keys is None else self._keys.schema
 
     def fix(self, schema: pa.Schema) -> None:
-        """Set the key columns."""
+        """Sets the key columns."""
         assert tuple(schema.names) == self.names, f"key columns {schema.names} are not {self.names}"
         assert self._keys is None or self._keys.schema.equals(schema), "key columns have changed"
         if self._keys is None:
             self._keys = KeyColumns(schema)
 
     def add(self, state: SlotState) -> None:
-        """Add a state."""
+        """Adds a state."""
         self._states.append(state)
         state.grow(self.slots)
 
     def drop(self, state: SlotState) -> None:
-        """Remove a state."""
+        """Removes a state."""
         self._states.remove(state)
 
     def can_append(self, state: SlotState) -> bool:
-        """Whether this state has appended all keys so far, if any, and nobody has asked for a key yet."""
+        """True if there are no keys, or this state has appended all of them and no key was looked up yet."""
         return self.slots == 0 or self._appended_by is state
 
     def expect(self, keys: int) -> None:
-        """At most so many keys will be appended."""
+        """Hints that up to `keys` keys will be appended. Starts threads if there are many."""
         if self._restore_threads > 1 and keys >= _THREADED_KEYS_MIN and self.slots == 0:
             self._threads = RestoreThreads(self._index, keys, self._restore_threads)
 
     def side_by_side(self, steps: Sequence[Callable[[], None]]) -> None:
-        """Run steps that share no memory, on several threads if a large state is being restored."""
+        """Runs steps that share no memory, on several threads if a large state is being restored."""
         if self._threads is not None:
             self._threads.side_by_side(steps)
         else:
@@ -177,9 +178,9 @@ class KeySpace:
                 step()
 
     def append(self, state: SlotState, keys: pa.RecordBatch) -> None:
-        """Give the next slots to keys of a state for which `can_append`. Each key must come once in all batches.
+        """Gives the next slots to keys of a state for which `can_append` is true.
 
-        If one comes twice, `build_index` finds it.
+        Each key must come once in all batches. `build_index` finds a key that came twice.
         """
         assert self._keys is not None and self.can_append(state)
         self._appended_by = state
@@ -191,7 +192,7 @@ class KeySpace:
             each.grow(self.slots)
 
     def build_index(self) -> None:
-        """Index the appended keys, if that is still to do. CorruptionError if one came twice."""
+        """Indexes the appended keys, unless that is done. Raises CorruptionError if a key came twice."""
         state, self._appended_by = self._appended_by, None
         threads, self._threads = self._threads, None
         if state is None:
@@ -199,15 +200,15 @@ class KeySpace:
                 threads.end()
             return
         if not (self._fill_index() if threads is None else threads.finish()):
-            raise held_twice(state.name)
+            raise duplicate_key(state.name)
 
     def drop_index(self, state: SlotState) -> None:
-        """From now on keys are only appended, by this state, and nobody asks for one."""
+        """Works without an index from now on: keys are only appended, by this state, and never looked up."""
         self._index = KeyIndex(self._identity)
         self._appended_by, self._dropped = state, True
 
     def close(self) -> None:
-        """End the threads of a restore that failed."""
+        """Ends the threads of a restore that failed."""
         if self._threads is not None:
             self._threads.end()
 
@@ -224,7 +225,7 @@ class KeySpace:
         return upserted
 
     def keys_of(self, slots: NDArray[np.int32], names: Sequence[str] | None = None) -> pa.RecordBatch:
-        """Keys of these slots, in the given order: all columns, or those that are named."""
+        """Keys of these slots, in the given order: all columns, or the named ones."""
         assert self._keys is not None, "slots before their columns are known"
         return self._keys.freeze().take(slots, names)
 
@@ -234,13 +235,13 @@ class KeySpace:
         return groups
 
     def freeze(self) -> tuple[FrozenKeys, FrozenColumn]:
-        """Keys and key groups of all slots. Takes one reference a page."""
+        """Keys and key groups of all slots. Takes one reference per page."""
         assert self._keys is not None, "a state without keys"
         return self._keys.freeze(), self._groups.freeze()
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Within this context no slot gets another number."""
+        """Within this context, slots are not renumbered."""
         self._readers += 1
         try:
             yield
@@ -250,7 +251,7 @@ class KeySpace:
     def settle(self) -> None:
         """Between batches: trim the undo log, and drop dead slots if more than half of at least 4,096 are dead.
 
-        Looks for dead slots only when enough has come or gone since the last look.
+        Counts dead slots only when enough rows have come or gone since the last count.
         """
         self.undo.settle()
         slots, rows = self.slots, max((state.rows for state in self._states), default=0)
@@ -269,11 +270,11 @@ class KeySpace:
         self._looked_at = (slots, rows)
 
     def keep(self, kept: NDArray[np.int32]) -> None:
-        """Forget all keys but those of these slots, which get new numbers. No batch is under way.
+        """Between batches: keep only the keys of these slots, and renumber the slots.
 
-        They ascend; only while nothing is noted or marked as changed, after a restore, may they come in another order.
+        `kept` must ascend. It may have another order only after a restore, while nothing is noted or marked as changed.
         """
-        assert not self._readers, "slots that somebody reads by their numbers"
+        assert not self._readers, "slots are renumbered while a reader uses them"
         self._rebuild(kept, self.slots)
         self._looked_at = (0, 0)
 
@@ -284,11 +285,11 @@ class KeySpace:
         return keys_bytes + self._index.size_bytes + 2 * self.slots
 
     def look_again(self) -> None:
-        """A snapshot was taken: slots that were needed to report a deletion may be dead now."""
+        """Called after a snapshot: slots that were needed to record a removal may be dead now."""
         self._looked_at = (0, 0)
 
     def _fill_index(self) -> bool:
-        """Index all keys; False if one comes twice."""
+        """Indexes all keys. Returns False if a key comes twice."""
         assert self._keys is not None
         to_come = self._keys.rows
         for keys in self._keys.pieces():
@@ -298,7 +299,7 @@ class KeySpace:
         return True
 
     def _add(self, keys: pa.RecordBatch) -> None:
-        """Give the next slots to these keys."""
+        """Gives the next slots to these keys."""
         assert self._keys is not None
         groups = key_groups_of(hash_columns(keys, self._grouped_by), self._max_parallelism)
         self._groups.extend(self.slots, pa.array(groups))
@@ -326,7 +327,7 @@ class KeySpace:
 
 
 def key_pieces(space: KeySpace, live: LiveSlots, rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int32]]]:
-    """Keys and slots, in slot order, of the slots that are live when their batch is drawn."""
+    """Yields keys and slots, in slot order, of the slots that are live when their batch is drawn."""
     if space.schema is None:
         return
     with space.reading():
@@ -350,10 +351,10 @@ class KeyColumns:
         self._bytes: list[int] = []
         """The size of each chunk."""
         self._frozen: FrozenKeys | None = None
-        """What the last freeze gave, if no keys have come since."""
+        """The result of the last freeze, or None if keys were added since."""
 
     def append(self, keys: pa.RecordBatch) -> None:
-        """Add keys, for the next slots.
+        """Adds keys, for the next slots.
 
         `keys` must own its buffers: a slice would keep its whole parent alive.
         """
@@ -372,7 +373,7 @@ class KeyColumns:
         return sum(self._bytes)
 
     def pieces(self) -> Iterator[pa.RecordBatch]:
-        """All keys in slot order, in batches of at most `PIECE_BYTES`, or of one larger chunk."""
+        """Yields all keys in slot order, in batches of at most `PIECE_BYTES`, or of one larger chunk."""
         piece: list[pa.RecordBatch] = []
         for chunk in self._chunks:
             if piece and sum(each.nbytes for each in piece) + chunk.nbytes > PIECE_BYTES:
@@ -383,21 +384,21 @@ class KeyColumns:
             yield pa.concat_batches(piece)
 
     def freeze(self) -> FrozenKeys:
-        """All keys in slot order."""
+        """Returns all keys in slot order. Takes one reference per chunk."""
         if self._frozen is None:
             bounds = np.cumsum([0, *(chunk.num_rows for chunk in self._chunks)])
             self._frozen = FrozenKeys(self.schema, tuple(self._chunks), bounds)
         return self._frozen
 
     def _mergeable(self) -> int:
-        """How many of the last chunks are to become one; 1: none."""
+        """How many of the last chunks should be merged, or 1 if none."""
         count = rows = size_bytes = longest = 0
         for chunk, chunk_bytes in zip(reversed(self._chunks), reversed(self._bytes), strict=True):
             if count and chunk.num_rows > 2 * longest:
                 break
             if rows + chunk.num_rows > _CHUNK_ROWS_MAX or size_bytes + chunk_bytes > _CHUNK_BYTES_MAX:
                 if 2 * rows > _CHUNK_ROWS_MAX or 2 * size_bytes > _CHUNK_BYTES_MAX:
-                    return count  # These are nearly as long as a chunk may be.
+                    return count  # merged, they nearly reach the largest allowed chunk
                 break
             count += 1
             rows, size_bytes, longest = rows + chunk.num_rows, size_bytes + chunk_bytes, max(longest, chunk.num_rows)
@@ -413,7 +414,7 @@ class FrozenKeys:
     bounds: NDArray[np.int64]
 
     def take(self, slots: NDArray[np.int32], names: Sequence[str] | None = None) -> pa.RecordBatch:
-        """Keys of these slots, in their order: all columns, or those that are named."""
+        """Keys of these slots, in the order of `slots`: all columns, or the named ones."""
         if bool(np.all(slots[1:] > slots[:-1])):
             return self._put_together(self._ascending(slots, names), names)
         of_chunk = self.chunks_of(slots).astype(np.uint16)
@@ -421,17 +422,17 @@ class FrozenKeys:
         edges = np.searchsorted(of_chunk[order], np.arange(len(self.bounds)))
         grouped = self._put_together(self._parts(slots[order], edges, names), names)
         if edges[of_chunk[0]] == 0 and edges[of_chunk[0] + 1] == len(slots):
-            return grouped  # They lie in one chunk.
+            return grouped  # all slots are in one chunk
         back = np.empty(len(order), dtype=np.int32)
         back[order] = np.arange(len(order), dtype=np.int32)
         return grouped.take(pa.array(back))
 
     def row_bytes(self) -> NDArray[np.int64]:
-        """About how many bytes the columns of a slot take, in each chunk."""
+        """For each chunk, the estimated bytes of a slot's columns."""
         return np.array([chunk.nbytes // max(1, chunk.num_rows) for chunk in self.chunks], dtype=np.int64)
 
     def chunks_of(self, slots: NDArray[np.int32]) -> NDArray[np.intp]:
-        """The chunk of each of these slots."""
+        """The position of each slot's chunk."""
         return np.searchsorted(self.bounds[1:], slots, side="right")
 
     def placed(self, slots: NDArray[np.int32], places: Places) -> pa.RecordBatch:
@@ -439,8 +440,9 @@ class FrozenKeys:
         return placed(self._ascending(slots, None), places, PAGE_MEMORY.buffer)
 
     def _ascending(self, slots: NDArray[np.int32], names: Sequence[str] | None) -> list[pa.RecordBatch]:
-        """Keys of ascending slots, those of each chunk together. No copy of a run."""
-        edges = np.searchsorted(slots, self.bounds.astype(np.int32)).tolist()  # of one type: `slots` is not copied
+        """Keys of ascending slots, one batch per chunk. Consecutive slots are not copied."""
+        # Both arrays have one type, so `slots` is not copied.
+        edges = np.searchsorted(slots, self.bounds.astype(np.int32)).tolist()
         found = []
         for chunk, first, start, stop in zip(self.chunks, self.bounds.tolist(), edges, edges[1:], strict=False):
             if stop == start:
@@ -455,7 +457,7 @@ class FrozenKeys:
     def _parts(
         self, slots: NDArray[np.int32], edges: NDArray[np.intp], names: Sequence[str] | None
     ) -> list[pa.RecordBatch]:
-        """Keys of slots that come chunk by chunk: those of chunk i are `slots[edges[i]:edges[i + 1]]`."""
+        """Keys of slots that are grouped by chunk: `slots[edges[i]:edges[i + 1]]` are in chunk i."""
         return [
             _picked(chunk if names is None else chunk.select(list(names)), slots[start:stop] - first)
             for chunk, first, start, stop in zip(self.chunks, self.bounds[:-1], edges[:-1], edges[1:], strict=True)
@@ -470,14 +472,17 @@ class FrozenKeys:
 
 
 def _picked(chunk: pa.RecordBatch, rows: NDArray[np.int64]) -> pa.RecordBatch:
-    """Rows of a chunk. A slice if they are consecutive."""
+    """Rows of a chunk, as a slice if they are consecutive."""
     if int(rows[-1]) - int(rows[0]) == len(rows) - 1 and bool(np.all(rows[1:] > rows[:-1])):
         return chunk.slice(int(rows[0]), len(rows))
     return chunk.take(pa.array(rows))
 
 
 class BlockSize:
-    """The blocks of one walk through a state. `value_bytes`: about what its values take in a row; None: unknown."""
+    """Chooses the size of each block in one walk through a state.
+
+    `value_bytes` is the estimated size of a row's values, or None if unknown.
+    """
 
     __slots__ = ("_key_bytes", "_keys", "_rows_max", "_value_bytes", "_value_bytes_min")
 
@@ -488,7 +493,7 @@ class BlockSize:
         self._rows_max = ROWS_AT_FIRST if value_bytes is None else BLOCK_ROWS
 
     def rows(self, slots: NDArray[np.int32]) -> int:
-        """How many of these slots, from the first one on, make a block: at least one, maybe more than there are."""
+        """How many of these slots form the next block: at least one, and perhaps more than there are."""
         if self._rows_max * (int(self._key_bytes.max(initial=0)) + self._value_bytes) <= BLOCK_BYTES:
             return self._rows_max
         ends = np.cumsum(self.bytes_of(slots[: self._rows_max]))
@@ -498,12 +503,12 @@ class BlockSize:
         return max(1, rows if rows < PAGE_ROWS else rows // PAGE_ROWS * PAGE_ROWS)
 
     def bytes_of(self, slots: NDArray[np.int32]) -> NDArray[np.int64]:
-        """About how many bytes the row of each of these slots takes."""
+        """Estimated bytes of each slot's row."""
         of_slots: NDArray[np.int64] = self._key_bytes[self._keys.chunks_of(slots)] + self._value_bytes
         return of_slots
 
     def learn(self, values: Sequence[pa.Array]) -> None:
-        """A block, of at least one row, has these value columns."""
+        """Updates the estimate from the value columns of a block with at least one row."""
         if values:
             measured = sum(column.nbytes for column in values) // len(values[0])
             self._value_bytes = max(self._value_bytes_min, measured)
@@ -511,7 +516,7 @@ class BlockSize:
 
 
 class RestoreThreads:
-    """Up to `threads` threads that copy, and one that fills `index`, which is empty, with up to `keys` keys."""
+    """Up to `threads` threads that copy columns, and one that fills the empty `index` with up to `keys` keys."""
 
     def __init__(self, index: KeyIndex, keys: int, threads: int) -> None:
         self._index = index
@@ -524,23 +529,23 @@ class RestoreThreads:
         self._distinct = True
 
     def side_by_side(self, steps: Sequence[Callable[[], None]]) -> None:
-        """Run steps that share no memory, and wait for all. Raises what one of them raises."""
+        """Runs steps that share no memory, and waits for all. Raises the error of a step that fails."""
         shares = [steps[first :: self._threads] for first in range(min(self._threads, len(steps)))]
         pending = [self._copiers.submit(_take, share) for share in shares]
         for taken in pending:
             taken.result()
 
     def index(self, keys: pa.RecordBatch) -> None:
-        """Give the next slots to these keys, in the background. No key may come twice."""
+        """Indexes these keys in the background, under the next slots. No key may come twice."""
         self._piece.append(keys)
         if sum(part.nbytes for part in self._piece) >= PIECE_BYTES:
             self._fill()
 
     def finish(self) -> bool:
-        """Wait until all keys are indexed, and end. False if a key came twice; the index is then useless.
+        """Waits until all keys are indexed, and ends. Returns False if a key came twice; the index is then useless.
 
-        What Arrow's allocator keeps of the tables that were put together goes back to the system: there will not be so
-        many again.
+        Also returns the memory that Arrow's allocator has cached to the system: the large tables of a restore were
+        freed, and will not be needed again.
         """
         try:
             if self._piece:
@@ -553,7 +558,7 @@ class RestoreThreads:
         return self._distinct
 
     def end(self) -> None:
-        """Cancel what has not begun, and wait for what has."""
+        """Cancels steps that have not begun, and waits for running ones."""
         self._copiers.shutdown(cancel_futures=True)
         self._filler.shutdown(cancel_futures=True)
 

@@ -2,16 +2,16 @@
 
 A slot without state contains None. Rules of objects:
 - A page that a snapshot still reads is copied (only its references) before the first write to it.
-- Each list or map knows the epoch in which it was made, and every freeze begins the next epoch. An object of an older
-  epoch may be in a snapshot: a map is copied before its first change, and a list (`ListInParts`) gets a new part for
-  what is appended. Values are never changed in place.
-- The undo log can therefore store the object of a slot itself.
+- Each list or map stores the epoch in which it was made, and every freeze begins the next epoch. An object of an older
+  epoch may be in a snapshot. A map is therefore copied before its first change, and a list (`SegmentedList`) gets a new
+  part for appended values. Values are never changed in place.
+- The undo log can therefore store the object of a slot without a copy.
 
-`ValueColumns` stores values that a program reads and writes by the batch (`CellSpec.by_batch`), if the type allows: a
-number, boolean, date or time, or a struct of such. With a time to live, the value and its update time are columns too.
-- A slot has a value or none, as a slot of a `ColumnarTable` has a row or none. Snapshots, increments and the undo log
-  are those of such a table.
-- A checkpoint contains it like any value state: one column, a struct if the type is one. Programs may therefore change
+`ValueColumns` stores values that a program reads and writes by the batch (`StateDescriptor.by_batch`). The type must be
+a number, boolean, date or time, or a struct of these. With a time to live, the value and its update time are columns.
+- It is a `ColumnarTable` in which a slot has a row if it has a value. Snapshots, increments and the undo log work as
+  for any such table.
+- A checkpoint contains it like any value state: one column, which may be a struct. Programs may therefore switch
   between rows and batches, and between backends.
 """
 
@@ -30,14 +30,14 @@ from numpy.typing import NDArray
 
 from tidegate.state.columnar.key_space import KeySpace
 from tidegate.state.columnar.paged_state import FrozenSlots, FrozenValues, PagedState, SortedSlots
-from tidegate.state.columnar.undo_log import CellNotes, Notes
+from tidegate.state.columnar.undo_log import Notes, ObjectNotes
 from tidegate.state.columnar.vector_table import ColumnarTable
-from tidegate.state.common.backend import CellSpec, ValueSpec, held_twice
+from tidegate.state.common.backend import StateDescriptor, ValueSpec, duplicate_key
 from tidegate.state.common.pages import pages_for
 from tidegate.state.kernels.columns import array_of, storage_dtype
 from tidegate.state.kernels.paged import PAGE_BITS, PAGE_ROWS, scatter
 from tidegate.state.kernels.partition import Places
-from tidegate.storage.rocksdb.value_layout import map_key_codec
+from tidegate.storage.state.rocksdb.value_layout import map_key_codec
 from tidegate.storage.state.snapshot import Cut
 
 _IN_PAGE = PAGE_ROWS - 1
@@ -53,10 +53,10 @@ class _Map(dict[Any, Any]):
         self.epoch = epoch
 
 
-class Cells(PagedState[CellNotes]):
-    """What value, list and map states share. A ref is a slot."""
+class ObjectState(PagedState[ObjectNotes]):
+    """The base of value, list and map states. A ref is a slot."""
 
-    def __init__(self, space: KeySpace, spec: CellSpec, incremental: bool) -> None:
+    def __init__(self, space: KeySpace, spec: StateDescriptor, incremental: bool) -> None:
         super().__init__(space, spec.name, (spec.name,), incremental)
         self.spec = spec
         self._pages: list[list[Any]] = []
@@ -66,34 +66,34 @@ class Cells(PagedState[CellNotes]):
         space.add(self)
 
     def remove(self, ref: int) -> None:
-        """Remove the state of a key."""
+        """Removes the state of a key."""
         if self._held(ref) is not None:
             self._set(ref, None)
 
     @abstractmethod
     def expire(self, ref: int) -> None:
-        """Remove what has expired of a key's state."""
+        """Removes the expired part of a key's state."""
 
     def expire_many(self, slots: NDArray[np.int32]) -> None:
-        """The same for some slots, whether they have the state or not."""
+        """Removes the expired state of these slots, which may or may not have the state."""
         for slot in slots[self.live(slots)].tolist():
             self.expire(slot)
         self.flush()
 
     @abstractmethod
     def _loaded(self, stored: Any) -> Any:
-        """The object to hold for a stored value; None for nothing."""
+        """The object in memory for a stored value, or None for an empty list or map."""
 
     @abstractmethod
     def stored(self, held: Any) -> Any:
-        """The value to store for a held object."""
+        """The stored value for an object in memory."""
 
     def stored_in_order(self, held: Any) -> Any:
-        """The same, in the order that all backends share."""
+        """The stored value, with map entries in the order that all backends share."""
         return self.stored(held)
 
     def flush(self) -> None:
-        """Mark the changed slots as dirty, for later snapshots."""
+        """Marks the changed slots as dirty, for later snapshots."""
         if self._changed:
             if self.dirty is not None:
                 self.dirty.mark(np.array(self._changed, dtype=np.int32))
@@ -104,12 +104,12 @@ class Cells(PagedState[CellNotes]):
         return _live(self._pages, slots)
 
     def grow(self, slots: int) -> None:
-        """Grow to this many slots."""
+        """Grows to this many slots."""
         self._pages += [[None] * PAGE_ROWS for _ in range(pages_for(slots) - len(self._pages))]
         super().grow(slots)
 
     def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
-        """Renumber slots: slot `kept[i]` becomes slot i."""
+        """Renumbers slots: slot `kept[i]` becomes slot i."""
         old, self._pages = self._pages, []
         for start in range(0, len(kept), PAGE_ROWS):
             page = [old[slot >> PAGE_BITS][slot & _IN_PAGE] for slot in kept[start : start + PAGE_ROWS].tolist()]
@@ -117,13 +117,13 @@ class Cells(PagedState[CellNotes]):
         super().rebuild(kept, slots)
 
     def freeze(self, cut: Cut) -> tuple[FrozenSlots | SortedSlots, ...]:
-        """All cells, or what has changed since the base. Takes one reference a page."""
+        """Returns all objects, or the changes since the base. Takes one reference per page."""
         self.flush()
         self._epoch += 1
         return super().freeze(cut)
 
     def load(self, rows: pa.RecordBatch, layer: int) -> None:
-        """Put stored rows. In layer 0 raises CorruptionError for a key that has the state already."""
+        """Puts stored rows. In layer 0 raises CorruptionError for a key that has the state already."""
         schema = self._space.schema
         assert schema is not None
         keys = rows.select(schema.names)
@@ -133,19 +133,19 @@ class Cells(PagedState[CellNotes]):
         slots = self._space.upsert(keys).slots.tolist()
         for slot, value in zip(slots, rows.column(self.spec.name).to_pylist(), strict=True):
             if layer == 0 and self._held(slot) is not None:
-                raise held_twice(self.name)
+                raise duplicate_key(self.name)
             self._set(slot, self._loaded(value))
         self._changed = []  # loaded rows are no changes
 
-    def begin_notes(self) -> CellNotes:
-        """Note changes from now on. Existing lists and maps are no longer changed in place."""
+    def begin_notes(self) -> ObjectNotes:
+        """Notes changes from now on. Existing lists and maps are no longer changed in place."""
         self._epoch += 1
-        self._notes = CellNotes(self._space.slots, self._rows)
+        self._notes = ObjectNotes(self._space.slots, self._rows)
         return self._notes
 
     def undo(self, notes: Notes) -> None:
-        """Restore what the state held when these notes began."""
-        assert isinstance(notes, CellNotes)
+        """Restores the contents of the state when these notes began."""
+        assert isinstance(notes, ObjectNotes)
         later = np.arange(notes.slots_below, self._space.slots, dtype=np.int32)
         for slot, held in (notes.held | dict.fromkeys(later[self.live(later)].tolist())).items():
             self._own_page(slot)[slot & _IN_PAGE] = held
@@ -153,7 +153,7 @@ class Cells(PagedState[CellNotes]):
         self._went_back(notes.rows)
 
     def _append(self, keys: pa.RecordBatch, stored: list[Any]) -> None:
-        """Put stored values of new keys."""
+        """Puts stored values of new keys."""
         slot = self._space.slots
         self._space.append(self, keys)
         held = list(map(self._loaded, stored))
@@ -166,7 +166,7 @@ class Cells(PagedState[CellNotes]):
             done, slot = done + count, slot + count
 
     def forget(self, keys: pa.RecordBatch) -> None:
-        """Remove the state of stored keys."""
+        """Removes the state of stored keys."""
         for slot in self._space.upsert(keys).slots.tolist():
             self.remove(slot)
         self._changed = []
@@ -191,27 +191,27 @@ class Cells(PagedState[CellNotes]):
             self._pins.replaced(np.array([number], dtype=np.int32))
         return self._pages[number]
 
-    def _frozen_values(self, removed: bool) -> _FrozenCells:
-        return _FrozenCells(self, list(self._pages), self.stored)
+    def _frozen_values(self, removed: bool) -> _FrozenObjects:
+        return _FrozenObjects(self, list(self._pages), self.stored)
 
-    def _sorted_values(self) -> _FrozenCells:
-        return _FrozenCells(self, list(self._pages), self.stored_in_order)
+    def _sorted_values(self) -> _FrozenObjects:
+        return _FrozenObjects(self, list(self._pages), self.stored_in_order)
 
 
-class ColumnarValues(Cells):
-    """`ValueCells` over slots."""
+class ColumnarValues(ObjectState):
+    """`InternalValueState` over slots."""
 
     def get(self, ref: int) -> Any:
         """The value; None if there is none."""
         return self._pages[ref >> PAGE_BITS][ref & _IN_PAGE]
 
     def put(self, ref: int, value: Any) -> None:
-        """Set the value, which is not None."""
+        """Sets the value, which is not None."""
         number, offset = ref >> PAGE_BITS, ref & _IN_PAGE
         if self._notes is not None or self._pins.shared[number]:
             self._set(ref, value)
             return
-        page = self._pages[number]  # as `_set`: a function by row calls this once a row
+        page = self._pages[number]  # `_set` inlined: a row-wise function calls this once per row
         if page[offset] is None:
             self._rows += 1
         page[offset] = value
@@ -222,7 +222,7 @@ class ColumnarValues(Cells):
         return pa.array([self._held(ref) for ref in refs.tolist()], type=self.spec.column_type)
 
     def put_many(self, refs: NDArray[np.int32], values: pa.Array) -> None:
-        """Set the values of these keys."""
+        """Sets the values of these keys."""
         for ref, value in zip(refs.tolist(), values.to_pylist(), strict=True):
             if value is None:
                 self.remove(ref)
@@ -230,12 +230,12 @@ class ColumnarValues(Cells):
                 self._set(ref, value)
 
     def remove_many(self, refs: NDArray[np.int32]) -> None:
-        """Remove the values of these keys."""
+        """Removes the values of these keys."""
         for ref in refs.tolist():
             self.remove(ref)
 
     def expire(self, ref: int) -> None:
-        """Remove the value if it has expired."""
+        """Removes the value if it has expired."""
         value = self._held(ref)
         if value is not None and self.spec.has_expired is not None and self.spec.has_expired(value):
             self._set(ref, None)
@@ -248,8 +248,8 @@ class ColumnarValues(Cells):
         return held
 
 
-class ColumnarLists(Cells):
-    """`ListCells` over slots."""
+class ColumnarLists(ObjectState):
+    """`InternalListState` over slots."""
 
     def get(self, ref: int) -> Collection[Any]:
         """The values; empty if there are none."""
@@ -257,11 +257,11 @@ class ColumnarLists(Cells):
         return () if held is None else held.whole()
 
     def extend(self, ref: int, values: Sequence[Any]) -> None:
-        """Append values."""
+        """Appends values."""
         if values:
             held = self._pages[ref >> PAGE_BITS][ref & _IN_PAGE]
             if held is None:
-                self._set(ref, ListInParts(values, self._epoch))
+                self._set(ref, SegmentedList(values, self._epoch))
             elif held.epoch == self._epoch:
                 held.extend(values)
                 self._changed.append(ref)
@@ -269,14 +269,14 @@ class ColumnarLists(Cells):
                 self._set(ref, held.extended(values, self._epoch))
 
     def put(self, ref: int, values: Sequence[Any]) -> None:
-        """Replace the list."""
+        """Replaces the list."""
         if values:
-            self._set(ref, ListInParts(values, self._epoch))
+            self._set(ref, SegmentedList(values, self._epoch))
         else:
             self.remove(ref)
 
     def expire(self, ref: int) -> None:
-        """Remove the elements that have expired."""
+        """Removes the elements that have expired."""
         values, has_expired = self.get(ref), self.spec.has_expired
         if has_expired is not None:
             left = [value for value in values if not has_expired(value)]
@@ -284,17 +284,17 @@ class ColumnarLists(Cells):
                 self.put(ref, left)
 
     def _loaded(self, stored: Any) -> Any:
-        return ListInParts(stored, self._epoch) if stored else None
+        return SegmentedList(stored, self._epoch) if stored else None
 
     def stored(self, held: Any) -> Any:
-        """The values, as Arrow takes them."""
+        """The values, in a form that Arrow can convert."""
         return list(held.whole()) if held.before else held
 
 
-class ColumnarMaps(Cells):
-    """`MapCells` over slots. Entries keep the order in which their map keys first came."""
+class ColumnarMaps(ObjectState):
+    """`InternalMapState` over slots. Entries keep the order in which their map keys first came."""
 
-    def __init__(self, space: KeySpace, spec: CellSpec, incremental: bool) -> None:
+    def __init__(self, space: KeySpace, spec: StateDescriptor, incremental: bool) -> None:
         super().__init__(space, spec, incremental)
         self._key_codec = map_key_codec(spec.column_type.key_type)
 
@@ -304,11 +304,11 @@ class ColumnarMaps(Cells):
         return None if held is None else held.get(map_key)
 
     def put(self, ref: int, map_key: Any, value: Any) -> None:
-        """Set one entry."""
+        """Sets one entry."""
         self._own(ref)[map_key] = value
 
     def discard(self, ref: int, map_key: Any) -> None:
-        """Remove one entry, if it is there."""
+        """Removes one entry, if it is there."""
         held = self._held(ref)
         if held is None or map_key not in held:
             return
@@ -323,14 +323,14 @@ class ColumnarMaps(Cells):
         return () if held is None else list(held.items())
 
     def expire(self, ref: int) -> None:
-        """Remove the entries that have expired."""
+        """Removes the entries that have expired."""
         held, has_expired = self._held(ref), self.spec.has_expired
         if held is not None and has_expired is not None:
             for map_key in [key for key, value in held.items() if has_expired(value)]:
                 self.discard(ref, map_key)
 
     def _own(self, ref: int) -> dict[Any, Any]:
-        """The map of a key, to change in place. Copied or created if need be."""
+        """The map of a key, to change in place. It is copied or created if necessary."""
         held = self._held(ref)
         if held is not None and held.epoch == self._epoch:
             self._changed.append(ref)
@@ -346,7 +346,7 @@ class ColumnarMaps(Cells):
         return _Map(entries, self._epoch) if entries else None
 
     def stored(self, held: Any) -> Any:
-        """The entries, as Arrow takes them."""
+        """The entries, in a form that Arrow can convert."""
         return list(held.items())
 
     def stored_in_order(self, held: Any) -> Any:
@@ -356,15 +356,15 @@ class ColumnarMaps(Cells):
         return [(codec.decode(key), value) for key, value in entries]
 
 
-class _FrozenCells:
-    """The `FrozenValues` of cells."""
+class _FrozenObjects:
+    """The `FrozenValues` of objects."""
 
-    __slots__ = ("_cells", "_pages", "_stored")
+    __slots__ = ("_objects", "_pages", "_stored")
     row_bytes = None
-    """Nobody knows."""
+    """The size of Python objects is unknown."""
 
-    def __init__(self, cells: Cells, pages: list[list[Any]], stored: Callable[[Any], Any]) -> None:
-        self._cells = cells
+    def __init__(self, objects: ObjectState, pages: list[list[Any]], stored: Callable[[Any], Any]) -> None:
+        self._objects = objects
         self._pages = pages
         self._stored = stored
 
@@ -375,9 +375,9 @@ class _FrozenCells:
         slots = slots if places is None else slots[places.rows()]
         pages, stored = self._pages, self._stored
         values = [stored(pages[slot >> PAGE_BITS][slot & _IN_PAGE]) for slot in slots.tolist()]
-        return [pa.array(values, type=self._cells.spec.column_type)]
+        return [pa.array(values, type=self._objects.spec.column_type)]
 
-    def let_go(self, start: int, stop: int) -> None:
+    def drop_pages(self, start: int, stop: int) -> None:
         self._pages[start:stop] = [[] for _ in range(stop - start)]
 
 
@@ -386,11 +386,11 @@ def _live(pages: list[list[Any]], slots: NDArray[np.int32]) -> NDArray[np.bool_]
     return np.fromiter(flags, dtype=np.bool_, count=len(slots))
 
 
-class ListInParts(list[Any]):
-    """The last part of a list, which alone may grow, the parts before it, and the epoch in which it was made.
+class SegmentedList(list[Any]):
+    """A list in parts: the last part, which is the only one that may grow, and the parts before it.
 
-    Values are appended in an epoch without a copy of what is there. Parts are merged unless the former is at least
-    twice as long, so there are about log2(values) of them, and a value is copied about as often.
+    In a later epoch than its own, values are appended without a copy of the existing ones. Parts are merged unless the
+    former is at least twice as long, so there are about log2(values) parts, and a value is copied about as often.
     """
 
     __slots__ = ("before", "epoch")
@@ -400,16 +400,16 @@ class ListInParts(list[Any]):
         self.before = before
         self.epoch = epoch
 
-    def extended(self, values: Sequence[Any], epoch: int) -> ListInParts:
-        """A list with more values, in another epoch; this one does not change."""
+    def extended(self, values: Sequence[Any], epoch: int) -> SegmentedList:
+        """Returns a list with more values for another epoch. This list does not change."""
         last: list[Any] = list(values)
         parts = [*self.before, self]
         while parts and len(parts[-1]) < 2 * len(last):
             last = list.__add__(parts.pop(), last)
-        return ListInParts(last, epoch, tuple(parts))
+        return SegmentedList(last, epoch, tuple(parts))
 
     def whole(self) -> Collection[Any]:
-        """All values, without a copy."""
+        """Returns all values without a copy."""
         return Parts((*self.before, self)) if self.before else self
 
 
@@ -431,8 +431,8 @@ class Parts(Collection[Any]):
         return any(value in part for part in self._parts)
 
 
-def flat_specs(spec: CellSpec) -> tuple[ValueSpec, ...]:
-    """The columns that hold a value; none if its type does not allow that."""
+def flat_specs(spec: StateDescriptor) -> tuple[ValueSpec, ...]:
+    """The columns for values of this type, or an empty tuple if the type does not allow columns."""
     fields = _leaves(spec.column_type, 1 if spec.has_expired is None else 2)
     kept = [_kept_type(each) for each in fields]
     if not all(storage_dtype(each) is not None for each in kept):
@@ -441,9 +441,9 @@ def flat_specs(spec: CellSpec) -> tuple[ValueSpec, ...]:
 
 
 class ValueColumns(ColumnarTable):
-    """A `ValueCells` over the slots of a `KeySpace`. A ref is a slot."""
+    """A `InternalValueState` over the slots of a `KeySpace`. A ref is a slot."""
 
-    def __init__(self, space: KeySpace, spec: CellSpec, incremental: bool) -> None:
+    def __init__(self, space: KeySpace, spec: StateDescriptor, incremental: bool) -> None:
         super().__init__(space, spec.name, flat_specs(spec), incremental)
         self._value_names = (spec.name,)
         self.spec = spec
@@ -453,11 +453,11 @@ class ValueColumns(ColumnarTable):
         return self.get_many(np.array([ref], dtype=np.int32))[0].as_py()
 
     def put(self, ref: int, value: Any) -> None:
-        """Set the value, which is not None."""
+        """Sets the value, which is not None."""
         self.put_many(np.array([ref], dtype=np.int32), pa.array([value], self.spec.column_type))
 
-    def remove(self, ref: int) -> None:  # type: ignore[override]  # a slot, not those of a batch
-        """Remove the value of a key."""
+    def remove(self, ref: int) -> None:  # type: ignore[override]  # one slot instead of several
+        """Removes the value of a key."""
         self.remove_many(np.array([ref], dtype=np.int32))
 
     def get_many(self, refs: NDArray[np.int32]) -> pa.Array:
@@ -467,7 +467,7 @@ class ValueColumns(ColumnarTable):
         return _assembled(self.spec.column_type, columns, None if live.all() else live)
 
     def put_many(self, refs: NDArray[np.int32], values: pa.Array) -> None:
-        """Set the values of these keys."""
+        """Sets the values of these keys."""
         if values.null_count:
             refs, values = _last_of_each(refs, values)
             kept = values.is_valid()
@@ -487,23 +487,23 @@ class ValueColumns(ColumnarTable):
             column.paged.put(refs, part)
 
     def remove_many(self, refs: NDArray[np.int32]) -> None:
-        """Remove the values of these keys."""
+        """Removes the values of these keys."""
         slots = np.unique(refs[self.live(refs)])
         if len(slots):
             self.set_live(slots, np.zeros(len(slots), dtype=np.bool_))
 
     def expire_many(self, slots: NDArray[np.int32]) -> None:
-        """Remove the values of these slots that have expired."""
+        """Removes the values of these slots that have expired."""
         assert self.spec.expired_ms is not None, "values without a time to live do not expire"
         slots = slots[self.live(slots)]
         updated_ms = next(reversed(self._columns.values())).raw(slots)
         self.remove_many(slots[updated_ms <= self.spec.expired_ms()])
 
     def flush(self) -> None:
-        """Nothing to do: what changes is marked at once."""
+        """Nothing to do: changes are marked at once."""
 
     def load(self, rows: pa.RecordBatch, layer: int) -> None:
-        """Put stored rows. In layer 0 raises CorruptionError for a key that has a value already."""
+        """Puts stored rows. In layer 0 raises CorruptionError for a key that has a value already."""
         keys = rows.columns[: rows.num_columns - 1]
         columns = self._flattened(rows.column(rows.num_columns - 1))
         names = [*rows.schema.names[: len(keys)], *self._columns]
@@ -539,8 +539,8 @@ class _FrozenColumns:
     def columns(self, slots: NDArray[np.int32], places: Places | None = None) -> list[pa.Array]:
         return [_assembled(self._type, list(self._table.columns(slots, places)), None)]
 
-    def let_go(self, start: int, stop: int) -> None:
-        self._table.let_go(start, stop)
+    def drop_pages(self, start: int, stop: int) -> None:
+        self._table.drop_pages(start, stop)
 
 
 def _is_struct(data_type: pa.DataType) -> bool:
@@ -548,19 +548,19 @@ def _is_struct(data_type: pa.DataType) -> bool:
 
 
 def _leaves(data_type: pa.DataType, depth: int) -> list[pa.DataType]:
-    """Types of the values in a type, whose structs are taken apart so far down. Deeper ones may be null."""
+    """The types of a type's columns. Structs are split up to this depth; deeper structs may be null."""
     if not (depth and _is_struct(data_type)):
         return [data_type]
     return [leaf for field in data_type for leaf in _leaves(field.type, depth - 1)] or [data_type]
 
 
 def _kept_type(data_type: pa.DataType) -> pa.DataType:
-    """The type of a column in memory: Arrow has the bits of booleans side by side."""
+    """The type of a column in memory. Booleans become bytes, because Arrow packs them into bits."""
     return pa.uint8() if pa.types.is_boolean(data_type) else data_type
 
 
 def _assembled(data_type: pa.DataType, columns: list[pa.Array], live: NDArray[np.bool_] | None) -> pa.Array:
-    """The values of columns; `live` says which there are, None: all."""
+    """Assembles values from columns. `live` is False for missing values; None if all are present."""
     return _next(data_type, iter(columns), live)
 
 
@@ -578,6 +578,6 @@ def _next(data_type: pa.DataType, columns: Iterator[pa.Array], live: NDArray[np.
 
 
 def _last_of_each(refs: NDArray[np.int32], values: pa.Array) -> tuple[NDArray[np.int32], pa.Array]:
-    """The last value of each key."""
+    """Returns the distinct refs, and the last value of each."""
     distinct, from_end = np.unique(refs[::-1], return_index=True)
     return distinct, values.take(pa.array(len(refs) - 1 - from_end))

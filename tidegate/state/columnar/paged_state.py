@@ -1,10 +1,10 @@
-"""`PagedState`: the base of every state over a `KeySpace`, and what a freeze of it gives to storage.
+"""`PagedState`: the base of every state over a `KeySpace`, and its frozen forms for storage.
 
 It tracks changes for incremental snapshots and for the undo log. A freeze takes one reference per page: the pages are
 pinned, and the owner copies a page before it writes to it.
 
-`FrozenSlots` is frozen state on its way to storage: rows, or the keys that are gone, a block of slots at a time. The
-asynchronous part of a snapshot draws the chunks. Rules:
+`FrozenSlots` is frozen state on its way to storage: rows or removed keys, a block of slots at a time. The asynchronous
+part of a snapshot draws the chunks. Rules:
 - A block has as many rows as `BlockSize` allows. They are sorted by key group and cut between key groups into chunks of
   at least `CHUNK_ROWS_MIN` rows and `CHUNK_BYTES_MIN` bytes.
 - The pages of a block are released as soon as it is encoded. The owner need not copy them any more, and if it already
@@ -12,10 +12,10 @@ asynchronous part of a snapshot draws the chunks. Rules:
 - If only a few slots have changed, their rows are gathered at the freeze, and no page stays pinned.
 - A snapshot that is dropped unwritten keeps its pins. That costs one copy of each page, at its next change.
 
-`SortedSlots` is the same in canonical order, by key group and then by key as RocksDB sorts them, for canonical
-savepoints. Slots are in the order in which keys first came, so the rows of a key group are scattered over all pages.
-They are gathered a run of key groups at a time, which takes memory for one run, and 12 bytes per slot to sort by key
-group. All pages are held until the last row is gathered, so each page that changes meanwhile is copied.
+`SortedSlots` has all rows in canonical order, for canonical savepoints: by key group and then by key, as RocksDB sorts
+them. Slots are in the order in which keys first came, so the rows of a key group are scattered over all pages. Rows are
+gathered a run of key groups at a time, which takes memory for one run, and 12 bytes per slot to sort by key group. All
+pages are held until the last row is gathered, so each page that changes before that is copied.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from tidegate.storage.state.snapshot import Cut, FrozenState, StateChunk
 
 N = TypeVar("N", bound=Notes)
 GATHERED_ROWS_MAX = 8192
-"""Up to so many rows are gathered at the freeze. It takes a few ms; pinned pages would be copied one by one."""
+"""Up to this many rows are gathered at the freeze. That takes a few ms; pinned pages would be copied one by one."""
 GATHERED_BYTES_MAX = 1 << 22
 CHUNK_ROWS_MIN = 8192
 CHUNK_BYTES_MIN = 1 << 19
-"""A chunk costs some 0.1 ms, and a restore at another parallelism reads whole ones."""
+"""A chunk costs about 0.1 ms, and a restore at another parallelism reads whole chunks."""
 
 
 class PagedState(ABC, Generic[N]):
-    """A `SlotState` and an `UndoableState`, whose notes are an `N`. `columns` are the names of its value columns."""
+    """A `SlotState` and an `UndoableState` with notes of type `N`. `columns` are the names of its value columns."""
 
     def __init__(self, space: KeySpace, name: str, columns: Iterable[str], incremental: bool) -> None:
         self.name = name
@@ -61,7 +61,7 @@ class PagedState(ABC, Generic[N]):
         self._pins = Pins()
         self.dirty = DirtySlots() if incremental else None
         self._notes: N | None = None
-        """The undo log's notes: what slots held before they changed."""
+        """The undo log's current notes of this state, or None if changes are not noted."""
         self._rows = 0
 
     @property
@@ -71,27 +71,27 @@ class PagedState(ABC, Generic[N]):
 
     @abstractmethod
     def live(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Which of these slots have the state."""
+        """Returns for each of these slots whether it has the state."""
 
     def grow(self, slots: int) -> None:
-        """Grow to this many slots."""
+        """Grows to this many slots."""
         self._pins.grow(pages_for(slots))
         if self.dirty is not None:
             self.dirty.grow(slots)
 
     def needed(self, slots: int) -> NDArray[np.bool_]:
-        """Which slots have the state, or lost it and a later snapshot may have to say so."""
+        """Returns for each slot whether it has the state, or a later snapshot may record its removal."""
         return live_or_marked(self.live(np.arange(slots, dtype=np.int32)), self.dirty)
 
     def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
-        """Renumber slots: slot `kept[i]` becomes slot i."""
+        """Renumbers slots: slot `kept[i]` becomes slot i."""
         self._pins = Pins()
         self._pins.grow(pages_for(len(kept)))
         if self.dirty is not None:
             self.dirty.rebuild(kept, slots)
 
     def freeze(self, cut: Cut) -> tuple[FrozenSlots | SortedSlots, ...]:
-        """All rows, or what has changed since the base. Takes one reference a page."""
+        """Returns all rows, or the changes since the base. Takes one reference per page."""
         if cut.in_order:
             return (self._sorted(),) if self._rows else ()
         dirty = None if self.dirty is None else self.dirty.close(cut.checkpoint_id, cut.base)
@@ -109,26 +109,26 @@ class PagedState(ABC, Generic[N]):
 
     @abstractmethod
     def begin_notes(self) -> N:
-        """Note changes from now on."""
+        """Notes changes from now on."""
 
     def end_notes(self) -> None:
-        """Stop noting changes."""
+        """Stops noting changes."""
         self._notes = None
 
     @abstractmethod
     def undo(self, notes: Notes) -> None:
-        """Restore what the state held when these notes began."""
+        """Restores the contents of the state when these notes began."""
 
     @abstractmethod
     def _frozen_values(self, removed: bool) -> FrozenValues:
-        """The current values. `removed`: only which slots have the state is asked."""
+        """The current values. With `removed`, the caller only uses `live`."""
 
     def _sorted_values(self) -> FrozenValues:
-        """The current values, as a canonical savepoint has them."""
+        """The current values in the form of a canonical savepoint."""
         return self._frozen_values(removed=False)
 
     def _went_back(self, rows: int) -> None:
-        """The state has so many rows again as at the freeze that it was taken back to. Nothing has changed since."""
+        """Called after an undo: the state has `rows` rows again, and nothing has changed since that freeze."""
         self._rows = rows
         if self.dirty is not None:
             self.dirty = DirtySlots.none_of(self._space.slots)
@@ -149,31 +149,32 @@ class PagedState(ABC, Generic[N]):
 
 
 class FrozenValues(Protocol):
-    """What the pages of a state held at the freeze."""
+    """The values of a state at the freeze."""
 
     @property
     def row_bytes(self) -> int | None:
-        """About how many bytes the values of a row take. None: nobody knows."""
+        """Estimated bytes of a row's values, or None if unknown."""
         ...
 
     def live(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Which of these slots had the state."""
+        """Returns for each of these slots whether it had the state."""
         ...
 
     def columns(self, slots: NDArray[np.int32], places: Places | None = None) -> Sequence[pa.Array]:
-        """The value columns of these slots, all of which had the state: in their order, or each at its place."""
+        """The value columns of these slots, which all had the state. They are in order, or each at its place."""
         ...
 
-    def let_go(self, start: int, stop: int) -> None:
-        """Drop the pages from `start` to `stop`."""
+    def drop_pages(self, start: int, stop: int) -> None:
+        """Drops the pages from `start` to `stop`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FrozenSlots:
-    """A `FrozenState` of all slots, or if `dirty` is set, of those that are marked in it.
+    """A `FrozenState` of all slots, or of the slots that are marked in `dirty`.
 
-    `all_live`: every slot has the state, so that nobody need look.
+    With `removed` it has the marked keys without the state, else rows. With `all_live` every slot has the state, so
+    `live` is not read.
     """
 
     state: str
@@ -189,19 +190,19 @@ class FrozenSlots:
     all_live: bool = False
 
     def chunks(self) -> Iterator[StateChunk]:
-        """Rows, or keys that are gone, block by block. Can be called once."""
+        """Yields rows, or removed keys, block by block. Can be called once."""
         try:
             pages_done, size = 0, BlockSize(self.keys, self.values.row_bytes)
             for slots, pages in self._blocks(size):
                 if len(slots):
                     yield from _cut(self._encoded(slots, size))
-                self._let_go(pages_done, pages)
+                self._release(pages_done, pages)
                 pages_done = pages
         finally:
             self.pinned.release(pages_for(self.slots))
 
     def now(self) -> FrozenState:
-        """The same state; a few rows are gathered right here, so that no page stays pinned."""
+        """Returns the same frozen state. If it has few rows, they are gathered now, so that no page stays pinned."""
         if self.dirty is None or (rows := marked(self.dirty)) > GATHERED_ROWS_MAX:
             return self
         if rows * (self.values.row_bytes or 0) > GATHERED_BYTES_MAX:
@@ -214,7 +215,7 @@ class FrozenSlots:
         return GatheredSlots(self.state, chunks, self.removed)
 
     def _blocks(self, size: BlockSize) -> Iterator[tuple[NDArray[np.int32], int]]:
-        """Slots to write, ascending. With each block, the page below which everything is then done."""
+        """Yields ascending slots to write, block by block, each with the page below which all slots are then done."""
         left = np.zeros(0, dtype=np.int32)
         for start in range(0, self.slots, BLOCK_ROWS):
             stop = min(start + BLOCK_ROWS, self.slots)
@@ -230,7 +231,7 @@ class FrozenSlots:
                     break
 
     def _wanted(self, slots: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Those of these slots that have the state; if we look for keys that are gone, those that lack it."""
+        """The slots that have the state, or with `removed` the slots that lack it."""
         if not len(slots):
             return slots
         if self.all_live:
@@ -239,7 +240,7 @@ class FrozenSlots:
         return slots[~live] if self.removed else slots if live.all() else slots[live]
 
     def _encoded(self, slots: NDArray[np.int32], size: BlockSize) -> StateChunk:
-        """Rows of these ascending slots, sorted by key group. Each value is moved once. `size` learns from them."""
+        """Rows of these ascending slots, sorted by key group. Each value is copied once. Updates `size`."""
         places = places_by_group(self.groups.raw_ascending(slots))
         keys = self.keys.placed(slots, places)
         columns = () if self.removed else self.values.columns(slots, places)
@@ -248,9 +249,9 @@ class FrozenSlots:
         rows = pa.RecordBatch.from_arrays([*keys.columns, *columns], names=names)
         return StateChunk(rows, places.first, places.bounds)
 
-    def _let_go(self, start: int, stop: int) -> None:
+    def _release(self, start: int, stop: int) -> None:
         self.pinned.release(stop)
-        self.values.let_go(start, stop)
+        self.values.drop_pages(start, stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,12 +264,12 @@ class GatheredSlots:
     kind: StateKind = StateKind.KEYED
 
     def chunks(self) -> Iterator[StateChunk]:
-        """The gathered rows, or keys that are gone."""
+        """The gathered rows, or removed keys."""
         return iter(self.gathered)
 
 
 def _cut(chunk: StateChunk) -> Iterator[StateChunk]:
-    """Cut between key groups into chunks of at least so many rows and bytes."""
+    """Cuts a chunk between key groups into chunks of at least `CHUNK_ROWS_MIN` rows and `CHUNK_BYTES_MIN` bytes."""
     starts = np.array(chunk.group_rows)
     rows_min = max(CHUNK_ROWS_MIN, CHUNK_BYTES_MIN * chunk.rows.num_rows // max(1, chunk.rows.nbytes))
     groups, first = len(starts) - 1, 0
@@ -283,7 +284,7 @@ def _cut(chunk: StateChunk) -> Iterator[StateChunk]:
 
 
 def by_bytes(keys: pa.RecordBatch, groups: NDArray[np.uint16]) -> pa.Array:
-    """Positions of these keys, ordered by key group and then by their bytes."""
+    """Returns the positions of these keys, ordered by key group and then by their bytes."""
     return pc.sort_indices(sortable_keys(keys, groups))
 
 
@@ -299,12 +300,12 @@ class SortedSlots:
     values: FrozenValues
     pinned: Pinned
     order: Callable[[pa.RecordBatch, NDArray[np.uint16]], pa.Array] = by_bytes
-    """Gives the positions of keys in canonical order. The keys are those of whole key groups."""
+    """Returns the positions of keys in canonical order. It gets the keys of whole key groups."""
     removed: bool = False
     kind: StateKind = StateKind.KEYED
 
     def chunks(self) -> Iterator[StateChunk]:
-        """Rows, a run of key groups at a time. Can be called once."""
+        """Yields rows, a run of key groups at a time. Can be called once."""
         pages = pages_for(self.slots)
         try:
             live = self._live()
@@ -316,7 +317,7 @@ class SortedSlots:
                 yield self._encoded(np.sort(live[start:stop]), size)
         finally:
             self.pinned.release(pages)
-            self.values.let_go(0, pages)
+            self.values.drop_pages(0, pages)
 
     def _live(self) -> NDArray[np.int32]:
         found = [np.zeros(0, dtype=np.int32)]
@@ -326,7 +327,7 @@ class SortedSlots:
         return np.concatenate(found)
 
     def _encoded(self, slots: NDArray[np.int32], size: BlockSize) -> StateChunk:
-        """Rows of these ascending slots, which are all of some key groups. `size` learns from them."""
+        """Rows of these ascending slots, which are all slots of some key groups. Updates `size`."""
         keys, groups = self.keys.take(slots), self.groups.raw(slots)
         order = self.order(keys, groups)
         keys, sorted_slots = keys.take(order), slots[order.to_numpy()]
@@ -340,7 +341,10 @@ class SortedSlots:
 
 
 def _runs(live: NDArray[np.int32], groups: NDArray[np.uint16], size: BlockSize) -> Iterator[tuple[int, int]]:
-    """Bounds of runs of whole key groups, each of a block at least but the last. `groups`, those of slots, ascend."""
+    """Yields bounds of runs of whole key groups. Each run except the last has at least one block.
+
+    `groups` are the ascending key groups of the slots `live`.
+    """
     start = 0
     while start < len(groups):
         last = groups[min(start + size.rows(live[start:]), len(groups)) - 1]
@@ -350,7 +354,10 @@ def _runs(live: NDArray[np.int32], groups: NDArray[np.uint16], size: BlockSize) 
 
 
 def sortable_keys(keys: pa.RecordBatch, groups: NDArray[np.uint16]) -> pa.Array:
-    """A byte string for each row of stored key columns, which sorts as the key does. `groups` are their key groups."""
+    """Returns a byte string for each row of stored key columns, which sorts like the key.
+
+    `groups` are the key groups of the rows.
+    """
     rows = keys.num_rows
     heads = groups.astype(">u2").view(np.uint8).reshape(rows, 2)
     encoded = encode_rows(key_forms(keys, keys.schema.names), rows, heads)

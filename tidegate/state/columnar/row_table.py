@@ -1,16 +1,16 @@
-"""`ColumnarRows`: a row table in memory, as Arrow chunks in the order in which rows came.
+"""`ColumnarRows`: a row table in memory, as Arrow chunks in arrival order.
 
-A row has a slot in a key space of its own (`RowSlots`), whose columns are key, number and values. They never change, so
-freezing them takes references. Only the flags of live rows change. Snapshots, the undo log, and the reuse of slots of
-removed rows are those of a table without value columns. Rules:
-- Slots of a key's rows ascend as the rows came. Stored rows may come in another order, because canonical savepoints and
-  RocksDB sort by the bytes of the number. Slots therefore get their order when all rows are loaded.
+A row has a slot in a separate key space (`RowSlots`), whose columns are key, sequence number and values. They never
+change, so freezing them takes references. Only the flags of live rows change. Snapshots, the undo log, and the reuse of
+slots of removed rows work as for a table without value columns. Rules:
+- Slots of a key's rows ascend in arrival order. Stored rows may be in another order, because canonical savepoints and
+  RocksDB sort by the bytes of the number. Slots are therefore ordered when all rows are loaded.
 - Rows are appended without a lookup. The key space has no index except while layers of a checkpoint are loaded.
 - Rows of a key are found by a `RowIndex`, which is built at the first `find`, and again after slots were renumbered. It
-  takes about 20 bytes per row, and as much per key in addition to the key's bytes. Keys without rows stay in it until
-  there are more of them than rows; then it is rebuilt. It is in no checkpoint.
-- Rows of a key form a chain: each key has a first row, each row the next row of its key. Walks unlink the rows that are
-  gone, so that no row is skipped twice.
+  takes about 20 bytes per row, and 20 bytes per key in addition to the key itself. Keys without rows stay in it until
+  there are more of them than rows; then it is rebuilt. It is not in checkpoints.
+- Rows of a key form a chain: each key has a first row, each row the next row of its key. Walks unlink removed rows, so
+  that each is skipped only once.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ END = -1
 
 
 class RowSlots(ColumnarTable):
-    """A table without value columns. `identity` are key and number, which tell rows apart."""
+    """A table without value columns. `identity` are the columns that identify a row: key and number."""
 
     def __init__(self, space: KeySpace, name: str, identity: tuple[str, ...], incremental: bool) -> None:
         self._identity = identity
         super().__init__(space, name, (), incremental)
 
     def put_behind(self, rows: pa.RecordBatch) -> NDArray[np.int32]:
-        """Give the next slots to new rows. They do not count as changed."""
+        """Appends new rows in the next slots, and returns these. They do not count as changed."""
         first = self._space.slots
         self._append(rows, rows)
         return np.arange(first, self._space.slots, dtype=np.int32)
@@ -68,13 +68,13 @@ class RowSlots(ColumnarTable):
 
 @dataclass(slots=True)
 class RowSequence:
-    """The number of the next row of any row table of a backend."""
+    """The next sequence number, shared by all row tables of a backend."""
 
     next: int = 0
 
 
 class ColumnarRows:
-    """A `RowTable` in memory. `beside` are the other undo logs of the operator."""
+    """A `RowTable` in memory. `other_logs` are the other undo logs of the operator."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class ColumnarRows:
         max_parallelism: int,
         key_names: tuple[str, ...],
         incremental: bool,
-        beside: Sequence[UndoLog],
+        other_logs: Sequence[UndoLog],
         sequence: RowSequence,
     ) -> None:
         self.name = name
@@ -92,8 +92,8 @@ class ColumnarRows:
         self._key_names = key_names
         self._stored = (*key_names, *values.names)
         self._sequence = sequence
-        self.undo = UndoLog(beside[0].bytes_max, *beside)
-        """Notes how to go back to a checkpoint."""
+        self.undo = UndoLog(other_logs[0].bytes_max, *other_logs)
+        """The undo log of this table."""
         self._space = KeySpace(
             max_parallelism, (*identity, *values.names), self.undo, grouped_by=key_names, identity=identity
         )
@@ -106,15 +106,15 @@ class ColumnarRows:
 
     @property
     def rows(self) -> int:
-        """How many rows there are."""
+        """The exact number of rows."""
         return self._table.rows
 
     def fix_keys(self, schema: pa.Schema) -> None:
-        """Set the stored key columns."""
+        """Sets the stored key columns."""
         self._space.fix(pa.schema([*schema, SEQUENCE_FIELD, *self.values]))
 
     def append(self, keys: pa.RecordBatch, values: pa.RecordBatch) -> None:
-        """Append a row for each key."""
+        """Appends a row for each key."""
         schema = self._space.schema
         assert schema is not None, "rows before their key columns are known"
         count = keys.num_rows
@@ -127,7 +127,7 @@ class ColumnarRows:
         self._table.append(pa.RecordBatch.from_arrays(arrays, schema=schema))
 
     def find(self, keys: pa.RecordBatch) -> FoundRows:
-        """All rows of these keys."""
+        """Returns all rows of these keys."""
         return FoundRows(*self._table.find(keys, self._key_names))
 
     def take(self, refs: NDArray[np.int32], columns: Sequence[str] | None = None) -> pa.RecordBatch:
@@ -135,7 +135,7 @@ class ColumnarRows:
         return self._space.keys_of(refs, self._stored if columns is None else columns)
 
     def scan(self, columns: Sequence[str], rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int32]]]:
-        """All rows, in the order in which they came."""
+        """Yields all rows in arrival order."""
         frozen = self._space.freeze()[0]
         with self._space.reading():
             for start in range(0, int(frozen.bounds[-1]), rows_max):
@@ -145,13 +145,13 @@ class ColumnarRows:
                     yield frozen.take(slots, columns), slots
 
     def remove(self, refs: NDArray[np.int32]) -> None:
-        """Remove rows."""
+        """Removes rows."""
         slots = np.unique(refs).astype(np.int32, copy=False)
         if len(slots):
             self._table.set_live(slots, np.zeros(len(slots), dtype=np.bool_))
 
     def done(self) -> None:
-        """End the batch: give up slots of removed rows if there are many."""
+        """Ends the batch: drops slots of removed rows if there are many."""
         self._space.settle()
 
     def changed_rows(self, base: CheckpointId) -> tuple[int, int]:
@@ -159,11 +159,11 @@ class ColumnarRows:
         return self._table.changed_rows(base)
 
     def freeze(self, cut: Cut) -> list[FrozenState]:
-        """All rows, or what has changed since the base. Takes one reference a chunk and a page."""
+        """Returns all rows, or the changes since the base. Takes one reference per chunk and per page."""
         return [part.now() if isinstance(part, FrozenSlots) else part for part in self._table.freeze(cut)]
 
     def load(self, table: StateTable) -> None:
-        """Put stored rows, whose columns are checked, or remove those of stored keys."""
+        """Puts stored rows, or removes the rows of stored keys. The columns are checked by the caller."""
         rows, numbers = table.rows, table.rows.column(ROW_SEQUENCE)
         if rows.num_rows:
             self._sequence.next = max(self._sequence.next, int(numbers.to_numpy().max()) + 1)
@@ -176,7 +176,10 @@ class ColumnarRows:
             self._table.load(rows, table.layer)
 
     def loaded(self) -> None:
-        """All stored tables are loaded: order them. CorruptionError if a row came twice in layer 0."""
+        """Called when all stored tables are loaded. Orders the rows.
+
+        Raises CorruptionError if a row came twice in layer 0.
+        """
         self._space.build_index()
         self._space.drop_index(self._table)
         if self._space.slots:
@@ -185,7 +188,7 @@ class ColumnarRows:
                 self._space.keep(np.argsort(numbers, kind="stable").astype(np.int32))
 
     def keep(self, checkpoint_id: CheckpointId, after_freeze: bool) -> None:
-        """The current rows are those of this checkpoint."""
+        """Called when the current rows equal this checkpoint: begin to note changes."""
         if self._space.schema is not None:
             self.undo.begin(checkpoint_id, (self._table,), after_freeze)
 
@@ -196,19 +199,19 @@ class ColumnarRows:
         return [StateTable(self.name, StateKind.KEYED, pa.RecordBatch.from_pylist([], schema))]
 
     def pieces(self, rows_max: int) -> Iterator[pa.RecordBatch]:
-        """The key columns of all rows, in batches; a key comes once for each of its rows."""
+        """Yields the key columns of all rows, in batches. A key comes once for each of its rows."""
         return (keys for keys, _ in self.scan(self._key_names, rows_max))
 
 
 class _IndexedSlots(RowSlots):
-    """Rows that are found by their key."""
+    """Rows with an index that finds them by their key."""
 
     def __init__(self, space: KeySpace, name: str, identity: tuple[str, ...], incremental: bool) -> None:
         self._index: RowIndex | None = None
         super().__init__(space, name, identity, incremental)
 
     def append(self, rows: pa.RecordBatch) -> None:
-        """Append new rows."""
+        """Appends new rows."""
         slots = self.put_behind(rows)
         if self.dirty is not None:
             self.dirty.mark(slots)
@@ -216,7 +219,7 @@ class _IndexedSlots(RowSlots):
             self._index.add(rows, slots)
 
     def find(self, keys: pa.RecordBatch, names: tuple[str, ...]) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """Rows of keys, by the position of the key."""
+        """Returns the rows of keys: the position of the key in `keys`, and the slot of each row."""
         if self._index is not None and self._index.is_worn(self._rows):
             self._index = None
         if self._index is None:
@@ -224,17 +227,17 @@ class _IndexedSlots(RowSlots):
         return self._index.find(keys, self._live.pages)
 
     def load(self, rows: pa.RecordBatch, layer: int) -> None:
-        """Put stored rows."""
+        """Puts stored rows."""
         self._index = None
         super().load(rows, layer)
 
     def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
-        """Renumber slots: slot `kept[i]` becomes slot i."""
+        """Renumbers slots: slot `kept[i]` becomes slot i."""
         self._index = None
         super().rebuild(kept, slots)
 
     def undo(self, notes: Notes) -> None:
-        """Restore the rows at the moment when these notes began."""
+        """Restores the rows at the moment when these notes began."""
         self._index = None
         super().undo(notes)
 
@@ -252,7 +255,7 @@ class _IndexedSlots(RowSlots):
 
 
 def _selected(keys: FrozenKeys, names: Sequence[str]) -> FrozenKeys:
-    """Some of the columns."""
+    """Frozen keys with only the named columns."""
     schema = pa.schema([keys.schema.field(name) for name in names])
     return FrozenKeys(schema, tuple(chunk.select(list(names)) for chunk in keys.chunks), keys.bounds)
 
@@ -269,17 +272,20 @@ class RowIndex:
         self._nexts = np.full(1024, END, dtype=np.int32)
 
     def is_worn(self, rows: int) -> bool:
-        """Whether most of its keys have no rows, of so many rows in all."""
+        """True if most indexed keys have no rows, so that the index should be rebuilt. `rows` is the number of rows."""
         return self._keys.size > _KEYS_MIN + 2 * rows
 
     def add(self, keys: pa.RecordBatch, slots: NDArray[np.int32]) -> None:
-        """Rows have come, in these slots, which ascend."""
+        """Adds new rows, whose slots ascend."""
         numbers = self._keys.upsert(keys).slots
         self._grow(int(slots[-1]) + 1 if len(slots) else 0)
         link(self._heads, self._tails, self._nexts, numbers, slots)
 
     def find(self, keys: pa.RecordBatch, live: Pages) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """Rows of keys, by the position of the key. `live` are the pages of flags of rows that are there."""
+        """Returns the rows of keys: the position of the key in `keys`, and the slot of each row.
+
+        `live` are the pages with the flags of live rows.
+        """
         upserted = self._keys.upsert(keys)
         self._grow(0)
         counts = np.zeros(keys.num_rows, dtype=np.int64)
@@ -313,7 +319,7 @@ def link(
     keys: NDArray[np.int32],
     slots: NDArray[np.int32],
 ) -> None:
-    """Put row `slots[i]` behind the last one of key `keys[i]`."""
+    """Appends row `slots[i]` to the chain of key `keys[i]`."""
     for i in range(slots.shape[0]):
         key, slot = keys[i], slots[i]
         nexts[slot] = END
@@ -333,9 +339,9 @@ def prune_and_count(
     first: NDArray[np.int32],
     counts: NDArray[np.int64],
 ) -> int:
-    """Unlink rows that are gone from the chains of some keys, each given by its first position in `keys`.
+    """Unlinks removed rows from the chains of some keys, each given by its first position in `keys`.
 
-    `counts[i]` becomes the number of rows of key `keys[i]`. Returns the sum of all.
+    `counts[i]` becomes the number of rows of key `keys[i]`. Returns the sum of all counts.
     """
     lengths = np.empty(len(heads), dtype=np.int64)
     return _prune_and_count(heads, tails, nexts, flags, keys, first, lengths, counts)
@@ -387,7 +393,7 @@ def collect(
     positions: NDArray[np.int64],
     slots: NDArray[np.int32],
 ) -> None:
-    """The rows of each of some keys, one key after the other, after `prune_and_count` has counted them."""
+    """Writes the rows of some keys, one key after the other, after `prune_and_count` has counted them."""
     found = 0
     for i in range(keys.shape[0]):
         slot = np.int64(heads[keys[i]])

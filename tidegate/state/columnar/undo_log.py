@@ -1,33 +1,35 @@
 """`UndoLog`: lets a backend in memory return to a checkpoint without reading anything.
 
-Before a slot changes for the first time after a freeze, its contents are noted. Going back therefore costs only what
-has changed since. Rules:
-- Every freeze begins a part of the log, under the number of its checkpoint. A part has what slots contained at its
-  freeze. Slots that got a key later were empty then, and are not noted.
+Before a slot changes for the first time after a freeze, its contents are noted. Going back therefore costs only as much
+as has changed since. Rules:
+- Every freeze begins a part of the log, under the number of its checkpoint. A part holds the former contents of slots
+  as of its freeze. Slots that got a key later were empty at the freeze, and are not noted.
 - To go back, parts are undone from the newest to the part of the checkpoint. The coordinator chooses the checkpoint. If
   it has no part here, the backend cannot go back to it.
 - When a checkpoint completes, older ones are not needed any more, and the parts before it are dropped.
 - All notes together have a memory limit. Pages that a snapshot holds anyway, until it has written them, do not count.
-  Beyond the limit notes take less memory where they can, the oldest first. Then the oldest part is dropped. When the
-  last one is dropped, nothing is noted until the next freeze. With a limit of 0 nothing is ever noted.
-- A page that a snapshot reads is copied anyway, and kept in the newest part. What older parts keep gives way to such
-  copies (`make_room`): with them, all notes take no more than the limit, or the state itself and an eighth, or
-  `COPIES_BYTES_MIN`, whichever is most.
-- A part that alone exceeds the limit was noted in vain. After two such parts in a row, the next freeze begins none,
-  after the third the next two, then four, up to `_SKIPPED_MAX`. A part that fits ends that.
+  Beyond the limit, notes are shrunk where possible, the oldest first. Then the oldest part is dropped. When the last
+  part is dropped, nothing is noted until the next freeze. With a limit of 0 nothing is ever noted.
+- A page that a snapshot reads is copied anyway, and the former page is kept in the newest part. Older parts give way to
+  such copies (`make_room`). Including them, all notes take at most the limit, nine eighths of the state, or
+  `COPIES_BYTES_MIN`, whichever is largest.
+- A part that alone exceeds the limit was noted in vain. After two such parts in a row the next freeze begins no part,
+  after the third the next two, then four, up to `_SKIPPED_MAX`. A part that fits resets this.
 
-A vectorised state notes columns (`TableNotes`), object state notes Python objects (`CellNotes`). Rules of `TableNotes`:
-- A page that the owner copies because a snapshot reads it is kept as it was: going back puts it back. None of its slots
-  is noted alone.
+A vectorised state notes columns (`TableNotes`), object state notes Python objects (`ObjectNotes`). Rules of
+`TableNotes`:
+- When the owner copies a page because a snapshot reads it, the former page is kept, and going back restores it. Its
+  slots are not noted individually.
 - All other slots are noted one by one, before they first change. Noting a row costs several times as much as copying it
   with its page, so a page with `NOTED_SLOTS_MAX` noted slots is kept from then on, if there is memory for it. Going
-  back puts the page back, and then the slots that were noted before.
-- Where memory is short, a kept page is exchanged for notes of its changed slots, unless most have changed. A page that
-  is still read is not, except for copies of a later snapshot: it would take more memory, not less.
-- Once all pages are kept, and nearly all slots have changed, or in nearly all pages too many for an exchange, the
-  remaining slots count as changed: marking slots costs time per row, and would hardly save memory. So do all of them at
-  once where there is memory for several times as much, and where all slots had a row.
-- Noted rows are put together into pages of `PAGE_MEMORY`, whose memory is then free for copies of the next snapshot.
+  back restores the page, and then the slots that were noted before.
+- When memory is short, a kept page is exchanged for notes of its changed slots, unless most have changed. A page that
+  is still read is exchanged only to make room for copies of a later snapshot: otherwise the exchange would take more
+  memory, not less.
+- Once all pages are kept, and nearly all slots have changed, or nearly all pages have too many changed slots for an
+  exchange, the remaining slots count as changed. Marking slots costs time per row, and would hardly save memory. All
+  slots count as changed at once if memory allows several times as much, and all slots had a row.
+- Noted rows are packed into pages of `PAGE_MEMORY`, whose memory is then free for copies of the next snapshot.
 """
 
 from __future__ import annotations
@@ -47,31 +49,31 @@ from tidegate.state.kernels.paged import PAGE_BITS, PAGE_ROWS, Bitmap, mark_belo
 from tidegate.storage.ids import CheckpointId
 
 COPIES_BYTES_MIN = 1 << 25
-"""For so much memory older checkpoints are kept, however small the state is."""
+"""Notes may always take this much memory, however small the state is."""
 PLENTY = 3
-"""So many times as much as there is: notes of several checkpoints, and what other states of the operator note."""
+"""The factor for `has_plenty`. It leaves memory for several checkpoints, and for other states of the operator."""
 _SKIPPED_MAX = 8
 _PARTS_MAX = 16
-"""At most so many checkpoints can be gone back to: more than may be pending, and some that failed."""
+"""The log covers at most this many checkpoints: more than may be pending, plus some that failed."""
 NOTED_SLOTS_MAX = PAGE_ROWS // 4
 EXCHANGED_SLOTS_MAX = PAGE_ROWS // 2
-"""If more slots of a kept page have changed, to note them alone would gain little."""
+"""If more slots of a kept page have changed, exchanging the page for notes of its slots would gain little."""
 MARKED_PARTS = 8
-"""Fewer than one in so many slots has not changed, or one in so many pages can be exchanged: all count as changed."""
+"""With 8, all slots count as changed when less than 1/8 are unchanged, or less than 1/8 of the pages exchangeable."""
 _NEVER = -(1 << 30)
 _ALL_BITS = np.uint64((1 << 64) - 1)
 StillRead: TypeAlias = Callable[[NDArray[np.int32], NDArray[np.int64]], NDArray[np.bool_]]
-"""Which of these pages, in these versions, a snapshot still reads."""
+"""Returns for each of these pages, in this version, whether a snapshot still reads it."""
 ENTRY_BYTES = 100
 """Estimated memory of a dictionary entry, without the object that it holds."""
 
 
 class Notes(Protocol):
-    """What the slots of one state held at one freeze."""
+    """The former contents of one state's slots, as of one freeze."""
 
     @property
     def size_bytes(self) -> int:
-        """About how much memory the notes take."""
+        """Estimated memory of the notes, in bytes."""
         ...
 
     def slots(self) -> NDArray[np.int32]:
@@ -79,23 +81,23 @@ class Notes(Protocol):
         ...
 
     def shared_bytes(self) -> int:
-        """How much of it a snapshot holds in any case, as of now."""
+        """How many of these bytes a snapshot holds in any case at the moment."""
         ...
 
     def shrink(self, shared_too: bool) -> bool:
-        """Take less memory, a step at a time. False if that cannot be.
+        """Reduces memory by one step. Returns False if that is not possible.
 
-        `shared_too`: also less of what a snapshot held in any case when `shared_bytes` was last asked.
+        With `shared_too`, memory that a snapshot held at the last call of `shared_bytes` may be reduced as well.
         """
         ...
 
     def rebuild(self, kept: NDArray[np.int32]) -> None:
-        """Renumber: slot `kept[i]` becomes slot i. `kept` ascends, and contains all noted slots."""
+        """Renumbers: slot `kept[i]` becomes slot i. `kept` ascends, and contains all noted slots."""
         ...
 
 
 class UndoableState(Protocol):
-    """A state that can note what its slots held."""
+    """A state that can note the former contents of its slots."""
 
     @property
     def name(self) -> str:
@@ -103,21 +105,21 @@ class UndoableState(Protocol):
         ...
 
     def begin_notes(self) -> Notes:
-        """Start new notes: from now on note each slot before it changes."""
+        """Starts new notes: from now on, each slot is noted before it changes."""
         ...
 
     def end_notes(self) -> None:
-        """Stop noting changes."""
+        """Stops noting changes."""
         ...
 
     def undo(self, notes: Notes) -> None:
-        """Go from the state at the end of these notes back to the state at their beginning."""
+        """Goes from the state at the end of these notes back to the state at their beginning."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """From the freeze for one checkpoint to the next freeze that one can go back to."""
+    """The notes from the freeze for one checkpoint to the freeze that begins the next part."""
 
     checkpoint_id: CheckpointId
     notes: list[Mapping[str, Notes]]
@@ -125,7 +127,7 @@ class _Part:
 
 
 class UndoLog:
-    """The undo log of one key space. `bytes_max` limits this log and those `beside` it together.
+    """The undo log of one key space. `bytes_max` limits the total of this log and the `others`.
 
     It is a `SlotState` without rows, so that a rebuild keeps the slots that it has noted.
     """
@@ -133,34 +135,34 @@ class UndoLog:
     name = "undo log"
     rows = 0
 
-    def __init__(self, bytes_max: int, *beside: UndoLog) -> None:
+    def __init__(self, bytes_max: int, *others: UndoLog) -> None:
         self.bytes_max = bytes_max
-        self._beside = beside
+        self._others = others
         self._states: list[UndoableState] = []
         self._parts: list[_Part] = []
         self._outgrown = 0
-        """How many parts in a row have outgrown the limit, each alone."""
+        """How many consecutive parts have exceeded the limit on their own."""
         self._to_skip = 0
 
     @property
     def size_bytes(self) -> int:
-        """About how much memory all notes take."""
+        """Estimated memory of all notes, in bytes."""
         return sum(notes.size_bytes for notes in self._notes())
 
     @property
     def own_bytes(self) -> int:
-        """The same without what a snapshot holds in any case. The limit is for these."""
+        """Bytes of all notes except memory that a snapshot holds in any case. The limit applies to these."""
         return sum(notes.size_bytes - notes.shared_bytes() for notes in self._notes())
 
     @property
     def empty(self) -> bool:
-        """Whether there is no checkpoint to go back to."""
+        """True if there is no checkpoint to go back to."""
         return not self._parts
 
     def begin(self, checkpoint_id: CheckpointId, states: Iterable[UndoableState], after_freeze: bool = False) -> None:
-        """All states were just frozen for this checkpoint, or loaded from it. Begin a part.
+        """Begins a part: all states were just frozen for this checkpoint, or loaded from it.
 
-        `after_freeze`: so that none need be begun, where it would be in vain.
+        With `after_freeze`, the part may be skipped after parts that exceeded the limit.
         """
         if self._parts and self._parts[-1].checkpoint_id >= checkpoint_id:
             self.clear()  # checkpoint numbers only grow, so these parts belong to something else
@@ -174,22 +176,22 @@ class UndoLog:
         self._states = list(states)
         self._parts.append(_Part(checkpoint_id, [{state.name: state.begin_notes() for state in self._states}]))
         if len(self._parts) > _PARTS_MAX:
-            # The oldest checkpoint may be the only complete one, so it stays. The second is merged into it.
+            # The oldest checkpoint may be the only complete one, so it stays. The second part is merged into it.
             self._parts[0].notes.extend(self._parts.pop(1).notes)
         self.settle()
 
     def keeps(self, checkpoint_id: CheckpointId) -> bool:
-        """Whether one can go back to this checkpoint."""
+        """True if the states can go back to this checkpoint."""
         return any(part.checkpoint_id == checkpoint_id for part in self._parts)
 
     def completed(self, checkpoint_id: CheckpointId) -> None:
-        """A checkpoint has completed: drop the parts before it."""
+        """Called when a checkpoint has completed: drop the parts before it."""
         self._parts = [part for part in self._parts if part.checkpoint_id >= checkpoint_id]
         if not self._parts:
             self.clear()
 
     def go_back(self, checkpoint_id: CheckpointId) -> None:
-        """Restore all states at a checkpoint that is kept. One can go back to it again later."""
+        """Restores all states at a checkpoint that is kept. They can go back to it again later."""
         assert self.keeps(checkpoint_id), f"checkpoint {checkpoint_id} is not kept"
         states = {state.name: state for state in self._states}
         while self._parts and self._parts[-1].checkpoint_id >= checkpoint_id:
@@ -200,66 +202,66 @@ class UndoLog:
         self.begin(checkpoint_id, states.values())
 
     def settle(self) -> None:
-        """Shrink notes and drop the oldest parts until the limit holds."""
+        """Shrinks notes and drops the oldest parts until the limit holds."""
         if self._parts and not self._is_small and not self._fit(self._limit_bytes, spared=0, shared_too=False):
             self._to_skip = min(1 << self._outgrown >> 1, _SKIPPED_MAX)
             self._outgrown += 1
             self.clear()
 
     def make_room(self, copies_bytes: int, state_bytes: int) -> None:
-        """So much is about to be kept or noted of a state that takes `state_bytes` in all: older parts give way."""
-        allowed_bytes = self.bytes_max - sum(log.size_bytes for log in self._beside)
+        """Shrinks or drops older parts before `copies_bytes` of a state of `state_bytes` are kept or noted."""
+        allowed_bytes = self.bytes_max - sum(log.size_bytes for log in self._others)
         bytes_max = max(state_bytes + state_bytes // 8, COPIES_BYTES_MIN, allowed_bytes) - copies_bytes
         if self.size_bytes > bytes_max:
             self._fit(bytes_max, spared=1, shared_too=True)
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether so much more can be kept, and nothing gives way."""
+        """True if this many more bytes can be kept without shrinking or dropping notes."""
         return self.own_bytes + size_bytes <= self._limit_bytes
 
     def has_plenty(self, size_bytes: int) -> bool:
-        """Whether `PLENTY` times as much can be kept, and copied meanwhile, and nothing gives way."""
+        """True if `PLENTY` times this many bytes can be kept, and copied, without shrinking or dropping notes."""
         return PLENTY * size_bytes <= COPIES_BYTES_MIN and self.has_room(PLENTY * size_bytes)
 
     def clear(self) -> None:
-        """Drop everything: there is no checkpoint to go back to any more."""
+        """Drops all parts. There is no checkpoint to go back to any more."""
         self._parts.clear()
         for state in self._states:
             state.end_notes()
         self._states = []
 
     def notes_of(self, state: str) -> Iterator[Notes]:
-        """All notes of one state."""
+        """Yields the notes of one state in all parts."""
         return (notes[state] for part in self._parts for notes in part.notes if state in notes)
 
     def grow(self, slots: int) -> None:
         """Nothing to do: new slots are not noted."""
 
     def needed(self, slots: int) -> NDArray[np.bool_]:
-        """Slots that are noted: they may be empty now, but not after going back."""
+        """Slots that are noted. They may be empty now, but not after going back."""
         flags = np.zeros(slots, dtype=np.bool_)
         for notes in self._notes():
             flags[notes.slots()] = True
         return flags
 
     def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
-        """Renumber slots: slot `kept[i]` becomes slot i."""
+        """Renumbers slots: slot `kept[i]` becomes slot i."""
         for notes in self._notes():
             notes.rebuild(kept)
 
     @property
     def _limit_bytes(self) -> int:
-        return self.bytes_max - sum(log.own_bytes for log in self._beside)
+        return self.bytes_max - sum(log.own_bytes for log in self._others)
 
     @property
     def _is_small(self) -> bool:
-        """Whether the limit holds even if all counts. Quick."""
-        return self.size_bytes + sum(log.size_bytes for log in self._beside) <= self.bytes_max
+        """True if the limit holds even when shared memory counts. Cheap to compute."""
+        return self.size_bytes + sum(log.size_bytes for log in self._others) <= self.bytes_max
 
     def _fit(self, bytes_max: int, spared: int, shared_too: bool) -> bool:
-        """Shrink and drop parts until the rest takes so much, but for the newest `spared`. False if no part is left.
+        """Shrinks and drops parts, except the newest `spared`, until they fit. Returns False if no part remains.
 
-        `shared_too`: what a snapshot holds in any case counts as well, and may shrink.
+        With `shared_too`, memory that a snapshot holds in any case counts as well, and may be reduced.
         """
         shared = [sum(notes.shared_bytes() for notes in self._notes([part])) for part in self._parts]
         counted_bytes = bytes_max if shared_too else bytes_max + sum(shared)
@@ -282,13 +284,13 @@ class NotedRows:
 
     slots: NDArray[np.int32]
     live: NDArray[np.uint8]
-    """Whether the slot had a row."""
+    """1 for each slot that had a row."""
     values: tuple[NDArray[Any], ...]
     """One array for each column."""
     valid: tuple[NDArray[np.uint8] | None, ...]
     """One array for each column; None if the column had never had a null."""
     beyond_bytes: int = 0
-    """About how much memory the values take to which the arrays refer."""
+    """Estimated bytes of the values outside the arrays, to which the arrays refer by number."""
 
     @property
     def size_bytes(self) -> int:
@@ -298,7 +300,7 @@ class NotedRows:
         return self.beyond_bytes + sum(array.nbytes + ENTRY_BYTES for array in arrays)
 
     def part(self, start: int, stop: int) -> NotedRows:
-        """Some of the rows, in the same memory."""
+        """The rows from `start` to `stop`, in the same memory."""
         valid = tuple(None if valid is None else valid[start:stop] for valid in self.valid)
         values = tuple(values[start:stop] for values in self.values)
         beyond = self.beyond_bytes * (stop - start) // max(1, len(self.slots))
@@ -306,16 +308,19 @@ class NotedRows:
 
 
 class KeptPage(NamedTuple):
-    """A former page of a vectorised state. Many are made at once, and a tuple takes a third of the time of a class."""
+    """A former page of a vectorised state.
+
+    Many are made at once, and a tuple takes a third of the time of a dataclass.
+    """
 
     version: int
-    """Its version, by the pins."""
+    """The page's version in `Pins`."""
     live: FormerPage
     columns: tuple[FormerPage, ...]
     beyond_bytes: int = 0
-    """As of `NotedRows`."""
+    """Estimated bytes of the values outside the arrays, as in `NotedRows`."""
     noted: Bitmap | None = None
-    """Slots that had changed before, and are noted alone."""
+    """Slots that changed before the page was kept, and are noted individually."""
 
     @property
     def page_bytes(self) -> int:
@@ -329,7 +334,7 @@ class KeptPage(NamedTuple):
         return self.beyond_bytes + self.page_bytes
 
     def rows(self, page: int, slots: NDArray[np.int32]) -> NotedRows:
-        """What some slots of it held, if it is page number `page`."""
+        """The former rows of some slots of this page, whose number is `page`."""
         places = slots - (page << PAGE_BITS)
         valid = (None if valid is None else valid[places] for _, valid in self.columns)
         values = tuple(values[places] for values, _ in self.columns)
@@ -340,7 +345,7 @@ class KeptPage(NamedTuple):
 class TableNotes:
     """The `Notes` of a vectorised state, which had this many slots and rows at the freeze.
 
-    `still_read` tells which pages a snapshot holds.
+    `still_read` returns which pages a snapshot holds.
     """
 
     __slots__ = (
@@ -369,27 +374,27 @@ class TableNotes:
         self._packed: list[NotedRows] = []
         """Notes of `PAGE_ROWS` rows each."""
         self._loose: list[NotedRows] = []
-        """Others, with fewer rows in all."""
+        """Further notes, with fewer than `PAGE_ROWS` rows in total."""
         self.kept: dict[int, KeptPage] = {}
         """Former pages, by their numbers."""
         self._is_kept: NDArray[np.bool_] = np.zeros(pages_for(slots_below), dtype=np.bool_)
         self._shared: NDArray[np.bool_] = self._is_kept.copy()
-        """Of each page, whether it was kept and a snapshot still read it, when that was last looked at."""
+        """For each page, whether it was kept and still read by a snapshot at the last call of `shared_bytes`."""
         self._versions: NDArray[np.int64] = np.zeros(pages_for(slots_below), dtype=np.int64)
         self._page_bytes: NDArray[np.int64] = np.zeros(pages_for(slots_below), dtype=np.int64)
         """Version and bytes of each kept page."""
         self._noted_in: NDArray[np.int32] = np.zeros(pages_for(slots_below), dtype=np.int32)
-        """Of each page, how many slots are noted alone. `_NEVER`: it is not kept again."""
+        """For each page, how many slots are noted individually. `_NEVER` if the page must not be kept again."""
         self._bits: Bitmap = np.zeros(words_for(slots_below), dtype=np.uint64)
         """Slots that have changed."""
         self._all_changed = False
-        """Whether all of these have their bit."""
+        """True once all slots count as changed."""
         self._uncounted = 0
-        """How many slots were marked since it was last looked at how many bits are set."""
+        """How many slots were marked since the set bits were last counted."""
         self.size_bytes = self._bits.nbytes
 
     def first(self, slots: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Those of these slots that must be noted now, because they have not been yet. Each once."""
+        """Returns the slots that must be noted now because they were not noted before, each once."""
         if self._all_changed:
             return np.zeros(0, dtype=np.int32)
         if len(self.kept) == len(self._is_kept):  # all of its pages
@@ -401,7 +406,7 @@ class TableNotes:
         return self.not_kept(found) if self.kept else found.copy()
 
     def add(self, rows: NotedRows) -> None:
-        """Note these rows, of slots that `first` gave."""
+        """Notes these rows, of slots that `first` returned."""
         self._loose.append(rows)
         self.size_bytes += rows.size_bytes
         if sum(len(each.slots) for each in self._loose) >= PAGE_ROWS:
@@ -413,30 +418,30 @@ class TableNotes:
 
     @property
     def noted(self) -> list[NotedRows]:
-        """All rows that are noted without their page."""
+        """The individually noted rows."""
         return [*self._packed, *self._loose]
 
     def dense(self, slots: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Pages of which too many slots would be noted with these, which `first` gave."""
+        """Pages that would have too many noted slots with these slots, which `first` returned."""
         self._noted_in += np.bincount(slots >> PAGE_BITS, minlength=len(self._noted_in)).astype(np.int32)
         return np.flatnonzero((self._noted_in > NOTED_SLOTS_MAX) & ~self._is_kept).astype(np.int32)
 
     def noted_before(self, slots: NDArray[np.int32], pages: NDArray[np.int32]) -> list[Bitmap]:
-        """Of each page the slots that are noted, without these, which `first` gave."""
+        """For each page, the noted slots without `slots`, which `first` returned."""
         before = self._bits.copy()
         mark_slots(now := np.zeros_like(before), slots)
         before &= ~now
         return [before[page * PAGE_ROWS // 64 : (page + 1) * PAGE_ROWS // 64].copy() for page in pages.tolist()]
 
     def not_kept(self, slots: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Those of these slots whose page is not kept."""
+        """The slots whose page is not kept."""
         others: NDArray[np.int32] = slots[~self._is_kept[slots >> PAGE_BITS]]
         return others
 
     def keep(self, pages: NDArray[np.int32], former: Sequence[KeptPage]) -> None:
-        """Keep pages, at least one and all of one layout, as they were, but for slots that are noted.
+        """Keeps former pages, at least one and all of one layout. Their noted slots stay as noted.
 
-        Those of later slots alone are not needed.
+        Pages that have only later slots are not needed, and ignored.
         """
         there = pages < len(self._is_kept)
         if not there.all():
@@ -451,17 +456,17 @@ class TableNotes:
 
     @property
     def may_mark_all(self) -> bool:
-        """Whether all pages are kept, all slots had a row, and it is still marked which of them change."""
+        """True if all pages are kept, all slots had a row, and changed slots are still marked individually."""
         all_kept = len(self.kept) == len(self._is_kept)
         return all_kept and self.rows == self.slots_below and not self._all_changed
 
     def mark_all(self) -> None:
-        """All slots count as changed: none of the kept pages is going to be exchanged."""
+        """Counts all slots as changed. No kept page will be exchanged from now on."""
         self._bits.fill(_ALL_BITS)
         self._all_changed = True
 
     def shared_bytes(self) -> int:
-        """Bytes of the kept pages that a snapshot still reads, as of now. O(pages)."""
+        """Bytes of the kept pages that a snapshot still reads at the moment. O(pages)."""
         pages = np.flatnonzero(self._is_kept).astype(np.int32)
         shared = self._still_read(pages, self._versions[pages])
         self._shared[:] = False
@@ -469,24 +474,24 @@ class TableNotes:
         return int(self._page_bytes[pages[shared]].sum())
 
     def numbers_in(self, position: int) -> Iterator[NDArray[np.int64]]:
-        """All that is noted of the column at a position, which holds int64: numbers of its values."""
+        """Yields the noted value numbers of the int64 column at a position."""
         yield from (rows.values[position] for rows in self.noted)
         yield from (former.columns[position][0] for former in self.kept.values())
 
     def shrink(self, shared_too: bool) -> bool:
-        """Exchange a kept page for notes of its slots. False if there is none, or that would gain little.
+        """Exchanges a kept page for notes of its slots. Returns False if there is none, or it would gain little.
 
-        `shared_too`: also one that a snapshot still read when `shared_bytes` was last asked.
+        With `shared_too`, the page may be one that a snapshot still read at the last call of `shared_bytes`.
         """
         page = next((page for page in self.kept if shared_too or not self._shared[page]), None)
         return page is not None and self._exchange(page, EXCHANGED_SLOTS_MAX)
 
     def slots(self) -> NDArray[np.int32]:
-        """The slots that are noted, alone or with their page."""
+        """The slots that are noted, individually or with their page."""
         return self._changed(0, self.slots_below)
 
     def rebuild(self, kept: NDArray[np.int32]) -> None:
-        """Renumber slots: slot `kept[i]` becomes slot i."""
+        """Renumbers slots: slot `kept[i]` becomes slot i."""
         while self.kept:
             self._exchange(next(iter(self.kept)), PAGE_ROWS)
         self.slots_below = int(np.searchsorted(kept, self.slots_below))
@@ -502,7 +507,10 @@ class TableNotes:
         self.first(np.concatenate([np.zeros(0, dtype=np.int32), *(rows.slots for rows in self.noted)]))
 
     def _count(self, slots: int) -> None:
-        """So many slots were marked; all pages are kept. Look now and then whether hardly any is unmarked."""
+        """Called when `slots` slots were marked and all pages are kept.
+
+        Counts the unmarked slots from time to time, and marks all if few are left.
+        """
         self._uncounted += slots
         if self._uncounted * MARKED_PARTS < self.slots_below:
             return
@@ -515,7 +523,7 @@ class TableNotes:
             self.mark_all()
 
     def _exchange(self, page: int, slots_max: int) -> bool:
-        """Exchange a kept page for notes of its slots, if no more than so many have changed."""
+        """Exchanges a kept page for notes of its slots, if at most `slots_max` have changed."""
         former = self.kept[page]
         slots = self._changed(page << PAGE_BITS, (page + 1) << PAGE_BITS)
         if former.noted is not None:
@@ -536,7 +544,7 @@ class TableNotes:
 
 
 def _packed(notes: list[NotedRows]) -> Iterator[NotedRows]:
-    """The same rows, put together, `PAGE_ROWS` in each but the last."""
+    """Yields the same rows, packed so that each part except the last has `PAGE_ROWS`."""
     parts: list[NotedRows] = []
     room = PAGE_ROWS
     for rows in notes:
@@ -554,7 +562,7 @@ def _packed(notes: list[NotedRows]) -> Iterator[NotedRows]:
 
 
 def _together(parts: list[NotedRows], rows: int) -> NotedRows:
-    """All of these notes, which have so many rows together."""
+    """Joins notes, which have `rows` rows in total."""
 
     def joined(arrays: list[NDArray[Any]]) -> NDArray[Any]:
         dtype = arrays[0].dtype
@@ -578,8 +586,8 @@ def _together(parts: list[NotedRows], rows: int) -> NotedRows:
     )
 
 
-class CellNotes:
-    """The `Notes` of cells."""
+class ObjectNotes:
+    """The `Notes` of object state: the former Python object of each changed slot."""
 
     __slots__ = ("held", "rows", "size_bytes", "slots_below")
 
@@ -591,17 +599,17 @@ class CellNotes:
         self.size_bytes = 0
 
     def add(self, slot: int, held: Any) -> None:
-        """Note what a slot holds, if it is not noted yet. Objects inside a list or map are not counted."""
+        """Notes the object of a slot, unless it is noted already. Objects inside a list or map are not counted."""
         if slot < self.slots_below and slot not in self.held:
             self.held[slot] = held
             self.size_bytes += ENTRY_BYTES + sys.getsizeof(held)
 
     def shared_bytes(self) -> int:
-        """0: no snapshot holds what is noted."""
+        """Returns 0: no snapshot holds the notes."""
         return 0
 
     def shrink(self, shared_too: bool) -> bool:
-        """False: each slot is noted alone."""
+        """Returns False: there are no kept pages to exchange."""
         return False
 
     def slots(self) -> NDArray[np.int32]:
@@ -609,7 +617,7 @@ class CellNotes:
         return np.fromiter(self.held, dtype=np.int32, count=len(self.held))
 
     def rebuild(self, kept: NDArray[np.int32]) -> None:
-        """Renumber slots: slot `kept[i]` becomes slot i."""
+        """Renumbers slots: slot `kept[i]` becomes slot i."""
         self.slots_below = int(np.searchsorted(kept, self.slots_below))
         slots = np.searchsorted(kept, self.slots()).tolist()
         self.held = dict(zip(slots, self.held.values(), strict=True))

@@ -1,13 +1,13 @@
-"""`ColumnarTable`: a vectorised state in memory, in columns that kernels change in place, or of values of any width.
+"""`ColumnarTable`: a vectorised state in memory, in fixed-width columns that kernels change in place, or of any width.
 
 When a batch begins, three things happen to its slots before kernels may change them: pages that a snapshot still reads
 are copied, the old contents go into the undo log (by page or by slot), and the slots are marked as changed. One more
-column, of one byte per slot, stores which slots have a row. A row that comes and goes between two snapshots leaves no
-trace in either, so a snapshot costs only what has changed between the two.
+column, of one byte per slot, stores which slots have a row. A row that is added and removed between two snapshots
+appears in neither, so a snapshot costs only the difference between the two.
 
 `ColumnarNamespaces` also finds the rows of a namespace without a scan of all rows. It keeps the slots of each namespace
-in memory, four bytes per row. They are derived: noted as rows come, and rebuilt from the keys after a restore. A row
-that was removed may still be noted, so readers check which rows are alive.
+in memory, four bytes per row. This index is derived: it is extended as rows come, and rebuilt from the keys after a
+restore. It may still contain removed rows, so readers check which rows are live.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from tidegate.state.columnar.key_space import KeySpace, key_pieces
 from tidegate.state.columnar.paged_state import FrozenSlots, PagedState, SortedSlots
 from tidegate.state.columnar.undo_log import KeptPage, NotedRows, Notes, TableNotes
-from tidegate.state.common.backend import ValueSpec, held_twice
+from tidegate.state.common.backend import ValueSpec, duplicate_key
 from tidegate.state.common.pages import FrozenColumn, PagedColumn, pages_for
 from tidegate.state.common.table_columns import BatchColumn, VaryingColumn
 from tidegate.state.kernels.columns import fixed_values
@@ -35,7 +35,7 @@ from tidegate.storage.state.snapshot import Cut
 _LIVE = ValueSpec("live", pa.uint8(), 0)
 _NO_SLOTS: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
 _FOUND_ROWS = 1 << 20
-"""Keys whose namespaces are looked at together."""
+"""How many keys at a time are read to rebuild the namespace index."""
 
 
 class ColumnarTable(PagedState[TableNotes]):
@@ -46,14 +46,14 @@ class ColumnarTable(PagedState[TableNotes]):
         self.specs = tuple(specs)
         self.new_slots: NDArray[np.int32] = _NO_SLOTS
         """Slots that got a row in this batch."""
-        self._told_below = 0
+        self._in_snapshot_below = 0
         """Slots below this one may be in an earlier snapshot."""
         self._columns = {spec.name: BatchColumn(self, spec) for spec in specs}
         self._live = PagedColumn(_LIVE)
         space.add(self)
 
     def upsert(self, keys: pa.RecordBatch, new_only: bool = False) -> Upserted:
-        """Begin a batch. Keys without a row get one."""
+        """Begins a batch. Keys without a row get one."""
         upserted = self._space.upsert(keys)
         new_rows = self._begin(upserted, new_only=new_only)
         return Upserted(upserted.slots, upserted.first_rows, new_rows)
@@ -63,29 +63,29 @@ class ColumnarTable(PagedState[TableNotes]):
         return self._columns[name]
 
     def remove(self, slots: NDArray[Any]) -> None:
-        """Take away the rows of these slots of the batch, which `upsert` has made ready to be changed."""
+        """Removes the rows of these slots of the batch, which `upsert` has prepared for changes."""
         slots = np.unique(slots).astype(np.int32, copy=False)
         slots = slots[self.live(slots)]
         scatter(self._live.pages, slots, np.zeros(len(slots), dtype=np.uint8))
         self._rows -= len(slots)
-        self._unmark_untold(slots)
+        self._unmark_new(slots)
 
     def done(self) -> None:
-        """End the batch."""
+        """Ends the batch."""
         self.new_slots = _NO_SLOTS
         self._collect()
         self._space.settle()
 
     def scan(self, rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """All keys that have a row, in slot order, in batches, with their slots."""
+        """Yields all keys that have a row, in slot order, in batches, with their slots."""
         return key_pieces(self._space, self.live, rows_max)
 
     def live(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Which of these slots have a row."""
+        """Returns for each of these slots whether it has a row."""
         return self._live.raw(slots).view(np.bool_)
 
     def grow(self, slots: int) -> None:
-        """Grow to this many slots."""
+        """Grows to this many slots."""
         pages = pages_for(slots)
         for column in self._columns.values():
             column.paged.grow(pages)
@@ -93,42 +93,42 @@ class ColumnarTable(PagedState[TableNotes]):
         super().grow(slots)
 
     def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
-        """Renumber slots: slot `kept[i]` becomes slot i."""
+        """Renumbers slots: slot `kept[i]` becomes slot i."""
         for column in self._columns.values():
             column.paged = column.paged.rebuilt(kept)
         self._live = self._live.rebuilt(kept)
-        # They may come in another order after a restore, when all are told.
-        self._told_below = int(np.count_nonzero(kept < self._told_below))
+        # After a restore `kept` may be unordered; then all slots are in a snapshot.
+        self._in_snapshot_below = int(np.count_nonzero(kept < self._in_snapshot_below))
         super().rebuild(kept, slots)
 
     def freeze(self, cut: Cut) -> tuple[FrozenSlots | SortedSlots, ...]:
-        """All rows, or what has changed since the base."""
+        """Returns all rows, or the changes since the base."""
         frozen = super().freeze(cut)
         if not cut.in_order:
-            self._told_below = self._space.slots
+            self._in_snapshot_below = self._space.slots
         return frozen
 
     def load(self, rows: pa.RecordBatch, layer: int) -> None:
-        """Put stored rows. In layer 0 raises CorruptionError for a key that has a row already."""
+        """Puts stored rows. In layer 0 raises CorruptionError for a key that has a row already."""
         keys = rows.select(self._key_names())
         if layer == 0 and self._space.can_append(self):
             self._append(keys, rows)
         else:
             self._put(keys, rows, layer)
-        self._told_below = self._space.slots
+        self._in_snapshot_below = self._space.slots
 
     def _put(self, keys: pa.RecordBatch, rows: pa.RecordBatch, layer: int) -> None:
-        """Put stored rows over what is there."""
+        """Puts stored rows, replacing existing ones."""
         upserted = self._space.upsert(keys)
         known = len(upserted.slots) - len(self._begin(upserted, mark=False))
         if layer == 0 and known:
-            raise held_twice(self.name)
+            raise duplicate_key(self.name)
         for name, column in self._columns.items():
             column.paged.put(upserted.slots, rows.column(name))
         self.new_slots = _NO_SLOTS
 
     def set_live(self, slots: NDArray[np.int32], live: NDArray[np.bool_]) -> None:
-        """Give or take away the rows of these slots, each given once. For a table without value columns."""
+        """Adds or removes the rows of these distinct slots. Rows can only be added to a table without value columns."""
         self._own(slots)
         if self._notes is not None:
             self._note(self._notes, slots)
@@ -136,17 +136,17 @@ class ColumnarTable(PagedState[TableNotes]):
         scatter(self._live.pages, slots, live.view(np.uint8))
         if self.dirty is not None:
             self.dirty.mark(slots)
-        self._unmark_untold(slots[~live])
+        self._unmark_new(slots[~live])
 
     def begin_notes(self) -> TableNotes:
-        """Note changes from now on."""
+        """Notes changes from now on."""
         self._notes = TableNotes(self._space.slots, self._rows, self._still_read)
         return self._notes
 
     def undo(self, notes: Notes) -> None:
-        """Restore what the state held when these notes began."""
+        """Restores the contents of the state when these notes began."""
         assert isinstance(notes, TableNotes)
-        self._notes = None  # what changes here is not noted
+        self._notes = None  # the changes of the undo itself are not noted
         self._put_back(notes.kept)
         for noted in notes.noted:
             self._own(noted.slots)
@@ -156,11 +156,11 @@ class ColumnarTable(PagedState[TableNotes]):
         later = np.arange(notes.slots_below, self._space.slots, dtype=np.int32)
         self._clear(later[self.live(later)])
         self.new_slots = _NO_SLOTS
-        self._told_below = self._space.slots
+        self._in_snapshot_below = self._space.slots
         self._went_back(notes.rows)
 
     def _append(self, keys: pa.RecordBatch, rows: pa.RecordBatch) -> None:
-        """Put stored rows of new keys."""
+        """Puts stored rows of new keys."""
         first_slot = self._space.slots
         live = pa.array(np.ones(rows.num_rows, dtype=np.uint8))
         columns = [(column.paged, rows.column(name)) for name, column in self._columns.items()]
@@ -171,7 +171,7 @@ class ColumnarTable(PagedState[TableNotes]):
         self._space.append(self, keys)
 
     def forget(self, keys: pa.RecordBatch) -> None:
-        """Remove the rows of stored keys, where there are any."""
+        """Removes the rows of stored keys, where there are any."""
         slots = self._space.upsert(keys).slots
         slots = np.unique(slots[self.live(slots)])
         self._own(slots)
@@ -179,33 +179,33 @@ class ColumnarTable(PagedState[TableNotes]):
             self._note(self._notes, slots)
         self._clear(slots)
         self._rows -= len(slots)
-        self._told_below = self._space.slots
+        self._in_snapshot_below = self._space.slots
 
     def _collect(self) -> None:
-        """Let go of values of varying width that nobody needs: neither a row nor a way back."""
+        """Drops values of varying width to which neither a row nor the undo log refers."""
         for position, column in enumerate(self._columns.values()):
-            if isinstance(column.paged, VaryingColumn) and column.paged.wants_collection:
+            if isinstance(column.paged, VaryingColumn) and column.paged.needs_collection:
                 slots = np.arange(self._space.slots, dtype=np.int32)
                 notes = [each for each in self._space.undo.notes_of(self.name) if isinstance(each, TableNotes)]
                 noted = (each.numbers_in(position) for each in notes)
                 column.paged.collect([column.paged.raw(slots[self.live(slots)]), *chain.from_iterable(noted)])
 
-    def _unmark_untold(self, slots: NDArray[np.int32]) -> None:
-        """These slots have no row any more. A snapshot need not say so of those that no earlier one knows."""
+    def _unmark_new(self, slots: NDArray[np.int32]) -> None:
+        """Unmarks removed rows that no snapshot contains: later snapshots need not record their removal."""
         if self.dirty is not None:
-            self.dirty.unmark(slots[slots >= self._told_below])
+            self.dirty.unmark(slots[slots >= self._in_snapshot_below])
 
     def _clear(self, slots: NDArray[np.int32]) -> None:
-        """Take away the rows of these slots."""
+        """Removes the rows of these slots."""
         self._own(slots)
         scatter(self._live.pages, slots, np.zeros(len(slots), dtype=np.uint8))
 
     def _begin(
         self, upserted: Upserted, mark: bool = True, stored: int = 0, new_only: bool = False
     ) -> NDArray[np.int32]:
-        """Make the slots of a batch ready to be changed. Returns the rows whose key had no row.
+        """Prepares the slots of a batch for changes. Returns the rows whose key had no row.
 
-        So many of the new keys have a row all the same, which was put into their slots before.
+        `stored` of the new keys already have a row, which was put into their slots before.
         """
         if self._rows - stored == self._space.slots - len(upserted.new_rows):
             candidates = upserted.new_rows  # every older slot has a row
@@ -234,7 +234,7 @@ class ColumnarTable(PagedState[TableNotes]):
         return new_rows
 
     def _note(self, notes: TableNotes, slots: NDArray[np.int32]) -> None:
-        """Note what these slots hold, if they are not noted yet."""
+        """Notes the contents of these slots, unless they are noted already."""
         slots = notes.first(slots)
         if not len(slots):
             return
@@ -250,12 +250,15 @@ class ColumnarTable(PagedState[TableNotes]):
         notes.add(NotedRows(slots, self._live.raw(slots), values, valid, len(slots) * self._beyond_bytes()))
 
     def _own(self, slots: NDArray[np.int32]) -> None:
-        """Copy the pages of these slots that a snapshot still reads."""
+        """Copies the pages of these slots that a snapshot still reads."""
         if self._pins.any():
             self._copy(touched_pages(slots, self._pins.counts))
 
     def _copy(self, pages: NDArray[np.int32], noted: Sequence[Bitmap] = ()) -> None:
-        """Replace pages by copies. What they were is kept, with the slots that are noted alone, if there are any."""
+        """Replaces pages by copies, and keeps the former pages in the undo log.
+
+        `noted` has the slots of each page that are noted individually.
+        """
         if self._notes is not None:
             self._make_room(len(pages) * PAGE_ROWS)
         columns = [column.paged.copy_pages(pages) for column in self._columns.values()]
@@ -265,12 +268,12 @@ class ColumnarTable(PagedState[TableNotes]):
             formers = zip(*columns, strict=True) if columns else repeat(())
             of_pages = zip(versions, live, formers, noted or repeat(None), strict=False)
             self._notes.keep(pages, [KeptPage(v, one, former, beyond, bits) for v, one, former, bits in of_pages])
-            # Marks are for pages that may have to be exchanged. Where there is plenty of memory they cost time alone.
+            # Marks only serve to exchange pages. With plenty of memory, they would cost time for nothing.
             if self._notes.may_mark_all and self._space.undo.has_plenty(self._notes.size_bytes):
                 self._notes.mark_all()
 
     def _still_read(self, pages: NDArray[np.int32], versions: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which of these pages a snapshot holds. None is that was kept before slots got other numbers."""
+        """Returns for each of these pages whether a snapshot holds it. Never true for pages kept before a rebuild."""
         return self._pins.still_read(pages, versions)
 
     @property
@@ -278,15 +281,15 @@ class ColumnarTable(PagedState[TableNotes]):
         return 1 + sum(column.value_bytes for column in self._columns.values())
 
     def _make_room(self, rows: int) -> None:
-        """So many rows are about to be noted, or copied with their pages: what is kept of earlier ones may give way."""
+        """Lets older notes shrink before `rows` rows are noted, or copied with their pages."""
         self._space.undo.make_room(rows * self._row_bytes, self._space.slots * self._row_bytes)
 
     def _beyond_bytes(self) -> int:
-        """About how many bytes of a row are not in its pages."""
+        """Estimated bytes per row outside the pages, for values of varying width."""
         return sum(column.value_bytes - column.paged.dtype.itemsize for column in self._columns.values())
 
     def _put_back(self, kept: Mapping[int, KeptPage]) -> None:
-        """Put former pages back."""
+        """Puts former pages back."""
         for page, former in kept.items():
             self._live.put_back(page, former.live)
             for column, of_column in zip(self._columns.values(), former.columns, strict=True):
@@ -321,9 +324,9 @@ class _FrozenTable:
     def columns(self, slots: NDArray[np.int32], places: Places | None = None) -> list[pa.Array]:
         return [column.take(slots, places) for column in self._columns]
 
-    def let_go(self, start: int, stop: int) -> None:
+    def drop_pages(self, start: int, stop: int) -> None:
         for column in (self._live, *self._columns):
-            column.let_go(start, stop)
+            column.drop_pages(start, stop)
 
 
 class ColumnarNamespaces(ColumnarTable):
@@ -331,11 +334,11 @@ class ColumnarNamespaces(ColumnarTable):
 
     def __init__(self, space: KeySpace, name: str, specs: Sequence[ValueSpec], incremental: bool) -> None:
         self._noted: dict[int, list[NDArray[np.int32]]] | None = {}
-        """Slots of each namespace, some perhaps twice or without a row. None: to be found anew."""
+        """Slots of each namespace, which may contain duplicates and removed rows. None if it must be rebuilt."""
         super().__init__(space, name, specs, incremental)
 
     def upsert(self, keys: pa.RecordBatch, new_only: bool = False) -> Upserted:
-        """Begin a batch. Keys without a row get one."""
+        """Begins a batch. Keys without a row get one."""
         upserted = super().upsert(keys, new_only)
         if len(upserted.new_rows) and self._noted is not None:
             note(self._noted, fixed_values(keys.column(0))[upserted.new_rows], upserted.slots[upserted.new_rows])
@@ -348,19 +351,22 @@ class ColumnarNamespaces(ColumnarTable):
     def scan_namespace(
         self, namespace: int, rows_max: int, groups: range | None = None
     ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """The keys in a namespace, in slot order, with their slots."""
+        """Yields the keys of a namespace, in slot order, with their slots."""
         return self.scan_namespaces((namespace,), rows_max, groups)
 
     def drain_namespace(
         self, namespace: int, rows_max: int, groups: range | None = None
     ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """The same; the rows of a batch are removed when it is drawn. Their values are there until the next one is."""
+        """Like `scan_namespace`, but removes the rows of each batch when it is drawn.
+
+        Their values stay readable until the next batch is drawn.
+        """
         return self.drain_namespaces((namespace,), rows_max, groups)
 
     def scan_namespaces(
         self, namespaces: Sequence[int], rows_max: int, groups: range | None = None
     ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """The keys in namespaces, one after the other, each in slot order, with their slots."""
+        """Yields the keys of namespaces, one after the other, each in slot order, with their slots."""
         with self._space.reading():
             slots = self._slots_of(namespaces)
             if groups is not None:
@@ -375,31 +381,34 @@ class ColumnarNamespaces(ColumnarTable):
     def drain_namespaces(
         self, namespaces: Sequence[int], rows_max: int, groups: range | None = None
     ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """The same; the rows of a batch are removed when it is drawn. Their values are there until the next one is."""
+        """Like `scan_namespaces`, but removes the rows of each batch when it is drawn.
+
+        Their values stay readable until the next batch is drawn.
+        """
         for keys, slots in self.scan_namespaces(namespaces, rows_max, groups):
             self.set_live(slots, np.zeros(len(slots), dtype=np.bool_))
             yield keys, slots
         self._space.settle()
 
     def load(self, rows: pa.RecordBatch, layer: int) -> None:
-        """Put stored rows."""
+        """Puts stored rows."""
         self._noted = None
         super().load(rows, layer)
 
     def undo(self, notes: Notes) -> None:
-        """Restore what the state held when these notes began."""
+        """Restores the contents of the state when these notes began."""
         self._noted = None
         super().undo(notes)
 
     def rebuild(self, kept: NDArray[np.int32], slots: int) -> None:
-        """Renumber slots: slot `kept[i]` becomes slot i."""
+        """Renumbers slots: slot `kept[i]` becomes slot i."""
         if self._noted is not None:
             names = list(self._noted)
             parts = [part for name in names for part in self._noted[name]]
             noted = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32)
             of_parts = [number for number, name in enumerate(names) for _ in self._noted[name]]
             of = np.repeat(np.array(of_parts, dtype=np.int64), [len(part) for part in parts])
-            # Of each namespace the slots that live, ascending, each once.
+            # The distinct live slots of each namespace, ascending.
             living = np.unique((of[self.live(noted)] << 32) + noted[self.live(noted)])
             moved = np.searchsorted(kept, living & 0xFFFFFFFF).astype(np.int32)
             bounds = np.searchsorted(living >> 32, np.arange(len(names) + 1)).tolist()
@@ -408,7 +417,7 @@ class ColumnarNamespaces(ColumnarTable):
         super().rebuild(kept, slots)
 
     def _slots(self, namespace: int) -> NDArray[np.int32]:
-        """Slots of a namespace that have a row, ascending."""
+        """Ascending slots of a namespace that have a row."""
         noted = self._found()
         parts = noted.get(namespace)
         if parts is None:
@@ -422,7 +431,7 @@ class ColumnarNamespaces(ColumnarTable):
         return living
 
     def _slots_of(self, namespaces: Sequence[int]) -> NDArray[np.int32]:
-        """The slots of several namespaces that have a row. One look at which of them live costs as much as many."""
+        """Slots of several namespaces that have a row. They are checked together, which costs as much as for one."""
         if len(namespaces) == 1:
             return self._slots(namespaces[0])
         noted = self._found()
@@ -444,10 +453,10 @@ class ColumnarNamespaces(ColumnarTable):
 
 
 def note(noted: dict[int, list[NDArray[np.int32]]], namespaces: NDArray[np.int64], slots: NDArray[np.int32]) -> None:
-    """Note slots, each once, under the namespace of each."""
+    """Adds distinct slots to `noted`, each under its namespace."""
     first = int(namespaces[0])
     if first == int(namespaces[-1]) and bool((namespaces == first).all()):
-        noted.setdefault(first, []).append(np.sort(slots))  # a slot that got a row again is among new ones
+        noted.setdefault(first, []).append(np.sort(slots))  # unordered if old slots got a row again
         return
     order = np.lexsort((slots, namespaces))
     ordered, of = namespaces[order], slots[order]

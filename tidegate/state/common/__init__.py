@@ -1,1 +1,1 @@
-"""What all state backends share: their contract, their options, and columns in pages."""
+"""The contract of all state backends, their options, and columns in pages."""

@@ -1,4 +1,4 @@
-"""The contract of state backends: what operators use of a backend, by the batch and key by key.
+"""The contract of state backends: the interface that operators use, by the batch and key by key.
 
 Every backend passes the same contract tests. Rules:
 - A backend stores the keyed state of one operator in one subtask, and is used by one thread.
@@ -6,19 +6,19 @@ Every backend passes the same contract tests. Rules:
 - A batch begins with `enter` (or `VectorTable.upsert`) and ends with `leave` (or `VectorTable.done`). In between the
   backend may keep changes in a working set. Snapshots are taken only after `leave`.
 - Values that are put have the declared type. Null means absent.
-- A backend may be able to return to a checkpoint (`kept`, `go_back`). Then the task of the next attempt, in the same
-  process, continues with it and reads nothing. Operators see what a restore would have given them.
+- A backend may be able to return to a checkpoint (`kept`, `go_back`). The task of the next attempt, in the same
+  process, then continues with it and reads nothing. Operators see the same state as after a restore.
 - `freeze` is the synchronous part of a snapshot, and its cost must not grow with the state. Its result does not change
   any more. Another thread encodes it while processing continues.
 
-There are four kinds of state: vectorised tables (`VectorTable`), row tables (`RowTable`), objects (`ValueCells`,
-`ListCells`, `MapCells`), and timers (`KeyedTimers`).
+There are four kinds of state: vectorised tables (`VectorTable`), row tables (`RowTable`), object state
+(`InternalValueState`, `InternalListState`, `InternalMapState`), and timers (`KeyedTimers`).
 
 Row tables: joins buffer their inputs in them, and so do operators that keep whole rows.
 - A row never changes. It is appended, found by its key or by a scan, and removed.
-- A row is stored under its key and a number (`ROW_SEQUENCE`), which only grows. Rows of a key are therefore found in
-  the order in which they came, also after a restore, and two rows may be equal.
-- A ref identifies a row until `done`, whatever is appended, found or removed meanwhile.
+- A row is stored under its key and a sequence number (`ROW_SEQUENCE`), which only grows. Rows of a key are therefore
+  found in the order in which they arrived, also after a restore, and two rows may be equal.
+- A ref identifies a row until `done`, even if other rows are appended, found or removed before.
 
 Timers: there is one for each key, clock and moment, however often it was registered.
 - Registering a timer costs O(log n). A snapshot costs what has changed.
@@ -53,7 +53,7 @@ Migrate: TypeAlias = Callable[[pa.RecordBatch], pa.RecordBatch]
 class ValueSpec:
     """A value column of a vectorised table. A new row holds `identity`, also under a null.
 
-    What has no `storage_dtype` (strings, lists, …) begins as null.
+    A column whose type has no `storage_dtype` (strings, lists, …) begins as null.
     """
 
     name: str
@@ -63,7 +63,7 @@ class ValueSpec:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ValueSpec):
             return NotImplemented
-        # The least of floats begins with NaN, which is not equal to itself.
+        # The identity of a minimum of floats is NaN, which is not equal to itself.
         both_nan = self.identity != self.identity and other.identity != other.identity
         same = both_nan or self.identity == other.identity
         return same and (self.name, self.data_type) == (other.name, other.data_type)
@@ -80,7 +80,8 @@ class ValueSpec:
 class ValueColumn(Protocol):
     """A column of a vectorised table. Kernels change its memory in place between `upsert` and `done`.
 
-    `pages` are addresses of pages of `PAGE_ROWS` values, for `kernels/paged.py`. Without a `storage_dtype`: not used.
+    `pages` are addresses of pages of `PAGE_ROWS` values, for `kernels/paged.py`. Columns without a `storage_dtype` do
+    not use them.
     """
 
     @property
@@ -99,7 +100,7 @@ class ValueColumn(Protocol):
         ...
 
     def track_nulls(self) -> NDArray[np.uintp]:
-        """Start to track validity, if that is not done yet. Returns `valid_pages`.
+        """Starts to track validity, unless it is tracked already. Returns `valid_pages`.
 
         Existing rows count as valid, rows that are new in this batch as null, until a kernel marks them as valid.
         """
@@ -114,12 +115,12 @@ class ValueColumn(Protocol):
         ...
 
     def put(self, slots: NDArray[Any], values: pa.Array) -> None:
-        """Set these slots of the batch, each once, from an Arrow array of the column's type."""
+        """Sets these slots of the batch, each once, from an Arrow array of the column's type."""
         ...
 
     @property
     def value_bytes(self) -> int:
-        """About how many bytes a value takes."""
+        """Estimated bytes per value."""
         ...
 
 
@@ -132,11 +133,12 @@ class VectorTable(Protocol):
         ...
 
     def upsert(self, keys: pa.RecordBatch, new_only: bool = False) -> Upserted:
-        """Begin a batch: returns the slot of each row's key. A key without a row gets one, with the identities.
+        """Begins a batch: returns the slot of each row's key. A key without a row gets one, with the identities.
 
         `new_rows` are the rows of these new keys; their slots are not always the highest. A column that tracks validity
         has null for them. The values of the slots may change until `done`. In another batch the same slot may mean
-        another key. With `new_only` only the slots of new keys may change: no checkpoint has the others as changed.
+        another key. With `new_only`, only the slots of new keys may change, and checkpoints do not count the other
+        slots as changed.
         """
         ...
 
@@ -145,18 +147,21 @@ class VectorTable(Protocol):
         ...
 
     def remove(self, slots: NDArray[Any]) -> None:
-        """Take away the rows of these slots of the batch, the last thing before `done`. A slot may be given twice.
+        """Removes the rows of these slots of the batch, as the last call before `done`. A slot may be given twice.
 
         A key that comes again in a later batch is new.
         """
         ...
 
     def done(self) -> None:
-        """End the batch."""
+        """Ends the batch."""
         ...
 
     def scan(self, rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """All keys, in batches. `column(...).take` finds the values by the slots, until the next batch is drawn."""
+        """Yields all keys, in batches with their slots.
+
+        `column(...).take` finds the values of these slots, until the next batch is drawn.
+        """
         ...
 
 
@@ -170,25 +175,34 @@ class NamespacedTable(VectorTable, Protocol):
     def scan_namespace(
         self, namespace: int, rows_max: int, groups: range | None = None
     ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """The keys in a namespace, or those of some key groups, as `scan` gives them. It costs what they are."""
+        """Yields the keys of a namespace, as `scan` does. `groups` limits them to some key groups.
+
+        The cost depends only on the number of keys in the namespace.
+        """
         ...
 
     def drain_namespace(
         self, namespace: int, rows_max: int, groups: range | None = None
     ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """As `scan_namespace`; the rows of a batch are removed when it is drawn. No key may come in meanwhile."""
+        """Like `scan_namespace`, but removes the rows of each batch when it is drawn.
+
+        Until the last batch is drawn, no key may be added.
+        """
         ...
 
     def scan_namespaces(
         self, namespaces: Sequence[int], rows_max: int, groups: range | None = None
     ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """The same for several different namespaces, one after the other. A batch may have keys of several."""
+        """Yields the keys of several distinct namespaces, one after the other. A batch may span namespaces."""
         ...
 
     def drain_namespaces(
         self, namespaces: Sequence[int], rows_max: int, groups: range | None = None
     ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """As `scan_namespaces`; the rows of a batch are removed when it is drawn. No key may come in meanwhile."""
+        """Like `scan_namespaces`, but removes the rows of each batch when it is drawn.
+
+        Until the last batch is drawn, no key may be added.
+        """
         ...
 
 
@@ -196,7 +210,7 @@ class KeyedBackend(Protocol):
     """The keyed state of one operator in one subtask."""
 
     def fix_keys(self, schema: pa.Schema) -> None:
-        """Set the stored key columns. Called once, after all states are bound and before the first key."""
+        """Sets the stored key columns. Called once, after all states are bound and before the first key."""
         ...
 
     def table(self, name: str, columns: Sequence[ValueSpec]) -> VectorTable:
@@ -206,50 +220,50 @@ class KeyedBackend(Protocol):
     def rows(self, name: str, values: pa.Schema) -> RowTable:
         """A state with many rows for each key. `values` are its value columns, at least one, none named as a key.
 
-        The stored table has key columns, `ROW_SEQUENCE`, and these.
+        The columns of the stored table are the keys, `ROW_SEQUENCE` and `values`.
         """
         ...
 
     def retype(self, name: str, columns: Sequence[ValueSpec], migrate: Migrate) -> VectorTable:
-        """Replace a vectorised state by one with the same name and other types, and convert its rows.
+        """Replaces a vectorised state by one with the same name and other types, and converts its rows.
 
         Only before the first batch after a restore. Raises what `migrate` raises.
         """
         ...
 
-    def values(self, spec: CellSpec) -> ValueCells:
+    def values(self, spec: StateDescriptor) -> InternalValueState:
         """A state with one value for each key."""
         ...
 
-    def lists(self, spec: CellSpec) -> ListCells:
+    def lists(self, spec: StateDescriptor) -> InternalListState:
         """A state with a list for each key."""
         ...
 
-    def maps(self, spec: CellSpec) -> MapCells:
+    def maps(self, spec: StateDescriptor) -> InternalMapState:
         """A state with a map for each key."""
         ...
 
     @property
     def timers(self) -> KeyedTimers:
-        """The timers of this operator: a state like the others, named `TIMERS_STATE`."""
+        """The timers of this operator. They are stored as a state named `TIMERS_STATE`."""
         ...
 
     def enter(self, keys: pa.RecordBatch) -> Sequence[KeyRef]:
-        """Begin a batch of keys (stored key columns): returns the ref of each row's key."""
+        """Begins a batch of keys (stored key columns): returns the ref of each row's key."""
         ...
 
     def enter_batch(self, keys: pa.RecordBatch) -> KeyRefs:
-        """As `enter`, for values that are read and written by the batch."""
+        """Like `enter`, for values that are read and written by the batch."""
         ...
 
     def leave(self) -> None:
-        """End the batch. Its refs are invalid now."""
+        """Ends the batch. Its refs are invalid now."""
         ...
 
     def sweep(self, keys_max: int) -> None:
-        """Remove expired state: look at the next `keys_max` keys (Flink's incremental cleanup).
+        """Removes expired state among the next `keys_max` keys (Flink's incremental cleanup).
 
-        The next call goes on where this one ended.
+        The next call continues where this one ended.
         """
         ...
 
@@ -259,92 +273,100 @@ class KeyedBackend(Protocol):
 
     @property
     def size(self) -> StateSize:
-        """About how much it holds; asked once a second. Nothing after `close`."""
+        """Estimated size, read once a second for metrics. Zero after `close`."""
         ...
 
     def changed_rows(self, base: CheckpointId) -> tuple[int, int]:
-        """About how many rows `freeze` would give on that base, and without one. 0 if files are shared."""
+        """Estimated rows of a snapshot with that base, and of a full snapshot. Zeros if files are shared."""
         ...
 
     def freeze(self, cut: Cut) -> Sequence[FrozenState]:
-        """All states as they are now. With `cut.base`: only what has changed since that checkpoint."""
+        """Returns all states as they are now. With `cut.base`, only the changes since that checkpoint."""
         ...
 
     def freeze_native(self, cut: Cut) -> FrozenNative | None:
-        """All states as the backend's own files.
+        """Returns all states as the backend's own files.
 
-        None if the backend has none, or `cut` is canonical: then `freeze` is called. None also before the first key.
+        None if the backend has no files, before the first key, and for a canonical `cut`. The caller then uses
+        `freeze`.
         """
         ...
 
     def keep(self, checkpoint_id: CheckpointId) -> None:
-        """The current state, after a restore, is that of this checkpoint of this job."""
+        """Called after a restore: the current state equals this checkpoint of this job."""
         ...
 
     def completed(self, checkpoint_id: CheckpointId) -> None:
-        """A checkpoint has completed: nobody goes back to an older one."""
+        """Called when a checkpoint has completed: no attempt goes back to an older one."""
         ...
 
     @property
     def goes_back(self) -> bool:
-        """Whether there is a checkpoint that the backend can go back to."""
+        """True if there is a checkpoint that the backend can go back to."""
         ...
 
     def kept(self, checkpoint_id: CheckpointId) -> Sequence[StateTable] | None:
-        """A table without rows for each state, if `go_back` works for this checkpoint; else None. Changes nothing."""
+        """Returns a table without rows for each state, or None if `go_back` does not work for this checkpoint."""
         ...
 
     def go_back(self, checkpoint_id: CheckpointId) -> None:
-        """Restore the state at the freeze for this checkpoint, for which `kept` is not None.
+        """Restores the state at the freeze for this checkpoint, for which `kept` is not None.
 
-        Afterwards the backend is like one that was opened on files: fix its keys and bind its states again.
+        Afterwards the caller fixes the keys and binds the states again, as for a backend that was opened on files.
         """
         ...
 
     @property
     def stored_keys(self) -> pa.Schema | None:
-        """The key columns that `fix_keys` must give, of the backend's files or of the checkpoint it went back to.
+        """The key columns of the backend's files, or of the checkpoint it went back to; `fix_keys` must get these.
 
         None for a backend that began empty.
         """
         ...
 
     def stored_schema(self, state: str) -> pa.Schema | None:
-        """Key and value columns of a state that is there without any `load`: from files, or since `go_back`.
+        """Key and value columns of a state that came from files or with `go_back`, without any `load`.
 
         None if there is no such state.
         """
         ...
 
     def expect(self, keys: int) -> None:
-        """A hint: at most so many keys will be loaded in layer 0, so memory can be reserved at once."""
+        """Hints that up to `keys` keys will be loaded in layer 0, so that memory can be reserved at once."""
         ...
 
     def load(self, table: StateTable) -> None:
-        """Load a stored table: put its rows, or remove its keys.
+        """Loads a stored table: puts its rows, or removes its keys.
 
         If a key comes twice in layer 0, this or `loaded` raises CorruptionError.
         """
         ...
 
     def loaded(self) -> None:
-        """All stored tables are loaded; no batch has come yet. CorruptionError for a key twice in layer 0."""
+        """Called when all stored tables are loaded, before the first batch.
+
+        Raises CorruptionError for a key that came twice in layer 0.
+        """
         ...
 
     def close(self) -> None:
-        """Release files."""
+        """Releases files."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class CellSpec:
+class StateDescriptor:
     """One state of a row-wise function: its name, and the Arrow type of its column in the stored table.
 
-    A list state has a list type, a map state a map type. `has_expired` tells whether the time to live of a stored value
-    is over; for a list or map it gets the value of one element. None: nothing expires. `metadata` is that of the
-    column's field. `migrate` converts rows that a backend finds in its own files to the current type. `by_batch`: the
-    program reads and writes values by the batch, so they are best kept as columns. `expired_ms` says which values have
-    expired then, if any do: those whose `updated_ms`, the last field, is that moment or before.
+    A list state has a list type, a map state a map type.
+
+    - `has_expired`: returns whether the time to live of a stored value is over. For a list or map it gets the value of
+      one element. None if state does not expire.
+    - `metadata`: metadata of the column's field.
+    - `migrate`: converts rows that a backend finds in its own files to the current type.
+    - `by_batch`: the program reads and writes values by the batch, so the backend should store them as columns.
+    - `expired_ms`: returns a moment. With `by_batch`, a value has expired if its last field, `updated_ms`, is at or
+      before that moment.
     """
 
     name: str
@@ -361,35 +383,38 @@ class CellSpec:
         return pa.field(self.name, self.column_type, metadata=self.metadata)
 
 
-class ValueCells(Protocol):
-    """One Python value for each key. The methods for many keys take what `enter_batch` gave, or some of it."""
+class InternalValueState(Protocol):
+    """One Python value for each key. The methods for many keys take refs from `enter_batch`."""
 
     def get(self, ref: KeyRef) -> Any:
-        """The value; None where there is none."""
+        """The value, or None if the key has none."""
         ...
 
     def put(self, ref: KeyRef, value: Any) -> None:
-        """Set the value, which is not None."""
+        """Sets the value, which is not None."""
         ...
 
     def remove(self, ref: KeyRef) -> None:
-        """Remove the value, if there is one."""
+        """Removes the value, if there is one."""
         ...
 
     def get_many(self, refs: KeyRefs) -> pa.Array:
-        """The value of each key, null where there is none. A key may be given twice, here and below."""
+        """The value of each key, null if it has none. A key may be given twice, here and below."""
         ...
 
     def put_many(self, refs: KeyRefs, values: pa.Array) -> None:
-        """Set the value of each key, of the column's type; null removes it. The last of several for a key counts."""
+        """Sets the value of each key; null removes it. If a key is given several times, its last value counts.
+
+        `values` have the type of the column.
+        """
         ...
 
     def remove_many(self, refs: KeyRefs) -> None:
-        """Remove the values of these keys."""
+        """Removes the values of these keys."""
         ...
 
 
-class ListCells(Protocol):
+class InternalListState(Protocol):
     """A list of Python values for each key. An empty list is the same as none."""
 
     def get(self, ref: KeyRef) -> Collection[Any]:
@@ -397,31 +422,31 @@ class ListCells(Protocol):
         ...
 
     def extend(self, ref: KeyRef, values: Sequence[Any]) -> None:
-        """Append values. Where it can, a backend neither reads nor rewrites the values already there."""
+        """Appends values. Where it can, a backend neither reads nor rewrites the values already there."""
         ...
 
     def put(self, ref: KeyRef, values: Sequence[Any]) -> None:
-        """Replace the list."""
+        """Replaces the list."""
         ...
 
     def remove(self, ref: KeyRef) -> None:
-        """Remove the list."""
+        """Removes the list."""
         ...
 
 
-class MapCells(Protocol):
+class InternalMapState(Protocol):
     """A map of Python values for each key. An empty map is the same as none."""
 
     def get(self, ref: KeyRef, map_key: Any) -> Any:
-        """The value at a map key; None where there is none."""
+        """The value at a map key, or None if there is none."""
         ...
 
     def put(self, ref: KeyRef, map_key: Any, value: Any) -> None:
-        """Set one entry."""
+        """Sets one entry."""
         ...
 
     def discard(self, ref: KeyRef, map_key: Any) -> None:
-        """Remove one entry, if it is there."""
+        """Removes one entry, if it is there."""
         ...
 
     def items(self, ref: KeyRef) -> Mapping[Any, Any] | Iterable[tuple[Any, Any]]:
@@ -429,13 +454,13 @@ class MapCells(Protocol):
         ...
 
     def remove(self, ref: KeyRef) -> None:
-        """Remove the map."""
+        """Removes the map."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FoundRows:
-    """Rows of some keys that were asked for: `refs[i]` is a row of key number `keys[i]`. `keys` ascends."""
+    """The result of `find`: `refs[i]` is a row of key number `keys[i]` of the call. `keys` ascends."""
 
     keys: NDArray[np.int64]
     refs: NDArray[Any]
@@ -446,34 +471,35 @@ class RowTable(Protocol):
 
     @property
     def rows(self) -> int:
-        """How many rows there are. An estimate if the backend does not count."""
+        """Number of rows. An estimate if the backend does not count."""
         ...
 
     def append(self, keys: pa.RecordBatch, values: pa.RecordBatch) -> None:
-        """Append a row for each row of `keys` (stored key columns), with the value columns of the table."""
+        """Appends a row for each row of `keys` (stored key columns), with the value columns of the table."""
         ...
 
     def find(self, keys: pa.RecordBatch) -> FoundRows:
-        """All rows of these keys; of each in the order in which they came. A key may be asked for several times."""
+        """Returns all rows of these keys, each key's rows in arrival order. A key may be given several times."""
         ...
 
     def take(self, refs: NDArray[Any], columns: Sequence[str] | None = None) -> pa.RecordBatch:
-        """Rows in the order of `refs`: key and value columns, or those of them that `columns` names."""
+        """Rows in the order of `refs`: all key and value columns, or the named ones."""
         ...
 
     def scan(self, columns: Sequence[str], rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """All rows, in batches with their refs: key or value columns by name. Those of a key in the order they came in.
+        """Yields all rows in batches with their refs. `columns` names key or value columns.
 
-        Until the last batch is drawn only `take` and `remove` may be called: others may see a row twice.
+        The rows of one key are in arrival order. Until the last batch is drawn, only `take` and `remove` may be called;
+        after another call a row may appear twice.
         """
         ...
 
     def remove(self, refs: NDArray[Any]) -> None:
-        """Remove rows. One that is gone already stays gone."""
+        """Removes rows. A row that is removed already is ignored."""
         ...
 
     def done(self) -> None:
-        """End the batch: refs are invalid from now on."""
+        """Ends the batch: refs are invalid from now on."""
         ...
 
 
@@ -484,7 +510,7 @@ class DueTimers:
     moments: Sequence[int]
     keys: pa.RecordBatch
     more: bool
-    """Whether more timers may be due after these."""
+    """True if more timers may be due after these."""
 
 
 class KeyedTimers(Protocol):
@@ -497,14 +523,14 @@ class KeyedTimers(Protocol):
     def change(
         self, keys: pa.RecordBatch, domains: Sequence[int], moments: Sequence[int], registered: Sequence[bool]
     ) -> None:
-        """Register or delete timers. If one timer is changed several times, the last change counts.
+        """Registers or deletes timers. If one timer is changed several times, the last change counts.
 
         Change i is for the key of row i, the clock `domains[i]` and the moment `moments[i]`.
         """
         ...
 
     def first_ms(self, domain: int) -> int | None:
-        """The moment of a clock's first timer; None without one."""
+        """The moment of a clock's first timer, or None if it has no timers."""
         ...
 
     def due(self, domain: int, time_ms: int, timers_max: int) -> DueTimers:
@@ -514,9 +540,9 @@ class KeyedTimers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StateSize:
-    """`rows`: a key that has two states counts twice, and in RocksDB timers and what is overwritten count as well.
+    """Size of a backend. None for a figure that the backend could only get by reading each row.
 
-    None: the backend would have to look at each row to tell.
+    In `rows`, a key that has two states counts twice. With RocksDB, timers and overwritten entries count as well.
     """
 
     rows: int
@@ -524,28 +550,28 @@ class StateSize:
     size_bytes: int | None = None
 
 
-def held_twice(state: str) -> CorruptionError:
-    """A key came twice in layer 0 of a checkpoint."""
+def duplicate_key(state: str) -> CorruptionError:
+    """The error for a key that came twice in layer 0 of a checkpoint."""
     return CorruptionError(f"state {state!r} holds a key twice: the key groups of the checkpoint's tables overlap")
 
 
 def not_bound(state: str, bound: Iterable[str]) -> ConfigurationError:
-    """The program has no such state."""
+    """The error for a stored state that the program does not bind."""
     return ConfigurationError(
         f"there is no state {state!r}; bound are {sorted(bound)}: bind it, or give the operator a new uid"
     )
 
 
-def strange_columns(state: str, found: pa.Schema, expected: pa.Schema) -> CorruptionError:
-    """Stored rows have other columns than the state."""
+def unexpected_columns(state: str, found: pa.Schema, expected: pa.Schema) -> CorruptionError:
+    """The error for stored rows whose columns differ from the declared columns of the state."""
     return CorruptionError(
         f"stored rows of state {state!r} have columns {columns_text(found)}, but the program expects "
         f"{columns_text(expected)}; restore with the program that wrote them, or give the operator a new uid"
     )
 
 
-def strange_rows(state: str, uid: str, found: pa.Schema, expected: pa.Schema) -> ConfigurationError:
-    """A row table in a checkpoint has other value columns than in the program."""
+def unexpected_row_columns(state: str, uid: str, found: pa.Schema, expected: pa.Schema) -> ConfigurationError:
+    """The error for a row table whose value columns in the checkpoint differ from those in the program."""
     return ConfigurationError(
         f"state {state!r} of operator {uid!r} has rows with columns {columns_text(found)} in the checkpoint, and "
         f"{columns_text(expected)} in the program; give the operator its input columns back, or a new uid"

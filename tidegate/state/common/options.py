@@ -1,4 +1,4 @@
-"""`StateBackendOptions`: which backend holds the keyed state of a job, and how it writes its checkpoints."""
+"""`StateBackendOptions`: which backend stores the keyed state of a job, and how it writes checkpoints."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal, get_args
 
 from tidegate.storage.argument_checks import check_choice, check_folder, check_kind, check_switch, check_whole
 from tidegate.storage.ids import OperatorUid
-from tidegate.storage.rocksdb.tuning import DatabaseTuning
+from tidegate.storage.state.rocksdb.tuning import DatabaseTuning
 from tidegate.storage.state.state_file import Compression
 
 BackendKind = Literal["columnar", "rocksdb"]
@@ -17,7 +17,7 @@ CACHE_BYTES = 128 * 1024 * 1024
 SEGMENT_BYTES = 1024 * 1024
 UNDO_BYTES = 256 * 1024 * 1024
 COLLECTIONS_MAX = 16
-"""How many collections of changes, each from one snapshot to the next, a backend keeps for one state."""
+"""How many collections of changes a backend keeps for one state. Each covers one snapshot to the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +26,11 @@ class StateBackendOptions:
 
     kind: BackendKind = "columnar"
     incremental: bool = False
-    """Whether a checkpoint writes only what has changed since its base."""
+    """True if a checkpoint writes only the changes since its base."""
     changelog: bool = False
-    """Whether changes are written all the time, so that a checkpoint has little left to write."""
+    """True if changes are written continuously, so that a checkpoint has little left to write."""
     segment_bytes: int = SEGMENT_BYTES
-    """With a changelog: a segment is written after about so many bytes of changes."""
+    """With a changelog, a segment is written after about this many bytes of changes."""
     compression: Compression | None = None
     """How the chunks of state files are compressed."""
     directory: str | None = None
@@ -38,14 +38,13 @@ class StateBackendOptions:
     memory_bytes: int = MEMORY_BYTES
     """How much memory a backend on disk may use for each operator of a task."""
     cache_bytes: int = CACHE_BYTES
-    """How much memory the hot rows of a vectorised state or row table may take, as columns in front of a backend on
-    disk. 0: none"""
+    """Memory for the cached rows of each vectorised state or row table, in front of a backend on disk. 0 disables it"""
     database: DatabaseTuning = field(default_factory=DatabaseTuning)
     """Settings of RocksDB itself."""
     undo_bytes: int = UNDO_BYTES
-    """How much memory a backend in memory may use, for each operator of a task, to go back to a checkpoint."""
+    """How much memory a backend in memory may use, for each operator of a task, to go back to a checkpoint"""
     restore_threads: int = 1
-    """Threads that load a large state, besides one for the key index. With 1 the task's own thread does both."""
+    """Threads that load a large state, in addition to one for the key index. With 1, the task's own thread does both"""
 
     def __post_init__(self) -> None:
         check_choice(self, "kind", get_args(BackendKind))
@@ -60,10 +59,10 @@ class StateBackendOptions:
 
 @dataclass(frozen=True, slots=True)
 class BackendPlace:
-    """Whose state it is: the operator, its key columns, and the subtask's key groups.
+    """Identifies the owner of a backend: the operator, its key columns, and the subtask's key groups.
 
-    With `namespace` the first key column is an int64 that has no part in the choice of the key group, such as the slice
-    of a window. Then tables are `NamespacedTable`s.
+    With `namespace`, the first key column is an int64 that does not choose the key group, such as the slice of a
+    window. Tables are then `NamespacedTable`s.
     """
 
     uid: OperatorUid

@@ -1,17 +1,17 @@
 """`PageMemory`: memory for the pages of columns, in slabs that the kernel may back by huge pages.
 
-A large state has tens of thousands of pages of some kilobytes. Taken one by one they lie in memory pages of 4 KB. Then
-each first touch is a page fault, and nearly each access to a random key misses the TLB. When the process dies, the
-kernel takes them back one by one before anybody learns of its death. In slabs of some megabytes all three cost less.
+A large state has tens of thousands of pages of some kilobytes. Allocated one by one, they occupy memory pages of 4 KB.
+Each first touch is then a page fault, and nearly each access to a random key misses the TLB. When the process dies, the
+kernel frees these pages one by one before it reports the exit. Slabs of some megabytes make all three cheaper.
 
 Rules:
-- A page belongs to its array. When the last reference to the array goes, on any thread, the page is free again. A view
-  of the array keeps it alive; a raw address does not.
-- Free pages are used again before new ones, because memory that is new is dear. Of each size one slab without used
-  pages is kept, and as many as there are with some. So a page that comes and goes costs nothing, and what the copies of
-  one snapshot took is there for those of the next. All others go back to the system.
+- A page belongs to its array. When the last reference to the array is dropped, on any thread, the page is free again.
+  A view of the array keeps it alive; a raw address does not.
+- Free pages are reused before new ones, because new memory is expensive. For each page size, one unused slab is kept,
+  or as many unused slabs as there are slabs in use. Short-lived pages therefore cost nothing, and the copies of the
+  next snapshot reuse the memory of the last one. Further unused slabs are returned to the system.
 - The contents of a new page are undefined.
-- The first pages of each size come one by one: a small state takes no slab.
+- The first pages of each size are allocated one by one, so a small state takes no slab.
 """
 
 from __future__ import annotations
@@ -31,44 +31,47 @@ SLAB_BYTES = 1 << 23
 """A multiple of the size of a huge page, 2 MB on most machines."""
 SINGLE_PAGES_MAX = 64
 SINGLE_BYTES_MAX = 1 << 21
-"""So many pages of a size, and so many bytes, come one by one before the first slab."""
+"""Up to this many pages of a size, and this many bytes, are allocated one by one before the first slab."""
 BUFFER_BYTES_MIN = 1 << 18
-"""A smaller buffer is left to the allocator."""
+"""Smaller buffers come from the allocator."""
 
 _HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)
 
 
 def singles_max(page_bytes: int) -> int:
-    """How many pages of a size come one by one."""
+    """How many pages of a size are allocated one by one."""
     return min(SINGLE_PAGES_MAX, SINGLE_BYTES_MAX // page_bytes)
 
 
 def address_of(array: NDArray[Any]) -> int:
-    """Where the values of an array lie."""
+    """The memory address of an array's values."""
     # `array.ctypes.data` is the same, but creates three objects to find it.
     address: int = array.__array_interface__["data"][0]
     return address
 
 
 class _Slab:
-    """Pages of one size behind one another."""
+    """One memory mapping, divided into pages of one size."""
 
     __slots__ = ("address", "free", "memory", "pages", "used")
 
     def __init__(self, page_bytes: int) -> None:
         self.memory = mmap.mmap(-1, SLAB_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if _HUGE_PAGES is not None:
-            with suppress(OSError):  # a kernel without huge pages: small ones do
+            with suppress(OSError):  # a kernel without huge pages uses small ones
                 self.memory.madvise(_HUGE_PAGES)
         self.address = address_of(np.frombuffer(self.memory, dtype=np.uint8))
         self.pages = SLAB_BYTES // page_bytes
         self.free = list(range(self.pages - 1, -1, -1))
         self.used: dict[int, _Page] = {}
-        """Pages that have an array, by number. This keeps the references, or nobody would be told."""
+        """Pages that have an array, by number. A weak reference must stay alive for its callback to run."""
 
 
 class _Page(weakref.ref[NDArray[Any]]):
-    """Tells when the array of a page is gone. A page has two objects, this one and its array: there are many pages."""
+    """A weak reference to a page's array, whose callback frees the page.
+
+    There are many pages, so each has only two objects: this one and the array.
+    """
 
     __slots__ = ("number", "slab")
     slab: _Slab
@@ -81,14 +84,14 @@ class _Pages:
     def __init__(self, page_bytes: int) -> None:
         self._page_bytes = page_bytes
         self._singles = singles_max(page_bytes)
-        """How many pages are still to come one by one."""
+        """How many further pages are allocated one by one."""
         self._open: list[_Slab] = []
         """Slabs with free pages. The last one is used first."""
         self._returned: deque[_Page] = deque()
-        """Pages whose arrays are gone. Any thread adds to it, at any moment, also within a call of this class."""
+        """Pages whose arrays were freed. Any thread adds to it, at any moment, also within a call of this class."""
         self._give_back: Callable[[Any], None] = self._returned.append
         self._slabs: set[_Slab] = set()
-        """All of them: with its pages a slab is a circle, which the garbage collector would take apart."""
+        """The set of all slabs. A slab and its pages are a reference cycle, which this set protects from collection."""
         self._in_use = 0
         """How many slabs have used pages."""
 
@@ -124,7 +127,7 @@ class _Pages:
         return array, slab.address + start
 
     def take_back(self) -> None:
-        """Pages whose arrays are gone are free."""
+        """Frees the pages whose arrays were freed."""
         while self._returned:
             page = self._returned.popleft()
             slab = page.slab
@@ -135,7 +138,7 @@ class _Pages:
             self._in_use -= len(slab.free) == slab.pages
 
     def trim(self) -> None:
-        """Give slabs without used pages back to the system, where there are too many."""
+        """Returns unused slabs to the system if there are too many."""
         excess = len(self._slabs) - self._in_use - max(1, self._in_use)
         if excess > 0:
             unused = set([slab for slab in self._open if len(slab.free) == slab.pages][:excess])
@@ -144,24 +147,27 @@ class _Pages:
 
     @property
     def bytes(self) -> int:
-        """What its slabs take."""
+        """Bytes of all slabs."""
         return len(self._slabs) * SLAB_BYTES
 
 
 class PageMemory:
-    """Pages of any size. For any thread."""
+    """Pages of any size. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sizes: dict[int, _Pages] = {}
 
     def page(self, values: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """An array of so many values, in no particular state."""
+        """An uninitialised array of `values` values."""
         (page,), _ = self.pages(1, values, dtype)
         return page
 
     def pages(self, count: int, values: int, dtype: np.dtype[Any]) -> tuple[list[NDArray[Any]], NDArray[np.uintp]]:
-        """Several of them, and their addresses: to ask an array for its own takes as long as to make it."""
+        """Several uninitialised arrays, and their addresses.
+
+        Reading the address of an array takes as long as making the array, so they are returned together.
+        """
         page_bytes = values * dtype.itemsize
         with self._lock:
             pages = self._sizes.get(page_bytes)
@@ -170,10 +176,10 @@ class PageMemory:
             return pages.take(count, values, dtype)
 
     def buffer(self, values: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """An array of so many values, in no particular state, for a short while: what is encoded, and written.
+        """An uninitialised array of `values` values for short use, such as encoding a chunk.
 
-        An allocator keeps what large arrays have left for the thread that asks next, of each thread anew. These lie in
-        pages of few sizes, which are used again whoever asks.
+        An allocator keeps freed large arrays per thread. Buffers come from pages of a few sizes instead, which all
+        threads reuse.
         """
         size_bytes = values * dtype.itemsize
         if not BUFFER_BYTES_MIN <= size_bytes <= SLAB_BYTES:
@@ -183,7 +189,7 @@ class PageMemory:
 
     @property
     def bytes(self) -> int:
-        """What the slabs take. What has become free since is counted out first."""
+        """Bytes of all slabs, after freed pages were returned."""
         with self._lock:
             for pages in self._sizes.values():
                 pages.take_back()
@@ -192,4 +198,4 @@ class PageMemory:
 
 
 PAGE_MEMORY = PageMemory()
-"""That of the process: the states of all its tasks share it."""
+"""The page memory of the process, shared by the states of all its tasks."""

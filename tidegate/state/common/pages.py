@@ -4,9 +4,11 @@ Freezing a column takes references to its pages and pins them (`Pins`). No value
 pinned page, it replaces the page by a copy (`PagedColumn.copy_pages`), which is not pinned. Only the owner's thread
 writes, copies and restores pages. The thread that writes a snapshot releases each page once it is encoded. Rules:
 
-- Only the owner's thread pins, and reports what it has copied or put back. Any thread may release.
-- The owner reads the pins without the lock. At worst it sees a pin that has just gone, and copies a page needlessly.
-- Each copy gets a version of its own, so a page that was put back is known to the snapshots that still read it.
+- Only the owner's thread pins pages, and reports which pages it has copied or put back. Any thread may release.
+- The owner reads the pins without the lock. At worst it sees a pin that was just released, and copies a page
+  needlessly.
+- Each copy gets a version of its own. A page that was put back is therefore recognised by the snapshots that still
+  read it.
 """
 
 from __future__ import annotations
@@ -79,7 +81,7 @@ class PagedColumn:
         return self._valid_addresses
 
     def grow(self, pages: int) -> None:
-        """Grow to this many pages."""
+        """Grows to this many pages."""
         known = len(self._arrays)
         if pages <= known:
             return
@@ -90,31 +92,31 @@ class PagedColumn:
             self._valid_addresses = _extended(self._valid_addresses, self._valid)
 
     def start_nulls(self) -> Pages:
-        """Start to track validity, if that is not done yet; all slots count as valid. Returns `valid_pages`."""
+        """Starts to track validity, unless it is tracked already. All slots count as valid. Returns `valid_pages`."""
         if self._valid is None:
             self._valid = [_page_of(1, _VALID) for _ in self._arrays]
             self._valid_addresses = _extended(NO_PAGES, self._valid)
         return self._valid_addresses
 
     def reset(self, slots: NDArray[np.int32]) -> None:
-        """Set these slots to the identity, or to null if validity is tracked."""
+        """Sets these slots to the identity, or to null if validity is tracked."""
         scatter(self._addresses, slots, np.full(len(slots), self.spec.identity, dtype=self.dtype))
         self.reset_valid(slots)
 
     def reset_valid(self, slots: NDArray[np.int32]) -> None:
-        """Set these slots to null, if validity is tracked."""
+        """Sets these slots to null, if validity is tracked."""
         if self._valid is not None:
             scatter(self._valid_addresses, slots, np.zeros(len(slots), dtype=np.uint8))
 
     def copy_pages(self, pages: NDArray[np.int32]) -> list[FormerPage]:
-        """Replace pages by copies that the owner may write to. Returns what they were."""
+        """Replaces pages by copies that the owner may write to. Returns the former pages."""
         values = _copied(self._arrays, self._addresses, pages, self.dtype)
         if self._valid is None:
             return [(former, None) for former in values]
         return list(zip(values, _copied(self._valid, self._valid_addresses, pages, _VALID), strict=True))
 
     def put_back(self, page: int, former: FormerPage) -> None:
-        """Put back what `copy_pages` has replaced."""
+        """Puts back a page that `copy_pages` has returned."""
         values, valid = former
         self._arrays[page], self._addresses[page] = values, address_of(values)
         if self._valid is not None:
@@ -130,7 +132,7 @@ class PagedColumn:
         return gathered(self._addresses, slots, self.dtype)
 
     def put(self, slots: NDArray[np.int32], values: pa.Array) -> None:
-        """Set these slots from an Arrow array of the column's type."""
+        """Sets these slots from an Arrow array of the column's type."""
         if values.null_count > 0:
             self.start_nulls()
         if self._valid is not None:
@@ -143,16 +145,16 @@ class PagedColumn:
         return None if self._valid is None else gathered(self._valid_addresses, slots, _VALID)
 
     def put_raw(self, slots: NDArray[np.int32], values: NDArray[Any], valid: NDArray[np.uint8] | None) -> None:
-        """Set these slots to what `raw` and `raw_valid` gave. `valid` None: all have values."""
+        """Sets these slots to values from `raw` and `raw_valid`. `valid` None means that all have values."""
         scatter(self._addresses, slots, values)
         if self._valid is not None:
             scatter(self._valid_addresses, slots, np.ones(len(slots), dtype=np.uint8) if valid is None else valid)
 
     def extend(self, first_slot: int, values: pa.Array) -> None:
-        """Set the slots from `first_slot` on, none of which was ever set, from an Arrow array.
+        """Sets the slots from `first_slot` on, none of which was ever set, from an Arrow array.
 
-        `first_slot` is the first slot after those set in this way. Adds pages as needed, and puts the identity after
-        the last value. Faster than `grow` and `put`: it writes to each page once.
+        Consecutive calls continue where the previous one ended. Adds pages as needed, and puts the identity after the
+        last value. Faster than `grow` and `put`, because it writes to each page once.
         """
         self.begin_extend(first_slot, values)()
 
@@ -203,11 +205,11 @@ class PagedColumn:
         return PagedColumn(self.spec)
 
     def begin_batch(self) -> None:
-        """All slots are about to be set: nothing of the batch before is needed."""
+        """Drops values of the previous batch: the caller is about to set all slots. Nothing to do for fixed widths."""
 
     @property
     def value_bytes(self) -> int:
-        """About how many bytes a value takes."""
+        """Bytes per value."""
         return self.dtype.itemsize
 
     def freeze(self) -> FrozenColumn:
@@ -240,7 +242,7 @@ class FrozenColumn:
     def parts(
         self,
     ) -> tuple[np.dtype[Any], list[NDArray[Any] | None], list[NDArray[Any] | None], Pages, Pages]:
-        """What another column over the same pages is made of."""
+        """Returns the constructor's arguments after `spec`, for another column over the same pages."""
         return self._dtype, self._arrays, self._valid, self._addresses, self._valid_addresses
 
     def take(self, slots: NDArray[Any], places: Places | None = None) -> pa.Array:
@@ -251,11 +253,11 @@ class FrozenColumn:
         return _taken(self.spec, self._dtype, self._addresses, self._valid_addresses, slots, places)
 
     def raw(self, slots: NDArray[Any], places: Places | None = None) -> NDArray[Any]:
-        """The same as plain values. Undefined under a null."""
+        """Values of these slots as plain numbers, in their order or each at its place. Undefined under a null."""
         return _found(self._addresses, slots, self._dtype, places)
 
     def raw_ascending(self, slots: NDArray[Any]) -> NDArray[Any]:
-        """The same of slots that ascend, each given once. Faster for a run of them."""
+        """Like `raw`, for distinct ascending slots. Faster if they are consecutive."""
         if not _is_run(slots):
             return self.raw(slots)
         first, stop = int(slots[0]), int(slots[-1]) + 1
@@ -263,8 +265,8 @@ class FrozenColumn:
         start = first & (PAGE_ROWS - 1)
         return np.concatenate(held)[start : start + len(slots)]
 
-    def let_go(self, start: int, stop: int) -> None:
-        """Drop the pages from `start` to `stop`."""
+    def drop_pages(self, start: int, stop: int) -> None:
+        """Drops the pages from `start` to `stop`."""
         self._arrays[start:stop] = [None] * (stop - start)
         if self._valid:
             self._valid[start:stop] = [None] * (stop - start)
@@ -294,12 +296,12 @@ def _found(pages: Pages, slots: NDArray[Any], dtype: np.dtype[Any], places: Plac
 
 
 def _is_run(slots: NDArray[Any]) -> bool:
-    """Whether slots that ascend, each given once, follow one another; there is one at least."""
+    """True if distinct ascending slots are consecutive, and there is at least one."""
     return len(slots) > 0 and int(slots[-1]) - int(slots[0]) == len(slots) - 1
 
 
 def _add_pages(pages: list[NDArray[Any]], slots: int, dtype: np.dtype[Any], rest: Any) -> None:
-    """Add pages for this many slots. Their memory is not set, but for `rest` after the last slot."""
+    """Adds pages for this many slots. Their memory is not initialised, except for `rest` after the last slot."""
     known, needed = len(pages), pages_for(slots)
     pages += [PAGE_MEMORY.page(PAGE_ROWS, dtype) for _ in range(known, needed)]
     if needed > known and slots & (PAGE_ROWS - 1):
@@ -315,7 +317,7 @@ def _page_of(value: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
 def _copied(
     arrays: list[NDArray[Any]], addresses: Pages, pages: NDArray[np.int32], dtype: np.dtype[Any]
 ) -> list[NDArray[Any]]:
-    """Put copies in the place of pages. Returns what was there."""
+    """Replaces pages by copies. Returns the former pages."""
     numbers = pages.tolist()
     former = [arrays[page] for page in numbers]
     copies, targets = PAGE_MEMORY.pages(len(numbers), PAGE_ROWS, dtype)
@@ -332,7 +334,7 @@ def _extended(addresses: Pages, arrays: list[NDArray[Any]]) -> Pages:
 
 
 class Pins:
-    """How many snapshots still read page n of a state. It counts for page n of all its columns."""
+    """Counts how many snapshots still read each page of a state. Page n has one count for all columns."""
 
     __slots__ = ("_any", "_held", "_last_version", "_lock", "_pages", "_versions", "counts", "shared")
 
@@ -340,17 +342,17 @@ class Pins:
         self._lock = threading.Lock()
         self._pages = 0
         self._any = False
-        """Whether any page may be pinned. Only the owner pins, so only the owner sets it."""
+        """False if no page is pinned. Only the owner pins, so only the owner sets it."""
         self._held: weakref.WeakSet[Pinned] = weakref.WeakSet()
         self._last_version = 0
         self._versions = np.zeros(_PAGES_MIN, dtype=np.int64)
         self.counts: NDArray[np.int32] = np.zeros(_PAGES_MIN, dtype=np.int32)
         """For each page, how many snapshots read it. For kernels."""
         self.shared = self.counts.data
-        """The same memory, for code that looks at single pages."""
+        """`counts` as a memoryview, which is faster to index for single pages."""
 
     def grow(self, pages: int) -> None:
-        """Grow to this many pages."""
+        """Grows to this many pages."""
         with self._lock:
             self._pages = pages
             if pages > len(self.counts):
@@ -360,12 +362,12 @@ class Pins:
                 self.shared = self.counts.data
 
     def any(self) -> bool:
-        """Whether any page is pinned."""
+        """True if any page is pinned."""
         self._any = self._any and bool(self.counts[: self._pages].any())
         return self._any
 
     def pin(self) -> Pinned:
-        """Pin all pages as they are."""
+        """Pins all current pages."""
         with self._lock:
             self.counts[: self._pages] += 1
             self._any = True
@@ -374,7 +376,10 @@ class Pins:
             return pinned
 
     def replaced(self, pages: NDArray[np.int32]) -> NDArray[np.int64]:
-        """The owner has replaced pages by copies, which nobody has pinned. Returns the versions of the former pages."""
+        """Called when the owner has replaced pages by copies, which are not pinned.
+
+        Returns the versions of the former pages.
+        """
         with self._lock:
             former = self._versions[pages]
             self.counts[pages] = 0
@@ -383,7 +388,7 @@ class Pins:
             return former
 
     def still_read(self, pages: NDArray[np.int32], versions: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which of these pages, in these versions, some snapshot still reads."""
+        """Returns for each of these pages, in this version, whether a snapshot still reads it."""
         read = np.zeros(len(pages), dtype=np.bool_)
         with self._lock:
             for pinned in self._held:
@@ -391,7 +396,7 @@ class Pins:
         return read
 
     def put_back(self, pages: NDArray[np.int32], versions: NDArray[np.int64]) -> None:
-        """The owner has put former pages back. They are pinned by the snapshots that still read them."""
+        """Called when the owner has put former pages back. Pins them for the snapshots that still read them."""
         with self._lock:
             self._versions[pages] = versions
             self.counts[pages] = 0
@@ -400,7 +405,7 @@ class Pins:
                 self.counts[pages] += pinned.reads(pages, versions)
 
     def release(self, pinned: Pinned, stop: int) -> None:
-        """A snapshot does not read its pages below `stop` any more."""
+        """Called when a snapshot does not read its pages below `stop` any more."""
         with self._lock:
             start, versions = pinned.next, pinned.versions[pinned.next : stop]
             self.counts[start : start + len(versions)] -= self._versions[start : start + len(versions)] == versions
@@ -415,16 +420,16 @@ class Pinned:
     def __init__(self, pins: Pins, versions: NDArray[np.int64]) -> None:
         self._pins = pins
         self.versions = versions
-        """Of each page, when it was pinned."""
+        """The version of each page when it was pinned."""
         self.next = 0
-        """The first page that is still read. Changed under the lock of the pins alone."""
+        """The first page that is still read. Changed only under the lock of the pins."""
 
     def release(self, stop: int) -> None:
-        """Release the pages below `stop`. Idempotent."""
+        """Releases the pages below `stop`. Idempotent."""
         self._pins.release(self, stop)
 
     def reads(self, pages: NDArray[np.int32], versions: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which of these pages the snapshot still reads in this version."""
+        """Returns for each of these pages whether the snapshot still reads it in this version."""
         known = (pages >= self.next) & (pages < len(self.versions))
         known[known] = self.versions[pages[known]] == versions[known]
         return known

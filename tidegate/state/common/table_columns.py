@@ -3,16 +3,18 @@
 `BatchColumn` is the `ValueColumn` that both backends give to kernels. `BatchColumns` are such columns without a table,
 for the groups of one batch at a time.
 
-`VaryingColumn` has a value of any Arrow type for each slot: its pages contain numbers of values in a `ValueHeap`. To
-pages it is a column of int64 like any other: frozen, copied before a change, noted in the undo log and renumbered.
+`VaryingColumn` has a value of any Arrow type for each slot. Its pages contain numbers of values in a `ValueHeap`, so
+the pages are an int64 column like any other: frozen, copied before a change, noted in the undo log and renumbered.
 Values are set and taken as Arrow arrays, a batch at a time, and kernels do not touch them. Rules of the heap:
 
 - A value never changes and its number is never used again. A page of numbers therefore keeps its meaning: snapshots,
   the undo log and renumbering of slots need only the pages. Setting a value appends a new one.
 - Number 0 is null, and needs no memory.
-- Values are stored in chunks, ascending by number. A snapshot has the chunks of its moment. Any thread may read them.
-- `collect` drops values that are not used any more. It is due when the heap has doubled since the last time. Garbage is
-  then at most as large as the live values and `GARBAGE_BYTES_MIN`, and a value is copied about as often as a key.
+- Values are stored in chunks, ascending by number. A snapshot references the chunks of its moment. Any thread may read
+  them.
+- `collect` drops values that are not used any more. It is due when the heap has doubled since the last collection.
+  Garbage is then at most as large as the live values plus `GARBAGE_BYTES_MIN`, and a value is copied about as often as
+  a key.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ Numbers = NDArray[np.int64]
 
 
 class BatchTable(Protocol):
-    """The table of a column, as the column sees it."""
+    """The part of a table that its columns use."""
 
     new_slots: NDArray[np.int32]
     """Slots that get a row in this batch."""
@@ -69,7 +71,7 @@ class BatchColumn:
         return self.paged.valid_pages
 
     def track_nulls(self) -> Pages:
-        """Start to track validity: new rows of this batch are null, all others valid. Returns `valid_pages`."""
+        """Starts to track validity: new rows of this batch are null, all other rows valid. Returns `valid_pages`."""
         if not len(self.paged.valid_pages):
             self.paged.start_nulls()
             self.paged.reset_valid(self._table.new_slots)
@@ -80,28 +82,28 @@ class BatchColumn:
         return self.paged.take(slots)
 
     def put(self, slots: NDArray[Any], values: pa.Array) -> None:
-        """Set these slots, each given once, from an Arrow array of the column's type."""
+        """Sets these slots, each given once, from an Arrow array of the column's type."""
         if values.null_count > 0 and self.is_fixed:
             self.track_nulls()
         self.paged.put(slots, values)
 
     @property
     def is_fixed(self) -> bool:
-        """Whether its values have a fixed width, so that kernels may change them."""
+        """True if values have a fixed width, so that kernels may change them."""
         return not isinstance(self.paged, VaryingColumn)
 
     @property
     def value_bytes(self) -> int:
-        """About how many bytes a value takes."""
+        """Estimated bytes per value."""
         return self.paged.value_bytes
 
     def raw(self, slots: NDArray[Any]) -> NDArray[Any]:
-        """The same as plain values. Undefined under a null."""
+        """Values of these slots as plain numbers (a copy). Undefined under a null."""
         return self.paged.raw(slots)
 
 
 class BatchColumns:
-    """Columns that accumulators write to as to those of a table, for groups that are numbered from 0."""
+    """Columns without a table, for the groups of one batch, which are numbered from 0. Accumulators write to them."""
 
     def __init__(self, specs: Sequence[ValueSpec]) -> None:
         self.new_slots: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
@@ -112,7 +114,7 @@ class BatchColumns:
         return self._columns[name]
 
     def begin(self, slots_end: int) -> None:
-        """Begin another batch, whose groups have slots below `slots_end`. What was there is gone."""
+        """Begins another batch, whose groups have slots below `slots_end`. Drops the values of the previous batch."""
         self.new_slots = np.arange(slots_end, dtype=np.int32)
         for column in self._columns.values():
             column.paged.grow(pages_for(slots_end))
@@ -120,17 +122,17 @@ class BatchColumns:
             column.paged.reset(self.new_slots)
 
     def filled(self, slots_end: int) -> None:
-        """All groups below `slots_end` have values: only the others are still empty when a first null comes."""
+        """Called when all groups below `slots_end` have values. Only later groups become null with the first null."""
         self.new_slots = self.new_slots[np.searchsorted(self.new_slots, slots_end) :]
 
     def values(self, slots: NDArray[np.int32] | None = None) -> dict[str, pa.Array]:
-        """What the groups with some slots hold, by column. None: all slots."""
+        """The values of some groups, by column. `slots` None means all groups."""
         slots = self.new_slots if slots is None else slots
         return {name: column.take(slots) for name, column in self._columns.items()}
 
 
 class VaryingColumn(PagedColumn):
-    """A column whose type is of no fixed width. New slots are null."""
+    """A column of a type without a fixed width. New slots are null."""
 
     __slots__ = ("_heap", "_value_spec")
 
@@ -141,12 +143,12 @@ class VaryingColumn(PagedColumn):
 
     @property
     def value_bytes(self) -> int:
-        """About how many bytes a value takes."""
+        """Estimated bytes per value, with its number."""
         return self.dtype.itemsize + self._heap.value_bytes
 
     @property
     def heap_bytes(self) -> int:
-        """Bytes of all values, those that nobody needs included."""
+        """Bytes of all values, including garbage."""
         return self._heap.size_bytes
 
     def take(self, slots: NDArray[Any]) -> pa.Array:
@@ -154,15 +156,15 @@ class VaryingColumn(PagedColumn):
         return self._heap.take(self.raw(slots))
 
     def put(self, slots: NDArray[np.int32], values: pa.Array) -> None:
-        """Set these slots, each given once."""
+        """Sets these slots, each given once."""
         scatter(self.pages, slots, self._heap.append(values))
 
     def begin_extend(self, first_slot: int, values: pa.Array) -> Callable[[], None]:
-        """As of all columns."""
+        """The first half of `extend`: add values and pages. Any thread may call the result, which fills the pages."""
         return super().begin_extend(first_slot, pa.array(self._heap.append(values)))
 
     def begin_batch(self) -> None:
-        """All slots are about to be set: nothing of the batch before is needed."""
+        """Drops the values of the previous batch: the caller is about to set all slots."""
         self._heap.clear()
 
     def freeze(self) -> FrozenColumn:
@@ -170,12 +172,12 @@ class VaryingColumn(PagedColumn):
         return _FrozenVarying(super().freeze(), self._heap.chunks, self._value_spec)
 
     @property
-    def wants_collection(self) -> bool:
-        """Whether it is time for `collect`."""
+    def needs_collection(self) -> bool:
+        """True when `collect` is due."""
         return self._heap.is_due
 
     def collect(self, referred: Iterable[Numbers]) -> None:
-        """Let go of the values to which none of these numbers refers: those of all living slots, and noted ones."""
+        """Drops the values whose numbers are not in `referred`: the numbers of all live slots and of the undo log."""
         self._heap.collect(referred)
 
     def _another(self) -> PagedColumn:
@@ -183,7 +185,7 @@ class VaryingColumn(PagedColumn):
 
 
 class _FrozenVarying(FrozenColumn):
-    """Numbers at the time of a freeze, and the values that there were."""
+    """The numbers and values of a column at the time of a freeze."""
 
     __slots__ = ("_chunks",)
 
@@ -203,7 +205,7 @@ def paged_column(spec: ValueSpec) -> PagedColumn:
 
 @dataclass(frozen=True, slots=True)
 class HeapChunk:
-    """Neighbouring values that own their memory, and their numbers, ascending."""
+    """Consecutive values that own their memory, and their ascending numbers."""
 
     numbers: Numbers
     values: pa.Array
@@ -211,18 +213,18 @@ class HeapChunk:
 
     @staticmethod
     def of(numbers: Numbers, values: pa.Array) -> HeapChunk:
-        """A chunk of values that are no slice."""
+        """Returns a chunk with its size. `values` must own their memory, and not be a slice."""
         return HeapChunk(numbers, values, values.nbytes + numbers.nbytes)
 
     def take(self, numbers: Numbers) -> pa.Array:
-        """The values with these numbers, all of which it has."""
+        """The values with these numbers, all of which must be in the chunk."""
         first = self.numbers[0]
         if int(self.numbers[-1]) - int(first) == len(self.numbers) - 1:
             return self.values.take(pa.array(numbers - first))
         return self.values.take(pa.array(np.searchsorted(self.numbers, numbers)))
 
     def only(self, numbers: Numbers) -> HeapChunk | None:
-        """What is left of it with these numbers alone, ascending; it need not have all of them. None: nothing."""
+        """Returns the chunk with only these ascending numbers, or None if it has none of them."""
         first, last = np.searchsorted(numbers, [self.numbers[0], self.numbers[-1] + 1])
         places = np.flatnonzero(np.isin(self.numbers, numbers[first:last], assume_unique=True))
         if len(places) == len(self.numbers):
@@ -231,11 +233,11 @@ class HeapChunk:
 
 
 HeapChunks = Sequence[HeapChunk]
-"""Chunks, ascending."""
+"""Chunks, ascending by number."""
 
 
 def values_of(chunks: HeapChunks, numbers: Numbers, data_type: pa.DataType) -> pa.Array:
-    """The values with these numbers, in their order. Each number but 0 is one of the chunks'."""
+    """The values with these numbers, in the order of `numbers`. Each number is 0 or in one of the chunks."""
     if not len(numbers):
         return pa.array([], data_type)
     firsts = np.array([0, *(chunk.numbers[0] for chunk in chunks)], dtype=np.int64)
@@ -254,7 +256,7 @@ def values_of(chunks: HeapChunks, numbers: Numbers, data_type: pa.DataType) -> p
 
 
 class ValueHeap:
-    """The values of one column. One thread uses it; who has its `chunks` reads them on any."""
+    """The values of one column. One thread changes the heap; any thread may read the chunks that it has returned."""
 
     __slots__ = ("_chunks", "_kept_bytes", "_next", "data_type", "size_bytes")
 
@@ -264,26 +266,26 @@ class ValueHeap:
         self._chunks: list[HeapChunk] = []
         self._next = 1
         self._kept_bytes = 0
-        """How large it was when it was last collected."""
+        """Size after the last collection."""
 
     @property
     def chunks(self) -> HeapChunks:
-        """All values as they are now."""
+        """The current chunks, for a snapshot."""
         return tuple(self._chunks)
 
     @property
     def value_bytes(self) -> int:
-        """About how many bytes a value takes."""
+        """Estimated bytes per value."""
         values = sum(len(chunk.numbers) for chunk in self._chunks)
         return self.size_bytes // values if values else 0
 
     def append(self, values: pa.Array) -> Numbers:
-        """Add values, and return the number of each; 0 for nulls."""
+        """Adds values, and returns the number of each; 0 for nulls."""
         values = plain(values)
         if values.type != self.data_type:
             values = values.cast(self.data_type)
         numbers = np.zeros(len(values), dtype=np.int64)
-        # `take` also makes sure that they own their memory: a slice would keep its whole parent alive.
+        # `take` also copies: a slice would keep its whole parent alive.
         valid = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))
         if not len(valid):
             return numbers
@@ -299,11 +301,11 @@ class ValueHeap:
 
     @property
     def is_due(self) -> bool:
-        """Whether so much has come since the last time that `collect` pays."""
+        """True if the heap has doubled since the last collection, so that `collect` pays."""
         return self.size_bytes > 2 * self._kept_bytes + GARBAGE_BYTES_MIN
 
     def collect(self, referred: Iterable[Numbers]) -> None:
-        """Let go of all values but those with these numbers, which may come in any order, and several times."""
+        """Drops all values except these numbers, which may be in any order and may repeat."""
         alive = np.unique(np.concatenate([np.zeros(1, dtype=np.int64), *referred]))
         chunks, self._chunks, self.size_bytes = self._chunks, [], 0
         for chunk in chunks:
@@ -313,11 +315,11 @@ class ValueHeap:
         self._kept_bytes = self.size_bytes
 
     def clear(self) -> None:
-        """Let go of all values."""
+        """Drops all values."""
         self._chunks, self.size_bytes, self._kept_bytes = [], 0, 0
 
     def _add(self, chunk: HeapChunk) -> None:
-        """Neighbours are put together unless the former is at least twice as long, or they would become too large."""
+        """Appends a chunk. Joins the last two unless the first is twice as long, or the result would be too large."""
         self._chunks.append(chunk)
         self.size_bytes += chunk.size_bytes
         while len(self._chunks) > 1 and _is_joinable(*self._chunks[-2:]):

@@ -1,13 +1,13 @@
 """Grouped accumulation: adds a batch of values to the accumulators of their slots, in place, in pages (`paged.py`).
 
 There are counts, flags, sums, extremes, and moments (count, mean and squared differences, for variances). A decimal of
-128 bits is two words, the high word signed and the low word unsigned. Its words are those of the unscaled integer, so
-columns that are added or compared must have the same scale. Rules:
+128 bits is two words of its unscaled integer, the high word signed and the low word unsigned. Columns that are added or
+compared must therefore have the same scale. Rules:
 
 - Rows where `mask` is 0 (nulls) change nothing. An empty `mask` (`NO_MASK`) means no nulls.
 - Rows are added in order, so float sums are the same on every run and for every division into batches, to the bit.
 - With `after`, an array of one value per row, `after[i]` becomes the accumulator of slot `slots[i]` once row i has been
-  added. A masked row gets the value that earlier rows have left. Without it only the accumulators change.
+  added. A masked row gets the accumulator after the earlier rows. Without `after` only the accumulators change.
 - Sums report an overflow, of int64 or of the digits of a decimal, and do not wrap around.
 - NaN is greater than any number (Spark's order, which does not depend on the order of rows).
 - Moments are added by Welford's formula and merged by the formula of Chan, Golub and LeVeque ("Updating Formulae and a
@@ -132,7 +132,7 @@ def add_moments(
     after_counts: NDArray[np.int64] = _NO_INT64,
     after_squares: NDArray[np.float64] = _NO_FLOAT64,
 ) -> None:
-    """Adds values to the moments of their slots. `counts` are pages of int64, the others of float64."""
+    """Adds values to the moments of their slots. `counts` are pages of int64, `means` and `squares` of float64."""
     _add_moments(counts, means, squares, slots, values, mask, after_counts, after_squares)
 
 

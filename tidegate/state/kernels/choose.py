@@ -2,10 +2,10 @@
 
 A choice has two steps, so that it serves columns of any number and type. A kernel goes through the rows of a batch in
 order and sets a flag where row i replaces the row of its slot. Then the caller stores the values of these rows
-(`store_chosen`, or the last one of each slot by `last_of_each`). Accumulators of aggregates use the `choose_*` kernels
-and operators that rank whole rows use the others. Rules:
+(`store_chosen`, or the last one of each slot by `last_of_each`). Accumulators of aggregates use the `choose_*` kernels.
+Operators that rank whole rows use the remaining kernels. Rules:
 
-- Rows where `mask` is 0 are skipped. An empty `mask` means no row is.
+- Rows where `mask` is 0 are skipped. With an empty `mask`, all rows count.
 - `seen` (pages of uint8) stores which slots have a row. NaN is greater than any number.
 - `fresh[i]` is 1 for the first row of a key that had no row. It wins, whatever the slot contains.
 - Order words are int64 words in which a smaller number is a smaller value.

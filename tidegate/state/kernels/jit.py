@@ -3,12 +3,12 @@
 Rules:
 
 - A kernel is compiled once for each combination of argument types. Its machine code is stored next to its module, or in
-  the user's cache (`machine_code/images.py`). A process that finds it there does not load numba.
+  the user's cache (`machine_code/images.py`). A process that finds the code there does not load numba.
 - A kernel releases the GIL, so that heartbeats and the asynchronous part of snapshots continue.
 - A kernel only touches arrays that its caller passes, and checks nothing; the typed functions around it do. It
   allocates no arrays, raises nothing, and calls only other kernels and the instructions below.
 - The processes of a job or of a test run start with an empty cache at the same time. One of them compiles a kernel, and
-  the others load what it stored.
+  the other processes load the stored code.
 - Where a kernel cannot have an image (it needs more than images allow), and for arrays that images cannot take (strided
   or of more dimensions), numba runs it, with a cache of its own.
 """
@@ -108,7 +108,7 @@ class Kernel:
 
     @functools.cached_property
     def program(self) -> bytes:
-        """What is compiled: the bytecode of the kernel and of kernels that it calls, and the globals that it uses.
+        """The compiled program: the bytecode of the kernel and of kernels that it calls, and the globals that it uses.
 
         The source file is not used, because it may have changed since this process imported it.
         """

@@ -3,8 +3,8 @@
 A page contains the values of `PAGE_ROWS` slots one after the other; slot s is in page `s >> PAGE_BITS`. Kernels get the
 pages of a column as an array of their addresses, so that replacing one page (copy-on-write) moves no other.
 
-Rules: the caller of a kernel keeps the pages alive meanwhile, and passes only slots that the pages contain. Only the
-kernels of this folder follow an address.
+Rules: the caller of a kernel keeps the pages alive during the call, and passes only slots that the pages contain. Only
+the kernels of this folder follow an address.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ load_at = cast(Callable[[Any, Any, Any], Any], Instruction("load_at"))
 """`load_at(page, position, like)`: the value at a position of one page, given by its address."""
 
 store_value = cast(Callable[[Pages, Any, Any], None], Instruction("store_value"))
-"""`store_value(pages, slot, value)`: set the value of a slot; the type of `value` must be that of the pages."""
+"""`store_value(pages, slot, value)`: set the value of a slot. `value` must have the type of the pages."""
 
 store_at = cast(Callable[[Any, Any, Any], None], Instruction("store_at"))
 """`store_at(page, position, value)`: set the value at a position of one page."""

@@ -1,8 +1,8 @@
 """Encodes several key columns as one string of bytes per row. Two rows are equal exactly when their keys are.
 
 A row is its columns in order: a byte 0 for null, or a byte 1 followed by 8 bytes (a word), or by 8 bytes of length and
-the bytes themselves. No row is a prefix of another row. RocksDB and checkpoints of its files store keys in this form.
-`tidegate/storage/rocksdb/keys.py` reads it, and golden values in the tests pin it.
+the bytes themselves. A row is never a prefix of another row. RocksDB and checkpoints of its files store keys in this
+form. `tidegate/storage/state/rocksdb/keys.py` reads it, and golden values in the tests pin it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from tidegate.state.kernels.jit import kernel, store64
 
 
 def encode_rows(forms: Sequence[Words | Strings], rows: int, heads: NDArray[np.uint8] | None = None) -> Strings:
-    """Encodes key columns in canonical form (each of `rows` rows). The result has no nulls.
+    """Encodes each row of the key columns as one byte string. Returns `rows` strings, none of which is null.
 
-    With `heads`, of shape (rows, bytes), each row begins with its head.
+    `forms`: the key columns in canonical form. `heads`: the bytes that each string begins with, of shape (rows, bytes).
     """
     head_bytes = 0 if heads is None else heads.shape[1]
     if all(isinstance(form, Words) and len(form.valid) == 0 for form in forms):

@@ -2,12 +2,11 @@
 
 Rules:
 
-- A kernel looks at a block from the begin of a record on. A record that the block may not hold completely is left for
-  the next call, with more bytes. So what is found does not depend on where blocks end.
-- In CSV a line break outside of quotes ends a record: `\\n`, `\\r\\n` or `\\r`. Blank lines are passed over, and so are
-  comments.
-- In a quoted value a doubled quote is a quote, and so is one behind the escape character. Nothing else is special
-  there, and outside of quotes only separators and line breaks are.
+- A kernel scans a block from the beginning of a record on. A record that may be incomplete at the end of the block is
+  left for the next call, with more bytes. The result therefore does not depend on where blocks end.
+- In CSV a line break outside of quotes ends a record: `\\n`, `\\r\\n` or `\\r`. Blank lines and comments are skipped.
+- In a quoted value, a doubled quote is a quote, and so is a quote after the escape character. No other characters are
+  special there. Outside of quotes only separators and line breaks are special.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from numpy.typing import NDArray
 from tidegate.state.kernels.jit import kernel, load64
 
 NOTHING = -1
-"""A character that there is not: no quote, no escape, no comment."""
+"""Stands for a character that the dialect does not have: no quote, no escape, or no comment."""
 OK, TEXT_AFTER_QUOTE, UNCLOSED_QUOTE = 0, 1, 2
-"""What is wrong with a record of CSV."""
+"""Status of a CSV record."""
 NO_OBJECT, UNFINISHED, TEXT_BEHIND, CONTROL_CHARACTER, BLANK = 1, 2, 3, 4, 5
-"""What is wrong with a record that should be a JSON object."""
+"""Errors of a record that should be a JSON object."""
 _QUOTED, _ESCAPED = 1, 2
 _NEWLINE, _RETURN, _SPACE, _TAB = 10, 13, 32, 9
 _SPACES, _HIGH_BITS = np.uint64(0x2020202020202020), np.uint64(0x8080808080808080)
@@ -32,9 +31,10 @@ _SPACES, _HIGH_BITS = np.uint64(0x2020202020202020), np.uint64(0x808080808080808
 
 @dataclass(frozen=True, slots=True)
 class CsvDialect:
-    """The characters of CSV as bytes, or NOTHING. `multi_line`: line breaks may stand in quoted values.
+    """The special characters of a CSV file as bytes, or NOTHING.
 
-    `ignore_leading` and `ignore_trailing`: blanks and tabs around values that are not quoted do not belong to them.
+    With `multi_line`, quoted values may contain line breaks. `ignore_leading` and `ignore_trailing` remove blanks and
+    tabs around values that are not quoted.
     """
 
     separator: int
@@ -58,14 +58,14 @@ class CsvRecords:
     field_ends: NDArray[np.int64]
     field_flags: NDArray[np.uint8]
     consumed: int
-    """Where the first record begins that was left."""
+    """The beginning of the first record that was left for the next call."""
 
     def __len__(self) -> int:
         return len(self.starts)
 
 
 def scan_csv(data: NDArray[np.uint8], start: int, final: bool, dialect: CsvDialect) -> CsvRecords:
-    """The records from `start` on, where one begins. `final`: nothing follows the block."""
+    """Returns the records from `start` on, where a record begins. `final` is True if no bytes follow the block."""
     block = data[start:]
     lines = int(np.count_nonzero(block == _NEWLINE) + np.count_nonzero(block == _RETURN)) + 1
     fields = int(np.count_nonzero(block == dialect.separator)) + lines
@@ -105,9 +105,10 @@ def scan_csv(data: NDArray[np.uint8], start: int, final: bool, dialect: CsvDiale
 
 
 def skip_csv(data: NDArray[np.uint8], start: int, dialect: CsvDialect, state: NDArray[np.int64]) -> int:
-    """Go on in a record to its end: where the next one begins, or -1 if that is behind the block.
+    """Skips to the end of a record. Returns the beginning of the next one, or -1 if it is after the block.
 
-    `state`: one number, 0 at the begin of the record. It is what the next call needs, with the bytes that follow.
+    `state` has one number, which is 0 at the beginning of the record. After -1, pass it to the next call, with the
+    bytes that follow.
     """
     characters = dialect.separator, dialect.quote, dialect.escape, dialect.multi_line, dialect.ignore_leading
     return int(_skip_csv(data, start, *characters, state))
@@ -122,11 +123,10 @@ def csv_column(
     null: bytes,
     empty: bytes,
 ) -> tuple[NDArray[np.int32], NDArray[np.uint8], NDArray[np.uint8]]:
-    """The values of these fields: offsets, bytes, and a byte for each that is 0 for null.
+    """Returns the values of these fields: offsets, bytes, and for each value a byte that is 0 for null.
 
-    A value is null if it is empty and not quoted, or if it is the text `null`. One that is empty and quoted is `empty`,
-    and so null if both are the same text.
-    Raises OverflowError for more than 2 GiB.
+    A value is null if it is empty and not quoted, or if it equals `null`. A value that is empty and quoted becomes
+    `empty`, and null if `empty` equals `null`. Raises OverflowError for more than 2 GiB.
     """
     offsets, valid = np.empty(len(fields) + 1, dtype=np.int32), np.empty(len(fields), dtype=np.uint8)
     nulls, empties = np.frombuffer(null, dtype=np.uint8), np.frombuffer(empty, dtype=np.uint8)
@@ -141,9 +141,9 @@ def csv_column(
 
 
 def frame_json(data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """What is wrong with each record as one JSON object, 0 for nothing.
+    """Returns for each record the error that keeps it from being one JSON object, or 0.
 
-    Only the frame is checked: braces and strings, and control characters within strings.
+    Only braces, strings, and control characters within strings are checked.
     """
     status = np.zeros(len(starts), dtype=np.uint8)
     _frame_json(data, starts, ends, status)
@@ -153,7 +153,7 @@ def frame_json(data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray
 def braced_lines(data: NDArray[np.uint8]) -> int:
     """Returns the number of lines if each begins with `{`, ends with `}` and has no control character, else 0.
 
-    What is between the braces is not looked at.
+    The text between the braces is not parsed.
     """
     return int(_braced_lines(data))
 
@@ -330,8 +330,8 @@ def _skip_csv(
     ignore_leading: bool,
     state: NDArray[np.int64],
 ) -> np.int64:
-    """States: 0 where a value begins, 1 in a plain one, 2 in a quoted one, 3 behind an escape, 4 behind a quote in a
-    quoted one, 5 in the rest of a line, 6 behind a `\\r` that ends the record, 7 in blanks behind a quoted value."""
+    """States: 0 at the start of a value, 1 in a plain value, 2 in a quoted value, 3 after an escape, 4 after a quote in
+    a quoted value, 5 in the rest of a line, 6 after a `\\r` that ends the record, 7 in blanks after a quoted value."""
     now = state[0]
     for at in range(start, data.shape[0]):
         b = data[at]
@@ -380,7 +380,7 @@ def _skip_csv(
 
 @kernel
 def _escapes(first: int, second: int, quote: int, escape: int) -> bool:
-    """Whether two characters within a quoted value stand for the second one."""
+    """Returns True if two characters within a quoted value stand for the second one."""
     return (first in (quote, escape) and second == quote) or (first == escape and second == escape)
 
 

@@ -1,1 +1,1 @@
-"""Indexes from keys to slots: one for keys that fit into a word, and one for keys of bytes."""
+"""Indexes that map keys to slots: for keys of one word, of two words, and of byte strings."""

@@ -34,7 +34,7 @@ class Groups:
     slots: NDArray[np.int32]
     """The slot of the group of each row."""
     slots_end: int
-    """All slots are below this. Some have no group."""
+    """An upper bound of the slots. Not every slot below it has a group."""
     group_slots: NDArray[np.int32]
     """The slot of each group."""
     first_rows: NDArray[np.int32]

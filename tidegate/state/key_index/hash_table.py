@@ -49,7 +49,7 @@ PART_BYTES = 1 << 20
 _PARTS_BITS_MAX = 9
 """With more parts, sorting writes to more streams than a processor has address translations for."""
 WORD_MASK = (1 << 64) - 1
-"""The low 64 bits: converts a Python int to how kernels see an int64 as uint64."""
+"""The low 64 bits. `number & WORD_MASK` is the uint64 with the bits of an int64."""
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 

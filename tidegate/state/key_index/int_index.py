@@ -1,6 +1,6 @@
 """Index of keys that fit into a word: one integer, float, boolean, date or time column.
 
-`IntIndex` looks keys that lie close together up in an array (`DenseIntIndex`), and all others in a hash table
+`IntIndex` looks up keys that are close together in an array (`DenseIntIndex`), and all other keys in a hash table
 (`hash_table.py` has the layout). Identifiers are usually counted up; an array from the least of them to the greatest is
 then smaller than a hash table of the same keys, and finds a slot with one read, without hash or probe. Databases call
 this perfect hashing. Null has an entry of its own. Rules:
@@ -509,9 +509,9 @@ def _fill_dense(
     first_slot: np.int64,
     others: NDArray[np.uint8],
 ) -> np.int64:
-    """Assigns the next slots to the words that the array covers, and marks the others.
+    """Assigns the next slots to the words that the array covers, and marks all other words.
 
-    Returns how many are marked, or -1 if a key occurs twice or was known.
+    Returns how many words are marked, or -1 if a key occurs twice or was known.
     """
     masked = valid.shape[0] > 0
     marked = np.int64(0)

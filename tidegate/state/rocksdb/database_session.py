@@ -1,25 +1,26 @@
 """`RocksSession`: the database of one operator in one subtask. It is opened, described and frozen here.
 
-The folder belongs to one backend, and is deleted when neither it nor a snapshot needs it. The database starts empty, or
-on the files of a checkpoint. Rules:
+The folder belongs to one backend, and is deleted when neither the backend nor a snapshot needs it. The database starts
+empty, or on the files of a checkpoint. Rules:
 - Files that `fetch_native` has put into the folder are used. Anything else in it is deleted.
 - A state keeps its number for the lifetime of the files, and no number is ever used twice.
 
-`Unwritten` has the rows of a snapshot that are not in the database yet, and what is done once they are. A freeze makes
-one, so that its cost does not grow with the rows. The thread that writes the snapshot writes them during processing.
-- Whoever comes first writes them: the writer of the snapshot, or the task, which calls `settle` before it writes
+`PendingWrites` has the rows of a snapshot that are not in the database yet, and the step that follows once they are. A
+freeze makes one, so that its cost does not grow with the rows. The thread that writes the snapshot writes them while
+processing continues.
+- The first caller writes the rows: the writer of the snapshot, or the task, which calls `settle` before it writes
   anything else. In both cases the database then has the contents of the freeze.
-- Rows are written whether the snapshot is still needed or not, because they are nowhere else. A failure is reported to
-  every caller, because the database lacks rows then.
-- A failure in what is done with the snapshot is reported to its writer alone.
+- Rows are written even if the snapshot is not needed any more, because they are stored nowhere else. A failure is
+  raised to every caller, because the database lacks rows then.
+- A failure in the following step is only raised to the writer of the snapshot.
 
-`Overlap` limits what is written to a database after a freeze, while the files of the snapshot are still being made. A
-freeze hands RocksDB's memory over to be written to files, and processing continues with new memory. When all of the old
-memory is in files, these are linked.
+`WriteLimiter` limits writes after a freeze, while the files of the snapshot are still being made. A freeze makes
+RocksDB write its memory to files, and processing continues with new memory. When all of the old memory is in files,
+these are linked.
 - The new memory must not become a file before that, because the links must show the moment of the freeze. RocksDB
-  writes full memory to a file, so only a limited amount is accepted (`takes`); larger writes wait for the links.
-- Entries are counted. If the new memory has fewer than were written since the freeze, RocksDB has written a file
-  anyway. Then the snapshot fails (`is_whole`) instead of being silently wrong.
+  writes full memory to a file, so only a limited amount is accepted (`accepts`). Larger writes wait for the links.
+- Entries are counted. If the new memory has fewer entries than were written since the freeze, RocksDB has written a
+  file anyway. The snapshot then fails (`is_whole`) instead of being silently wrong.
 """
 
 from __future__ import annotations
@@ -38,25 +39,26 @@ import pyarrow as pa
 import rocksdict
 
 from tidegate.state.common.backend import StateSize
+from tidegate.state.rocksdb.frozen_database import FrozenRocks, LiveFiles
 from tidegate.storage.checkpoints.metadata import NativeState
 from tidegate.storage.errors import CorruptionError, StorageError
 from tidegate.storage.files.private_folders import FOLDER_MODE, open_private
 from tidegate.storage.ids import CheckpointId, OperatorUid
-from tidegate.storage.rocksdb.database import (
+from tidegate.storage.state.backend_files import DESCRIPTION_NAME
+from tidegate.storage.state.rocksdb.database import (
     MEMORY_BYTES_MIN,
     fetch,
-    moved,
+    moved_files,
     open_database,
     open_files,
     reported,
-    room_beside,
-    unlogged,
+    unflushed_bytes_max,
+    unlogged_writes,
     write_buffer_bytes,
 )
-from tidegate.storage.rocksdb.frozen import FrozenRocks, LiveFiles
-from tidegate.storage.rocksdb.scan import scan_state
-from tidegate.storage.rocksdb.tuning import DatabaseTuning
-from tidegate.storage.rocksdb.value_layout import (
+from tidegate.storage.state.rocksdb.scan import scan_state
+from tidegate.storage.state.rocksdb.tuning import DatabaseTuning
+from tidegate.storage.state.rocksdb.value_layout import (
     ROCKSDB,
     STATES_MAX,
     RocksDescription,
@@ -65,7 +67,6 @@ from tidegate.storage.rocksdb.value_layout import (
     describe,
     version_for,
 )
-from tidegate.storage.state.backend_files import DESCRIPTION_NAME
 
 _ACTIVE = "rocksdb.num-entries-active-mem-table"
 _UNWRITTEN = "rocksdb.num-immutable-mem-table"
@@ -77,20 +78,20 @@ _TUNING = DatabaseTuning()
 _POLL_S = 0.0005
 _QUICK_POLLS = 2_000
 _SLOW_POLL_S = 0.05
-"""After so many polls the disk is slow, and there is time between them."""
+"""The interval after `_QUICK_POLLS` polls: the disk is slow."""
 _POLLS_MAX = 20_000
-"""A quarter of an hour: who gives up sooner fails every snapshot on such a disk."""
-_LOOKS_MAX = 20
-"""How often files are looked for while compactions replace them."""
+"""A quarter of an hour. A shorter limit would fail every snapshot on a slow disk."""
+_LINK_ATTEMPTS = 20
+"""How often linking is tried while compactions replace files."""
 Step = Callable[[], None]
 _ACTIVE_BYTES = "rocksdb.cur-size-active-mem-table"
 _ACTIVE_ENTRIES = "rocksdb.num-entries-active-mem-table"
 _ENTRY_BYTES = 128
-"""What an entry takes in memory beside its key and value, at most."""
+"""The largest memory overhead of an entry over its key and value."""
 
 
 class RocksSession:
-    """The database, and what its states share."""
+    """The database of one operator, with its key columns, states and folder."""
 
     def __init__(
         self,
@@ -103,9 +104,9 @@ class RocksSession:
         namespace: bool = False,
         tuning: DatabaseTuning = _TUNING,
     ) -> None:
-        """Open it. Raises StorageError, CorruptionError, or CodecError for files of a newer tidegate.
+        """Opens the database. Raises StorageError, CorruptionError, or CodecError for files of a newer tidegate.
 
-        `keeps_changes`: states keep track of changed keys. `namespace`: as in `BackendPlace`.
+        With `keeps_changes`, states track changed keys. `namespace` has the meaning of `BackendPlace.namespace`.
         """
         self.keeps_changes = keeps_changes
         self.namespace = namespace
@@ -118,7 +119,7 @@ class RocksSession:
         self.stored = self._take_over()
         """The description of the files that were taken over; None for an empty database."""
         self.position = 0 if self.stored is None else self.stored.next_position
-        """The position of list pieces that are written next: after all others."""
+        """The position of the next list pieces and rows, greater than all before."""
         self._keys: pa.Schema | None = None if self.stored is None else self.stored.keys
         self._states = {} if self.stored is None else {state.name: state for state in self.stored.states}
         self._next_number = 1 + max((state.number for state in self._states.values()), default=0)
@@ -127,25 +128,25 @@ class RocksSession:
         self._ingested = 0
         self._faults = 0
         """How many background writes had failed at the last snapshot."""
-        self.unwritten: Unwritten | None = None
-        """What the last snapshot has not written yet. It comes before anything else that is written."""
+        self.unwritten: PendingWrites | None = None
+        """The pending writes of the last snapshot. They must be done before any other write."""
         self.is_empty = self.stored is None
-        """Whether nothing was ever written."""
+        """True if nothing was ever written."""
         self.owned_folder: OwnedFolder | None = OwnedFolder(folder)
-        """None once it is closed."""
+        """None after `close`."""
         self.database: rocksdict.Rdict = open_database(folder, memory_bytes, tuning)
         self.owned_folder.has(self.database)
         self.write_buffer_bytes = write_buffer_bytes(memory_bytes, tuning)
-        """So much becomes a file."""
+        """RocksDB writes its memory to a file at this size."""
         self.file_rows_min = _FILE_ROWS_MIN
-        """With fewer rows a file of their own costs more than it saves."""
+        """With fewer rows, a separate file costs more than it saves."""
         self.block_bytes = tuning.block_bytes
-        """So much of a file is read together."""
-        self._overlap = Overlap(self.database, room_beside(memory_bytes, tuning))
+        """The unit of a file that is read at once."""
+        self._limiter = WriteLimiter(self.database, unflushed_bytes_max(memory_bytes, tuning))
 
     @property
     def has_keys(self) -> bool:
-        """Whether the key columns are known."""
+        """True once the key columns are known."""
         return self._keys is not None
 
     @property
@@ -159,11 +160,11 @@ class RocksSession:
         self._keys = schema
 
     def known(self, name: str) -> RocksState | None:
-        """A state that is in the database or was declared; None if there is none."""
+        """The state of this name, stored or declared, or None."""
         return self._states.get(name)
 
     def declare(self, name: str, form: RocksForm, values: pa.Schema) -> RocksState:
-        """A state with a new number. It replaces one of the same name."""
+        """Declares a state with a new number. It replaces a state of the same name."""
         assert self._next_number < STATES_MAX, "too many states in one operator"
         state = RocksState(name, self._next_number, form, values)
         self._next_number += 1
@@ -171,14 +172,14 @@ class RocksSession:
         return state
 
     def describe(self) -> RocksDescription:
-        """The description that is needed to read the files."""
+        """Returns the description that is needed to read the files."""
         states = tuple(self._states.values())
         return RocksDescription(
             version_for(states), self._lineage, self.max_parallelism, self.key_schema, states, self.position
         )
 
     def scan(self, state: RocksState, rows_max: int) -> Iterator[pa.RecordBatch]:
-        """The rows of a state, key columns first, as they are when the first batch is drawn."""
+        """Yields the rows of a state, key columns first, as of the moment when the first batch is drawn."""
         with reported("read RocksDB", self.folder):
             cursor = self.database.iter()
         for chunk in scan_state(cursor, self.describe(), state, self.key_groups, self.folder):
@@ -186,29 +187,29 @@ class RocksSession:
                 yield chunk.rows.slice(start, rows_max)
 
     def has(self, key: bytes) -> bool:
-        """Whether anything is stored at a key. StorageError."""
+        """True if anything is stored at a key. Raises StorageError."""
         with reported("read RocksDB", self.folder):
             return self.database.get(key) is not None
 
     def fetch(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """What is stored at some keys, None where nothing is. StorageError, CorruptionError."""
+        """The values at some keys, None for missing ones. Raises StorageError or CorruptionError."""
         return fetch(self.database, keys, self.folder)
 
     def settle(self) -> None:
-        """Write what the last snapshot has not written yet. StorageError, CorruptionError."""
+        """Does the pending writes of the last snapshot. Raises StorageError or CorruptionError."""
         if self.unwritten is not None:
             self.unwritten.settle()
             self.unwritten = None
 
     def write(self, batch: rocksdict.WriteBatch) -> None:
-        """Apply writes, all of them or none. StorageError."""
+        """Applies writes, all of them or none. Raises StorageError."""
         if not batch.is_empty():
-            if self.unwritten is not None and not (self.unwritten.beside and self._overlap.takes(batch)):
+            if self.unwritten is not None and not (self.unwritten.overlaps and self._limiter.accepts(batch)):
                 self.settle()
             self._write(batch)
 
     def apply(self, keys: Sequence[bytes], values: Sequence[bytes] | None) -> None:
-        """Put rows, or remove them, of which a snapshot that is not written yet knows. StorageError."""
+        """Puts rows that are part of a pending snapshot, or removes them if `values` is None. Raises StorageError."""
         batch = rocksdict.WriteBatch(raw_mode=True)
         if values is None:
             for key in keys:
@@ -219,10 +220,10 @@ class RocksSession:
         self._write(batch)
 
     def ingest(self, file: Iterable[bytes | bytearray]) -> None:
-        """Take in an SST file, over what is there, of which a snapshot that is not written yet knows. StorageError.
+        """Ingests an SST file that is part of a pending snapshot. It replaces existing entries. Raises StorageError.
 
-        It becomes a file of the database under another name. RocksDB would write its memory to files before, and sync
-        the file, but other threads would stand still for that.
+        The file becomes a file of the database under another name. RocksDB would write its memory to files first, and
+        sync the file, but that would block other threads, so both are done here.
         """
         self.is_empty = False
         self._ingested += 1
@@ -235,59 +236,63 @@ class RocksSession:
             if not self.memory_is_empty:
                 self.database.flush(wait=False)
                 self._memory_is_written()
-            self.database.ingest_external_file([path], moved())
+            self.database.ingest_external_file([path], moved_files())
 
     @property
     def memory_is_empty(self) -> bool:
-        """Whether RocksDB has nothing in memory that is not in a file."""
+        """True if RocksDB has no entries in its active memtable."""
         return not self.database.property_int_value(_ACTIVE)
 
     def remove(self, keys: Iterable[bytes]) -> None:
-        """Remove what is stored at these keys. StorageError."""
+        """Removes the entries at these keys, if there are any. Raises StorageError."""
         batch = rocksdict.WriteBatch(raw_mode=True)
         for key in keys:
             batch.delete(key)
         self.write(batch)
 
     def remove_ranges(self, ranges: Iterable[tuple[bytes, bytes]]) -> None:
-        """Remove what is stored from the first key of each range up to, not including, the second. StorageError."""
+        """Removes the entries from the first key of each range up to, not including, the second.
+
+        Raises StorageError.
+        """
         self.settle()
         self.apply_ranges(ranges)
 
     def apply_ranges(self, ranges: Iterable[tuple[bytes, bytes]]) -> None:
-        """The same, of which a snapshot that is not written yet knows. StorageError."""
+        """Removes ranges as part of a pending snapshot. Raises StorageError."""
         with reported("write RocksDB", self.folder):
             for begin, end in ranges:
-                self.database.delete_range(begin, end, unlogged())
+                self.database.delete_range(begin, end, unlogged_writes())
 
     def freeze(self, checkpoint_id: CheckpointId, rows: Iterable[object] | None) -> FrozenRocks:
-        """A checkpoint of the database: memory is written to files, and all files are hard-linked. StorageError.
+        """Returns a checkpoint of the database: all memory is written to files, and the files are hard-linked.
 
-        That is done when the snapshot is written. `rows` are of `unwritten`: they must be written before anything else
-        is. None: there are none, and what comes later may be written at once (`Overlap`). The one before is settled.
+        The work is done when the snapshot is written. `rows` must be written before anything else. None means that
+        there are no rows, and later writes may be applied at once (`WriteLimiter`). The previous snapshot must be
+        settled. Raises StorageError.
         """
         self._frozen += 1
-        beside = rows is None
-        if beside:
+        overlaps = rows is None
+        if overlaps:
             with reported("write RocksDB", self.folder):
-                self._overlap.begin()
+                self._limiter.begin()
         target = f"{self.folder}.chk-{checkpoint_id}-{self._frozen}"
         groups = (self.key_groups.start, self.key_groups.stop)
-        links = SnapshotLinks(lambda: self.link(target, beside), target)
-        self.unwritten = unwritten = Unwritten(rows or (), links.make, beside)
+        links = SnapshotLinks(lambda: self.link(target, overlaps), target)
+        self.unwritten = unwritten = PendingWrites(rows or (), links.make, overlaps)
         return FrozenRocks(
             self.uid, target, groups, self.describe(), unwritten.take, lambda: links.live_files, links.give_up
         )
 
-    def link(self, target: str, beside: bool) -> LiveFiles | None:
-        """Link all files into a folder. What has come since the freeze may be `beside`. Tells of the files, if it can.
+    def link(self, target: str, overlaps: bool) -> LiveFiles | None:
+        """Links all files into a folder. With `overlaps`, other writes may have been applied since the freeze.
 
-        StorageError; then the folder is not there.
+        Returns the linked files, or None if they are unknown. Raises StorageError; the folder is then removed.
         """
         try:
             with reported("take a snapshot of RocksDB", target):
-                if beside:
-                    live_files = self._link_beside(target)
+                if overlaps:
+                    live_files = self._link_overlapped(target)
                 else:
                     self.database.flush(wait=False)
                     self._memory_is_written()
@@ -300,50 +305,53 @@ class RocksSession:
 
     @property
     def size(self) -> StateSize:
-        """What RocksDB estimates; nothing once it is closed."""
+        """RocksDB's estimates. Zero after `close`."""
         if self.owned_folder is None:
             return StateSize(0, None, 0)
         size_bytes = sum(self.database.property_int_value(name) or 0 for name in _BYTES)
         return StateSize(self.database.property_int_value(_KEYS) or 0, None, size_bytes)
 
     def close(self) -> None:
-        """Close the database, once the last snapshot is written. Its folder goes, unless a snapshot reads rows."""
+        """Closes the database after the last snapshot is written. Deletes its folder, unless a snapshot reads rows."""
         with suppress(StorageError):
-            self.settle()  # who writes the snapshot is told
+            self.settle()  # the error is also raised to the writer of the snapshot
         close_database(self.database, self.folder)
         self.owned_folder = None
 
     def _write(self, batch: rocksdict.WriteBatch) -> None:
         self.is_empty = False
         with reported("write RocksDB", self.folder):
-            self._overlap.write(batch)
+            self._limiter.write(batch)
 
     def _link_all(self, target: str) -> LiveFiles | None:
-        """Tells of the files if these have been the same before and after: else a compaction has ended meanwhile."""
+        """Links all files. Returns them, or None if a compaction has changed the files during the call."""
         before: LiveFiles = self.database.live_files()
         rocksdict.Checkpoint(self.database).create_checkpoint(target)
         return before if self.database.live_files() == before else None
 
-    def _link_beside(self, target: str) -> LiveFiles | None:
-        """Link the files that hold what there was at the freeze, and not what has come into memory since.
+    def _link_overlapped(self, target: str) -> LiveFiles | None:
+        """Links the files with the contents of the freeze, without later writes, which are in memory.
 
-        A checkpoint that RocksDB makes of an open database has all of it, so it is made of one that is opened to be
-        read: that knows the files alone.
+        RocksDB's checkpoint of an open database includes its memory. The checkpoint is therefore made of a second,
+        read-only instance, which only sees the files.
         """
         live_files: LiveFiles | None = None
         if self._memory_is_written():
-            for left in reversed(range(_LOOKS_MAX)):
+            for attempts_left in reversed(range(_LINK_ATTEMPTS)):
                 try:
                     live_files = self._link_files(target)
                     break
-                except StorageError:  # a compaction has deleted a file meanwhile
+                except StorageError:  # a compaction has deleted a file in between
                     shutil.rmtree(target, ignore_errors=True)
-                    if not left:
+                    if not attempts_left:
                         raise
         else:
-            rocksdict.Checkpoint(self.database).create_checkpoint(target)  # it reports why a write has failed
-        if not self._overlap.is_whole:
-            raise StorageError(f"what came after a snapshot of RocksDB in {self.folder} is in its files")
+            rocksdict.Checkpoint(self.database).create_checkpoint(target)  # raises the cause of the failed write
+        if not self._limiter.is_whole:
+            raise StorageError(
+                f"RocksDB in {self.folder} wrote rows to a file while a snapshot was taken, so the snapshot would "
+                "contain later changes; it is taken again with the next checkpoint"
+            )
         return live_files
 
     def _link_files(self, target: str) -> LiveFiles:
@@ -357,9 +365,9 @@ class RocksSession:
             files.close()
 
     def _memory_is_written(self) -> bool:
-        """Wait until memtables that were handed over are files. Polls: a flush that waits would stop other threads.
+        """Waits until full memtables are written to files. Polls, because a waiting flush would block other threads.
 
-        False if that failed, or is not done in time: RocksDB waits too when it creates a checkpoint, and says why.
+        Returns False if that failed or takes too long. RocksDB then raises the cause when it creates a checkpoint.
         """
         for poll in range(_POLLS_MAX):
             if not self.database.property_int_value(_UNWRITTEN):
@@ -373,7 +381,7 @@ class RocksSession:
         return self.database.property_int_value(_FAULTS) or 0
 
     def _take_over(self) -> RocksDescription | None:
-        """The description of files that were put here for the operator. Without one, empty the folder."""
+        """Returns the description of files that were put into the folder. Empties the folder if there is none."""
         path = os.path.join(self.folder, DESCRIPTION_NAME)
         with reported("use RocksDB", self.folder):
             if os.path.exists(path):
@@ -389,15 +397,16 @@ class RocksSession:
         if stored.max_parallelism != self.max_parallelism:
             raise CorruptionError(
                 f"RocksDB files of operator {self.uid!r} were written with max parallelism {stored.max_parallelism}, "
-                f"not {self.max_parallelism}: their key groups are others"
+                f"not {self.max_parallelism}, so their key groups differ; restore with the max parallelism of the "
+                "checkpoint"
             )
         return replace(stored, version=version_for(stored.states))
 
 
 class OwnedFolder:
-    """A folder that is deleted when nobody holds this object any more: neither the database nor a snapshot in use.
+    """A folder that is deleted when this object is freed: the database and all snapshots in use hold a reference.
 
-    The database is closed first. An open one would try for a second to write to the deleted folder.
+    The database is closed first. An open database would try for a second to write to the deleted folder.
     """
 
     def __init__(self, path: str) -> None:
@@ -406,7 +415,7 @@ class OwnedFolder:
         weakref.finalize(self, _delete, path, self._databases)
 
     def has(self, database: rocksdict.Rdict) -> None:
-        """This database is in the folder."""
+        """Registers a database in the folder, to be closed before the folder is deleted."""
         self._databases.append(database)
 
 
@@ -417,42 +426,43 @@ def _delete(path: str, databases: list[rocksdict.Rdict]) -> None:
 
 
 def close_database(database: rocksdict.Rdict, folder: str) -> None:
-    """Close it, whatever happens to what it has in memory."""
+    """Closes a database. Errors are ignored: they concern its memory, which is not needed any more."""
     with suppress(StorageError), reported("close RocksDB", folder):
-        database.close()  # it writes its memory to disk first; if that fails, nobody needs it
+        database.close()
 
 
 class SnapshotLinks:
-    """The folder of a snapshot, as long as somebody wants it."""
+    """The folder with the links of a snapshot, until the snapshot is given up."""
 
     def __init__(self, link: Callable[[], LiveFiles | None], target: str) -> None:
         self._link = link
         self._target = target
         self._wanted = True
         self.live_files: LiveFiles | None = None
-        """Of what was linked, if `link` could tell."""
+        """The linked files, or None if they are unknown."""
 
     def make(self) -> None:
-        """Link the files. StorageError."""
+        """Links the files. Raises StorageError."""
         if self._wanted:
             self.live_files = self._link()
-            if not self._wanted:  # it was given up meanwhile
+            if not self._wanted:  # given up by another thread
                 self.give_up()
 
     def give_up(self) -> None:
-        """Delete the folder. Any thread may call it, at any time."""
+        """Deletes the folder. Any thread may call it, at any time."""
         self._wanted = False
         shutil.rmtree(self._target, ignore_errors=True)
 
 
-class Unwritten:
-    """`rows` writes them, a part with each item drawn. Then `use` makes what the snapshot needs, if it is wanted.
+class PendingWrites:
+    """The writes of a snapshot that are still to do, and the step `use` that follows.
 
-    With `beside` there are no rows, and other writes need not wait if there is room for them (`overlap.py`).
+    Each item drawn from `rows` writes a part of them. With `overlaps` there are no rows, and other writes need not wait
+    if `WriteLimiter` accepts them.
     """
 
-    def __init__(self, rows: Iterable[object], use: Step, beside: bool = False) -> None:
-        self.beside = beside
+    def __init__(self, rows: Iterable[object], use: Step, overlaps: bool = False) -> None:
+        self.overlaps = overlaps
         self._lock = threading.Lock()
         self._rows: Iterable[object] | None = rows
         self._use: Step | None = use
@@ -461,18 +471,18 @@ class Unwritten:
 
     @property
     def done(self) -> bool:
-        """Whether nothing is left to do. Another thread may be doing it, if not."""
+        """True if everything is done. If not, another thread may be doing it."""
         return self._rows is None and self._use is None
 
     def take(self) -> None:
-        """For the writer of the snapshot: when this returns, what it needs is there. StorageError, CorruptionError."""
+        """For the writer of the snapshot: afterwards the step `use` is done. Raises StorageError or CorruptionError."""
         with self._lock:
             self._write()
             if self._unused is not None:
                 raise self._unused
 
     def settle(self) -> None:
-        """For the task: when this returns, it may write to the database. StorageError, CorruptionError."""
+        """For the task: afterwards it may write to the database. Raises StorageError or CorruptionError."""
         with self._lock:
             self._write()
 
@@ -496,8 +506,8 @@ class Unwritten:
                 self._use = None
 
 
-class Overlap:
-    """Writes to a database, and counts. Of the new memory `room_bytes` may be used before files are linked."""
+class WriteLimiter:
+    """Writes to a database, and counts entries. `room_bytes` of memory may be used before files are linked."""
 
     def __init__(self, database: rocksdict.Rdict, room_bytes: int) -> None:
         self._database = database
@@ -506,25 +516,25 @@ class Overlap:
         self._entries = 0
 
     def begin(self) -> None:
-        """This is the moment: hand memory over, and begin with new memory."""
+        """Marks the moment of a freeze: starts to write memory to files, and continues with new memory."""
         with self._lock:
             self._database.flush(wait=False)
             self._entries = 0
 
-    def takes(self, batch: rocksdict.WriteBatch) -> bool:
-        """Whether these writes have room before the files are linked."""
+    def accepts(self, batch: rocksdict.WriteBatch) -> bool:
+        """True if there is room for these writes before the files are linked."""
         added_bytes = batch.size_in_bytes() + batch.len() * _ENTRY_BYTES
         return (self._database.property_int_value(_ACTIVE_BYTES) or 0) + added_bytes <= self._room_bytes
 
     def write(self, batch: rocksdict.WriteBatch) -> None:
-        """Apply writes, all of them or none."""
+        """Applies writes, all of them or none."""
         entries = batch.len()
         with self._lock:
-            self._database.write(batch, unlogged())
+            self._database.write(batch, unlogged_writes())
             self._entries += entries
 
     @property
     def is_whole(self) -> bool:
-        """Whether all that was written since the freeze is in memory alone. Any thread may ask."""
+        """True if all writes since the freeze are only in memory. Thread-safe."""
         with self._lock:
             return self._database.property_int_value(_ACTIVE_ENTRIES) == self._entries

@@ -1,12 +1,12 @@
-"""Rows of a state in RocksDB as they were when a snapshot was taken: all rows, or those that have changed since a base.
+"""Rows of a state in RocksDB as of a snapshot: all rows, or the changes since a base.
 
-An iterator of RocksDB does not see later writes, so rows are read while processing continues. The iterators are made
-once the rows that were in memory are in the database (`Unwritten`). `FrozenRows` serves savepoints. `RocksChanges`
-tracks which keys of a state have changed, for changelog segments (`FrozenChanges`). Rules:
-- One collection has the keys that have changed since the last freeze. Keys that something was removed from are apart. A
+A RocksDB iterator does not see later writes, so rows are read while processing continues. The iterators are made once
+the cached rows are in the database (`PendingWrites`). `FrozenRows` serves savepoints. `RocksChanges` tracks the changed
+keys of a state, for changelog segments (`FrozenChanges`). Rules:
+- One collection has the keys that have changed since the last freeze. Keys with removals are stored separately. A
   freeze files the collection (`ChangeHistory`) and starts an empty one.
-- Memory is bounded. Beyond `KEYS_MAX` keys of one state, the largest collection moves into the database, after all key
-  groups.
+- Memory is bounded. Beyond `KEYS_MAX` keys of one state, the largest collection is moved into the database, after all
+  key groups.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tidegate.state.columnar.change_tracking import ChangeHistory
 from tidegate.state.rocksdb.database_session import OwnedFolder, RocksSession
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.ids import CheckpointId
-from tidegate.storage.rocksdb.database import reported
-from tidegate.storage.rocksdb.scan import scan_keys, scan_state
-from tidegate.storage.rocksdb.value_layout import HEAD, RocksDescription, RocksState
+from tidegate.storage.state.rocksdb.database import reported
+from tidegate.storage.state.rocksdb.scan import scan_keys, scan_state
+from tidegate.storage.state.rocksdb.value_layout import HEAD, RocksDescription, RocksState
 from tidegate.storage.state.snapshot import StateChunk
 
 KEYS_MAX = 65_536
@@ -37,7 +37,7 @@ _Marks = list[tuple[rocksdict.RdictIter, bytes]]
 
 
 class Cursors:
-    """Iterators over the database as it is at one moment."""
+    """Iterators over the database as of one moment."""
 
     def __init__(self, session: RocksSession, number: int) -> None:
         self._session = session
@@ -45,19 +45,19 @@ class Cursors:
         self._made: list[rocksdict.RdictIter | None] = []
 
     def make(self) -> None:
-        """This is the moment. StorageError."""
+        """Creates the iterators at this moment. Raises StorageError."""
         with reported("read RocksDB", self._session.folder):
             self._made = [self._session.database.iter() for _ in range(self._number)]
 
     def take(self, position: int) -> rocksdict.RdictIter:
-        """One of them, once."""
+        """Takes the iterator at a position. Each can be taken once."""
         cursor, self._made[position] = self._made[position], None
         assert cursor is not None, "the rows of a snapshot are read once"
         return cursor
 
 
 class FrozenRows:
-    """A `FrozenState`: the rows of a state, the `position`th of the description. `ready` sees to the cursors."""
+    """A `FrozenState` with the rows of the state at `position` in the description. `ready` makes the cursors."""
 
     removed = False
     kind = StateKind.KEYED
@@ -81,7 +81,7 @@ class FrozenRows:
         self._key_groups = session.key_groups
 
     def chunks(self) -> Iterator[StateChunk]:
-        """The rows, sorted by key group. Raises StorageError, CorruptionError."""
+        """Yields the rows, sorted by key group. Raises StorageError, CorruptionError."""
         folder, self._held = self._held, None
         assert folder is not None, "the rows of a snapshot are read once"
         self._ready()
@@ -95,9 +95,9 @@ class _Collection:
 
     number: int
     changed: set[bytes] = field(default_factory=set)
-    """Keys where something was put. They have a row, unless they are in `removed` too."""
+    """Keys with a put. They have a row, unless they are in `removed` too."""
     removed: set[bytes] = field(default_factory=set)
-    """Keys that something was removed from. They may or may not have a row."""
+    """Keys with a removal. They may or may not have a row."""
     stored: tuple[int, ...] = ()
     """Numbers under which more of its keys are in the database."""
 
@@ -120,21 +120,21 @@ class RocksChanges:
         self._history: ChangeHistory[_Collection] = ChangeHistory(_union)
 
     def put(self, keys: Iterable[bytes]) -> None:
-        """Something was put at these keys. StorageError."""
+        """Records puts at these keys. Raises StorageError."""
         self._current.changed.update(keys)
         self._keep_bound()
 
     def removed(self, keys: Iterable[bytes]) -> None:
-        """Something was removed from these keys. They may have no row any more. StorageError."""
+        """Records removals at these keys, which may have no row any more. Raises StorageError."""
         self._current.removed.update(keys)
         self._keep_bound()
 
     def freeze(
         self, checkpoint_id: CheckpointId, base: CheckpointId | None, description: RocksDescription
     ) -> list[FrozenChanges]:
-        """Begin a new collection. With a base: rows that have changed since then, and keys that are gone.
+        """Begins a new collection. With a base, returns the changed rows and the removed keys since then.
 
-        StorageError.
+        Raises StorageError.
         """
         if base is not None:
             self._drop(base)
@@ -156,7 +156,7 @@ class RocksChanges:
         return _Collection(self._numbers)
 
     def _keep_bound(self) -> None:
-        """If there are too many keys in memory, move the largest collection into the database."""
+        """Moves the largest collection into the database if there are too many keys in memory."""
         collections = (*self._history, self._current)
         if sum(collection.keys for collection in collections) > KEYS_MAX:
             self._store(max(collections, key=lambda collection: collection.keys))
@@ -181,13 +181,13 @@ class RocksChanges:
 
 
 def _union(first: _Collection, second: _Collection) -> _Collection:
-    """A new collection, because a snapshot may still read the two."""
+    """Returns a new collection, because a snapshot may still read the two."""
     changed, removed = first.changed | second.changed, first.removed | second.removed
     return _Collection(second.number, changed, removed, (*first.stored, *second.stored))
 
 
 class FrozenChanges:
-    """A `FrozenState`: the rows of changed keys, or the keys that have no row any more."""
+    """A `FrozenState` with the rows of changed keys, or with the keys that have no row any more."""
 
     kind = StateKind.KEYED
 
@@ -223,7 +223,7 @@ class FrozenChanges:
         )
 
     def chunks(self) -> Iterator[StateChunk]:
-        """The rows, sorted by key group. Raises StorageError, CorruptionError."""
+        """Yields the rows, sorted by key group. Raises StorageError, CorruptionError."""
         assert self._held is not None, "the rows of a snapshot are read once"
         (folder, rows, marks, sets), self._held = self._held, None
         parts: list[Iterable[bytes]] = [_marked(cursor, prefix, folder.path) for cursor, prefix in marks]

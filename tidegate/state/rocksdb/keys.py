@@ -1,7 +1,7 @@
-"""Turns the keys of a batch into database keys, and rows of any columns into values.
+"""Encodes the keys of a batch as database keys, and rows of any columns as values.
 
-`tidegate/storage/rocksdb/value_layout.py`, `keys.py` and `row_values.py` have their layouts. Neighbours in the
-database share blocks, so what is read or written in its order takes half the time.
+The layouts are described in `tidegate/storage/state/rocksdb/value_layout.py` and `keys.py`. Adjacent keys of the
+database share blocks, so reading or writing in key order takes half the time.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from tidegate.state.kernels.columns import Strings, key_forms
 from tidegate.state.kernels.hashing import hash_forms
 from tidegate.state.kernels.row_encoding import encode_rows
-from tidegate.storage.rocksdb.value_layout import HEAD, physical
 from tidegate.storage.state.key_groups import key_groups_of
+from tidegate.storage.state.rocksdb.value_layout import HEAD, physical
 
 _GROUP_BYTES = 2
 _WORD_BYTES = 8
 _WORDS_MAX = 4
-"""Keys of one width are sorted as so many words; longer ones as strings of bytes."""
+"""Keys of one width are sorted as up to this many words, and longer keys as strings of bytes."""
 
 
 def database_keys(
@@ -31,7 +31,8 @@ def database_keys(
 ) -> list[bytes]:
     """The database key of each row of stored key columns, for the state with this number.
 
-    The first `grouped_by` columns choose the key group; None: all do. With `namespace` all but the first do.
+    The first `grouped_by` columns choose the key group, or all columns if it is None. With `namespace`, all columns
+    except the first choose it.
 
     Raises ConfigurationError for a column of a type that cannot be a key.
     """
@@ -41,14 +42,14 @@ def database_keys(
 def ordered_keys(
     keys: pa.RecordBatch, max_parallelism: int, number: int, grouped_by: int | None = None, namespace: bool = False
 ) -> tuple[list[bytes], NDArray[np.int64]]:
-    """The same in the order of the database, and of each the row that it belongs to. At least one row."""
+    """Like `database_keys`, in the key order of the database, with the row of each key. Needs at least one row."""
     encoded = encoded_keys(keys, max_parallelism, number, grouped_by, namespace)
     order = order_of(encoded)
     return strings_of(encoded, order), order
 
 
 def order_of(strings: Strings) -> NDArray[np.int64]:
-    """The rows of at least one string, without nulls, in the order of the database."""
+    """The positions of at least one string, without nulls, in the key order of the database."""
     rows, width = len(strings.offsets) - 1, int(strings.offsets[1])
     words = -(-width // _WORD_BYTES)
     if words <= _WORDS_MAX and bool((np.diff(strings.offsets) == width).all()):
@@ -62,7 +63,7 @@ def order_of(strings: Strings) -> NDArray[np.int64]:
 
 
 def strings_of(strings: Strings, order: NDArray[np.int64] | None = None) -> list[bytes]:
-    """Strings without nulls as Python's bytes, of these rows."""
+    """Strings without nulls as Python bytes: all of them, or the rows in `order`."""
     if order is None:
         data = strings.data.tobytes()
         return [data[start:stop] for start, stop in pairwise(strings.offsets.tolist())]
@@ -70,7 +71,7 @@ def strings_of(strings: Strings, order: NDArray[np.int64] | None = None) -> list
 
 
 def string_pieces(strings: Strings, order: NDArray[np.int64], rows_max: int) -> Iterator[list[bytes]]:
-    """The same of these rows, at most so many at a time. All data is copied, once."""
+    """Yields the strings of the rows in `order` as Python bytes, up to `rows_max` at a time. Copies all data once."""
     data, starts, stops = strings.data.tobytes(), strings.offsets[:-1], strings.offsets[1:]
     for first in range(0, len(order), rows_max):
         rows = order[first : first + rows_max]
@@ -83,7 +84,7 @@ def packed_rows(columns: Sequence[pa.Array], schema: pa.Schema) -> list[bytes]:
 
 
 def encoded_rows(columns: Sequence[pa.Array], schema: pa.Schema) -> Strings:
-    """The same in arrays."""
+    """Rows of value columns of any types, in the encoding of keys, as arrays."""
     rows = physical(pa.RecordBatch.from_arrays(list(columns), schema=schema))
     return encode_rows(key_forms(rows, rows.schema.names), rows.num_rows)
 
@@ -94,7 +95,7 @@ def number_bytes(number: int) -> bytes:
 
 
 def key_of_state(key: bytes, number: bytes) -> bytes:
-    """The same key for another state, given as `number_bytes`."""
+    """The database key of the same key in another state, whose number is given as `number_bytes`."""
     return key[:_GROUP_BYTES] + number + key[HEAD.size :]
 
 
@@ -106,7 +107,7 @@ def key_group_of(key: bytes) -> int:
 def encoded_keys(
     keys: pa.RecordBatch, max_parallelism: int, number: int, grouped_by: int | None = None, namespace: bool = False
 ) -> Strings:
-    """The same as `database_keys`, in arrays."""
+    """Like `database_keys`, as arrays."""
     rows = keys.num_rows
     forms = key_forms(keys, keys.schema.names)
     heads = np.empty((rows, HEAD.size), dtype=np.uint8)
@@ -118,7 +119,10 @@ def encoded_keys(
 
 
 def _order_of_words(words: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """The order of rows of several words, of shape (words, rows). The first one tells most of them apart, mostly."""
+    """The sort order of rows of several words, of shape (words, rows).
+
+    Usually the first word differs for most rows, so only ties compare all words.
+    """
     order = np.argsort(words[0])
     first = words[0][order]
     same = np.flatnonzero(first[1:] == first[:-1])

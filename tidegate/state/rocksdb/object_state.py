@@ -1,12 +1,12 @@
 """Values, lists and maps of row-wise functions in RocksDB, and the removal of expired ones.
 
 Rules:
-- Within a batch each state has a working set. Reads go through it, and `flush` writes its changes with one call and
-  empties it.
-- The first value that is read is fetched for all keys of the batch.
-- Each entry of a map is read and written alone.
-- Values appended to a list become a piece of their own. The rest of the list is neither read nor written.
-- A sweep looks at a bounded number of entries and writes once. It continues where the previous sweep ended, and starts
+- Within a batch each state has a working set. Reads use it, and `flush` writes its changes with one call and empties
+  it.
+- The first read of a value fetches the values of all keys of the batch.
+- Each entry of a map is read and written individually.
+- Values appended to a list become a separate entry. The rest of the list is neither read nor written.
+- A sweep checks a bounded number of entries and writes once. It continues where the previous sweep ended, and starts
   over after the last key.
 """
 
@@ -19,44 +19,51 @@ import pyarrow as pa
 import rocksdict
 from numpy.typing import NDArray
 
-from tidegate.state.common.backend import CellSpec
+from tidegate.state.common.backend import StateDescriptor
 from tidegate.state.rocksdb.database_session import RocksSession
 from tidegate.state.rocksdb.frozen_rows import RocksChanges
 from tidegate.state.rocksdb.keys import key_of_state, number_bytes
-from tidegate.storage.rocksdb.database import fetch, reported
-from tidegate.storage.rocksdb.keys import row_end
-from tidegate.storage.rocksdb.value_layout import HEAD, POSITION, RocksState, list_codec, map_key_codec, value_codec
+from tidegate.storage.state.rocksdb.database import fetch, reported
+from tidegate.storage.state.rocksdb.keys import row_end
+from tidegate.storage.state.rocksdb.value_layout import (
+    HEAD,
+    POSITION,
+    RocksState,
+    list_codec,
+    map_key_codec,
+    value_codec,
+)
 
 _ABSENT = object()
 ENTRIES_MAX = 16_384
-"""At most so many entries of one state in one sweep, even if they belong to few keys."""
+"""A sweep checks at most this many entries of one state, even if they belong to few keys."""
 
 
-class RocksCells:
-    """What value, list and map states share. A ref is the key with state number 0."""
+class RocksObjectState:
+    """The base of value, list and map states. A ref is the database key with state number 0."""
 
-    def __init__(self, session: RocksSession, spec: CellSpec, state: RocksState) -> None:
+    def __init__(self, session: RocksSession, spec: StateDescriptor, state: RocksState) -> None:
         self.spec = spec
         self.state = state
         self.changes = RocksChanges(session, state) if session.keeps_changes else None
-        """The changed keys, if a changelog wants them."""
+        """The changed keys, if a changelog needs them."""
         self._session = session
         self._number = number_bytes(state.number)
 
     def flush(self, batch: rocksdict.WriteBatch) -> None:
-        """Add the changes to a write batch, and empty the working set."""
+        """Adds the changes to a write batch, and empty the working set."""
         raise NotImplementedError
 
     def replace(self, batch: rocksdict.WriteBatch, ref: bytes, value: Any) -> None:
-        """Add the writes that give a key a stored value, whatever it has now. None removes it."""
+        """Adds the writes that replace the state of a key by a stored value. None removes it."""
         raise NotImplementedError
 
     def swept(self, batch: rocksdict.WriteBatch, key: bytes, data: bytes) -> bool:
-        """Add the writes that remove what has expired in one entry. Returns whether there are any."""
+        """Adds the writes that remove the expired part of one entry. Returns True if there are any."""
         raise NotImplementedError
 
     def has(self, ref: bytes) -> bool:
-        """Whether a key has anything stored. StorageError."""
+        """True if a key has this state. Raises StorageError."""
         prefix = self._key(ref)
         with reported("read RocksDB", self._session.folder):
             cursor = self._session.database.iter()
@@ -85,10 +92,10 @@ class RocksCells:
             batch.delete(prefix + rest)
 
 
-class RocksValues(RocksCells):
-    """A `ValueCells`."""
+class RocksValues(RocksObjectState):
+    """A `InternalValueState`."""
 
-    def __init__(self, session: RocksSession, spec: CellSpec, state: RocksState) -> None:
+    def __init__(self, session: RocksSession, spec: StateDescriptor, state: RocksState) -> None:
         super().__init__(session, spec, state)
         self._codec = value_codec(spec.column_type)
         self._fetched: dict[bytes, bytes | None] = {}
@@ -106,35 +113,35 @@ class RocksValues(RocksCells):
         return value
 
     def put(self, ref: bytes, value: Any) -> None:
-        """Set the value."""
+        """Sets the value."""
         self._values[ref] = value
         self._changed[ref] = None
 
     def remove(self, ref: bytes) -> None:
-        """Remove the value."""
+        """Removes the value."""
         self.put(ref, None)
 
     def get_many(self, refs: NDArray[Any]) -> pa.Array:
-        """The values of these keys, read with one call, or with that for the whole batch."""
+        """The values of these keys. Missing ones are fetched with one call."""
         wanted = refs.tolist()
         unknown = [ref for ref in dict.fromkeys(wanted) if ref not in self._values and ref not in self._fetched]
         if unknown:
-            unknown.sort()  # neighbours share blocks: such reads take half the time
+            unknown.sort()  # adjacent keys share blocks, so sorted reads take half the time
             found = fetch(self._session.database, [self._key(ref) for ref in unknown], self._session.folder)
             self._fetched.update(zip(unknown, found, strict=True))
         return pa.array([self.get(ref) for ref in wanted], type=self.spec.column_type)
 
     def put_many(self, refs: NDArray[Any], values: pa.Array) -> None:
-        """Set the values of these keys."""
-        told = refs.tolist()
-        self._values.update(zip(told, values.to_pylist(), strict=True))
-        self._changed.update(dict.fromkeys(told))
+        """Sets the values of these keys."""
+        changed = refs.tolist()
+        self._values.update(zip(changed, values.to_pylist(), strict=True))
+        self._changed.update(dict.fromkeys(changed))
 
     def remove_many(self, refs: NDArray[Any]) -> None:
-        """Remove the values of these keys."""
-        told = dict.fromkeys(refs.tolist())
-        self._values.update(told)
-        self._changed.update(told)
+        """Removes the values of these keys."""
+        removed = dict.fromkeys(refs.tolist())
+        self._values.update(removed)
+        self._changed.update(removed)
 
     def flush(self, batch: rocksdict.WriteBatch) -> None:
         for ref in self._changed:
@@ -158,7 +165,7 @@ class RocksValues(RocksCells):
         return expired
 
     def _fetch(self, ref: bytes) -> None:
-        """Read the values of the whole batch, if that is still to do."""
+        """Fetches the values of the whole batch at the first call, and of this key alone later."""
         refs = self._session.batch_refs if not self._fetched else (ref,)
         if ref not in refs:
             refs = (*refs, ref)
@@ -166,14 +173,14 @@ class RocksValues(RocksCells):
         self._fetched.update(zip(refs, found, strict=True))
 
 
-class RocksLists(RocksCells):
-    """A `ListCells`."""
+class RocksLists(RocksObjectState):
+    """A `InternalListState`."""
 
-    def __init__(self, session: RocksSession, spec: CellSpec, state: RocksState) -> None:
+    def __init__(self, session: RocksSession, spec: StateDescriptor, state: RocksState) -> None:
         super().__init__(session, spec, state)
         self._codec = list_codec(spec.column_type.value_type)
         self._lists: dict[bytes, list[Any]] = {}
-        """Whole lists of keys, once they were read or replaced."""
+        """Complete lists of keys that were read or replaced."""
         self._added: dict[bytes, list[Any]] = {}
         self._replaced: dict[bytes, None] = {}
 
@@ -186,19 +193,19 @@ class RocksLists(RocksCells):
         return values
 
     def extend(self, ref: bytes, values: Sequence[Any]) -> None:
-        """Append values."""
+        """Appends values."""
         self._added.setdefault(ref, []).extend(values)
         if ref in self._lists:
             self._lists[ref].extend(values)
 
     def put(self, ref: bytes, values: Sequence[Any]) -> None:
-        """Replace the list."""
+        """Replaces the list."""
         self._replaced[ref] = None
         self._lists[ref] = list(values)
         self._added[ref] = list(values)
 
     def remove(self, ref: bytes) -> None:
-        """Remove the list."""
+        """Removes the list."""
         self.put(ref, ())
 
     def flush(self, batch: rocksdict.WriteBatch) -> None:
@@ -234,15 +241,15 @@ class RocksLists(RocksCells):
         return [value for _, data in self._entries(self._key(ref)) for value in self._codec.decode(data)]
 
 
-class RocksMaps(RocksCells):
-    """A `MapCells`. Entries are in the order of the bytes of their map keys: numbers and strings ascend."""
+class RocksMaps(RocksObjectState):
+    """A `InternalMapState`. Entries are in the order of the bytes of their map keys: numbers and strings ascend."""
 
-    def __init__(self, session: RocksSession, spec: CellSpec, state: RocksState) -> None:
+    def __init__(self, session: RocksSession, spec: StateDescriptor, state: RocksState) -> None:
         super().__init__(session, spec, state)
         self._keys = map_key_codec(spec.column_type.key_type)
         self._items = value_codec(spec.column_type.item_type)
         self._entries_of: dict[bytes, dict[bytes, tuple[Any, Any]]] = {}
-        """Known entries by key and encoded map key: the map key and the value, None for no entry."""
+        """Read or changed entries by key and encoded map key: the map key, and the value or None."""
         self._whole: set[bytes] = set()
         """Keys whose entries are all known."""
         self._cleared: dict[bytes, None] = {}
@@ -262,13 +269,13 @@ class RocksMaps(RocksCells):
         return entry[1]
 
     def put(self, ref: bytes, map_key: Any, value: Any) -> None:
-        """Set one entry."""
+        """Sets one entry."""
         encoded = self._keys.encode(map_key)
         self._entries_of.setdefault(ref, {})[encoded] = (map_key, value)
         self._changed.setdefault(ref, {})[encoded] = None
 
     def discard(self, ref: bytes, map_key: Any) -> None:
-        """Remove one entry."""
+        """Removes one entry."""
         self.put(ref, map_key, None)
 
     def items(self, ref: bytes) -> Iterable[tuple[Any, Any]]:
@@ -282,7 +289,7 @@ class RocksMaps(RocksCells):
         return [entries[encoded] for encoded in sorted(entries) if entries[encoded][1] is not None]
 
     def remove(self, ref: bytes) -> None:
-        """Remove the map."""
+        """Removes the map."""
         self._cleared[ref] = None
         self._changed.pop(ref, None)
         self._entries_of[ref] = {}
@@ -314,7 +321,7 @@ class RocksMaps(RocksCells):
         return expired
 
     def _lost(self, ref: bytes) -> bool:
-        """Whether this batch has removed an entry of a key's map."""
+        """True if this batch has removed an entry of a key's map."""
         return any(self._entries_of[ref][encoded][1] is None for encoded in self._changed[ref])
 
     def _write(self, batch: rocksdict.WriteBatch, key: bytes, value: Any) -> None:
@@ -325,29 +332,34 @@ class RocksMaps(RocksCells):
 
 
 class RocksSweeper:
-    """Where the next sweep of each state begins."""
+    """Removes expired state, and stores where the next sweep of each state begins."""
 
     def __init__(self, session: RocksSession) -> None:
         self._session = session
         self._starts: dict[int, bytes] = {}
 
-    def sweep(self, states: Iterable[RocksCells], keys_max: int, batch: rocksdict.WriteBatch) -> None:
-        """Add the writes that remove expired state of up to `keys_max` keys of each state. StorageError."""
+    def sweep(self, states: Iterable[RocksObjectState], keys_max: int, batch: rocksdict.WriteBatch) -> None:
+        """Adds the writes that remove expired state of up to `keys_max` keys of each state. Raises StorageError."""
         with reported("read RocksDB", self._session.folder):
             cursor = self._session.database.iter()
-            for cells in states:
-                number = cells.state.number
+            for objects in states:
+                number = objects.state.number
                 start = self._starts.pop(number, HEAD.pack(self._session.key_groups.start, number))
-                stop = self._swept(cursor, cells, start, keys_max, batch)
+                stop = self._swept(cursor, objects, start, keys_max, batch)
                 if stop is not None:
                     self._starts[number] = stop
             cursor.status()
 
     def _swept(
-        self, cursor: rocksdict.RdictIter, cells: RocksCells, start: bytes, keys_max: int, batch: rocksdict.WriteBatch
+        self,
+        cursor: rocksdict.RdictIter,
+        objects: RocksObjectState,
+        start: bytes,
+        keys_max: int,
+        batch: rocksdict.WriteBatch,
     ) -> bytes | None:
-        """Sweep from a key on. Returns the key at which to go on, None after the last one."""
-        wanted = cells.state.number
+        """Sweeps from a key on. Returns the key where the next sweep continues, or None after the last key."""
+        wanted = objects.state.number
         end = row_end(self._session.key_schema)
         row, keys, entries = b"", 0, 0
         cursor.seek(start)
@@ -356,7 +368,7 @@ class RocksSweeper:
             group, number = HEAD.unpack_from(key)
             group += number > wanted
             if group >= self._session.key_groups.stop:
-                return None  # what is stored behind the key groups is no row
+                return None  # entries after the key groups are not rows
             if number != wanted:
                 cursor.seek(HEAD.pack(group, wanted))
                 continue
@@ -365,8 +377,8 @@ class RocksSweeper:
                 row, keys = found, keys + 1
             if keys > keys_max or entries == ENTRIES_MAX:
                 return key
-            if cells.swept(batch, key, cursor.value()) and cells.changes is not None:
-                cells.changes.removed((row,))
+            if objects.swept(batch, key, cursor.value()) and objects.changes is not None:
+                objects.changes.removed((row,))
             entries += 1
             cursor.next()
         return None

@@ -1,14 +1,14 @@
 """`RocksBackend`: the columnar engine over a cold tier in RocksDB on the local disk, so state may exceed memory.
 
 Rules:
-- Vectorised states and row tables are columns in memory, as in `ColumnarBackend`, of about `cache_bytes` each. RocksDB
-  stores rows that were evicted, and the state as of the last snapshot. Objects and timers use RocksDB directly, with
-  a working set per batch.
-- Memory is bounded by the options and by what one batch touches.
+- Each vectorised state and row table has a cache of about `cache_bytes`, in columns as in `ColumnarBackend`. RocksDB
+  stores rows that were evicted, and the state as of the last snapshot. Object state and timers use RocksDB directly,
+  with a working set per batch.
+- Memory is bounded by the options and by the keys of one batch.
 - A checkpoint consists of the database's own files (`freeze_native`), of which only new ones are uploaded. Savepoints
   and the changelog are rows (`freeze`), which any backend can read. Rows that are only in memory are written with a
-  snapshot (`Unwritten`).
-- `RocksLoader` writes stored rows of a checkpoint by any backend, or of a state whose types have changed.
+  snapshot (`PendingWrites`).
+- `RocksLoader` writes the stored rows of a checkpoint, by any backend, and converts states whose types have changed.
 """
 
 from __future__ import annotations
@@ -25,46 +25,46 @@ import rocksdict
 from numpy.typing import NDArray
 
 from tidegate.state.common.backend import (
-    CellSpec,
     Migrate,
+    StateDescriptor,
     StateSize,
     ValueSpec,
-    held_twice,
+    duplicate_key,
     not_bound,
-    strange_columns,
-    strange_rows,
+    unexpected_columns,
+    unexpected_row_columns,
 )
 from tidegate.state.common.options import BackendPlace
 from tidegate.state.key_index.key_index import KeyIndex
-from tidegate.state.rocksdb.database_session import RocksSession, Unwritten
+from tidegate.state.rocksdb.database_session import PendingWrites, RocksSession
+from tidegate.state.rocksdb.frozen_database import FrozenRocks
 from tidegate.state.rocksdb.frozen_rows import Cursors, FrozenRows
 from tidegate.state.rocksdb.keys import database_keys, key_group_of
-from tidegate.state.rocksdb.object_state import RocksCells, RocksLists, RocksMaps, RocksSweeper, RocksValues
+from tidegate.state.rocksdb.object_state import RocksLists, RocksMaps, RocksObjectState, RocksSweeper, RocksValues
 from tidegate.state.rocksdb.row_table import CachedRows, RocksRows
 from tidegate.state.rocksdb.timers import RocksTimers
 from tidegate.state.rocksdb.vector_table import CachedNamespaces, CachedTable, RocksNamespaces, RocksTable
 from tidegate.state.rocksdb.write_back import WriteBack
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import CheckpointId
-from tidegate.storage.rocksdb.database import reported
-from tidegate.storage.rocksdb.frozen import FrozenRocks
-from tidegate.storage.rocksdb.tuning import DatabaseTuning
-from tidegate.storage.rocksdb.value_layout import HEAD, RocksDescription, RocksForm, RocksState
 from tidegate.storage.schemas.column_names import columns_text
 from tidegate.storage.schemas.evolution import migrated
+from tidegate.storage.state.rocksdb.database import reported
+from tidegate.storage.state.rocksdb.tuning import DatabaseTuning
+from tidegate.storage.state.rocksdb.value_layout import HEAD, RocksDescription, RocksForm, RocksState
 from tidegate.storage.state.snapshot import Cut, FrozenState, StateTable
 from tidegate.storage.state.stored_rows import TIMERS_STATE, check_timers, row_identity
 
-C = TypeVar("C", bound=RocksCells)
+C = TypeVar("C", bound=RocksObjectState)
 
 _TUNING = DatabaseTuning()
 _MOVED_ROWS = 16_384
 _PUT_ROWS = 8_192
-"""Rows on their way into the database become Python values, so many at a time."""
+"""How many rows at a time become Python values on their way into the database."""
 
 
 class RocksBackend:
-    """A `KeyedBackend` in a folder of its own. `RocksSession` says what may be in the folder at first."""
+    """A `KeyedBackend` with its own folder. See `RocksSession` for the files that may be in the folder at first."""
 
     def __init__(
         self,
@@ -75,10 +75,10 @@ class RocksBackend:
         cache_bytes: int = 0,
         tuning: DatabaseTuning = _TUNING,
     ) -> None:
-        """Open it. Raises StorageError if the folder cannot be used.
+        """Opens the backend. Raises StorageError if the folder cannot be used.
 
-        `keeps_changes`: `freeze` on a base gives only what has changed since then. Else hot rows of each vectorised
-        state and row table take `cache_bytes` in memory.
+        With `keeps_changes`, `freeze` with a base returns only the changes since then, and there is no cache. Else each
+        vectorised state and row table has a cache of `cache_bytes`.
         """
         self._session = RocksSession(
             place.uid,
@@ -95,17 +95,17 @@ class RocksBackend:
         self._cache_bytes = 0 if keeps_changes else cache_bytes
         self._loader = RocksLoader(self._session)
         self._tables: dict[str, RocksTable] = {}
-        self._cells: dict[str, RocksCells] = {}
+        self._objects: dict[str, RocksObjectState] = {}
         self._rows: dict[str, RocksRows] = {}
         self._sweeper = RocksSweeper(self._session)
 
     @property
     def stored(self) -> RocksDescription | None:
-        """The description of the files that it was opened on: key columns, states and their types."""
+        """The description of the files that it was opened on: key columns, states and their types. None if empty."""
         return self._session.stored
 
     def fix_keys(self, schema: pa.Schema) -> None:
-        """Set the stored key columns.
+        """Sets the stored key columns.
 
         Raises ConfigurationError if the files have other key columns, or a state that is not bound.
         """
@@ -115,7 +115,7 @@ class RocksBackend:
         session.key_schema = schema
 
     def table(self, name: str, columns: Sequence[ValueSpec]) -> RocksTable:
-        """A vectorised state. ConfigurationError if the types in the files cannot become these."""
+        """A vectorised state. Raises ConfigurationError if the types in the files cannot become these."""
         values = pa.schema([spec.field for spec in columns])
         state, older = self._declared(name, RocksForm.TABLE, values)
         table = self._tables[name] = self._new_table(state, columns)
@@ -124,10 +124,10 @@ class RocksBackend:
         return table
 
     def rows(self, name: str, values: pa.Schema) -> RocksRows:
-        """A state with many rows for each key. ConfigurationError if the files have it with other columns."""
+        """A state with many rows for each key. Raises ConfigurationError if the files have it with other columns."""
         state, older = self._declared(name, RocksForm.ROWS, values)
         if older is not None:
-            raise strange_rows(name, self._session.uid, older.values, values)
+            raise unexpected_row_columns(name, self._session.uid, older.values, values)
         if self._cache_bytes:
             rows: RocksRows = CachedRows(self._session, state, self._place.key_names, self._cache_bytes)
         else:
@@ -136,7 +136,7 @@ class RocksBackend:
         return rows
 
     def retype(self, name: str, columns: Sequence[ValueSpec], migrate: Migrate) -> RocksTable:
-        """Replace a vectorised state by one with the same name and other types, and convert its rows."""
+        """Replaces a vectorised state by one with the same name and other types, and converts its rows."""
         former = self._tables.pop(name).state
         values = pa.schema([spec.field for spec in columns])
         state = self._session.declare(name, RocksForm.TABLE, values)
@@ -144,38 +144,38 @@ class RocksBackend:
         self._loader.move(former, table, migrate)
         return table
 
-    def values(self, spec: CellSpec) -> RocksValues:
+    def values(self, spec: StateDescriptor) -> RocksValues:
         """A state with one value for each key. Raises what `table` raises."""
         return self._bound(RocksValues, RocksForm.VALUE, spec)
 
-    def lists(self, spec: CellSpec) -> RocksLists:
+    def lists(self, spec: StateDescriptor) -> RocksLists:
         """A state with a list for each key. Raises what `table` raises."""
         return self._bound(RocksLists, RocksForm.LIST, spec)
 
-    def maps(self, spec: CellSpec) -> RocksMaps:
+    def maps(self, spec: StateDescriptor) -> RocksMaps:
         """A state with a map for each key. Raises what `table` raises."""
         return self._bound(RocksMaps, RocksForm.MAP, spec)
 
     def enter(self, keys: pa.RecordBatch) -> list[bytes]:
-        """Begin a batch of keys: returns the ref of each row's key."""
+        """Begins a batch of keys: returns the ref of each row's key."""
         refs = database_keys(keys, self._session.max_parallelism, 0, namespace=self._session.namespace)
         self._session.batch_refs = tuple(dict.fromkeys(refs))
         return refs
 
     def enter_batch(self, keys: pa.RecordBatch) -> NDArray[Any]:
-        """The same as an array."""
+        """Like `enter`, but returns the refs as an array."""
         refs = np.empty(keys.num_rows, dtype=object)
         refs[:] = self.enter(keys)
         return refs
 
     def leave(self) -> None:
-        """End the batch: write its changes with one call. StorageError."""
+        """Ends the batch: writes its changes with one call. Raises StorageError."""
         self._flush()
         self._session.batch_refs = ()
 
     def sweep(self, keys_max: int) -> None:
-        """Remove expired state of the next `keys_max` keys of each state. StorageError."""
-        expiring = [cells for cells in self._cells.values() if cells.spec.has_expired is not None]
+        """Removes expired state of the next `keys_max` keys of each state. Raises StorageError."""
+        expiring = [objects for objects in self._objects.values() if objects.spec.has_expired is not None]
         if not expiring or not self._session.has_keys:
             return
         self._flush()
@@ -184,7 +184,7 @@ class RocksBackend:
         self._write(batch)
 
     def keys(self, state: str, rows_max: int) -> Iterator[pa.RecordBatch]:
-        """Keys that have this state when the first batch is drawn, sorted by key group."""
+        """Yields the keys that have this state when the first batch is drawn, sorted by key group."""
         found = self._session.known(state)
         if found is None or not self._session.has_keys:
             return
@@ -195,7 +195,7 @@ class RocksBackend:
 
     @property
     def size(self) -> StateSize:
-        """What RocksDB estimates: its keys, and the bytes of its files and memtables; and what is in memory."""
+        """RocksDB's estimates of its keys and of the bytes of its files and memtables, plus the caches."""
         size, hot = self._session.size, [table.hot for table in self._cached]
         held_bytes = sum(rows.size_bytes for rows in hot)
         return replace(
@@ -207,9 +207,9 @@ class RocksBackend:
         return 0, 0
 
     def freeze(self, cut: Cut) -> Sequence[FrozenState]:
-        """All states as rows. With a base, if changes are tracked: rows that have changed since then.
+        """Returns all states as rows. With a base, and if changes are tracked, only the changes since then.
 
-        StorageError.
+        Raises StorageError.
         """
         self._flush()
         session = self._session
@@ -217,15 +217,15 @@ class RocksBackend:
             return ()
         description = session.describe()
         changed: list[FrozenState] = []
-        bound: list[RocksTable | RocksCells | RocksRows | RocksTimers]
-        bound = [*self._tables.values(), *self._cells.values(), *self._rows.values(), self.timers]
+        bound: list[RocksTable | RocksObjectState | RocksRows | RocksTimers]
+        bound = [*self._tables.values(), *self._objects.values(), *self._rows.values(), self.timers]
         for state in bound:
             if state.changes is not None and not cut.in_order:
                 changed += state.changes.freeze(cut.checkpoint_id, cut.base, description)
         if session.keeps_changes and cut.base is not None:
             return changed
         cursors = Cursors(session, len(description.states))
-        session.unwritten = unwritten = Unwritten(self._changed(), cursors.make)
+        session.unwritten = unwritten = PendingWrites(self._changed(), cursors.make)
         if not self._cached:
             unwritten.take()
         return [
@@ -234,7 +234,7 @@ class RocksBackend:
         ]
 
     def freeze_native(self, cut: Cut) -> FrozenRocks | None:
-        """All states as files. None before the first key or without a state. StorageError."""
+        """Returns all states as files, or None before the first key or without a state. Raises StorageError."""
         self._flush()
         session = self._session
         if not session.has_keys or not session.describe().states:
@@ -243,23 +243,23 @@ class RocksBackend:
         return session.freeze(cut.checkpoint_id, self._changed() if self._cached else None)
 
     def keep(self, checkpoint_id: CheckpointId) -> None:
-        """Nothing to do: a task goes back by the files of the checkpoint, linked or downloaded."""
+        """Nothing to do: a task goes back by opening the files of the checkpoint, linked or downloaded."""
 
     def completed(self, checkpoint_id: CheckpointId) -> None:
         """Nothing to do."""
 
     @property
     def goes_back(self) -> bool:
-        """Never."""
+        """False: this backend opens files again instead of going back."""
         return False
 
     def kept(self, checkpoint_id: CheckpointId) -> None:
-        """None: it never goes back."""
+        """Returns None: this backend never goes back."""
         return
 
     def go_back(self, checkpoint_id: CheckpointId) -> None:
-        """Never called."""
-        raise AssertionError("a database goes back to nothing: its files are opened again")
+        """Never called, because `kept` returns None."""
+        raise AssertionError("a RocksDB backend does not go back: its files are opened again")
 
     @property
     def stored_keys(self) -> pa.Schema | None:
@@ -267,20 +267,20 @@ class RocksBackend:
         return None if self.stored is None else self.stored.keys
 
     def stored_schema(self, state: str) -> pa.Schema | None:
-        """Key and value columns of a state in the files that it was opened on; None if it is not there."""
+        """Key and value columns of a state in the files that it was opened on, or None if it is not in them."""
         if self.stored is None:
             return None
         found = [known for known in self.stored.states if known.name == state]
         return pa.schema([*self.stored.stored_keys(found[0]), *found[0].values]) if found else None
 
     def expect(self, keys: int) -> None:
-        """Nothing to reserve: keys go to the disk."""
+        """Nothing to do: keys are written to disk, so no memory is reserved."""
 
     def load(self, table: StateTable) -> None:
-        """Load a stored table.
+        """Loads a stored table.
 
         Raises CorruptionError for a key that comes twice in layer 0, and StorageError. Raises ConfigurationError for a
-        state that is not bound, or whose types cannot become those of the program.
+        state that is not bound, or whose types cannot be converted to the types in the program.
         """
         if table.state == TIMERS_STATE:
             check_timers(table.rows, self._session.key_schema)
@@ -295,7 +295,7 @@ class RocksBackend:
         """Nothing to do: `load` has checked every key."""
 
     def close(self) -> None:
-        """Close the database and delete its folder."""
+        """Closes the database and deletes its folder."""
         self._session.close()
 
     @property
@@ -310,7 +310,7 @@ class RocksBackend:
         return (RocksNamespaces if namespace else RocksTable)(session, state, columns)
 
     def _changed(self) -> Iterator[object]:
-        """Freeze what is in memory alone; the result writes it."""
+        """Freezes the changes that are only in memory. Each item drawn writes a part of them."""
         self._session.settle()
         parts = [table.changed() for table in self._cached]
         return chain.from_iterable(parts)
@@ -319,19 +319,19 @@ class RocksBackend:
         for table in self._cached:
             table.write_all()
 
-    def _bound_states(self) -> dict[str, RocksTable | RocksCells | RocksRows]:
-        return {**self._tables, **self._cells, **self._rows}
+    def _bound_states(self) -> dict[str, RocksTable | RocksObjectState | RocksRows]:
+        return {**self._tables, **self._objects, **self._rows}
 
-    def _bound(self, cells: type[C], form: RocksForm, spec: CellSpec) -> C:
+    def _bound(self, objects: type[C], form: RocksForm, spec: StateDescriptor) -> C:
         state, older = self._declared(spec.name, form, pa.schema([spec.field]))
-        bound = cells(self._session, spec, state)
-        self._cells[spec.name] = bound
+        bound = objects(self._session, spec, state)
+        self._objects[spec.name] = bound
         if older is not None:
             self._loader.move(older, bound, spec.migrate)
         return bound
 
     def _declared(self, name: str, form: RocksForm, values: pa.Schema) -> tuple[RocksState, RocksState | None]:
-        """The state to use, and the state in the files that must be converted to it, if any."""
+        """Returns the state to use, and the stored state that must be converted to it, or None."""
         assert name not in self._bound_states(), f"two states are named {name!r}"
         known = self._session.known(name)
         if known is None:
@@ -362,8 +362,8 @@ class RocksBackend:
     def _flush(self) -> None:
         batch = rocksdict.WriteBatch(raw_mode=True)
         with reported("read RocksDB", self._session.folder):
-            for cells in self._cells.values():
-                cells.flush(batch)
+            for objects in self._objects.values():
+                objects.flush(batch)
         self._write(batch)
 
     def _write(self, batch: rocksdict.WriteBatch) -> None:
@@ -378,12 +378,12 @@ class RocksLoader:
     def __init__(self, session: RocksSession) -> None:
         self._session = session
         self._groups: dict[str, set[int]] = {}
-        """By state, the key groups that layer 0 has had rows of. Only there can a key come twice."""
+        """By state, the key groups with rows loaded in layer 0. A key can only come twice in these."""
         self._last: dict[str, bytes] = {}
-        """By state, the last key of layer 0, as long as all keys have ascended."""
+        """By state, the last key of layer 0, while all keys have ascended."""
 
-    def load(self, target: RocksTable | RocksCells | RocksTimers | RocksRows, table: StateTable) -> None:
-        """Put the rows of a table, or remove its keys. Raises what `RocksBackend.load` raises."""
+    def load(self, target: RocksTable | RocksObjectState | RocksTimers | RocksRows, table: StateTable) -> None:
+        """Puts the rows of a table, or removes its keys. Raises what `RocksBackend.load` raises."""
         session = self._session
         rows = table.rows
         if isinstance(target, RocksTimers):
@@ -431,8 +431,8 @@ class RocksLoader:
             else:
                 target.put(some, table.rows.slice(start, _PUT_ROWS).columns[len(identity) :])
 
-    def move(self, source: RocksState, target: RocksTable | RocksCells, migrate: Migrate | None = None) -> None:
-        """Convert the rows of `source` to the types of `target`, which replaces it, by `migrate` if it is given."""
+    def move(self, source: RocksState, target: RocksTable | RocksObjectState, migrate: Migrate | None = None) -> None:
+        """Converts the rows of `source` to the types of `target`, which replaces it. Uses `migrate` if it is given."""
         session = self._session
         expected = pa.schema([*session.key_schema, *target.state.values])
         number = target.state.number if isinstance(target, RocksTable) else 0
@@ -445,7 +445,9 @@ class RocksLoader:
             (HEAD.pack(group, source.number), HEAD.pack(group, source.number + 1)) for group in session.key_groups
         )
 
-    def _put(self, target: RocksTable | RocksCells, keys: Sequence[bytes], columns: Sequence[pa.Array] | None) -> None:
+    def _put(
+        self, target: RocksTable | RocksObjectState, keys: Sequence[bytes], columns: Sequence[pa.Array] | None
+    ) -> None:
         if isinstance(target, RocksTable):
             if columns is None:
                 target.delete(keys)
@@ -460,9 +462,12 @@ class RocksLoader:
         self._session.write(batch)
 
     def _check_first(
-        self, target: RocksTable | RocksCells | RocksTimers | RocksRows, columns: pa.RecordBatch, keys: Sequence[bytes]
+        self,
+        target: RocksTable | RocksObjectState | RocksTimers | RocksRows,
+        columns: pa.RecordBatch,
+        keys: Sequence[bytes],
     ) -> None:
-        """Raise CorruptionError if a key of layer 0 comes twice, in this table or since an earlier one."""
+        """Raises CorruptionError if a key of layer 0 comes twice, in this table or since an earlier one."""
         name = target.state.name
         known = self._groups.setdefault(name, set())
         if self._ascend(name, keys, not known):
@@ -476,11 +481,11 @@ class RocksLoader:
             suspects = [key for key in keys if key_group_of(key) in known]
             double = bool(np.any([target.has(key) for key in suspects]))
         if double:
-            raise held_twice(name)
+            raise duplicate_key(name)
         known |= groups
 
     def _ascend(self, name: str, keys: Sequence[bytes], is_first: bool) -> bool:
-        """Whether all keys of a state, with these, have ascended so far."""
+        """True if all keys of a state, including these, have ascended so far."""
         last = b"" if is_first else self._last.get(name)
         if last is None or not (last < keys[0] and all(map(lt, keys, islice(keys, 1, None)))):
             self._last.pop(name, None)
@@ -491,4 +496,4 @@ class RocksLoader:
 
 def _check_columns(table: StateTable, expected: pa.Schema) -> None:
     if not table.rows.schema.equals(expected):
-        raise strange_columns(table.state, table.rows.schema, expected)
+        raise unexpected_columns(table.state, table.rows.schema, expected)

@@ -1,13 +1,14 @@
-"""`RocksRows`: a row table in RocksDB the rows of whose hot keys are in memory, in columns.
+"""`RocksRows`: a row table in RocksDB. `CachedRows` has a write-back cache of rows by key in front of it.
 
-In the database a row is an entry under its key and its number. A batch reads only rows of keys that are not in memory,
-and writes none (`write_back.py`). Refs are slots in memory. A scan does not bring rows of the database into memory:
-their refs are negative, and stand for positions in what the batch has read. Rules for these:
+In the database a row is an entry under its key and its sequence number. With a cache, a batch reads only rows of keys
+that are not in memory, and writes none (`write_back.py`). Refs are slots of the cache. A scan does not add rows of the
+database to the cache: their refs are negative, and stand for positions in the list of rows that the batch has read.
+Rules for this list:
 
-- The database keys of what a batch scans stay in memory until it ends. Values stay as well, up to a limit; beyond it
-  they are fetched again when they are used.
-- Rows are removed when the batch ends; until then a ref is valid.
-- Values are read in pieces, and of each piece only the requested columns are decoded.
+- It keeps the database keys until the batch ends. It keeps values as well, up to a limit; beyond it they are fetched
+  again when they are used.
+- Rows are removed when the batch ends, and refs are valid until then.
+- Values are read in pieces, and only the requested columns of each piece are decoded.
 """
 
 from __future__ import annotations
@@ -29,39 +30,39 @@ from tidegate.state.kernels.partition import gather
 from tidegate.state.key_index.key_index import KeyIndex
 from tidegate.state.rocksdb.database_session import RocksSession
 from tidegate.state.rocksdb.frozen_rows import RocksChanges
-from tidegate.state.rocksdb.hot_keys import EvictedKeysFilter, HotKeys
 from tidegate.state.rocksdb.keys import database_keys, encoded_rows, ordered_keys, packed_rows
+from tidegate.state.rocksdb.row_table_cache import EvictedKeysFilter, RowTableCache
 from tidegate.state.rocksdb.write_back import WriteBack
 from tidegate.storage.errors import CorruptionError
-from tidegate.storage.rocksdb.database import reported
-from tidegate.storage.rocksdb.keys import decode_rows
-from tidegate.storage.rocksdb.value_layout import HEAD, RocksState, unpacked
+from tidegate.storage.state.rocksdb.database import reported
+from tidegate.storage.state.rocksdb.keys import decode_rows
+from tidegate.storage.state.rocksdb.value_layout import HEAD, RocksState, unpacked
 from tidegate.storage.state.stored_rows import ROW_SEQUENCE, SEQUENCE_FIELD, row_identity
 
-_LEFT = 16
-"""A sixteenth of the memory says which keys have left it: enough for ten times as many as it has, of some 100 bytes."""
+_FILTER_SHARE = 16
+"""The filter of evicted keys gets 1/16 of the cache. With rows of 100 bytes, it covers ten times the cached keys."""
 _READ_KEYS = 4_096
-"""So many keys are read after each batch while it is not known which the database has."""
+"""How many stored keys are read into the filter after each batch, during a scan of the keys."""
 _ESTIMATE = "rocksdb.estimate-num-keys"
 _PIECE_ROWS = 8_192
 """Rows whose values are read at a time."""
 _HELD_BYTES = 16 << 20
-"""How many bytes of values a batch holds at most."""
+"""How many bytes of values a batch keeps at most."""
 
 
 class RocksRows:
-    """A `RowTable` whose rows are in RocksDB. The numbers of rows are positions of the session."""
+    """A `RowTable` whose rows are in RocksDB. The session assigns the sequence numbers."""
 
     def __init__(self, session: RocksSession, state: RocksState) -> None:
         self.state = state
         self.changes = RocksChanges(session, state) if session.keeps_changes else None
-        """The rows that came and went, if a changelog wants them."""
+        """The added and removed rows, if a changelog needs them."""
         self._session = session
         self._found: list[tuple[bytes, bytes | None]] = []
-        """What this batch has found: database keys, and values; None: not held."""
+        """The rows that this batch has read: database keys and values. A value beyond the limit is None."""
         self._held_bytes = 0
         self._gone: dict[bytes, None] = {}
-        """The database keys of rows that go when this batch ends."""
+        """The database keys of rows to remove when this batch ends."""
 
     @property
     def rows(self) -> int:
@@ -69,7 +70,7 @@ class RocksRows:
         return self._session.database.property_int_value(_ESTIMATE) or 0
 
     def append(self, keys: pa.RecordBatch, values: pa.RecordBatch) -> None:
-        """Append a row for each key. StorageError."""
+        """Appends a row for each key. Raises StorageError."""
         first = self._session.position
         self._session.position = first + keys.num_rows
         numbers = pa.array(np.arange(first, first + keys.num_rows, dtype=np.int64))
@@ -81,7 +82,7 @@ class RocksRows:
             self.changes.put(entries)
 
     def find(self, keys: pa.RecordBatch) -> FoundRows:
-        """All rows of these keys, with one seek for each key. StorageError, CorruptionError."""
+        """Returns all rows of these keys, with one seek per key. Raises StorageError or CorruptionError."""
         upserted = KeyIndex(tuple(keys.schema.names)).upsert(keys)
         distinct = gather(keys, upserted.first_rows)
         prefixes = database_keys(distinct, self._session.max_parallelism, self.state.number)
@@ -100,15 +101,15 @@ class RocksRows:
         return FoundRows(positions, np.concatenate(refs) if refs else np.zeros(0, dtype=np.int64))
 
     def take(self, refs: NDArray[np.int64], columns: Sequence[str] | None = None) -> pa.RecordBatch:
-        """Rows in the order of `refs`. StorageError, CorruptionError."""
+        """Rows in the order of `refs`. Raises StorageError or CorruptionError."""
         wanted = refs.tolist()
         pieces = [wanted[start : start + _PIECE_ROWS] for start in range(0, len(wanted), _PIECE_ROWS)]
         return _together([self._decoded([self._found[ref] for ref in piece], columns) for piece in pieces or [[]]])
 
     def scan(self, columns: Sequence[str], rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int64]]]:
-        """All rows that were there at the beginning, by key group, then by number. StorageError, CorruptionError.
+        """Yields all rows as of the first batch, by key group, then by number. Raises StorageError or CorruptionError.
 
-        These columns of a key group are put in order as a whole, because RocksDB sorts numbers by their bytes.
+        The named columns of each key group are sorted in memory, because RocksDB sorts numbers by their bytes.
         """
         if not self._session.has_keys:
             return
@@ -128,11 +129,11 @@ class RocksRows:
             yield from _cut(parts, refs, rows_max)
 
     def remove(self, refs: NDArray[np.int64]) -> None:
-        """Remove rows, when the batch ends."""
+        """Removes rows. This happens when the batch ends."""
         self._gone |= dict.fromkeys(self._found[ref][0] for ref in np.unique(refs).tolist())
 
     def done(self) -> None:
-        """End the batch: remove what goes, and let go of what it has found. StorageError."""
+        """Ends the batch: applies removals, and drops the rows that it has read. Raises StorageError."""
         gone, self._gone = list(self._gone), {}
         if gone:
             self.delete(gone)
@@ -141,33 +142,33 @@ class RocksRows:
         self._found, self._held_bytes = [], 0
 
     def put(self, keys: Sequence[bytes], columns: Sequence[pa.Array]) -> None:
-        """Write rows: their value columns. StorageError."""
+        """Writes the value columns of rows. Raises StorageError."""
         batch = rocksdict.WriteBatch(raw_mode=True)
         for key, row in zip(keys, packed_rows(columns, self.state.values), strict=True):
             batch.put(key, row)
         self._session.write(batch)
 
     def delete(self, keys: Sequence[bytes]) -> None:
-        """Remove what is stored under these database keys, if anything. StorageError."""
+        """Removes the rows under these database keys, if there are any. Raises StorageError."""
         self._session.remove(keys)
 
     def has(self, key: bytes) -> bool:
-        """Whether there is a row under a database key. StorageError."""
+        """True if there is a row under a database key. Raises StorageError."""
         return self._session.has(key)
 
     def database_keys(self, identity: pa.RecordBatch) -> list[bytes]:
-        """The database keys of rows, given by key and number."""
+        """The database keys of rows, which are given by key and sequence number."""
         session = self._session
         return database_keys(identity, session.max_parallelism, self.state.number, len(session.key_schema))
 
     def number_seen(self, identity: pa.RecordBatch) -> None:
-        """Rows with these numbers are there: later ones get greater numbers."""
+        """Called for loaded rows: later rows get greater numbers."""
         if identity.num_rows:
             last = int(identity.column(ROW_SEQUENCE).to_numpy().max())
             self._session.position = max(self._session.position, last + 1)
 
     def _there(self, cursor: rocksdict.RdictIter, prefix: bytes) -> Iterator[list[tuple[bytes, bytes]]]:
-        """The entries whose keys begin so, in pieces. StorageError."""
+        """Yields the entries whose keys have this prefix, in pieces. Raises StorageError."""
         entries = read_prefix(cursor, prefix)
         while True:
             with reported("read RocksDB", self._session.folder):
@@ -179,7 +180,7 @@ class RocksRows:
     def _read_in_order(
         self, cursor: rocksdict.RdictIter, columns: Sequence[str]
     ) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int64]]]:
-        """Some columns of all rows with their refs: of several small key groups, or of a large one."""
+        """Yields some columns of all rows with their refs, for several small key groups or one large one at a time."""
         small: list[tuple[bytes, bytes]] = []
         for group in self._session.key_groups:
             pieces = self._there(cursor, HEAD.pack(group, self.state.number))
@@ -197,9 +198,9 @@ class RocksRows:
     def _group(
         self, pieces: Iterable[list[tuple[bytes, bytes]]], columns: Sequence[str]
     ) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
-        """Some columns of what is read, with its refs. Several pieces are of one key group: they are put in order.
+        """Some columns of rows with their refs. Several pieces belong to one key group, and are sorted together.
 
-        A piece may have been read before rows of it were removed, by who was given the rows in front of it.
+        Rows of a piece may have been removed since it was read, by the consumer of the rows before it.
         """
         first = len(self._found)
         parts = []
@@ -213,7 +214,7 @@ class RocksRows:
         return _together(parts).take(pa.array(refs - first)), refs
 
     def _note(self, entries: Iterable[tuple[bytes, bytes]]) -> None:
-        """Give refs to rows, but to those that go. Values are held up to the limit, and none behind it."""
+        """Gives refs to rows, except removed ones. Values are kept up to the limit."""
         found, gone, held_bytes = self._found, self._gone, self._held_bytes
         for key, value in entries:
             if not gone or key not in gone:
@@ -222,17 +223,20 @@ class RocksRows:
         self._held_bytes = held_bytes
 
     def _in_order(self, first: int) -> NDArray[np.int64]:
-        """The refs of what was found since, by number."""
+        """The refs from `first` on, sorted by sequence number."""
         numbers = numbers_of([key for key, _ in self._found[first:]])
         return first + np.argsort(numbers, kind="stable")
 
     def _values_of(self, entries: Sequence[tuple[bytes, bytes | None]]) -> list[bytes]:
-        """The values of rows. CorruptionError for one that is not there, StorageError."""
+        """The values of rows. Raises CorruptionError if a row is missing, and StorageError."""
         missing = [key for key, value in entries if value is None]
         fetched = dict(zip(missing, self._session.fetch(missing), strict=True)) if missing else {}
         values = [fetched[key] if value is None else value for key, value in entries]
         if any(value is None for value in values):
-            raise CorruptionError(f"{self._session.folder}: a row of {self.state.name!r} was read, and is gone")
+            raise CorruptionError(
+                f"RocksDB in {self._session.folder} has lost a row of state {self.state.name!r} between two reads of a "
+                "batch; restore from a checkpoint"
+            )
         return cast("list[bytes]", values)
 
     def _decoded(self, entries: Sequence[tuple[bytes, bytes | None]], columns: Sequence[str] | None) -> pa.RecordBatch:
@@ -249,7 +253,7 @@ class RocksRows:
 
 
 class CachedRows(RocksRows, WriteBack):
-    """A `RowTable`. Of its rows, about `cache_bytes` are in memory between batches."""
+    """A `RocksRows` with a cache of about `cache_bytes` between batches."""
 
     def __init__(self, session: RocksSession, state: RocksState, key_names: tuple[str, ...], cache_bytes: int) -> None:
         super().__init__(session, state)
@@ -258,26 +262,26 @@ class CachedRows(RocksRows, WriteBack):
         identity = (*key_names, ROW_SEQUENCE)
         names = (*identity, *state.values.names)
         self._space = KeySpace(session.max_parallelism, names, grouped_by=key_names, identity=identity)
-        self._hot = HotKeys(self._space, state.name, key_names, EvictedKeysFilter(cache_bytes // _LEFT))
+        self._hot = RowTableCache(self._space, state.name, key_names, EvictedKeysFilter(cache_bytes // _FILTER_SHARE))
         self._reader = KeyReader(session, state.number)
-        self._hot.left.all = not session.is_empty
+        self._hot.evicted.all = not session.is_empty
         self._known: tuple[KeyIndex, NDArray[np.int64]] | None = None
-        """While a scan reads the database: the keys in memory, and from which number on the rows of each are there."""
+        """The result of `cached_since` while a scan reads the database, else None."""
         self._moved: dict[int, int] = {}
-        """Of rows that a scan of this batch has read, and that came into memory later: position to slot."""
+        """Position to slot, for rows that were added to the cache after a scan of this batch had read them."""
 
     @property
-    def hot(self) -> HotKeys:
-        """The rows in memory."""
+    def hot(self) -> RowTableCache:
+        """The cache."""
         return self._hot
 
     @property
     def rows(self) -> int:
-        """An estimate: of what the database has, or of what is in memory, if that is more."""
+        """An estimate: the rows of the database, or of the cache if these are more."""
         return max(super().rows, self._hot.rows)
 
     def append(self, keys: pa.RecordBatch, values: pa.RecordBatch) -> None:
-        """Append a row for each key."""
+        """Appends a row for each key."""
         self._fix()
         if keys.num_rows:
             first = self._session.position
@@ -286,17 +290,20 @@ class CachedRows(RocksRows, WriteBack):
             self._hot.append(self._batch([*keys.columns, numbers, *values.columns]))
 
     def find(self, keys: pa.RecordBatch) -> FoundRows:
-        """All rows of these keys, with one seek for each key that is not in memory. StorageError, CorruptionError."""
+        """Returns all rows of these keys, with one seek per key that is not cached.
+
+        Raises StorageError or CorruptionError.
+        """
         self._fix()
-        numbers, first_rows = self._hot.ask(keys)
-        if self._hot.left:
+        numbers, first_rows = self._hot.upsert_keys(keys)
+        if self._hot.evicted:
             cold = first_rows[self._hot.since(numbers[first_rows]) > 0]
             if len(cold):
                 self._bring_in(gather(keys, cold), numbers[cold])
         return FoundRows(*self._hot.rows_of(numbers, first_rows))
 
     def take(self, refs: NDArray[Any], columns: Sequence[str] | None = None) -> pa.RecordBatch:
-        """Rows in the order of `refs`. StorageError, CorruptionError."""
+        """Rows in the order of `refs`. Raises StorageError or CorruptionError."""
         self._fix()
         stored = refs < 0
         if not stored.any():
@@ -309,15 +316,15 @@ class CachedRows(RocksRows, WriteBack):
         return pa.concat_batches(both).take(pa.array(places))
 
     def scan(self, columns: Sequence[str], rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """All rows: first what the database alone has, by key group, then what is in memory.
+        """Yields all rows: first the rows that are only in the database, by key group, then the cached ones.
 
-        StorageError, CorruptionError.
+        Raises StorageError or CorruptionError.
         """
         if not self._session.has_keys:
             return
         self._fix()
-        if self._hot.left:
-            self._known = self._hot.known()
+        if self._hot.evicted:
+            self._known = self._hot.cached_since()
             yield from ((rows, ~refs) for rows, refs in super().scan(columns, rows_max))
             self._known = None
         slots = self._hot.in_order()
@@ -328,7 +335,7 @@ class CachedRows(RocksRows, WriteBack):
                 yield self._taken(some, columns), some
 
     def remove(self, refs: NDArray[Any]) -> None:
-        """Remove rows: of those that the database alone has, when the batch ends."""
+        """Removes rows. Rows that are only in the database are removed when the batch ends."""
         stored = refs < 0
         slots = refs[~stored]
         if stored.any():
@@ -341,7 +348,7 @@ class CachedRows(RocksRows, WriteBack):
             self._hot.set_live(slots, np.zeros(len(slots), dtype=np.bool_))
 
     def done(self) -> None:
-        """End the batch. StorageError."""
+        """Ends the batch. Raises StorageError."""
         super().done()
         self._moved = {}
         self._hot.done()
@@ -349,12 +356,12 @@ class CachedRows(RocksRows, WriteBack):
         self._make_room()
 
     def put(self, keys: Sequence[bytes], columns: Sequence[pa.Array]) -> None:
-        """Write rows, before the first batch. StorageError."""
-        self._hot.left.all = True
+        """Writes rows, before the first batch. Raises StorageError."""
+        self._hot.evicted.all = True
         super().put(keys, columns)
 
     def packed(self, columns: Sequence[pa.Array]) -> Strings:
-        """Rows of value columns, as they lie in the database."""
+        """Rows of value columns, in the encoding of the database."""
         return encoded_rows(columns, self.state.values)
 
     @property
@@ -377,7 +384,7 @@ class CachedRows(RocksRows, WriteBack):
         return self._space.keys_of(slots.astype(np.int32, copy=False), stored if columns is None else columns)
 
     def _bring_in(self, keys: pa.RecordBatch, numbers: NDArray[np.int32]) -> None:
-        """Bring in the rows of distinct keys that are not in memory. StorageError, CorruptionError."""
+        """Adds the stored rows of distinct keys to the cache. Raises StorageError or CorruptionError."""
         prefixes, order = ordered_keys(keys, self._session.max_parallelism, self.state.number)
         with reported("read RocksDB", self._session.folder):
             found, values, ends = read_prefixes(self._session.database.iter(), prefixes)
@@ -397,21 +404,21 @@ class CachedRows(RocksRows, WriteBack):
             self._moved |= {at: slot_of[key] for at, (key, _) in enumerate(self._found) if key in slot_of}
 
     def _read_keys(self) -> None:
-        """Read some of the keys that the database has, if it is not known which there are. StorageError."""
-        left = self._hot.left
-        if left.wants_keys:
+        """Reads some stored keys into the filter of evicted keys, if that is due. Raises StorageError."""
+        evicted = self._hot.evicted
+        if evicted.needs_keys:
             self._reader.begin()
-            left.begin()
-        if left.is_read:
+            evicted.begin()
+        if evicted.is_read:
             keys, ended = self._reader.read(_READ_KEYS)
             if keys:
                 identity = decode_rows([key[HEAD.size :] for key in keys], self._identity)
-                left.found(hash_columns(identity, self._key_names))
-            if ended and left.is_read:
-                left.end()
+                evicted.found(hash_columns(identity, self._key_names))
+            if ended and evicted.is_read:
+                evicted.end()
 
     def _there(self, cursor: rocksdict.RdictIter, prefix: bytes) -> Iterator[list[tuple[bytes, bytes]]]:
-        """Of the entries whose keys begin so those that are not in memory, and were not removed there."""
+        """Yields the entries with this prefix that are neither in the cache nor removed there."""
         assert self._known is not None, "only a scan reads so"
         index, since = self._known
         for piece in super()._there(cursor, prefix):
@@ -430,19 +437,19 @@ def _together(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 def _cut(
     parts: Sequence[pa.RecordBatch], refs: Sequence[NDArray[np.int64]], rows_max: int
 ) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int64]]]:
-    """Rows and their refs in batches of so many."""
+    """Cuts rows and their refs into batches of `rows_max`."""
     rows, of_rows = _together(parts), np.concatenate(refs)
     for start in range(0, len(of_rows), rows_max):
         yield rows.slice(start, rows_max), of_rows[start : start + rows_max]
 
 
 def numbers_of(keys: Sequence[bytes]) -> NDArray[np.int64]:
-    """The numbers of rows: the last words of their keys."""
+    """The sequence numbers of rows: the last 8 bytes of their keys."""
     return np.frombuffer(b"".join([key[-8:] for key in keys]), dtype="<i8").astype(np.int64)
 
 
 def read_prefix(cursor: rocksdict.RdictIter, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """All entries whose keys begin so."""
+    """Yields all entries whose keys have this prefix."""
     cursor.seek(prefix)
     while cursor.valid() and (key := cursor.key()).startswith(prefix):
         yield key, cursor.value()
@@ -451,25 +458,28 @@ def read_prefix(cursor: rocksdict.RdictIter, prefix: bytes) -> Iterator[tuple[by
 
 
 def read_prefixes(cursor: rocksdict.RdictIter, prefixes: Sequence[bytes]) -> tuple[list[bytes], list[bytes], list[int]]:
-    """All keys that begin with one of some prefixes, their values, and where those of each prefix end."""
+    """Returns all keys that have one of these prefixes, their values, and the position where each prefix ends."""
     keys: list[bytes] = []
     values: list[bytes] = []
     ends: list[int] = []
-    # Bound methods and lists without tuples: this is what a key that is not in memory costs.
-    seek, key_at, value_at, go_on = cursor.seek, cursor.key, cursor.value, cursor.next
+    # Bound methods and no tuples, because this loop dominates the cost of a key that is not cached.
+    seek, key_at, value_at, advance = cursor.seek, cursor.key, cursor.value, cursor.next
     for prefix in prefixes:
         seek(prefix)
         while (key := key_at()) is not None and key.startswith(prefix):
             keys.append(key)
             values.append(value_at())
-            go_on()
+            advance()
         ends.append(len(keys))
     cursor.status()
     return keys, values, ends
 
 
 class KeyReader:
-    """Of what comes or goes between two calls it may give keys or not; all others it gives."""
+    """Reads the keys of a state, a few per call.
+
+    A key that is added or removed between two calls may or may not be returned. All other keys are returned.
+    """
 
     def __init__(self, session: RocksSession, number: int) -> None:
         self._session = session
@@ -477,11 +487,14 @@ class KeyReader:
         self.begin()
 
     def begin(self) -> None:
-        """From the first one again."""
+        """Starts over from the first key."""
         self._start, self._prefixes = self._all[0], self._all
 
     def read(self, keys_max: int) -> tuple[list[bytes], bool]:
-        """The next keys, at most so many, and whether there are no more. StorageError, CorruptionError."""
+        """Returns up to `keys_max` next keys, and whether the end was reached.
+
+        Raises StorageError or CorruptionError.
+        """
         prefixes, keys, ended = self._prefixes, list[bytes](), False
         with reported("read RocksDB", self._session.folder):
             cursor = self._session.database.iter()

@@ -1,33 +1,35 @@
 """`RowWriter`: writes many rows of one state into the database, as an SST file or by write batches.
 
 Rules:
-- Rows of a snapshot are gathered until they would fill three write buffers, which are half of the database's memory,
-  other rows until they would fill one. Each file of a snapshot covers all key groups, and some files start a compaction
-  whatever their size, so there are few.
-- Few rows go into RocksDB's memory, where rows of several calls come together. So do more rows that were evicted, up to
-  half a write buffer. Rows of a snapshot become a file in any case: here, if nothing else waits in memory.
-- A key occurs once among all rows that one writer gets.
+- Rows of a snapshot are gathered until they would fill three write buffers, which are half of the database's memory.
+  Other rows are gathered until they would fill one. Each file of a snapshot covers all key groups, and a few files
+  start a compaction whatever their size, so files should be few.
+- A small number of rows is written to RocksDB's memory, where rows of several calls accumulate. The same applies to
+  evicted rows up to half a write buffer. Rows of a snapshot always end in a file: RocksDB writes its memory to one if
+  it has other rows, else the rows are written to a file here.
+- A key occurs once among all rows of one writer.
 
-`GatheredRows` sorts encoded rows into the order of the database, a few key groups at a time. The head of each key is
-its key group. What is sorted and laid out at a time fits into the cache, and no array is as large as all rows: memory
-that is new to a process is cleared first, which took two fifths of a snapshot's time.
+`GatheredRows` sorts encoded rows into the key order of the database, a few key groups at a time. Each key begins with
+its key group. The rows that are sorted and laid out together fit into the CPU cache, and no array is as large as all
+rows. The kernel clears new memory of a process first, which took two fifths of a snapshot's time.
 
-`sst_file` makes a file of sorted entries, which the database takes as a whole (`RocksSession.ingest`). Entries in a
-write batch become Python bytes, then nodes of a memtable, and then a file: half a microsecond per row. Here they stay
-in arrays, and a row costs a fifth of that. The file has RocksDB's block-based format in version 2, which all releases
-read; RocksDB rewrites it in its own way when it compacts.
+`sst_file` makes a file of sorted entries, which the database ingests as a whole (`RocksSession.ingest`). Entries in a
+write batch become Python bytes, then nodes of a memtable, and then a file, which takes half a microsecond per row. Here
+they stay in arrays, and a row takes a fifth of that. The file has RocksDB's block-based format in version 2, which all
+releases read. RocksDB rewrites it in its current format when it compacts.
 
     blocks of entries | filter | properties | index | names of these three | footer
 
-- Each part but the footer has a trailer: 0 or 4 (compressed with LZ4), and the lower half of XXH64 of all that.
+- Each part except the footer has a trailer: a byte for the compression (0 for none, 4 for LZ4), and the lower half of
+  the XXH64 of the part and this byte.
 - An entry is three varints (bytes shared with the previous key, length of the rest of the key with its suffix, length
-  of the value), the rest of the key, the suffix (1 put, 0 removed; in 8 bytes), and the value. A block ends with the
-  positions of entries that have whole keys, and their number.
+  of the value), the rest of the key, the suffix (8 bytes, 1 for put and 0 for removed), and the value. A block ends
+  with the positions of entries that have whole keys, and their number.
 - The index has the last key of each block, and its position. The filter is a Bloom filter of whole keys.
-- The database gives all entries of the file one number, greater than all before, because of the properties that begin
-  with `rocksdb.external_sst_file`.
-- All numbers are little-endian. A varint has seven bits per byte, the lowest first, and the highest bit of each byte
-  but the last is 1.
+- Because of the properties that begin with `rocksdb.external_sst_file`, the database gives all entries of the file one
+  sequence number, greater than all before.
+- All numbers are little-endian. A varint has seven bits per byte, the lowest first, and the highest bit is 1 in all
+  bytes except the last.
 
 Sources: RocksDB's `table/block_based/block_based_table_builder.cc`, `table/format.cc`, `util/bloom_impl.h`, and the
 page "Rocksdb BlockBasedTable Format" of its wiki.
@@ -52,11 +54,11 @@ from tidegate.state.rocksdb.database_session import RocksSession
 from tidegate.state.rocksdb.keys import order_of, string_pieces
 
 _SNAPSHOT_BUFFERS = 3
-"""So many write buffers are one file of a snapshot at most."""
+"""The largest file of a snapshot, in write buffers."""
 _BATCH_ROWS = 8_192
-"""Rows that are written with one batch. They become Python values, so many at a time."""
+"""Rows per write batch. This many rows at a time become Python bytes."""
 _SLICE_BYTES = 2 * 1024 * 1024
-"""About so much of keys and values comes out at a time, but always whole key groups."""
+"""Keys and values are sorted in slices of about this size, but always whole key groups."""
 _PUT, _REMOVED = 1, 0
 _PLAIN, _LZ4 = b"\0", b"\4"
 _XXH64 = b"\3"
@@ -64,34 +66,34 @@ _VERSION = 2
 _MAGIC = 0x88E241B785F4CFF7
 _HANDLES_BYTES = 40
 _KEY_BITS = 10
-"""Of the filter, for each key."""
+"""Bits per key in the filter."""
 _EXTERNAL_VERSION = 2
-_ASCEND = "keys of an SST file ascend, and none comes twice"
+_ASCEND = "keys of an SST file must ascend, without duplicates"
 _PIECE_BYTES = 256 * 1024
-"""So much is laid out before it is compressed: as much as stays in the cache."""
+"""Blocks are compressed in pieces of this size, which stay in the CPU cache."""
 _Entries: TypeAlias = Iterable[tuple[bytes, bytes]]
 _Place: TypeAlias = tuple[bytes, int, int]
-"""Of a block: its last key, where it starts, and where it stops without its trailer."""
+"""The last key of a block, its start, and its end without the trailer."""
 SLACK_BYTES = 8
-"""Keys and values are copied by words, so there must be so many bytes behind the last one."""
+"""Keys and values are copied in words of 8 bytes, so the arrays have this many bytes after the last one."""
 TRAILER_BYTES = 5
-"""Behind each block: how it is compressed, and the checksum of both."""
+"""Bytes of a trailer: the compression, and a checksum of 4 bytes."""
 SUFFIX_BYTES = 8
-"""Behind each key: whether it is put or removed, and the number of the write, which is 0 here."""
+"""Bytes of a key's suffix: put or removed, and the sequence number, which is 0 here."""
 ENTRY_BYTES_MAX = SUFFIX_BYTES + 15 + 4
-"""What an entry takes beside its key and value: three lengths, and its place."""
+"""The largest overhead of an entry over its key and value: suffix, three varints, and its position in the block."""
 LINE_BYTES = 64
 """A key has all its bits in one line of the filter."""
 PROBES = 6
 _RESTART = 16
-"""So many keys in a row are told by how they differ from the one before."""
+"""One key in this many is stored whole. The keys between are stored as differences from the previous key."""
 _AHEAD = 16
 _BYTE, _WORD_BYTES = np.uint64(255), np.uint64(8)
 _HASH_SEED, _HASH_FACTOR = np.uint32(0xBC9F1D34), np.uint32(0xC6A4A793)
 
 
 class RowWriter:
-    """Puts rows, or removes them. Who uses it sees to it that the database may be written to (`Unwritten`)."""
+    """Puts or removes rows. The caller makes sure that the database may be written to (`PendingWrites`)."""
 
     def __init__(self, session: RocksSession, for_snapshot: bool) -> None:
         self._session = session
@@ -100,17 +102,17 @@ class RowWriter:
         self._gathered = GatheredRows()
 
     def add(self, keys: Strings, values: Strings | None, first_group: int = 0, group_rows: Sequence[int] = ()) -> None:
-        """Write rows under these database keys, soon: with `finish` at the latest. StorageError.
+        """Writes rows under these database keys, at the latest in `finish`. Raises StorageError.
 
-        One writer is given values each time, or never: then keys are removed. Rows that are sorted by key group say so,
-        as a `StateChunk` does.
+        `values` None removes the keys; one writer either puts or removes. `first_group` and `group_rows` describe rows
+        that are sorted by key group, as in a `StateChunk`.
         """
         self._gathered.add(keys, values, first_group, group_rows)
         if self._gathered.size_bytes >= self._size_bytes_max:
             self.finish()
 
     def finish(self) -> None:
-        """Write what was added. StorageError."""
+        """Writes the added rows. Raises StorageError."""
         if not self._gathered.rows:
             return
         if self._makes_file:
@@ -132,9 +134,9 @@ class RowWriter:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Some rows, at least one, and the order of their keys; without values, keys to be removed.
+    """At least one row, and the sort order of the keys. Without values, the keys are removed.
 
-    Behind all keys, and behind all values, are `SLACK_BYTES` more.
+    The arrays of keys and of values have `SLACK_BYTES` more at the end.
     """
 
     keys: Strings
@@ -144,7 +146,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Rows as they came. If they are sorted by key group, those of group `first + i` begin at `starts[i]`."""
+    """Rows of one call of `add`. If they are sorted by key group, group `first + i` begins at `starts[i]`."""
 
     keys: Strings
     values: Strings | None
@@ -152,30 +154,30 @@ class _Part:
     starts: Sequence[int]
 
     def range_of(self, first: int, stop: int) -> tuple[int, int]:
-        """Where the rows of the groups from `first` to before `stop` begin and end."""
+        """The bounds of the rows whose key groups are in `range(first, stop)`."""
         last = len(self.starts) - 1
         return self.starts[min(max(first - self.first, 0), last)], self.starts[min(max(stop - self.first, 0), last)]
 
 
 class GatheredRows:
-    """Takes parts in, and gives slices out. Of all rows a key comes once."""
+    """Gathers rows, and sorts them in slices. Each key occurs once."""
 
     def __init__(self) -> None:
         self.rows = 0
         self.size_bytes = 0
-        """Of keys and values."""
+        """Bytes of keys and values."""
         self._parts: list[_Part] = []
         self._by_group = True
 
     def add(self, keys: Strings, values: Strings | None, first_group: int, group_rows: Sequence[int]) -> None:
-        """Add rows that are sorted by key group, as those of a `StateChunk`; with no `group_rows` in any order."""
+        """Adds rows. With `group_rows` they are sorted by key group, as in a `StateChunk`, else in any order."""
         self._parts.append(_Part(keys, values, first_group, group_rows))
         self._by_group = self._by_group and len(group_rows) > 0
         self.rows += len(keys.offsets) - 1
         self.size_bytes += len(keys.data) + (0 if values is None else len(values.data))
 
     def slices(self) -> Iterator[Slice]:
-        """All rows, in the order of the database. From the first one on, none is here."""
+        """Yields all rows in the key order of the database. The first call of `next` empties this object."""
         parts, by_group, rows = self._parts, self._by_group, self.rows
         rows_min = max(1, rows * _SLICE_BYTES // max(1, self.size_bytes))
         self._parts, self._by_group, self.rows, self.size_bytes = [], True, 0, 0
@@ -204,7 +206,7 @@ def _slice(ranges: Sequence[tuple[_Part, int, int]]) -> Slice:
 
 
 def _together(ranges: Sequence[tuple[Strings, int, int]]) -> Strings:
-    """Some rows each of columns without nulls."""
+    """Joins ranges of rows of string columns without nulls, with `SLACK_BYTES` at the end."""
     bounds = [(int(strings.offsets[start]), int(strings.offsets[end])) for strings, start, end in ranges]
     data = np.empty(sum(stop - begin for begin, stop in bounds) + SLACK_BYTES, dtype=np.uint8)
     offsets = np.empty(sum(end - start for _, start, end in ranges) + 1, dtype=np.int64)
@@ -217,9 +219,9 @@ def _together(ranges: Sequence[tuple[Strings, int, int]]) -> Strings:
 
 
 def sst_file(slices: Iterable[Slice], block_bytes: int) -> Iterator[bytes | bytearray]:
-    """The file, in parts. Without values the entries of a slice are removed.
+    """Yields an SST file in parts. A slice without values writes removals.
 
-    At least one slice. Their keys ascend, and so do those of one slice after the other.
+    There must be at least one slice, and keys must ascend from slice to slice.
     """
     index: list[tuple[bytes, bytes]] = []
     hashes: list[NDArray[np.uint32]] = []
@@ -229,7 +231,7 @@ def sst_file(slices: Iterable[Slice], block_bytes: int) -> Iterator[bytes | byte
         if values is None:
             values = Strings(np.zeros_like(keys.offsets), np.zeros(SLACK_BYTES, dtype=np.uint8), NO_MASK)
             removed += len(some.order)
-        _see_to_order(index, keys, some.order)
+        _check_order(index, keys, some.order)
         kind = _REMOVED if some.values is None else _PUT
         for piece, blocks in _pieces(keys, values, some.order, kind, block_bytes):
             index += ((key, _varint(size_bytes + start) + _varint(stop - start)) for key, start, stop in blocks)
@@ -265,14 +267,14 @@ def sst_file(slices: Iterable[Slice], block_bytes: int) -> Iterator[bytes | byte
 
 
 class _Parts:
-    """What follows the blocks of entries, which have so many bytes."""
+    """The parts of a file after the blocks of entries, which take `size_bytes`."""
 
     def __init__(self, size_bytes: int) -> None:
         self.done: list[bytes] = []
         self._size_bytes = size_bytes
 
     def add(self, content: bytes) -> bytes:
-        """Add a part with its trailer. Its handle: place and length."""
+        """Adds a part with its trailer. Returns its handle: position and length."""
         whole = np.frombuffer(content + _PLAIN, dtype=np.uint8)
         checksum = int(hash_string(whole, 0, len(whole), np.uint64(0))) & 0xFFFFFFFF
         handle = _varint(self._size_bytes) + _varint(len(content))
@@ -281,8 +283,8 @@ class _Parts:
         return handle
 
 
-def _see_to_order(index: list[tuple[bytes, bytes]], keys: Strings, order: NDArray[np.int64]) -> None:
-    """The first key of a slice comes behind the last one of the slice before."""
+def _check_order(index: list[tuple[bytes, bytes]], keys: Strings, order: NDArray[np.int64]) -> None:
+    """Asserts that the first key of a slice comes after the last key of the previous slice."""
     if index:
         first_key = keys.data[keys.offsets[order[0]] : keys.offsets[order[0] + 1]].tobytes()
         assert index[-1][0][:-SUFFIX_BYTES] < first_key, _ASCEND
@@ -291,14 +293,14 @@ def _see_to_order(index: list[tuple[bytes, bytes]], keys: Strings, order: NDArra
 def _pieces(
     keys: Strings, values: Strings, order: NDArray[np.int64], kind: int, block_bytes: int
 ) -> Iterator[tuple[bytearray, list[_Place]]]:
-    """All blocks, some at a time: compressed, with trailers; and of each its last key, and its place among them.
+    """Yields compressed blocks with trailers, some at a time, and for each its last key and its position among them.
 
-    What is laid out is compressed while it is in the cache.
+    Blocks are compressed while they are in the CPU cache.
     """
     rows = len(order)
     suffix = struct.pack("<Q", kind)
     places = np.empty(min(rows, block_bytes), dtype=np.int64)
-    # A block's last entry begins before it is large enough. Each of its places takes 4 bytes, and so does their number.
+    # The last entry of a block begins before the block is full. Restart positions and their number take 4 bytes each.
     entry_bytes_max = int(np.diff(keys.offsets).max()) + int(np.diff(values.offsets).max()) + ENTRY_BYTES_MAX
     block_bytes_max = block_bytes + entry_bytes_max + 4 * len(places) + 4 + TRAILER_BYTES
     blocks_max = min(rows, max(1, _PIECE_BYTES // (block_bytes + entry_bytes_max)))
@@ -330,7 +332,7 @@ def _pieces(
 
 
 def _compressed(blocks: NDArray[np.uint8], stops: NDArray[np.int64]) -> tuple[bytearray, list[int], list[int]]:
-    """All blocks compressed, with trailers, and where each starts and stops without its trailer."""
+    """Compresses blocks. Returns them with trailers, and where each starts and stops without its trailer."""
     codec, laid_out = pa.Codec("lz4_raw"), pa.py_buffer(blocks)
     parts: list[bytes] = []
     starts: list[int] = []
@@ -349,14 +351,14 @@ def _compressed(blocks: NDArray[np.uint8], stops: NDArray[np.int64]) -> tuple[by
 
 
 def _hashes(keys: Strings) -> NDArray[np.uint32]:
-    """Of each key, for the filter."""
+    """The hash of each key for the filter."""
     hashes = np.empty(len(keys.offsets) - 1, dtype=np.uint32)
     hash_keys(keys.offsets, keys.data, hashes)
     return hashes
 
 
 def _filter(hashes: NDArray[np.uint32]) -> bytes:
-    """A Bloom filter, and how it is to be read. The number of its lines is odd."""
+    """A Bloom filter, followed by its parameters. The number of its lines is odd."""
     lines = -(-len(hashes) * _KEY_BITS // (8 * LINE_BYTES)) | 1
     bits = np.zeros(lines * LINE_BYTES, dtype=np.uint8)
     fill_filter(hashes, lines, bits)
@@ -364,7 +366,7 @@ def _filter(hashes: NDArray[np.uint32]) -> bytes:
 
 
 def _block(entries: _Entries) -> bytes:
-    """A block of few entries, each with its whole key."""
+    """A block in which each entry has its whole key. For the small index and property blocks."""
     parts: list[bytes] = []
     places: list[int] = []
     at = 0
@@ -399,11 +401,11 @@ def lay_out(
     stops: NDArray[np.int64],
     lasts: NDArray[np.int64],
 ) -> int:
-    """Write entries of one kind, in this order of rows, as blocks of about so many bytes, with room for trailers.
+    """Writes entries of one kind as blocks of about `block_bytes`, in the order of `order`, with room for trailers.
 
-    It begins with the row at `first`, and ends where `stops` is full or no row is left. Of each block, `stops` gets
-    where it stops, and `lasts` where its last row is in `order`. `places` is room to work in. Returns how many blocks
-    there are, or -1 if keys do not ascend.
+    It begins with the row at `first`, and ends when `stops` is full or all rows are written. For each block, `stops`
+    gets its end, and `lasts` the position of its last row in `order`. `places` is a work area. Returns the number of
+    blocks, or -1 if keys do not ascend.
     """
     at, start, in_block, restarts, blocks = 0, 0, 0, 0, 0
     rows = order.shape[0]
@@ -452,7 +454,7 @@ def lay_out(
 
 @kernel
 def seal(starts: NDArray[np.int64], stops: NDArray[np.int64], out: NDArray[np.uint8]) -> None:
-    """Write the checksum of each block, and of the byte behind it that says how it is compressed, behind that."""
+    """Writes the checksum of each block, which covers the block and the compression byte after it."""
     for i in range(starts.shape[0]):
         checksum = hash_string(out, starts[i], stops[i] + 1, np.uint64(0))
         _put_fixed32(checksum, stops[i] + 1, out)
@@ -460,14 +462,14 @@ def seal(starts: NDArray[np.int64], stops: NDArray[np.int64], out: NDArray[np.ui
 
 @kernel
 def hash_keys(offsets: NDArray[np.int64], keys: NDArray[np.uint8], hashes: NDArray[np.uint32]) -> None:
-    """The hash of each key, as the filter has it."""
+    """Computes the hash of each key for the filter."""
     for i in range(hashes.shape[0]):
         hashes[i] = _filter_hash(keys, offsets[i], offsets[i + 1])
 
 
 @kernel
 def fill_filter(hashes: NDArray[np.uint32], lines: int, out: NDArray[np.uint8]) -> None:
-    """Set the bits of all keys in the lines of a Bloom filter, all of which were 0."""
+    """Sets the bits of all keys in a Bloom filter, whose bits are all 0."""
     for i in range(hashes.shape[0]):
         if i + _AHEAD < hashes.shape[0]:
             prefetch(out, np.int64(hashes[i + _AHEAD] % np.uint32(lines)) * LINE_BYTES)
@@ -482,7 +484,7 @@ def fill_filter(hashes: NDArray[np.uint32], lines: int, out: NDArray[np.uint8]) 
 
 @kernel
 def _shared(keys: NDArray[np.uint8], one: np.int64, other: np.int64, bytes_max: np.int64) -> np.int64:
-    """How many bytes two keys begin with alike."""
+    """The length of the common prefix of two keys, in bytes."""
     shared = np.int64(0)
     while shared < bytes_max:
         differ = load64(keys, one + shared) ^ load64(keys, other + shared)
@@ -497,7 +499,7 @@ def _shared(keys: NDArray[np.uint8], one: np.int64, other: np.int64, bytes_max: 
 
 @kernel
 def _filter_hash(keys: NDArray[np.uint8], start: np.int64, stop: np.int64) -> np.uint32:
-    """RocksDB's hash of 32 bits. Bytes behind the last whole word are signed."""
+    """RocksDB's hash of 32 bits. Bytes after the last whole word are signed."""
     h = np.uint32(_HASH_SEED ^ np.uint32(np.uint32(stop - start) * _HASH_FACTOR))
     at = start
     while at + 4 <= stop:

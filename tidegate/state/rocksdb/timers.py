@@ -1,11 +1,11 @@
 """`RocksTimers`: timers on disk, with the first ones of each clock in memory.
 
 Within a key group, the database keeps timers in the order in which they fire. Rules:
-- Registered and deleted timers are written at once, a batch with one call.
+- Registered and deleted timers are written at once, one call per batch.
 - The head of a clock is in memory: the first timers of all key groups together, up to a bound. Timers after its end are
   only in the database. Flink's `RocksDBCachingPriorityQueueSet` has such a cache for each key group.
-- A head that is used up is read anew: a few timers of each key group that may have any. Each read begins where the
-  first timer of the group was last seen, and so skips the deleted ones before it.
+- When the head is used up, it is read again: a few timers of each key group that may have any. Each read begins where
+  the first timer of the group was last seen, and so skips the deleted timers before it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from tidegate.state.common.backend import DueTimers
 from tidegate.state.kernels.hashing import hash_columns
 from tidegate.state.rocksdb.database_session import RocksSession
 from tidegate.state.rocksdb.frozen_rows import RocksChanges
-from tidegate.storage.rocksdb.database import reported
-from tidegate.storage.rocksdb.keys import MOMENT, TimerKeys, behind_moment, moment_bytes, moment_of
-from tidegate.storage.rocksdb.value_layout import HEAD, RocksForm, RocksState
 from tidegate.storage.state.key_groups import key_groups_of
+from tidegate.storage.state.rocksdb.database import reported
+from tidegate.storage.state.rocksdb.keys import MOMENT, TimerKeys, end_of_moment, moment_bytes, moment_of
+from tidegate.storage.state.rocksdb.value_layout import HEAD, RocksForm, RocksState
 from tidegate.storage.state.stored_rows import (
     DOMAINS,
     TIMER_COLUMNS,
@@ -34,19 +34,19 @@ from tidegate.storage.state.stored_rows import (
 )
 
 HEAD_TIMERS = 8192
-"""About so many timers of one clock are in memory, at most twice as many."""
+"""About this many timers of one clock are in memory, and at most twice as many."""
 READ_MIN = 16
-"""At least so many timers of one key group are read at a time."""
+"""At least this many timers of one key group are read at a time."""
 
 
 class RocksTimers:
-    """A `KeyedTimers`."""
+    """A `KeyedTimers` in RocksDB."""
 
     def __init__(self, session: RocksSession) -> None:
         self._session = session
         self._state = session.known(TIMERS_STATE)
         self.changes: RocksChanges | None = None
-        """The changed timers, if a changelog wants them."""
+        """The changed timers, if a changelog needs them."""
         self._keys: TimerKeys | None = None
         self._heads: tuple[_Head, ...] = ()
         if self._state is not None:
@@ -61,13 +61,16 @@ class RocksTimers:
         return self._state
 
     def count(self, limit: int) -> int:
-        """The number of timers, but at most `limit`. StorageError."""
+        """The number of timers, but at most `limit`. Raises StorageError."""
         return sum(1 for _, _ in zip(self._all(), range(limit), strict=False))
 
     def change(
         self, keys: pa.RecordBatch, domains: Sequence[int], moments: Sequence[int], registered: Sequence[bool]
     ) -> None:
-        """Register or delete timers. If one timer is changed several times, the last change counts. StorageError."""
+        """Registers or deletes timers.
+
+        If one timer is changed several times, the last change counts. Raises StorageError.
+        """
         last = dict(zip(self._timers(keys, domains, moments), registered, strict=True))
         put = [timer for timer, is_there in last.items() if is_there]
         removed = [timer for timer, is_there in last.items() if not is_there]
@@ -78,29 +81,29 @@ class RocksTimers:
             self.changes.removed(removed)
 
     def first_ms(self, domain: int) -> int | None:
-        """The moment of a clock's first timer; None without one. StorageError."""
+        """The moment of a clock's first timer, or None if it has no timers. Raises StorageError."""
         if not self._heads:
             return None
         first = self._heads[domain].first()
         return None if first is None else moment_of(first, 0)[1]
 
     def due(self, domain: int, time_ms: int, timers_max: int) -> DueTimers:
-        """A clock's first timers up to a moment. StorageError."""
+        """A clock's first timers up to a moment. Raises StorageError."""
         timers: list[bytes] = []
         more = False
         if self._heads and self._heads[domain].first() is not None:
-            timers, more = self._heads[domain].until(behind_moment(domain, time_ms), timers_max)
+            timers, more = self._heads[domain].until(end_of_moment(domain, time_ms), timers_max)
         moments = [moment_of(timer, 0)[1] for timer in timers]
         return DueTimers(moments, self._key_form().decode(timers, MOMENT.size), more)
 
     def database_keys(self, rows: pa.RecordBatch) -> list[bytes]:
-        """The database keys of stored timers. CorruptionError for an unknown clock."""
+        """The database keys of stored timers. Raises CorruptionError for an unknown clock."""
         keys = rows.select(self._session.key_schema.names)
         domains = domain_numbers(rows.column(TIMER_DOMAIN))
         return self._timers(keys, domains.tolist(), rows.column(TIMER_MOMENT).to_pylist())
 
     def put(self, timers: Sequence[bytes]) -> None:
-        """Write timers. StorageError."""
+        """Writes timers. Raises StorageError."""
         batch = rocksdict.WriteBatch(raw_mode=True)
         for timer in timers:
             batch.put(timer, b"")
@@ -109,13 +112,13 @@ class RocksTimers:
             self._heads[timer[HEAD.size]].add(timer)
 
     def remove(self, timers: Sequence[bytes]) -> None:
-        """Delete timers, if they are there. StorageError."""
+        """Deletes timers, if they are there. Raises StorageError."""
         self._session.remove(timers)
         for timer in timers:
             self._heads[timer[HEAD.size]].discard(timer)
 
     def has(self, timer: bytes) -> bool:
-        """Whether this timer is there. StorageError."""
+        """True if this timer is stored. Raises StorageError."""
         return self._session.has(timer)
 
     def _begin(self, state: RocksState, of_files: bool) -> None:
@@ -132,8 +135,8 @@ class RocksTimers:
         number, form = self.state.number, self._key_form()
         hashes = hash_columns(keys, keys.schema.names)
         groups = key_groups_of(hashes, self._session.max_parallelism).tolist()
-        told = zip(groups, domains, moments, form.encode(keys), strict=True)
-        return [HEAD.pack(group, number) + moment_bytes(domain, ms) + key for group, domain, ms, key in told]
+        timers = zip(groups, domains, moments, form.encode(keys), strict=True)
+        return [HEAD.pack(group, number) + moment_bytes(domain, ms) + key for group, domain, ms, key in timers]
 
     def _all(self) -> Iterator[bytes]:
         if self._state is None:
@@ -150,7 +153,7 @@ class RocksTimers:
 
 
 class _Head:
-    """The first timers of one clock. A timer is known by its database key without the key's head."""
+    """The first timers of one clock. A timer is identified by its database key without `HEAD`."""
 
     def __init__(self, session: RocksSession, number: int, domain: int, of_files: bool) -> None:
         self._session = session
@@ -169,32 +172,32 @@ class _Head:
             self._end = b""
 
     def add(self, timer: bytes) -> None:
-        """A timer was written."""
+        """Adds a timer that was written, if it belongs to the head."""
         group, _ = HEAD.unpack_from(timer)
-        told = timer[HEAD.size :]
-        if told < self._bounds.get(group, b"\xff"):
-            self._bounds[group] = told
-        if (self._end is None or told <= self._end) and told not in self._there:
-            self._there[told] = group
-            heapq.heappush(self._heap, told)
+        added = timer[HEAD.size :]
+        if added < self._bounds.get(group, b"\xff"):
+            self._bounds[group] = added
+        if (self._end is None or added <= self._end) and added not in self._there:
+            self._there[added] = group
+            heapq.heappush(self._heap, added)
             if len(self._there) > 2 * HEAD_TIMERS:
                 self._keep(sorted(self._there)[:HEAD_TIMERS])
 
     def discard(self, timer: bytes) -> None:
-        """A timer was deleted."""
+        """Removes a timer that was deleted."""
         self._there.pop(timer[HEAD.size :], None)
         if len(self._heap) > 2 * len(self._there) + HEAD_TIMERS:
             self._heap = sorted(self._there)
 
     def first(self) -> bytes | None:
-        """The first timer of all. StorageError."""
+        """The first timer of the clock, or None. Raises StorageError."""
         if not self._skip_gone() and self._end is not None:
             self._read()
             self._skip_gone()
         return self._heap[0] if self._heap else None
 
     def until(self, end: bytes, timers_max: int) -> tuple[list[bytes], bool]:
-        """The first timers before `end` that are in memory, and whether there may be more."""
+        """Returns the first timers before `end` that are in memory, and whether there may be more."""
         found: list[bytes] = []
         while len(found) < timers_max and self._skip_gone() and self._heap[0] < end:
             first = heapq.heappop(self._heap)
@@ -206,18 +209,18 @@ class _Head:
         return found, behind or len(found) == timers_max
 
     def _skip_gone(self) -> bool:
-        """Remove deleted timers from the top of the heap. Returns whether a timer is left in memory."""
+        """Removes deleted timers from the top of the heap. Returns False if the heap is empty afterwards."""
         while self._heap and self._heap[0] not in self._there:
             heapq.heappop(self._heap)
         return bool(self._heap)
 
     def _keep(self, first: list[bytes]) -> None:
-        """Keep only these first timers in memory."""
+        """Keeps only these first timers in memory."""
         self._there = {timer: self._there[timer] for timer in first}
         self._heap, self._end = first, first[-1]
 
     def _read(self) -> None:
-        """Read the head: a few timers of each key group, up to where the first group was cut short."""
+        """Reads the head: a few timers of each key group, up to where the first group was cut short."""
         end: bytes | None = None
         there: dict[bytes, int] = {}
         count = max(READ_MIN, HEAD_TIMERS // max(1, len(self._bounds)))

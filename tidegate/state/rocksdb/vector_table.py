@@ -1,12 +1,12 @@
-"""Vectorised states in RocksDB whose hot rows are in memory, in columns: `RocksTable`, and with namespaces.
+"""Vectorised states in RocksDB: `RocksTable`, with a write-back cache as `CachedTable`, and both with namespaces.
 
-A batch reads from the database only rows that are not in memory, and writes none (`write_back.py`). Rows that are
-loaded or moved go to the database at once, before the first batch.
+With a cache, a batch reads from the database only rows that are not in memory, and writes none (`write_back.py`). Rows
+that are loaded or converted are written to the database at once, before the first batch.
 
-`RocksNamespaces` reads the rows of a namespace in memory, a few key groups at a time; rows of these that are only in
-the database are read first, a range for each key group (`StoredNamespaces`). A window that fits into memory therefore
-fires as in the columnar backend, whatever the database has of it. While a reader is active, nothing is evicted, because
-slots would be renumbered.
+`CachedNamespaces` reads a namespace from the cache, a few key groups at a time. Rows that are only in the database are
+added to the cache first, with one range read per key group (`StoredNamespaces`). A window that fits into memory
+therefore fires as in the columnar backend. While a reader is active nothing is evicted, because slots would be
+renumbered.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from tidegate.state.key_index.hash_table import Upserted
 from tidegate.state.key_index.key_index import KeyIndex
 from tidegate.state.rocksdb.database_session import RocksSession
 from tidegate.state.rocksdb.frozen_rows import RocksChanges
-from tidegate.state.rocksdb.hot_rows import HotNamespaces, HotRows
 from tidegate.state.rocksdb.keys import encoded_rows, ordered_keys, strings_of
+from tidegate.state.rocksdb.table_cache import NamespacedTableCache, TableCache
 from tidegate.state.rocksdb.write_back import WriteBack
-from tidegate.storage.rocksdb.database import reported
-from tidegate.storage.rocksdb.keys import decode_rows
-from tidegate.storage.rocksdb.scan import CHUNK_BYTES, CHUNK_ROWS
-from tidegate.storage.rocksdb.value_layout import HEAD, RocksState, TableLayout, table_layout
+from tidegate.storage.state.rocksdb.database import reported
+from tidegate.storage.state.rocksdb.keys import decode_rows
+from tidegate.storage.state.rocksdb.scan import CHUNK_BYTES, CHUNK_ROWS
+from tidegate.storage.state.rocksdb.value_layout import HEAD, RocksState, TableLayout, table_layout
 
 _BROUGHT_ROWS = 16_384
-"""Rows on their way into memory become Python values, so many at a time."""
+"""How many rows at a time become Python bytes on their way into the cache."""
 _RUN_ROWS = 65_536
-"""Room is made when so many have been brought in."""
+"""A read of a namespace evicts rows after it has added this many."""
 _NO_SLOTS: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
 _ESTIMATE = "rocksdb.estimate-num-keys"
 _NAMESPACE = struct.Struct("<Bq")
-"""A column that is not null, and its word, as in `row_encoding.py`."""
+"""The encoding of an int64 column that is not null, as in `row_encoding.py`."""
 _BEHIND = b"\xff"
-"""No key goes on so behind a namespace: the next column begins with 0 or 1."""
+"""Sorts after all keys of a namespace, whose next column begins with 0 or 1."""
 
 
 class RocksTable:
@@ -63,12 +63,12 @@ class RocksTable:
         self.new_slots: NDArray[np.int32] = _NO_SLOTS
         """Slots whose key has no row yet."""
         self.changes = RocksChanges(session, state) if session.keeps_changes else None
-        """The changed keys, if a changelog wants them."""
+        """The changed keys, if a changelog needs them."""
         self._session = session
         self._columns = {spec.name: BatchColumn(self, spec) for spec in specs}
         self._batch_keys: list[bytes] = []
         self._removed: NDArray[np.int32] = _NO_SLOTS
-        """Slots of the batch whose rows are taken away."""
+        """Slots of the batch whose rows are removed."""
         self._unchanged: NDArray[np.int32] = _NO_SLOTS
         """Slots of the batch that do not change."""
 
@@ -78,7 +78,7 @@ class RocksTable:
         return self._session.database.property_int_value(_ESTIMATE) or 0
 
     def upsert(self, keys: pa.RecordBatch, new_only: bool = False) -> Upserted:
-        """Begin a batch: fetch the rows of its keys."""
+        """Begins a batch: fetches the rows of its keys."""
         upserted = KeyIndex(tuple(keys.schema.names)).upsert(keys)
         first_rows = upserted.first_rows
         distinct = keys if len(first_rows) == keys.num_rows else gather(keys, first_rows)
@@ -101,11 +101,11 @@ class RocksTable:
         return self._columns[name]
 
     def remove(self, slots: NDArray[Any]) -> None:
-        """Take away the rows of these slots of the batch."""
+        """Removes the rows of these slots of the batch."""
         self._removed = np.union1d(self._removed, slots).astype(np.int32)
 
     def done(self) -> None:
-        """End the batch: write its rows, and remove those that were taken away."""
+        """Ends the batch: writes its rows, and applies removals. Raises StorageError."""
         batch_keys, self._batch_keys = self._batch_keys, []
         gone, new = self._removed, self.new_slots
         same, self._unchanged = self._unchanged, _NO_SLOTS
@@ -124,14 +124,14 @@ class RocksTable:
             self.changes.removed(removed)
 
     def put(self, keys: Sequence[bytes], columns: Sequence[pa.Array]) -> None:
-        """Write rows over what is there. `columns` are the value columns. StorageError."""
+        """Writes rows, replacing existing ones. `columns` are the value columns. Raises StorageError."""
         batch = rocksdict.WriteBatch(raw_mode=True)
         for key, row in zip(keys, strings_of(self.packed(columns)), strict=True):
             batch.put(key, row)
         self._session.write(batch)
 
     def packed(self, columns: Sequence[pa.Array]) -> Strings:
-        """Rows of value columns, as they lie in the database."""
+        """Rows of value columns, in the encoding of the database."""
         layout = self.layout
         if not isinstance(layout, TableLayout):
             return encoded_rows(columns, layout.schema)
@@ -139,15 +139,15 @@ class RocksTable:
         return Strings(np.arange(len(rows) + 1, dtype=np.int64) * rows.shape[1], rows.reshape(-1), NO_MASK)
 
     def delete(self, keys: Sequence[bytes]) -> None:
-        """Remove the rows of these keys, if there are any. StorageError."""
+        """Removes the rows of these keys, if there are any. Raises StorageError."""
         self._session.remove(keys)
 
     def has(self, key: bytes) -> bool:
-        """Whether a key has a row. StorageError."""
+        """True if a key has a row. Raises StorageError."""
         return self._session.has(key)
 
     def scan(self, rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """All keys, sorted by key group, in batches, with their slots."""
+        """Yields all keys, sorted by key group, in batches, with their slots."""
         keys = len(self._session.key_schema)
         for rows in self._session.scan(self.state, rows_max):
             slots = np.arange(rows.num_rows, dtype=np.int32)
@@ -157,7 +157,7 @@ class RocksTable:
     def _fill(
         self, slots: int, known: NDArray[np.int32], stored: Sequence[pa.Array] | None, new: NDArray[np.int32]
     ) -> None:
-        """Set up this many slots: `known` ones with stored values, `new` ones with the identity or null."""
+        """Sets up `slots` slots: `known` with stored values, `new` with the identity or null."""
         for position, column in enumerate(self._columns.values()):
             column.paged.begin_batch()
             column.paged.grow(pages_for(slots))
@@ -168,14 +168,14 @@ class RocksTable:
 
 
 class StoredNamespaces:
-    """What the database has of a state with namespaces."""
+    """Reads the stored rows of a state with namespaces."""
 
     def __init__(self, session: RocksSession, state: RocksState) -> None:
         self._session = session
         self._number = state.number
 
     def found(self) -> dict[int, list[int]]:
-        """The namespaces that have a row, each with the key groups where it has one. StorageError."""
+        """Returns the namespaces with stored rows, each with its key groups that have rows. Raises StorageError."""
         found: dict[int, list[int]] = {}
         session = self._session
         with reported("read RocksDB", session.folder):
@@ -190,12 +190,12 @@ class StoredNamespaces:
         return found
 
     def range_of(self, namespace: int, group: int) -> tuple[bytes, bytes]:
-        """Where its rows lie: the first key that one may have, and a key behind all of them."""
+        """The key range of a namespace in a key group: its first possible key, and a key after all of them."""
         prefix = HEAD.pack(group, self._number) + _NAMESPACE.pack(1, namespace)
         return prefix, prefix + _BEHIND
 
     def rows(self, namespace: int, rows_max: int, groups: range) -> Iterator[tuple[list[bytes], list[bytes]]]:
-        """Keys and values of the rows in a namespace, sorted by key group, as they are at first. StorageError."""
+        """Yields keys and values of a namespace, sorted by key group, as of the first batch. Raises StorageError."""
         session = self._session
         if not session.has_keys:
             return
@@ -224,56 +224,56 @@ class StoredNamespaces:
             yield keys, values
 
     def key_columns(self, keys: list[bytes]) -> pa.RecordBatch:
-        """The key columns of some keys."""
+        """The key columns of these database keys."""
         return decode_rows([key[HEAD.size :] for key in keys], self._session.key_schema)
 
 
-class NamespacesInTurn(ABC):
-    """What a `NamespacedTable` in RocksDB does with several namespaces: with one after the other."""
+class SequentialNamespaces(ABC):
+    """Mixin that reads several namespaces of a `NamespacedTable` one after the other."""
 
     @abstractmethod
     def scan_namespace(
         self, namespace: int, rows_max: int, groups: range | None = None
     ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """The keys in a namespace, in batches, with their slots. StorageError."""
+        """Yields the keys of a namespace, in batches, with their slots. Raises StorageError."""
 
     @abstractmethod
     def drain_namespace(
         self, namespace: int, rows_max: int, groups: range | None = None
     ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """The same; the rows of a batch are removed when it is drawn. StorageError."""
+        """Like `scan_namespace`, but removes the rows of each batch when it is drawn. Raises StorageError."""
 
     def scan_namespaces(
         self, namespaces: Sequence[int], rows_max: int, groups: range | None = None
     ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """The keys in namespaces, one after the other, as of `scan_namespace`. StorageError."""
+        """Yields the keys of namespaces, one after the other, like `scan_namespace`. Raises StorageError."""
         return chain.from_iterable(self.scan_namespace(each, rows_max, groups) for each in namespaces)
 
     def drain_namespaces(
         self, namespaces: Sequence[int], rows_max: int, groups: range | None = None
     ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """The same; the rows of a batch are removed when it is drawn. StorageError."""
+        """Like `scan_namespaces`, but removes the rows of each batch when it is drawn. Raises StorageError."""
         return chain.from_iterable(self.drain_namespace(each, rows_max, groups) for each in namespaces)
 
 
-class RocksNamespaces(NamespacesInTurn, RocksTable):
+class RocksNamespaces(SequentialNamespaces, RocksTable):
     """A `NamespacedTable` whose rows are in RocksDB."""
 
     def namespaces(self) -> NDArray[np.int64]:
-        """The namespaces that have a row, ascending. StorageError."""
+        """The ascending namespaces that have a row. Raises StorageError."""
         return np.array(sorted(StoredNamespaces(self._session, self.state).found()), dtype=np.int64)
 
     def scan_namespace(
         self, namespace: int, rows_max: int, groups: range | None = None
     ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """The keys in a namespace, sorted by key group, as they are when the first batch is drawn. StorageError."""
+        """Yields the keys of a namespace, sorted by key group, as of the first batch. Raises StorageError."""
         for _, keys, slots in self._pieces(namespace, rows_max, groups):
             yield keys, slots
 
     def drain_namespace(
         self, namespace: int, rows_max: int, groups: range | None = None
     ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """The same; the rows of a batch are removed when it is drawn. StorageError."""
+        """Like `scan_namespace`, but removes the rows of each batch when it is drawn. Raises StorageError."""
         for stored, keys, slots in self._pieces(namespace, rows_max, groups):
             self.delete(stored)
             if self.changes is not None:
@@ -283,7 +283,7 @@ class RocksNamespaces(NamespacesInTurn, RocksTable):
     def _pieces(
         self, namespace: int, rows_max: int, groups: range | None
     ) -> Iterator[tuple[list[bytes], pa.RecordBatch, NDArray[np.int32]]]:
-        """Database keys, key columns and slots of the rows in a namespace, whose values the columns have then."""
+        """Yields database keys, key columns and slots of a namespace, after filling the columns with the values."""
         stored = StoredNamespaces(self._session, self.state)
         for keys, values in stored.rows(namespace, rows_max, self._session.key_groups if groups is None else groups):
             slots = np.arange(len(keys), dtype=np.int32)
@@ -292,7 +292,7 @@ class RocksNamespaces(NamespacesInTurn, RocksTable):
 
 
 class CachedTable(RocksTable, WriteBack):
-    """A `VectorTable`. Of its rows, about `cache_bytes` are in memory between batches."""
+    """A `RocksTable` with a cache of about `cache_bytes` between batches."""
 
     def __init__(
         self,
@@ -306,21 +306,21 @@ class CachedTable(RocksTable, WriteBack):
         self._cache_bytes = cache_bytes
         grouped_by = key_names[1:] if session.namespace else None
         self._space = KeySpace(session.max_parallelism, key_names, grouped_by=grouped_by)
-        self._hot = self._hot_rows(specs)
+        self._hot = self._new_cache(specs)
         self._hot.is_whole = session.is_empty
 
     @property
-    def hot(self) -> HotRows:
-        """The rows in memory."""
+    def hot(self) -> TableCache:
+        """The cache."""
         return self._hot
 
     @property
     def rows(self) -> int:
-        """An estimate: of what the database has, or of what is in memory, if that is more."""
+        """An estimate: the rows of the database, or of the cache if these are more."""
         return max(super().rows, self.hot.rows)
 
     def upsert(self, keys: pa.RecordBatch, new_only: bool = False) -> Upserted:
-        """Begin a batch: fetch those of its rows that are not in memory."""
+        """Begins a batch: fetches its rows that are not in the cache."""
         self._space.fix(self._session.key_schema)
         return self.hot.upsert(keys, new_only)
 
@@ -329,26 +329,26 @@ class CachedTable(RocksTable, WriteBack):
         return self.hot.column(name)
 
     def remove(self, slots: NDArray[Any]) -> None:
-        """Take away the rows of these slots of the batch."""
+        """Removes the rows of these slots of the batch."""
         self.hot.remove(slots)
 
     def done(self) -> None:
-        """End the batch."""
+        """Ends the batch, and evicts rows if the cache is too large. Raises StorageError."""
         self.hot.done()
         self._make_room()
 
     def put(self, keys: Sequence[bytes], columns: Sequence[pa.Array]) -> None:
-        """Write rows over what is there, before the first batch. StorageError."""
+        """Writes rows before the first batch, replacing existing ones. Raises StorageError."""
         self._hot.is_whole = False
         super().put(keys, columns)
 
     def scan(self, rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """All keys, sorted by key group, in batches, with their slots. Other batches may come between two of them."""
+        """Yields all keys, sorted by key group, with their slots. Other batches may run between two of them."""
         self.write_all()
         self._space.fix(self._session.key_schema)
         for stored, values in self._stored_rows(min(rows_max, CHUNK_ROWS)):
             keys = decode_rows([key[HEAD.size :] for key in stored], self._session.key_schema)
-            slots = self.hot.show(keys, self.layout.columns(values))
+            slots = self.hot.bring_in(keys, self.layout.columns(values))
             living = self.hot.live(slots)
             if not living.all():  # removed since the scan began
                 keys, slots = keys.filter(pa.array(living)), slots[living]
@@ -356,8 +356,8 @@ class CachedTable(RocksTable, WriteBack):
                 yield keys, slots
             self._make_room()
 
-    def _hot_rows(self, specs: Sequence[ValueSpec]) -> HotRows:
-        return HotRows(self._space, self.state.name, specs, self._fetched)
+    def _new_cache(self, specs: Sequence[ValueSpec]) -> TableCache:
+        return TableCache(self._space, self.state.name, specs, self._fetched)
 
     def _fetched(self, keys: pa.RecordBatch) -> tuple[NDArray[np.int64], Sequence[pa.Array]]:
         session = self._session
@@ -367,10 +367,12 @@ class CachedTable(RocksTable, WriteBack):
         return found, self.layout.columns([row for row in rows if row is not None])
 
     def _stored_rows(self, rows_max: int) -> Iterator[tuple[list[bytes], list[bytes]]]:
-        """Keys and values of the database, in its order, each as it is when it is drawn. StorageError.
+        """Yields keys and values of the database in key order, as of the moment when each batch is drawn.
 
-        An iterator sees what there was when it was made. A row that has been changed since, and has left memory, must
-        not come back as it was: so each batch has an iterator of its own.
+        Raises StorageError.
+
+        A RocksDB iterator does not see later writes. A row that was changed and evicted during the scan must not come
+        back with its old values, so each batch has a new iterator.
         """
         groups = iter(self._session.key_groups)
         prefix = start = HEAD.pack(next(groups), self.state.number)
@@ -397,10 +399,10 @@ class CachedTable(RocksTable, WriteBack):
                 start = keys[-1] + b"\0"
 
 
-class CachedNamespaces(NamespacesInTurn, CachedTable):
-    """A `NamespacedTable`. Of its rows, about `cache_bytes` are in memory between batches."""
+class CachedNamespaces(SequentialNamespaces, CachedTable):
+    """A `NamespacedTable` with a cache of about `cache_bytes` between batches."""
 
-    _hot: HotNamespaces
+    _hot: NamespacedTableCache
 
     def __init__(
         self,
@@ -414,38 +416,38 @@ class CachedNamespaces(NamespacesInTurn, CachedTable):
         self._stored = StoredNamespaces(session, state)
         self._readers = 0
         self._known = session.is_empty
-        """Whether it is known what the database has."""
+        """False until `_look` has read the stored namespaces."""
 
     @property
-    def hot(self) -> HotNamespaces:
-        """The rows in memory."""
+    def hot(self) -> NamespacedTableCache:
+        """The cache."""
         return self._hot
 
     def upsert(self, keys: pa.RecordBatch, new_only: bool = False) -> Upserted:
-        """Begin a batch: fetch those of its rows that are not in memory."""
+        """Begins a batch: fetches its rows that are not in the cache."""
         self._look()
         return super().upsert(keys, new_only)
 
     def put(self, keys: Sequence[bytes], columns: Sequence[pa.Array]) -> None:
-        """Write rows over what is there, before the first batch. StorageError."""
+        """Writes rows before the first batch, replacing existing ones. Raises StorageError."""
         self._known = False
         super().put(keys, columns)
 
     def namespaces(self) -> NDArray[np.int64]:
-        """The namespaces that have a row, ascending. StorageError."""
+        """The ascending namespaces that have a row. Raises StorageError."""
         self._look()
         self.write_all()
         return np.array(sorted(self._stored.found()), dtype=np.int64)
 
     def scan(self, rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """All keys, sorted by key group, in batches, with their slots."""
+        """Yields all keys, sorted by key group, in batches, with their slots."""
         self._look()
         return super().scan(rows_max)
 
     def scan_namespace(
         self, namespace: int, rows_max: int, groups: range | None = None
     ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """The keys in a namespace, in batches, with their slots. StorageError."""
+        """Yields the keys of a namespace, in batches, with their slots. Raises StorageError."""
         for part in self._runs(namespace, groups):
             with self._reading():
                 yield from self.hot.scan_namespace(namespace, rows_max, part)
@@ -453,7 +455,7 @@ class CachedNamespaces(NamespacesInTurn, CachedTable):
     def drain_namespace(
         self, namespace: int, rows_max: int, groups: range | None = None
     ) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
-        """The same; the rows of a batch are removed when it is drawn. StorageError."""
+        """Like `scan_namespace`, but removes the rows of each batch when it is drawn. Raises StorageError."""
         for part in self._runs(namespace, groups):
             drawn = [np.zeros(0, dtype=np.int32)]
             with self._reading():
@@ -466,12 +468,15 @@ class CachedNamespaces(NamespacesInTurn, CachedTable):
         self._space.settle()
 
     def changed(self) -> Iterator[object]:
-        """Freeze what is not in the database. The result writes it, a part with each item drawn. StorageError."""
-        return chain(self._removing(self.hot.take_gone()), super().changed())
+        """Freezes the changes that are not in the database.
+
+        Each item drawn writes a part of them. Raises StorageError.
+        """
+        return chain(self._removing(self.hot.take_removed_ranges()), super().changed())
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Within this context no slot gets another number."""
+        """Within this context nothing is evicted, so that slots are not renumbered."""
         self._readers += 1
         try:
             yield
@@ -482,29 +487,29 @@ class CachedNamespaces(NamespacesInTurn, CachedTable):
         if not self._readers:
             super()._make_room()
 
-    def _hot_rows(self, specs: Sequence[ValueSpec]) -> HotNamespaces:
-        return HotNamespaces(self._space, self.state.name, specs, self._fetched, self._session.max_parallelism)
+    def _new_cache(self, specs: Sequence[ValueSpec]) -> NamespacedTableCache:
+        return NamespacedTableCache(self._space, self.state.name, specs, self._fetched, self._session.max_parallelism)
 
     def _settle(self) -> None:
         super()._settle()
-        for _ in self._removing(self.hot.take_gone()):
+        for _ in self._removing(self.hot.take_removed_ranges()):
             pass
 
     def _look(self) -> None:
-        """Find what the database has, if rows were put there, or it began with files."""
+        """Reads the stored namespaces, if the database began with files or rows were loaded. Raises StorageError."""
         if not self._known:
             self._space.fix(self._session.key_schema)
             self.hot.stored(self._stored.found())
             self._known = True
 
     def _runs(self, namespace: int, groups: range | None) -> Iterator[range]:
-        """Some key groups, a few at a time, whose rows of a namespace are all in memory then."""
+        """Yields key groups, a few at a time, after all rows of a namespace in them are in the cache."""
         self._look()
         asked = self._session.key_groups if groups is None else groups
         start = asked.start
         while start < asked.stop:
             rows, stop = 0, asked.stop
-            # Asked anew for each run: who makes room between two of them sends rows of later groups to the database.
+            # Read again for each run: evictions between two runs move rows of later groups to the database.
             for group in self.hot.cold_groups(namespace, range(start, stop)):
                 if rows >= _RUN_ROWS:
                     stop = group
@@ -515,10 +520,13 @@ class CachedNamespaces(NamespacesInTurn, CachedTable):
             start = stop
 
     def _bring_in(self, namespace: int, group: int) -> int:
-        """Bring in the rows of a namespace in a key group that are not in memory. How many there are. StorageError."""
+        """Adds the stored rows of a namespace in a key group to the cache.
+
+        Returns their number. Raises StorageError.
+        """
         rows = 0
         for keys, values in self._stored.rows(namespace, _BROUGHT_ROWS, range(group, group + 1)):
-            self.hot.show(self._stored.key_columns(keys), self.layout.columns(values))
+            self.hot.bring_in(self._stored.key_columns(keys), self.layout.columns(values))
             rows += len(keys)
         self.hot.warm(namespace, group)
         return rows

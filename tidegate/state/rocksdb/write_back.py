@@ -1,7 +1,7 @@
-"""`WriteBack`: writes rows that are only in memory into the database, for all states with hot rows.
+"""`WriteBack`: writes cached rows into the database, for all states with a write-back cache.
 
-A batch writes nothing. Changes are written with the next snapshot (`changed`), during processing, or when they are
-evicted. Rows are written in the order of the database.
+A batch writes nothing. Changes are written with the next snapshot (`changed`) while processing continues, or when they
+are evicted. Rows are written in the key order of the database.
 """
 
 from __future__ import annotations
@@ -16,46 +16,46 @@ from tidegate.state.kernels.columns import Strings
 from tidegate.state.rocksdb.database_session import RocksSession
 from tidegate.state.rocksdb.keys import encoded_keys
 from tidegate.state.rocksdb.row_writer import RowWriter
-from tidegate.storage.rocksdb.value_layout import RocksState
+from tidegate.storage.state.rocksdb.value_layout import RocksState
 from tidegate.storage.state.snapshot import FrozenState
 
 Write: TypeAlias = Callable[[pa.RecordBatch, Sequence[pa.Array] | None], None]
-"""Writes rows of some keys; without values, removes them."""
+"""Writes rows of some keys, or removes them if the values are None."""
 
 
-class Hot(Protocol):
-    """The rows in memory."""
+class WriteBackCache(Protocol):
+    """The cache of one state: its rows in memory."""
 
     @property
     def rows(self) -> int:
-        """How many there are."""
+        """Number of rows in memory."""
         ...
 
     @property
     def size_bytes(self) -> int:
-        """About how much memory they take."""
+        """Estimated memory of the rows, in bytes."""
         ...
 
     @property
     def unwritten(self) -> bool:
-        """Whether anything has changed since the last snapshot."""
+        """True if anything has changed since the last snapshot."""
         ...
 
     def changed(self) -> Sequence[FrozenState]:
-        """Rows that are to be written, and keys to be removed, as they are now. From now on they count as written."""
+        """Freezes the rows to write, and the keys to remove. From now on they count as written."""
         ...
 
     def written(self) -> None:
-        """What `changed` has given is in the database."""
+        """Called when the result of `changed` is in the database."""
         ...
 
     def make_room(self, size_bytes_max: int, write: Write) -> None:
-        """Between batches, all snapshots being written: let rows go, if there are too many, and write them."""
+        """Between batches, with no snapshot being written: evict rows if they exceed the limit, and write them."""
         ...
 
 
 class WriteBack(ABC):
-    """A state with hot rows. What tells its rows apart are the first columns of what `hot` gives."""
+    """A state with a write-back cache. The first columns of the cached rows identify a row."""
 
     state: RocksState
     _session: RocksSession
@@ -63,29 +63,32 @@ class WriteBack(ABC):
 
     @property
     @abstractmethod
-    def hot(self) -> Hot:
-        """Its rows in memory."""
+    def hot(self) -> WriteBackCache:
+        """The cache of the state."""
 
     @abstractmethod
     def packed(self, columns: Sequence[pa.Array]) -> Strings:
-        """Rows of value columns, as they lie in the database."""
+        """Rows of value columns, in the encoding of the database."""
 
     @property
     def _identity(self) -> pa.Schema:
-        """The columns that tell rows apart."""
+        """The columns that identify a row."""
         return self._session.key_schema
 
     @property
     def _grouped_by(self) -> int | None:
-        """How many of them choose the key group; None: all, but for a namespace."""
+        """How many of the identity columns choose the key group; None for all except a namespace."""
         return None
 
     def changed(self) -> Iterator[object]:
-        """Freeze what is not in the database. The result writes it, a part with each item drawn. StorageError."""
+        """Freezes the changes that are not in the database.
+
+        Each item drawn writes a part of them. Raises StorageError.
+        """
         return self._writing(self.hot.changed())
 
     def write_all(self) -> None:
-        """Write what is not in the database. StorageError."""
+        """Writes all changes that are not in the database. Raises StorageError."""
         self._session.settle()
         if self.hot.unwritten:
             for _ in self.changed():
@@ -94,7 +97,7 @@ class WriteBack(ABC):
 
     def _make_room(self) -> None:
         size_bytes, unwritten = self.hot.size_bytes, self._session.unwritten
-        # While a snapshot is being written the rows in it stay, and up to half as many come on top.
+        # While a snapshot is being written, its rows stay in memory, and the cache may grow by half.
         if size_bytes <= self._cache_bytes:
             return
         if unwritten is None or unwritten.done or 2 * size_bytes > 3 * self._cache_bytes:
@@ -108,7 +111,7 @@ class WriteBack(ABC):
             puts.finish()
 
     def _settle(self) -> None:
-        """See to it that rows may be written."""
+        """Finishes the writes of the last snapshot, so that other rows may be written."""
         self._session.settle()
         self.hot.written()
 
@@ -124,7 +127,7 @@ class WriteBack(ABC):
             writer.finish()
 
     def _encoded(self, rows: pa.RecordBatch, values: Sequence[pa.Array] | None) -> tuple[Strings, Strings | None]:
-        """Rows as they lie in the database, given by what tells them apart and their values, if they have any."""
+        """Returns database keys and values. `rows` has the columns that identify them; `values` None removes."""
         session = self._session
         keys = encoded_keys(rows, session.max_parallelism, self.state.number, self._grouped_by, session.namespace)
         return keys, None if values is None else self.packed(values)

@@ -1,1 +1,1 @@
-"""A job's folder: where everything lies, what completes a checkpoint, the event log."""
+"""The folder of a job: its layout, the metadata that completes a checkpoint, the event log, the lease."""

@@ -1,8 +1,8 @@
-"""`EventLog`: the event log of a job: one file per entry. The coordinator that creates entry k decides what happens.
+"""`EventLog`: the event log of a job, one file per entry. The coordinator that creates entry k decides what happens.
 
 Rules:
 
-- Entries are made by conditional create and never changed. That is the fence: of two coordinators that both want to
+- Entries are made by conditional create and never changed. That is the fence: of two coordinators that both try to
   write entry k, one gets FencedError.
 - A create whose answer was lost may be repeated: finding the very same entry proves that the first create worked.
 - A coordinator may sleep while others write, fold and truncate the log. When it wakes, it must not mistake the hole
@@ -15,7 +15,7 @@ Rules:
 - Entries are contiguous. A hole, or damage, is an error, never the end.
 - Entries that are cut from a log may be kept in segments (`EventSegments`), which are no longer part of it.
 - A listing may lack entries that exist while entries are created. An entry that a listing lacks is looked up by its own
-  name before it counts as gone.
+  name before it counts as missing.
 
 Rules of segments, which are stored as `<root>/<job>/events/kept/000000000000-000000000999`:
 
@@ -60,11 +60,11 @@ _logger = logging.getLogger(__name__)
 @wire
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """What one coordinator generation decided at one index: wire values that its state is folded from.
+    """The decision of one coordinator generation at one index: the events from which its state is folded.
 
-    `nonce` is the writer's own, so that its repeated attempts are told from somebody else's equal decision.
-    `first_event` is the number of the first event, the next one has the next number. `causes`: for each event the
-    number of the one that it follows from, or None. Entries of older versions have neither.
+    `nonce` identifies the write, so that a writer can distinguish its own repeated create from an equal decision of
+    another writer. `first_event` is the number of the first event; the next events have the next numbers. `causes` has
+    for each event the number of the event that caused it, or None. Entries of older versions have neither.
     """
 
     index: int
@@ -77,22 +77,22 @@ class LogEntry:
 
 
 class EventLog:
-    """The log of one job in its checkpoint storage. Has no state of its own; thread-safe if the store is."""
+    """The log of one job in its checkpoint storage. Stateless, and thread-safe if the store is."""
 
     def __init__(self, store: Store, job_id: JobId) -> None:
         self._store = store
         self._folder = CheckpointLayout(job_id).events_dir()
         self.segments = EventSegments(store, self._folder, _DIGITS)
-        """What was cut from the log and is kept."""
+        """The entries that were cut from the log and are kept."""
 
     def append(self, entry: LogEntry, *, look: bool = True) -> int:
-        """Make the entry part of the log, durably; returns its bytes. Repeating it with the same entry is safe.
+        """Makes the entry part of the log, durably, and returns its bytes. Repeating it with the same entry is safe.
 
-        `look`: whether its predecessor is looked for; it may be left out as the module says.
+        `look` is whether to check that the entry before it exists. The module explains when that can be skipped.
 
-        Raises FencedError if another entry is there or the log has moved on beyond it, LogDeletedError if the log is
-        gone, CodecError for events that are not wire values, and StorageError if it is unknown whether the entry is
-        there: repeat it then.
+        Raises FencedError if another entry is there or the log has continued beyond it, LogDeletedError if the log is
+        gone, and CodecError for events that are not wire values. Raises StorageError if it is unknown whether the entry
+        exists: repeat the call then.
         """
         path = self._entry_path(entry.index)
         data = seal(_ENTRY_MAGIC, LOG_VERSION, encode(entry))
@@ -109,12 +109,12 @@ class EventLog:
                 ) from None
         if look and not self._continues(entry.index):
             if created:
-                # Nobody can need this file: what is at or below it has been folded into a snapshot, or is deleted.
+                # This file is not needed: a snapshot contains all up to this index, or the log was deleted.
                 self._store.delete(path)
             if not any(index > entry.index for index in self.indices()):
                 raise LogDeletedError(
-                    f"the entries before {entry.index} of {self._where()} are gone and nobody has continued the log: "
-                    "was the folder deleted while the job was running?"
+                    f"the entries before {entry.index} of {self._where()} are gone, and no coordinator has continued "
+                    "the log. Was the folder deleted while the job was running? Start the job again from a savepoint"
                 )
             raise FencedError(
                 f"entry {entry.index} of {self._where()} has no predecessor: another coordinator has "
@@ -123,11 +123,11 @@ class EventLog:
         return len(data)
 
     def read(self, index: int) -> LogEntry:
-        """One entry. NotFoundError, CorruptionError, or CodecError for events that are not known here."""
+        """Returns one entry. Raises NotFoundError, CorruptionError, or CodecError for events of unknown types."""
         return self.decoded(index, self._store.read(self._entry_path(index)))
 
     def decoded(self, index: int, data: Buffer) -> LogEntry:
-        """An entry out of the bytes of its file. Errors as of `read`."""
+        """Returns the entry in the bytes of a file. Raises as `read` does."""
         where = join_url(self._store.url, self._entry_path(index))
         entry = decode(unseal(_ENTRY_MAGIC, LOG_VERSION, data, where))
         if not isinstance(entry, LogEntry) or entry.index != index:
@@ -135,12 +135,12 @@ class EventLog:
         return entry
 
     def indices(self) -> list[int]:
-        """Indices of all entries that are there, ascending. Lists the folder."""
+        """Returns the indices of all entries in the folder, ascending. Lists the folder."""
         found = (_parse_index(name) for name in self._store.list(self._folder))
         return sorted(index for index in found if index is not None)
 
     def oldest(self) -> int:
-        """The index from which on every entry is there; what was kept of a truncated part comes before it."""
+        """Returns the index from which on every entry exists. Entries that truncation has kept may come before it."""
         known = set(self.indices())
         oldest = max(known, default=0)
         while oldest - 1 in known or (oldest > 0 and self._has(oldest - 1)):
@@ -148,9 +148,9 @@ class EventLog:
         return oldest
 
     def history(self) -> list[LogEntry]:
-        """All entries from the oldest on, and what was cut before it and is kept, as far as there is no hole.
+        """Returns all entries from the oldest on, preceded by the kept entries that join them without a hole.
 
-        Safe while the log is truncated: it begins again where that has gone on.
+        Safe while the log is truncated: it starts again if truncation has overtaken it.
         """
         for races in itertools.count(1):
             oldest = self.oldest()
@@ -172,7 +172,7 @@ class EventLog:
         return found[::-1]
 
     def entries(self, from_index: int) -> Iterator[LogEntry]:
-        """All entries from an index on, in order. CorruptionError for a damaged entry or a hole."""
+        """Yields all entries from an index on, in order. Raises CorruptionError for a damaged entry or a hole."""
         assert from_index >= 0
         known = [index for index in self.indices() if index >= from_index]
         end = known[-1] + 1 if known else from_index
@@ -190,36 +190,39 @@ class EventLog:
             index += 1
 
     def write_snapshot(self, index: int, state: object) -> None:
-        """Store the fold of all entries before `index`, a wire value. Equal folds may be written again."""
+        """Stores the fold of all entries before `index`, a wire value. Writing an equal fold again is safe."""
         data = seal(_SNAPSHOT_MAGIC, LOG_VERSION, encode(state))
         self._store.write(self._snapshot_path(index), (data,))
 
     def latest_snapshot(self) -> tuple[int, Any] | None:
-        """Index and state of the newest undamaged snapshot; damaged ones are passed over and logged."""
+        """Returns index and state of the newest undamaged snapshot, or None.
+
+        Damaged snapshots are skipped and logged.
+        """
         for index in reversed(self._snapshot_indices()):
             try:
                 return index, self._read_snapshot(index)
             except (CorruptionError, NotFoundError) as error:
-                _logger.warning("Snapshot %d of %s is passed over: %s", index, self._where(), error)
+                _logger.warning("Snapshot %d of %s is skipped: %s", index, self._where(), error)
         return None
 
     def oldest_snapshot(self, from_index: int) -> tuple[int, Any] | None:
-        """Index and state of the oldest undamaged snapshot that folds the entries before `from_index`, or more."""
+        """Returns index and state of the oldest undamaged snapshot at or after `from_index`, or None."""
         for index in self._snapshot_indices():
             try:
                 if index >= from_index:
                     return index, self._read_snapshot(index)
             except (CorruptionError, NotFoundError) as error:
-                _logger.warning("Snapshot %d of %s is passed over: %s", index, self._where(), error)
+                _logger.warning("Snapshot %d of %s is skipped: %s", index, self._where(), error)
         return None
 
     def truncate(self, before_index: int, keep: Set[int] = frozenset(), *, segments: bool = False) -> None:
-        """Delete what is not needed to fold the log from `before_index` on, but for the entries to `keep`.
+        """Deletes what is not needed to fold the log from `before_index` on, except the entries in `keep`.
 
-        `segments`: what is deleted is kept in segments. Each entry is read for that.
+        With `segments` the deleted entries are read, and kept in segments.
 
-        The newest undamaged snapshot stays, and every entry from the one before it on; nothing is deleted
-        without a snapshot. What a crash leaves is deleted the next time.
+        The newest undamaged snapshot stays, and every entry from the one before it on. Without a snapshot nothing is
+        deleted. What a crash leaves behind is deleted the next time.
         """
         latest = self.latest_snapshot()
         if latest is None:
@@ -235,7 +238,10 @@ class EventLog:
         self._store.delete_all(map(self._snapshot_path, folds))
 
     def _still_there(self, indices: Iterable[int]) -> dict[int, bytes]:
-        """The files of these entries; another coordinator may truncate the log as well, and keep what it deletes."""
+        """Returns the files of the entries that exist.
+
+        Another coordinator may truncate the log too, and keep what it deletes.
+        """
         found = {}
         for index in indices:
             try:
@@ -245,7 +251,7 @@ class EventLog:
         return found
 
     def _continues(self, index: int) -> bool:
-        """Whether an entry that is there now belongs to the log, rather than to a part that was truncated."""
+        """Returns whether an existing entry belongs to the log, rather than to a part that was truncated."""
         known = self.indices()
         # Truncation need not delete in order everywhere: a predecessor alone proves nothing.
         if (known and known[-1] > index) or (index == 0 and self._snapshot_indices()):
@@ -296,14 +302,14 @@ _SEGMENTS_FOLDER = "kept"
 @wire
 @dataclass(frozen=True, slots=True)
 class EventSegment:
-    """Entries of a log as they lay there, by their indices."""
+    """Entries of a log as they were stored, by their indices."""
 
     indices: tuple[int, ...]
     entries: tuple[bytes, ...]
 
 
 class EventSegments:
-    """The segments of one log, whose folder is `events`. `digits`: of an index in the name of a file."""
+    """The segments of one log, whose folder is `events`. `digits` is the width of an index in a file name."""
 
     def __init__(self, store: Store, events: str, digits: int) -> None:
         self._store = store
@@ -311,14 +317,14 @@ class EventSegments:
         self._digits = digits
 
     def write(self, entries: Mapping[int, bytes]) -> None:
-        """Keep entries; no order is asked for. Writing them again is safe. StorageError."""
+        """Keeps entries, given in any order. Writing them again is safe. Raises StorageError."""
         indices = tuple(sorted(entries))
         segment = EventSegment(indices, tuple(entries[index] for index in indices))
         span = range(indices[0], indices[-1] + 1)
         self._store.write(self._path(span), [seal(_SEGMENT_MAGIC, _SEGMENT_VERSION, encode(segment))])
 
     def spans(self, from_index: int = 0) -> list[range]:
-        """From which index to which there are segments that reach beyond `from_index`; in order. Lists the folder."""
+        """Returns the index ranges of the segments that reach beyond `from_index`, in order. Lists the folder."""
         found = []
         for name in self._store.list(self._folder):
             first, _, last = name.partition("-")
@@ -327,7 +333,10 @@ class EventSegments:
         return sorted(found, key=lambda span: (span.start, span.stop))
 
     def read(self, span: range) -> dict[int, bytes]:
-        """The entries of a segment. CorruptionError for damage, CodecError for another version, NotFoundError."""
+        """Returns the entries of a segment.
+
+        Raises CorruptionError, NotFoundError, or CodecError for another version.
+        """
         path = self._path(span)
         where = join_url(self._store.url, path)
         segment = decode(unseal(_SEGMENT_MAGIC, _SEGMENT_VERSION, self._store.read(path), where))

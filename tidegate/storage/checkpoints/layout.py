@@ -1,7 +1,7 @@
-"""Says where everything of a job lies: the one place that spells a path below the checkpoint root.
+"""The layout of checkpoint storage: the only module that spells paths below the checkpoint root.
 
-Paths are relative to the root, so a root can be moved. Names made of user text are escaped reversibly, so
-that any uid is a valid file name and can be read back from a listing.
+Paths are relative to the root, so a root can be moved. Names made of user text are escaped reversibly, so that any uid
+is a valid file name and can be read back from a listing.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _SAVEPOINT_PREFIX = "savepoint-"
 _CHANNELS_SUFFIX = "-channels"
 _BASE, _SEGMENT = "base", "segment"
 NATIVE_MARK = "="
-"""Folders of native files have it in their names, files beside them have not: no escaped name has."""
+"""Names of folders of native files contain it. Names of files next to them do not, because escaped names never do."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointLayout:
     """Paths of one job, relative to the checkpoint root.
 
-    Raises ConfigurationError for an id that is no folder name.
+    Raises ConfigurationError for an id that cannot be the name of a folder.
     """
 
     job_id: JobId
@@ -37,96 +37,99 @@ class CheckpointLayout:
             raise ConfigurationError(f"{self.job_id!r} cannot be a job id: it must be usable as a folder name")
 
     def job_dir(self) -> str:
-        """Folder of everything of the job."""
+        """Returns the folder that contains all files of the job."""
         return self.job_id
 
     def keep_mark(self) -> str:
-        """A file that says that the checkpoints of a job without storage of its own stay, because the user wants it."""
+        """Returns a file whose existence keeps the checkpoints of a job with temporary storage."""
         return f"{self.job_id}/keep"
 
     def savepoint_mark(self) -> str:
-        """A file that says that a savepoint of a job without storage of its own refers to what its tasks own."""
+        """Returns a file that shows that a savepoint refers to task-owned files of a job with temporary storage."""
         return f"{self.job_id}/has-savepoint"
 
     def checkpoint_dir(self, checkpoint_id: CheckpointId) -> str:
-        """Folder of one checkpoint."""
+        """Returns the folder of one checkpoint."""
         return f"{self.job_id}/{checkpoint_name(checkpoint_id)}"
 
     def metadata(self, checkpoint_id: CheckpointId) -> str:
-        """The file whose existence makes a checkpoint complete."""
+        """Returns the file whose existence makes a checkpoint complete."""
         return f"{self.checkpoint_dir(checkpoint_id)}/{METADATA_NAME}"
 
     def state_file(self, checkpoint_id: CheckpointId, vertex: VertexId, subtask: SubtaskIndex) -> str:
-        """Exclusive state of one subtask."""
+        """Returns the file of one subtask's exclusive state."""
         return f"{self.checkpoint_dir(checkpoint_id)}/{escape(vertex)}-{subtask}"
 
     def channels_file(self, checkpoint_id: CheckpointId, vertex: VertexId, subtask: SubtaskIndex) -> str:
-        """In-flight elements of the channels of one subtask. Ends in no digit, so it is never a `state_file`."""
+        """Returns the file of one subtask's in-flight elements.
+
+        It does not end in a digit, so it is never a `state_file`.
+        """
         return f"{self.state_file(checkpoint_id, vertex, subtask)}{_CHANNELS_SUFFIX}"
 
     def shared_dir(self) -> str:
-        """Folder of files that several checkpoints use."""
+        """Returns the folder of files that several checkpoints use."""
         return f"{self.job_id}/shared"
 
     def shared_checkpoint_dir(self, checkpoint_id: CheckpointId) -> str:
-        """Folder of the shared files that were written for one checkpoint; later ones may refer to them."""
+        """Returns the folder of the shared files that were written for one checkpoint. Later ones may refer to them."""
         return f"{self.shared_dir()}/{checkpoint_name(checkpoint_id)}"
 
     def layer_file(self, checkpoint_id: CheckpointId, vertex: VertexId, subtask: SubtaskIndex) -> str:
-        """The layer of keyed state that one subtask wrote for a checkpoint."""
+        """Returns the file of the layer of keyed state that one subtask wrote for a checkpoint."""
         return f"{self.shared_checkpoint_dir(checkpoint_id)}/{escape(vertex)}-{subtask}"
 
     def native_dir(self, checkpoint_id: CheckpointId, vertex: VertexId, subtask: SubtaskIndex, uid: OperatorUid) -> str:
-        """Folder of the files that the backend of one operator wrote for a checkpoint.
+        """Returns the folder of the files that the backend of one operator wrote for a checkpoint.
 
-        Its name has the `NATIVE_MARK` in it, so this is never a `layer_file`.
+        Its name contains `NATIVE_MARK`, so it is never a `layer_file`.
         """
         return f"{self.layer_file(checkpoint_id, vertex, subtask)}{NATIVE_MARK}{escape(uid)}"
 
     def changelog_dir(self) -> str:
-        """Folder of the changelogs of all tasks."""
+        """Returns the folder of the changelogs of all tasks."""
         return f"{self.shared_dir()}/{CHANGELOG_NAME}"
 
     def changelog_file(
         self, vertex: VertexId, subtask: SubtaskIndex, attempt: AttemptNumber, number: int, whole: bool
     ) -> str:
-        """A segment of the changelog of one subtask in one attempt, or a base."""
+        """Returns a file of the changelog of one subtask in one attempt: a base if `whole`, else a segment."""
         kind = _BASE if whole else _SEGMENT
         return f"{self.changelog_dir()}/{escape(vertex)}-{subtask}.{attempt:06d}-{number:08d}.{kind}"
 
     def path_in_savepoint(self, checkpoint_id: CheckpointId, path: str) -> str:
-        """Where a file of a checkpoint lies in its savepoint, from the savepoint's folder on.
+        """Returns where a savepoint stores a file of its checkpoint, relative to the savepoint's folder.
 
-        A shared file keeps the name of its folder, so no two files get one path.
+        A shared file keeps the name of its folder, so two files never get the same path.
         """
         return path.removeprefix(f"{self.checkpoint_dir(checkpoint_id)}/").removeprefix(f"{self.job_dir()}/")
 
     def taskowned_dir(self) -> str:
-        """Folder of files that tasks own."""
+        """Returns the folder of files that tasks own."""
         return f"{self.job_id}/taskowned"
 
     def events_dir(self) -> str:
-        """Folder of the event log."""
+        """Returns the folder of the event log."""
         return f"{self.job_id}/events"
 
     def lease(self) -> str:
-        """The file that the job renews as long as it lives."""
+        """Returns the file that the job renews while it lives."""
         return f"{self.job_id}/lease"
 
 
 def checkpoint_name(checkpoint_id: CheckpointId) -> str:
-    """Folder name of a checkpoint: `chk-17`."""
+    """Returns the folder name of a checkpoint: `chk-17`."""
     return f"{_CHECKPOINT_PREFIX}{checkpoint_id}"
 
 
 def parse_checkpoint_name(name: str) -> CheckpointId | None:
-    """Inverse of `checkpoint_name`; None for any other name."""
+    """Inverse of `checkpoint_name`. Returns None for any other name."""
     digits = name.removeprefix(_CHECKPOINT_PREFIX)
     return None if digits == name else _parse_checkpoint_id(digits)
 
 
 def parse_state_file_name(name: str) -> tuple[VertexId, SubtaskIndex] | None:
-    """Vertex and subtask of the last part of a `state_file` path; None for any other name."""
+    """Returns vertex and subtask from the last part of a `state_file` path, or None for any other name."""
     vertex, separator, digits = name.rpartition("-")
     if not separator or not (digits.isascii() and digits.isdigit()):
         return None
@@ -134,13 +137,13 @@ def parse_state_file_name(name: str) -> tuple[VertexId, SubtaskIndex] | None:
 
 
 def parse_channels_file_name(name: str) -> tuple[VertexId, SubtaskIndex] | None:
-    """Vertex and subtask of the last part of a `channels_file` path; None for any other name."""
+    """Returns vertex and subtask from the last part of a `channels_file` path, or None for any other name."""
     state_file_name = name.removesuffix(_CHANNELS_SUFFIX)
     return None if state_file_name == name else parse_state_file_name(state_file_name)
 
 
 def parse_changelog_file_name(name: str) -> tuple[VertexId, SubtaskIndex, AttemptNumber] | None:
-    """Vertex, subtask and attempt of the last part of a `changelog_file` path; None for any other name."""
+    """Returns vertex, subtask and attempt from the last part of a `changelog_file` path, or None for any other name."""
     task, numbers, kind = ("", "", *name.rsplit(".", 2))[-3:]
     attempt, _, number = numbers.partition("-")
     found = parse_state_file_name(task)
@@ -151,12 +154,12 @@ def parse_changelog_file_name(name: str) -> tuple[VertexId, SubtaskIndex, Attemp
 
 
 def savepoint_name(job_id: JobId, checkpoint_id: CheckpointId) -> str:
-    """Folder name of a savepoint: `savepoint-<job>-17`. ConfigurationError for an id that is no folder name."""
+    """Returns the folder name of a savepoint: `savepoint-<job>-17`. Raises ConfigurationError for an invalid job id."""
     return f"{_SAVEPOINT_PREFIX}{CheckpointLayout(job_id).job_dir()}-{checkpoint_id}"
 
 
 def parse_savepoint_name(name: str) -> tuple[JobId, CheckpointId] | None:
-    """Inverse of `savepoint_name`; None for any other name."""
+    """Inverse of `savepoint_name`. Returns None for any other name."""
     rest = name.removeprefix(_SAVEPOINT_PREFIX)
     job, separator, digits = rest.rpartition("-")
     checkpoint_id = _parse_checkpoint_id(digits)
@@ -167,10 +170,9 @@ def parse_savepoint_name(name: str) -> tuple[JobId, CheckpointId] | None:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPointer:
-    """Where a checkpoint or a savepoint is: the paths in its metadata are relative to `root`.
+    """Points to a checkpoint or a savepoint. The paths in its metadata are relative to `root`.
 
-    A checkpoint lies under the root that all checkpoints of its job share; a savepoint is a root of its own, so that
-    its folder can be moved.
+    All checkpoints of a job share a root. A savepoint is a root of its own, so that its folder can be moved.
     """
 
     root: str
@@ -184,16 +186,16 @@ class CheckpointPointer:
         return METADATA_NAME if self.savepoint else CheckpointLayout(self.job_id).metadata(self.checkpoint_id)
 
     def __str__(self) -> str:
-        """What `parse_pointer` takes."""
+        """Returns the path that `parse_pointer` accepts."""
         if self.savepoint:
             return self.root
         return join_url(self.root, CheckpointLayout(self.job_id).checkpoint_dir(self.checkpoint_id))
 
 
 def parse_pointer(path: str) -> CheckpointPointer:
-    """Root url, job and checkpoint of `<root>/<job>/chk-17` or `<folder>/savepoint-<job>-17`.
+    """Returns root url, job and checkpoint of `<root>/<job>/chk-17` or `<folder>/savepoint-<job>-17`.
 
-    With or without a trailing `/` or `/_metadata`. Raises ConfigurationError for anything else.
+    The path may end with `/` or `/_metadata`. Raises ConfigurationError for anything else.
     """
     advice = (
         "a checkpoint is given as <root>/<job>/chk-<number>, e.g. s3://bucket/checkpoints/my-job-1a2b3c4d/chk-17, "
@@ -221,7 +223,7 @@ def parse_pointer(path: str) -> CheckpointPointer:
 
 
 def escape(text: str) -> str:
-    """Any text as a part of a path: percent-encoded, and never hidden or special."""
+    """Returns any text as a part of a path: percent-encoded, never hidden or special."""
     escaped = quote(text, safe="", errors="surrogatepass")
     return f"%2E{escaped[1:]}" if escaped.startswith(".") else escaped
 

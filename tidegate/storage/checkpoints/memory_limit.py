@@ -1,10 +1,10 @@
-"""`MemoryStorage`: checkpoint storage in memory with a limit for each state, for jobs that hold little.
+"""`MemoryStorage`: checkpoint storage in memory with a limit for each state, for jobs with little state and for tests.
 
-Also for tests. Such checkpoints do not outlive the process that holds them.
+Such checkpoints do not outlive the process that holds them.
 
 Rules: the state of one subtask has a limit in bytes. The coordinator holds all of these checkpoints in its memory, with
-every state inlined in their metadata, and one state must not fill it. The error says whose state it was and what to do.
-Below the limit this is a store like any other. Where the bytes lie is up to the store that is wrapped.
+every state inlined in their metadata, and one state must not fill it. The error names the subtask and what to do. Below
+the limit this store behaves as the store that it wraps, which holds the bytes.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class MemoryStorage(WrappedStore):
     """A store in memory with a limit on each state of a subtask. As thread-safe as the store that it wraps."""
 
     def __init__(self, store: Store, state_bytes_max: int = STATE_BYTES_MAX_DEFAULT) -> None:
-        """`store` holds the bytes; `state_bytes_max` is how many one state file may have."""
+        """`store` holds the bytes. `state_bytes_max` is the size limit of one state file."""
         super().__init__(store)
         self.state_bytes_max = state_bytes_max
 
     def write(self, path: str, chunks: Iterable[Buffer]) -> int:
-        """As of every store, and StorageError for a state that is too large."""
+        """Writes a file as every store does. Raises StateTooLargeError, a StorageError, for a state above the limit."""
         owner = _owner_of(path)
         if owner is None:
             return self._store.write(path, chunks)
@@ -45,21 +45,21 @@ class MemoryStorage(WrappedStore):
         for chunk in chunks:
             size_bytes += memoryview(chunk).nbytes
             if size_bytes > self.state_bytes_max:
-                # Only counted from here on, to say how large it is.
+                # From here on the bytes are only counted, for the error text.
                 parts.clear()
             else:
                 parts.append(bytes(chunk))
         if size_bytes > self.state_bytes_max:
             raise StateTooLargeError(
-                f"the state of {owner} has {size_bytes:,} bytes, and checkpoint storage in memory ({self.url}) takes "
-                f"at most {self.state_bytes_max:,} bytes of a state. Keep checkpoints in a file system: "
+                f"the state of {owner} has {size_bytes:,} bytes, and checkpoint storage in memory ({self.url}) allows "
+                f"at most {self.state_bytes_max:,} bytes for a state. Keep checkpoints in a file system: "
                 'storage="/folder" or "s3://bucket/prefix"'
             )
         return self._store.write(path, parts)
 
 
 def _owner_of(path: str) -> str | None:
-    """Whose state a file of a checkpoint is, in words; None for what is no state."""
+    """Returns the subtask whose state a file of a checkpoint is, as text, or None for a file without state."""
     parts = path.split("/")
     for part, below in pairwise(parts):
         logged = parse_changelog_file_name(below) if part == CHANGELOG_NAME else None

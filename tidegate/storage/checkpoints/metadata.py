@@ -52,17 +52,17 @@ class SnapshotKind(enum.Enum):
 
     @property
     def is_savepoint(self) -> bool:
-        """Whether the snapshot belongs to the user."""
+        """True if the snapshot belongs to the user."""
         return self is not SnapshotKind.CHECKPOINT
 
     @property
     def stops(self) -> bool:
-        """Whether the job ends after it."""
+        """True if the job ends after the snapshot."""
         return self in (SnapshotKind.SUSPEND, SnapshotKind.TERMINATE)
 
     @property
     def words(self) -> str:
-        """Its name in messages for operators."""
+        """The name in messages for operators of a job."""
         match self:
             case SnapshotKind.SUSPEND:
                 return "stop-with-savepoint"
@@ -86,7 +86,7 @@ class SavepointFormat(enum.Enum):
 
 @wire
 class StateKind(enum.Enum):
-    """How a state is split when the parallelism changes."""
+    """The way in which a state is split when the parallelism changes."""
 
     KEYED = "keyed"
     LIST = "list"
@@ -106,7 +106,7 @@ class SectionRef:
     length_bytes: int
     rows: int
     removed: bool = False
-    """Whether the rows are removed keys, and not rows that were put."""
+    """True if the rows are removed keys, and not rows that were put."""
 
 
 @wire
@@ -191,9 +191,9 @@ def is_own_sink(place: str) -> bool:
 class Committable:
     """Files of one table, in order, that one sink subtask requests to commit with a checkpoint.
 
-    A subtask numbers the files of an attempt from 0. It reports all files that it does not know to be committed, so a
-    file may be reported twice. The numbers identify it: the first of `files` has number `first_index`. `table` is the
-    URL of the table, or the place of a user's sink (`own_sink_place`).
+    A subtask numbers the files of an attempt from 0. It reports all files whose commit is not confirmed yet, so a file
+    may be reported twice. The numbers identify it: the first of `files` has number `first_index`. `table` is the URL of
+    the table, or the place of a user's sink (`own_sink_place`).
     """
 
     uid: OperatorUid
@@ -206,9 +206,9 @@ class Committable:
 @wire
 @dataclass(frozen=True, slots=True)
 class TableHead:
-    """How far a job knows the log of the output table at `url`.
+    """How much of the log of the output table at `url` a job has seen.
 
-    `seq` is the number of the newest entry, -1 if the job knows of none. `commit` is the newest checkpoint of the job
+    `seq` is the number of the newest entry, -1 if the job has seen none. `commit` is the newest checkpoint of the job
     that is committed there, None if none is.
     """
 
@@ -220,7 +220,7 @@ class TableHead:
 @wire
 @dataclass(frozen=True, slots=True)
 class OpenCommits:
-    """Completed checkpoints with files for one table that the job did not know to be committed yet."""
+    """Completed checkpoints with files for one table that were not yet confirmed as committed."""
 
     url: str
     checkpoints: tuple[CheckpointId, ...]
@@ -369,17 +369,17 @@ class CheckpointMetadata:
     subtasks: tuple[SubtaskState, ...]
     void: bool = False
     final: bool = False
-    """Whether every task had reached the end of its data."""
+    """True if every task had reached the end of its data."""
     restored_from: str | None = None
     """Pointer (`<job>/chk-N`) of the checkpoint that the job itself was started from."""
     kind: SnapshotKind = SnapshotKind.CHECKPOINT
     hooks: tuple[tuple[str, bytes], ...] = ()
     """The data of each master hook, by its identifier."""
     origin_root: str | None = None
-    """Of a savepoint: the checkpoint root of the job that took it, where staged inputs and collected rows stay."""
+    """For a savepoint: the checkpoint root of the job that took it, where staged inputs and collected rows stay."""
 
     carried: tuple[NativeFile, ...] | None = None
-    """Of a relocated savepoint: its copies of files of the job's folder, as if its own folder were the job's root.
+    """For a relocated savepoint: its copies of files of the job's folder, as if its own folder were the job's root.
 
     None: staged inputs and collected rows stay with the job.
     """
@@ -388,16 +388,16 @@ class CheckpointMetadata:
     pools: tuple[SplitPool, ...] = ()
     """Pools of sources with splits that the coordinator assigns. The splits of other sources are in the subtasks."""
     table_heads: tuple[TableHead, ...] = ()
-    """How far the job knew the log of each table. A log that ends before has lost entries."""
+    """How much of the log of each table the job had seen. A log that ends earlier has lost entries."""
     open_commits: tuple[OpenCommits, ...] = ()
     """Earlier checkpoints whose commits were outstanding. A restore finds each in the log of the table, or commits it
     again from its own metadata; otherwise the log has lost it.
     """
     deleted: bool = False
-    """Whether its deletion has begun. It cannot be used any more, and the metadata names files that may remain."""
+    """True if its deletion has begun. It can no longer be used, and the metadata names files that may remain."""
 
     def head_of(self, url: str) -> TableHead:
-        """Returns how far the job knew the log of a table."""
+        """Returns how much of the log of a table the job had seen."""
         return next((head for head in self.table_heads if head.url == url), TableHead(url, -1))
 
     def expected_commits(self, url: str) -> tuple[CheckpointId, ...]:
@@ -489,7 +489,7 @@ class MeaningPart:
 class MeaningColumns:
     """The types of the stored columns that belong to one part, as a serialised Arrow schema.
 
-    `role` and `name` are those of the part, or `rows` and a side for stored input rows.
+    `role` and `name` identify the part. For stored input rows they are `rows` and a side.
     """
 
     role: str
@@ -513,8 +513,8 @@ class MeaningColumns:
 class StateMeaning:
     """The meaning of one operator's state.
 
-    `kind`: the step that makes the state, such as `window aggregate`. `evolves`: roles that may gain and lose parts
-    between two programs. `columns` is empty if they are known only when the job runs.
+    `kind` is the step that makes the state, such as `window aggregate`. `evolves` are roles that may gain and lose
+    parts between two programs. `columns` is empty if the columns are only known when the job runs.
     """
 
     kind: str

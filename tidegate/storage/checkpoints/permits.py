@@ -1,14 +1,14 @@
-"""Permits: what may only happen after a decision asks for a value that only this decision can make.
+"""Permits: an action that cannot be taken back needs a value that only the decision about it can make.
 
-Completing a checkpoint, exporting it, committing sink files and deleting: none of it can be taken back. So whatever
-does one of these takes a permit. Two modules decide, and they alone make permits, after they have looked whether the
-rules hold: the `invariants.py` of the coordinator for a job that lives, `tidegate/recovery/deletion_permits.py` for
-what rests.
-Whoever forgets to ask there has no permit, and a call without one has the wrong type: mypy says so, long before a test
-has to hit the one order of events in which it matters. Whoever is given one looks whether it is for what is to be done.
+Such actions are completing a checkpoint, exporting it, committing sink files and deleting. Each of them takes a permit.
+Two modules decide, and only they make permits, after they have checked the rules: `invariants.py` of the coordinator
+for a job that lives, `tidegate/recovery/deletion_permits.py` for files of jobs that do not run.
+A caller that forgets the check has no permit, and a call without one has the wrong type. mypy therefore reports the
+mistake, long before a test hits the one order of events in which it matters. The code that receives a permit checks
+that it is for the action at hand.
 
-Permits stay in the process of the decision. They are not written anywhere: the coordinator that comes next looks at its
-own state, and gives permits of its own.
+Permits stay in the process of the decision. They are not stored: the next coordinator examines its own state, and makes
+its own permits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tidegate.storage.ids import CheckpointId, JobId
 
 @final
 class _Decision:
-    """What a decision shows to make a permit. There is one of it."""
+    """The token with which a decision makes a permit. It has a single instance."""
 
 
 _DECIDED: Final = _Decision()
@@ -35,10 +35,10 @@ class _Permit:
 
     def __post_init__(self, decision: _Decision) -> None:
         if decision is not _DECIDED:
-            raise InvariantError(f"a {type(self).__name__} is made by the decision about it, and nowhere else")
+            raise InvariantError(f"a {type(self).__name__} may only be made by the decision about it")
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError(f"a {type(self).__name__} is of no use in another process, or later")
+        raise TypeError(f"a {type(self).__name__} cannot be pickled: it is valid only in the process that made it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class _CheckpointPermit(_Permit):
     checkpoint_id: CheckpointId
 
     def check(self, checkpoint_id: CheckpointId) -> None:
-        """Before it is used for a checkpoint. InvariantError if it is the permit of another one."""
+        """Raises InvariantError if this is the permit of another checkpoint. Call it before using the permit."""
         if checkpoint_id != self.checkpoint_id:
             name = type(self).__name__
             raise InvariantError(
@@ -56,28 +56,28 @@ class _CheckpointPermit(_Permit):
 
 @final
 class ExportPermit(_CheckpointPermit):
-    """All of a savepoint is there, and nobody else is copying it."""
+    """Granted when all files of a savepoint exist, and no other process is copying it."""
 
     __slots__ = ()
 
 
 @final
 class CompletionPermit(_CheckpointPermit):
-    """Every task has acknowledged, and it is this checkpoint's turn: its `_metadata` may be created."""
+    """Granted when every task has acknowledged, and it is this checkpoint's turn: its `_metadata` may be created."""
 
     __slots__ = ()
 
 
 @final
 class CommitPermit(_CheckpointPermit):
-    """The checkpoint is complete, and those before it are committed: its sink files may become visible."""
+    """Granted when the checkpoint is complete, and earlier ones are committed: its sink files may become visible."""
 
     __slots__ = ()
 
 
 @final
 class DeletePermit(_CheckpointPermit):
-    """The checkpoint was given up or subsumed, or its job is dead, and nobody refers to what is to be deleted."""
+    """Granted when the checkpoint was aborted or subsumed, or its job is dead, and nothing refers to its files."""
 
     __slots__ = ()
 
@@ -85,21 +85,24 @@ class DeletePermit(_CheckpointPermit):
 @final
 @dataclass(frozen=True, slots=True)
 class EndPermit(_Permit):
-    """The job is over, and nobody writes for it any more: what it does not leave behind may go."""
+    """Granted when the job is over, and no process writes for it: files that it does not retain may be deleted."""
 
     retained: frozenset[CheckpointId]
-    """The checkpoints that stay, with all that they refer to."""
+    """The checkpoints that stay, with all files that they refer to."""
     tables_settled: bool
-    """Whether all that its tables are to show is committed, so that other files in them may go."""
+    """True if all commits to its tables are done, so that other files in them may be deleted."""
     undecided: frozenset[CheckpointId] = frozenset()
-    """Checkpoints of which nobody knows whether they complete: they stay too, with all that they may refer to."""
+    """Checkpoints that may or may not complete. They stay too, with all files that they may refer to."""
     heads: tuple[TableHead, ...] = ()
-    """What the job knows to be in the log of each table. Where that is lost, the files are all that is left of rows."""
+    """How much of the log of each table the job has seen.
+
+    If a log has lost entries, the files are the only copy of rows.
+    """
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class OrphanPermit(_Permit):
-    """The job is dead: files of it that nothing refers to may go."""
+    """Granted when the job is dead: files of it to which nothing refers may be deleted."""
 
     job_id: JobId

@@ -21,7 +21,7 @@ TEMPORARY_PREFIX = ".tmp-"
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """A file below a folder: its path from there, its size, and its time of change if the storage knows it."""
+    """A file below a folder: its path from there, its size, and its time of change (None if the storage has none)."""
 
     path: str
     size_bytes: int
@@ -34,7 +34,7 @@ class Files(Protocol):
     """Operations by absolute key. Raises OSError (FileNotFoundError from `read`) for faults. Thread-safe."""
 
     repeats_requests: bool
-    """Whether errors that can pass are retried for some seconds before an operation fails."""
+    """True if errors that can pass are retried for some seconds before an operation fails."""
 
     def place(self, key: str) -> str:
         """Returns the name of the disk or server that decides creates under a root. Never raises."""

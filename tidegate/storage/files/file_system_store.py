@@ -56,13 +56,13 @@ class FileSystemStore:
     """Files under a url. Thread-safe, picklable. `Store` documents the methods."""
 
     def __init__(self, url: str, **options: object) -> None:
-        """Opens the store without touching the storage. Arguments are those of `open_store`."""
+        """Opens the store without touching the storage. Takes the arguments of `open_store`."""
         self._url, self._root, self._files = self._open(url, options)
         self._options = options
 
     @staticmethod
     def _open(url: str, options: dict[str, object]) -> tuple[str, str, Files]:
-        """Normal url, key of the root, and the files behind it."""
+        """Returns the normalized url, the key of the root, and the files behind it."""
         return _open_files(url, options)
 
     @property
@@ -71,12 +71,12 @@ class FileSystemStore:
 
     @property
     def place(self) -> str:
-        """Name of the disk or server that decides creates here: equal for stores on one disk, or in one bucket."""
+        """The name of the disk or server that decides creates here: equal for stores on one disk, or in one bucket."""
         return self._files.place(self._root)
 
     @property
     def repeats_requests(self) -> bool:
-        """Whether errors that can pass are retried for some seconds before a StorageError is raised."""
+        """True if errors that can pass are retried for some seconds before a StorageError is raised."""
         return self._files.repeats_requests
 
     def __repr__(self) -> str:
@@ -296,7 +296,7 @@ def _reopen(url: str, options: dict[str, object]) -> FileSystemStore:
 
 
 def _open_files(url: str, options: dict[str, object]) -> tuple[str, str, Files]:
-    """Normal url, key of the root, and the files behind it."""
+    """Returns the normalized url, the key of the root, and the files behind it."""
     path = local_path(url)
     if path is not None:
         _refuse_options(url, options)
@@ -336,9 +336,12 @@ def _refuse_options(url: str, options: dict[str, object]) -> None:
 
 PAIRS = 4
 ROUNDS = 5
-"""Of 30 races of eight on a store that looks first and then puts, 19 had several winners. About one of four pairs
-therefore has two, and all twenty pairs have one winner once in 300 tests. For the same number of requests pairs find as
-much as larger races, and end sooner: some servers make all creates of one name wait for each other."""
+"""The number of rounds of races between two creates.
+
+On a store that looks first and then puts, 19 of 30 races of eight had several winners, and about one of four pairs has
+two. All twenty pairs have one winner once in 300 tests. For the same number of requests, pairs find as much as larger
+races and end sooner, because some servers serialize all creates of one name.
+"""
 REQUESTS_MAX = 4 + PAIRS * (3 * ROUNDS + 1)
 
 _found_atomic: set[tuple[type, str]] = set()

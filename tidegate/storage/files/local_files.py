@@ -167,7 +167,7 @@ def _walk(folder: str, below: str, follow_links: bool, above: tuple[tuple[int, i
         try:
             if entry.is_dir(follow_symlinks=follow_links):
                 yield from _walk(entry.path, f"{path}/", follow_links, (*above, identity))
-            # Opening a pipe or a socket would wait for ever.
+            # Opening a pipe or a socket would block forever.
             elif stat.S_ISREG((status := entry.stat()).st_mode):
                 yield _info(path, status)
         except FileNotFoundError:

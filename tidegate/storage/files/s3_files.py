@@ -3,11 +3,11 @@
 Rules of files:
 
 - A conditional create is tried once. A retry of a create that did arrive would find its own file and report a loss.
-  Only answers that say "not applied, try again" (409, 503) are followed by another attempt, a bounded number of times.
+  Only the answers "not applied, try again" (409, 503) are followed by another attempt, a bounded number of times.
 - A lost create arrives as FileExistsError or as a bare EINVAL, depending on the server. Status 412 identifies both.
 - A large file is uploaded in parts, several at a time; at most `PARTS_IN_MEMORY_MAX` of them are in memory. It becomes
-  visible when the upload is completed, and the upload is aborted otherwise. The upload carries a mark, so that an
-  upload with a lost answer to its completion can be told from one that did not happen.
+  visible when the upload is completed, and the upload is aborted otherwise. The upload carries a mark, which shows
+  whether it was completed when the answer to its completion was lost.
 - A whole write has a time limit of its own, however many parts it has.
 - A file is looked up by its name. Only `list` and `walk` list.
 
@@ -51,7 +51,7 @@ from tidegate.storage.files.store import Buffer
 
 PART_BYTES = 16 * 1024 * 1024
 PARTS_IN_MEMORY_MAX = 4
-"""One part is being filled, the others are being uploaded."""
+"""One part is being filled, and the remaining ones are being uploaded."""
 CREATE_TRIES_MAX = 5
 _NOT_APPLIED_STATUS = (409, 503)
 _DELETED_AT_ONCE_MAX = 1_000
@@ -88,7 +88,7 @@ class S3Files:
             self._requests.call("put_object", Body=first, **where)
             return len(first)
         whole = chain((first, second), parts)
-        # Release the first parts while the others are uploaded.
+        # Release the first parts while later parts are uploaded.
         del first, second
         return self._upload(where, whole, deadline_s)
 
@@ -302,8 +302,8 @@ def _parts(chunks: Iterable[Buffer]) -> Iterator[bytearray]:
 def _is_lost_create(error: OSError) -> bool:
     if isinstance(error, FileExistsError):
         return True
-    # EINVAL alone also stands for a dozen kinds of bad request; only with a 412, or no answer to look at, it
-    # is a loss.
+    # EINVAL also stands for a dozen kinds of bad request. It is a lost create only with status 412, or without an
+    # answer.
     return error.errno == errno.EINVAL and status_of(error) in (412, None)
 
 
@@ -348,7 +348,7 @@ class _S3FileSystem(S3FileSystem):  # type: ignore[misc]
 
     async def set_session(self, refresh: bool = False, kwargs: dict[str, Any] | None = None) -> Any:
         client = await super().set_session(refresh, kwargs or {})
-        # _s3 rather than the return value: s3fs calls this before each request and returns either.
+        # Uses `_s3` and not the return value: s3fs calls this before each request, and does not always return it.
         if self._s3 is not None and self._s3 is not self._without_expect:
             self._s3.meta.events.unregister("before-call.s3", add_expect_header)
             self._without_expect = self._s3

@@ -53,7 +53,7 @@ def check_dictionaries(schema: pa.Schema) -> None:
     """Raises TableError, naming the column, for a dictionary that cannot be stored: of views, or in exotic types."""
     for field in filter(lambda field: _holds_dictionary(field.type), schema):
         try:
-            # What is impossible is so by type alone: no rows are as good as any.
+            # Only the type decides whether it is possible, so an array without rows shows it.
             _widened_column(pa.nulls(0, field.type))
         except NotImplementedError as error:
             raise TableError(
@@ -120,7 +120,7 @@ def _widened_values(column: pa.DictionaryArray, wanted: pa.DataType) -> pa.Array
     values = _widened_column(column.dictionary_decode())
     if not pa.types.is_dictionary(wanted) or pa.types.is_dictionary(values.type):
         return values
-    return values.dictionary_encode().cast(wanted)  # encoded anew, nulls are those of rows
+    return values.dictionary_encode().cast(wanted)  # encoded again, so that nulls are rows and not dictionary values
 
 
 def _without_hidden(column: pa.DictionaryArray) -> pa.DictionaryArray:

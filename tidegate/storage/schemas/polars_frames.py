@@ -64,7 +64,7 @@ def polars_has(dtype: pa.DataType) -> bool:
 
 @cache
 def _has_zone(zone: str | None) -> bool:
-    """Returns whether polars knows a time zone: a zone of the database, or an offset of whole hours."""
+    """Returns whether polars supports a time zone: a zone of the database, or an offset of whole hours."""
     if zone is None:
         return True
     if offset := _OFFSET.fullmatch(zone):

@@ -24,8 +24,8 @@ from tidegate.storage.extras import need
 from tidegate.storage.files.envelope import format_checksum
 from tidegate.storage.files.private_folders import FOLDER_MODE, open_private
 from tidegate.storage.files.store import Buffer, Store
-from tidegate.storage.local_copies import LocalFirstStore
 from tidegate.storage.state.key_groups import key_groups_meet
+from tidegate.storage.state.local_copies import LocalFirstStore
 from tidegate.storage.state.snapshot import FrozenNative, StateTable
 from tidegate.storage.state.state_file import verified_native
 
@@ -74,7 +74,7 @@ def tables_of_fetched(native: NativeState) -> list[StateTable]:
     Raises CodecError, CorruptionError.
     """
     need("a checkpoint with files of RocksDB", "rocksdb")
-    from tidegate.storage.rocksdb.scan import empty_tables
+    from tidegate.storage.state.rocksdb.scan import empty_tables
 
     return empty_tables(native)
 
@@ -94,7 +94,7 @@ def read_native(
     """
     need("a checkpoint with files of RocksDB", "rocksdb")
     # Imported late: few checkpoints have such files, and the library is large.
-    from tidegate.storage.rocksdb.scan import clipped, stored_tables
+    from tidegate.storage.state.rocksdb.scan import clipped, stored_tables
 
     groups = clipped(native, key_groups)
     if not groups:

@@ -2,8 +2,8 @@
 
 Rules:
 
-- Rows are sorted by key group, then by the bytes of the key (`tidegate/storage/rocksdb/keys.py` defines them). Entries
-  of a map are sorted by the bytes of the map key.
+- Rows are sorted by key group, then by the bytes of the key, which `tidegate/storage/state/rocksdb/keys.py` defines.
+  Entries of a map are sorted by the bytes of the map key.
 - A chunk ends at the first row with which it has `CHUNK_ROWS` rows or `CHUNK_BYTES` bytes, wherever the backend has
   cut. Arrays have the form of `canonical_array`. A savepoint can therefore be compared byte by byte with the savepoint
   of another backend, and a state that is larger than memory is written a chunk at a time.

@@ -1,4 +1,4 @@
-"""`Handover`: stored tables on their way to the operator that is restored from them. `Spool`: those that do not fit.
+"""`Handover`: stored tables on their way to a restored operator. `Spool`: tables that do not fit into memory.
 
 A table is held until the operator has taken it, and no longer. A restore therefore never holds a state twice: the
 remaining tables shrink as the backend grows. The operator first looks at what it needs of all tables, and then takes

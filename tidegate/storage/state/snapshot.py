@@ -1,9 +1,9 @@
 """The types of state in a snapshot: frozen on its way into a checkpoint, and as tables when it is read back.
 
-Operators and backends make `FrozenState`; `state_file.py` writes it; a restored operator is given `StateTable`s.
+Operators and backends make `FrozenState`, `state_file.py` writes it, and a restored operator receives `StateTable`s.
 
 A snapshot has a synchronous part, `Operator.snapshot`, that runs on the task's thread, freezes references and must be
-short, and an asynchronous part that encodes and writes what was frozen, piece by piece, beside processing.
+short. Its asynchronous part encodes and writes the frozen state piece by piece, while the task continues to process.
 
 A keyed state may be stored in layers. The base is the whole state at some time. Each layer above it holds the changes
 since the layer below: rows that were put, and keys that were removed. The newest layer of a key counts.
@@ -41,7 +41,7 @@ class Cut:
 
     @property
     def in_order(self) -> bool:
-        """Whether the snapshot is the whole state in the order of `canonical.py`: a savepoint, without later layers."""
+        """True for the whole state in the order of `canonical.py`: a savepoint, without later layers."""
         return self.canonical and self.base is None
 
 
@@ -83,12 +83,12 @@ class FrozenState(Protocol):
 
     @property
     def kind(self) -> StateKind:
-        """How it is split when the parallelism changes."""
+        """How the state is split when the parallelism changes."""
         ...
 
     @property
     def removed(self) -> bool:
-        """Whether the rows are keys that are gone."""
+        """True if the rows are removed keys."""
         ...
 
     def chunks(self) -> Iterator[StateChunk]:
@@ -123,12 +123,12 @@ class FrozenChanged(ABC):
 
     @property
     def kind(self) -> StateKind:
-        """How it is split when the parallelism changes."""
+        """How the state is split when the parallelism changes."""
         return self.frozen.kind
 
     @property
     def removed(self) -> bool:
-        """Whether the rows are keys that are gone."""
+        """True if the rows are removed keys."""
         return self.frozen.removed
 
     @abstractmethod

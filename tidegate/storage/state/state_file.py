@@ -11,7 +11,7 @@ Rules:
 - States are encoded chunk by chunk while the file is written, so memory is bounded by a chunk, not by the state.
 - A chunk is verified before it is decoded. A reader fetches only chunks that have rows of its key groups, neighbours
   together, and may do so on several threads.
-- States without rows are not stored, except union lists: a checkpoint has to know all of these, because it is refused
+- States without rows are not stored, except union lists: a checkpoint must contain all of these, because it is refused
   while some of their subtasks have finished (FLIP-147).
 - A chunk is an Arrow IPC stream with one batch, and its schema names the serializer that wrote it. The rows are typed,
   so any reader of Arrow can read them. The version of the serializer covers the meaning of types and columns; files
@@ -206,7 +206,7 @@ class _Part:
 
 
 def _section(uid: OperatorUid, state: FrozenState, chunks: Sequence[ChunkRef], end: int) -> SectionRef:
-    """A state whose chunks are before `end`."""
+    """Returns the section of a state whose chunks are before `end`."""
     offset = chunks[0].offset if chunks else end
     return SectionRef(
         uid=uid,
@@ -233,7 +233,7 @@ def _rows_of(section: SectionRef, chunk: ChunkRef, key_groups: range | None) -> 
 def _wanted_runs(
     store: Store, handle: StateHandle, uid: OperatorUid, key_groups: range | None, wanted: Wanted
 ) -> list[Sequence[_Part]]:
-    """The chunks that are wanted, those together that are fetched together; in the order of the file."""
+    """Returns the wanted chunks in file order, grouped into runs that are fetched together."""
     if not any(section.uid == uid and wanted(section) for section in handle.sections):
         return []
     parts = [
@@ -249,7 +249,7 @@ def _wanted_runs(
 def _read_runs(
     store: Store, handle: StateHandle, runs: Sequence[Sequence[_Part]], layer: int, readers: int, ahead_max: int
 ) -> Iterator[StateTable]:
-    """The tables of all runs in order. With several readers up to `ahead_max` runs are read ahead."""
+    """Yields the tables of all runs in order. With several readers up to `ahead_max` runs are read ahead."""
     if readers == 1 or len(runs) <= 1:
         for run in runs:
             yield from _tables_of(store, handle, run, layer)
@@ -268,7 +268,7 @@ def _read_runs(
 
 
 def _runs(parts: Sequence[_Part]) -> Iterator[Sequence[_Part]]:
-    """Chunks that lie side by side, up to `READ_BYTES_MAX`."""
+    """Yields adjacent chunks in runs of up to `READ_BYTES_MAX`."""
     first = 0
     for following in range(1, len(parts) + 1):
         if following < len(parts):
@@ -282,7 +282,7 @@ def _runs(parts: Sequence[_Part]) -> Iterator[Sequence[_Part]]:
 
 
 def _tables_of(store: Store, handle: StateHandle, run: Sequence[_Part], layer: int) -> list[StateTable]:
-    """The wanted rows of each chunk of a run, fetched with one read and verified."""
+    """Yields the wanted rows of each chunk of a run, which is fetched with one read and verified."""
     start, last = run[0].chunk.offset, run[-1].chunk
     data = memoryview(read_range(store, handle, start, last.offset + last.length_bytes - start))
     tables = []
@@ -323,7 +323,7 @@ def verify_state(store: Store, handle: StateHandle) -> None:
 
 
 def verify_native(store: Store, file: NativeFile) -> None:
-    """Reads all bytes of a backend's file and compares size and checksum. Errors are those of `verify_state`."""
+    """Reads all bytes of a backend's file and compares size and checksum. Raises as `verify_state` does."""
     for _ in verified_native(store, file):
         pass
 
@@ -476,7 +476,7 @@ def read_directory(store: Store, handle: StateHandle) -> tuple[StoredSection, ..
         raise CorruptionError(f"{where} is damaged: it should have {handle.size_bytes} bytes")
     found = _decode_directory(end[:-_TRAILER_BYTES], end[-_TRAILER_BYTES:], where)
     if tuple(stored.section for stored in found) != handle.sections:
-        raise CorruptionError(f"{where} holds other states than the checkpoint's metadata says")
+        raise CorruptionError(f"{where} does not have the states that the checkpoint's metadata lists")
     return found
 
 
@@ -501,7 +501,7 @@ def read_footer(store: Store, path: str, size_bytes: int | None = None) -> tuple
 
 
 def check_whole(data: memoryview, where: str) -> tuple[SectionRef, ...]:
-    """Returns the states in the bytes of a whole file, after verifying all bytes. Errors are those of `read_footer`."""
+    """Returns the states in the bytes of a whole file, after verifying all bytes. Raises as `read_footer` does."""
     if len(data) < _HEADER.size + _TRAILER_BYTES:
         raise CorruptionError(f"{where} is damaged: it is too short")
     (digest,) = _DIGEST.unpack(data[-_DIGEST.size :])

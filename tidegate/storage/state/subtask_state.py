@@ -1,9 +1,9 @@
 """Reads the state of one operator in one subtask of a checkpoint, from all the files that hold it.
 
 - `read_subtask_state` and `iter_subtask_state` return tables as an operator is restored from them: layers from the base
-  up, each marked with its number, then state that was written whole, then the files of a backend. Tables that are
-  applied in this order give the state as it was.
-- `SubtaskStream` streams a state as data: of each key the newest layer counts, and only the rows of a few key groups
+  up, each marked with its number, then state that was written whole, then the files of a backend. Applying the tables
+  in this order restores the state.
+- `SubtaskStream` streams a state as data. The newest layer of each key counts, and only the rows of a few key groups
   are in memory.
 - `stored_columns` finds the columns of all states of an operator without reading the rows. The columns of a state are
   in each of its chunks, and in the description of a backend with files of its own. One file of each folder is read for
@@ -45,10 +45,12 @@ def read_subtask_state(
     wanted: Wanted = _any,
     readers: int = 1,
 ) -> list[StateTable]:
-    """The tables of one operator that are `wanted`, verified; of keyed state only the rows of `key_groups`.
+    """Returns the verified tables of one operator that `wanted` selects.
 
-    Up to `readers` threads read at a time. Raises CorruptionError, NotFoundError, CodecError if a newer tidegate wrote
-    the state, or StorageError if files of a backend cannot be kept on this machine while they are read.
+    Of keyed state it returns only rows of `key_groups`. Up to `readers` threads read at a time.
+
+    Raises CorruptionError, NotFoundError, CodecError if a newer tidegate wrote the state, or StorageError if files of a
+    backend cannot be kept on this machine while they are read.
     """
     tables: list[StateTable] = []
     for layer, handle in subtask.marked_handles:
@@ -68,8 +70,9 @@ def iter_subtask_state(
     scratch_dir: str | None = None,
     readers: int = 1,
 ) -> Iterator[StateTable]:
-    """`read_subtask_state` one table after the other: no more is held than one read of a file for each reader. Files of
-    a backend are kept in `scratch_dir` meanwhile.
+    """Yields the tables of `read_subtask_state`, and holds no more than one read of a file for each reader.
+
+    Files of a backend are kept in `scratch_dir` meanwhile.
     """
     for layer, handle in subtask.marked_handles:
         yield from iter_state(store, handle, uid, key_groups, wanted=wanted, layer=layer, readers=readers)
@@ -84,7 +87,7 @@ def _native_states(subtask: SubtaskState, uid: OperatorUid, key_groups: range | 
 
 
 def operators_with_state(subtask: SubtaskState) -> frozenset[OperatorUid]:
-    """Operators of which a subtask has rows."""
+    """Returns the operators of which a subtask has rows."""
     sections = (section for handle in subtask.state_handles for section in handle.sections)
     return frozenset(section.uid for section in sections) | {native.uid for native in subtask.native}
 
@@ -93,12 +96,12 @@ RUN_ROWS_MAX = 1_000_000
 RUN_BYTES_MAX = 128 * 1024 * 1024
 
 Adapt = Callable[[pa.RecordBatch], pa.RecordBatch]
-"""Brings stored rows into the schema that a reader was promised."""
+"""Converts stored rows to the schema that the reader expects."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredSchemas:
-    """The columns of the stored rows of a state, oldest first, and those of keys that are gone, where there are any."""
+    """The columns of a state's stored rows, oldest first, and the columns of removed keys (None if there are none)."""
 
     rows: tuple[pa.Schema, ...]
     removed: pa.Schema | None
@@ -114,7 +117,7 @@ class SubtaskStream:
     state: str
 
     def schemas(self) -> StoredSchemas:
-        """What the stored columns are; reads one chunk of each file. CorruptionError, NotFoundError, CodecError."""
+        """Returns the stored columns. Reads a chunk of each file. Raises CorruptionError, NotFoundError, CodecError."""
         rows: list[pa.Schema] = []
         removed: pa.Schema | None = None
         for handle in self.subtask.state_handles:
@@ -130,14 +133,14 @@ class SubtaskStream:
 
     @property
     def has_any(self) -> bool:
-        """Whether the subtask tells anything of the state."""
+        """True if the subtask has rows or removed keys of the state."""
         if any(self._is_wanted(section) for handle in self.subtask.state_handles for section in handle.sections):
             return True
         return any(t.state == self.state for native in self._natives() for t in tables_of_fetched(native))
 
     @property
     def is_layered(self) -> bool:
-        """Whether a key may be told of more than once."""
+        """True if a key may occur more than once."""
         sections = [(h, s) for h in self.subtask.state_handles for s in h.sections if self._is_wanted(s)]
         holders = {id(handle) for handle, _ in sections}
         return any(s.removed for _, s in sections) or len(holders) + len(list(self._natives())) > 1
@@ -145,10 +148,10 @@ class SubtaskStream:
     def batches(
         self, schema: pa.Schema, adapt: Adapt, keys: Sequence[str] | None, key_groups: range | None
     ) -> Iterator[pa.RecordBatch]:
-        """The rows, each key once, in `schema`; of keyed state those of `key_groups`.
+        """Yields the rows in `schema`, each key once. Of keyed state it yields rows of `key_groups` only.
 
-        `keys` are the columns that tell rows of the state apart. ConfigurationError if they are needed and not known;
-        errors of storage as of `read_subtask_state`.
+        `keys` are the columns that identify a row of the state, or None if unknown. Raises ConfigurationError if they
+        are needed and unknown, and storage errors as `read_subtask_state` does.
         """
         if not (self._is_keyed and self.is_layered):
             for table in self._tables(key_groups):
@@ -156,8 +159,8 @@ class SubtaskStream:
             return
         if keys is None:
             raise ConfigurationError(
-                f"state {self.state!r} of operator {self.uid!r} lies in layers, and the checkpoint does not say which "
-                f"of its columns {schema.names} are its key: an older version wrote it. Name them with keys=[...]"
+                f"state {self.state!r} of operator {self.uid!r} is stored in layers, and the checkpoint does not name "
+                f"its key columns among {schema.names}, because an older version wrote it. Name them with keys=[...]"
             )
         for run in self._runs(key_groups):
             tables = sorted(self._tables(run), key=lambda table: table.layer)
@@ -182,7 +185,7 @@ class SubtaskStream:
             yield from read_native(self.store, native, key_groups, only=self.state)
 
     def _runs(self, key_groups: range | None) -> Iterator[range]:
-        """The key groups that have rows, in runs that are read at once."""
+        """Yields the key groups that have rows, in runs that are read at once."""
         rows, row_bytes = self._group_rows()
         limit = max(1, min(RUN_ROWS_MAX, int(RUN_BYTES_MAX / max(row_bytes, 1.0))))
         groups = range(len(rows)) if key_groups is None else range(key_groups.start, min(key_groups.stop, len(rows)))
@@ -196,7 +199,7 @@ class SubtaskStream:
             yield range(start, groups.stop)
 
     def _group_rows(self) -> tuple[NDArray[np.int64], float]:
-        """How many rows each key group has in all files together, and how many bytes a row has in them."""
+        """Returns the number of rows of each key group in all files, and the mean bytes of a row."""
         rows = np.zeros(0, dtype=np.int64)
         size_bytes = 0
         for handle in self.subtask.state_handles:
@@ -208,7 +211,7 @@ class SubtaskStream:
                 rows[chunk.first_group : stop] += ends[1:] - ends[:-1]
                 size_bytes += chunk.length_bytes
         for native in self._natives():
-            # How many rows they have nobody knows; all groups of the files are looked at.
+            # The number of their rows is unknown: one row for each key group, so that every group is read.
             first, stop = native.key_groups
             if stop > len(rows):
                 rows = np.concatenate((rows, np.zeros(stop - len(rows), dtype=np.int64)))
@@ -223,30 +226,31 @@ class SubtaskStream:
 
 
 def newest_rows(tables: Sequence[StateTable], keys: Sequence[str], schema: pa.Schema) -> pa.Table:
-    """The rows that tables of one state stand for, given in the order of their layers.
+    """Returns the current rows of a state, from its tables in the order of their layers.
 
-    `schema` is that of all tables with rows; `removed` tables have the columns `keys` alone. Rows come in the order of
-    the tables. Needs memory for all of them once more.
+    `schema` is the schema of all tables with rows; `removed` tables have the columns `keys` alone. Rows keep the order
+    of the tables. Needs memory for all of them once more.
     """
     put = pa.Table.from_batches([table.rows for table in tables if not table.removed], schema)
-    told = [table.rows.select(list(keys)) for table in tables]
-    rows = sum(part.num_rows for part in told)
+    parts = [table.rows.select(list(keys)) for table in tables]
+    rows = sum(part.num_rows for part in parts)
     if rows == 0:
         return put
     names = [str(number) for number in range(len(keys))]
-    columns = pa.Table.from_batches(told).rename_columns(names)
+    columns = pa.Table.from_batches(parts).rename_columns(names)
     columns = pa.table([comparable(column) for column in columns.columns], names=names)
     numbered = columns.append_column("row", pa.array(np.arange(rows, dtype=np.int64)))
     newest = np.sort(numbered.group_by(names).aggregate([("row", "max")]).column("row_max").to_numpy())
-    is_put = np.repeat([not table.removed for table in tables], [part.num_rows for part in told])
+    is_put = np.repeat([not table.removed for table in tables], [part.num_rows for part in parts])
     place = np.cumsum(is_put) - 1
     return put.take(pa.array(place[newest[is_put[newest]]]))
 
 
 def stored_columns(store: Store, subtasks: Sequence[SubtaskState], uid: OperatorUid) -> list[StateTable]:
-    """A table without rows for each state and form of its columns, oldest layers first.
+    """Returns a table without rows for each state and each form of its columns, oldest layers first.
 
-    `subtasks`: those that ran the operator. Raises CorruptionError, NotFoundError, CodecError and StorageError.
+    `subtasks` are the subtasks that ran the operator. Raises CorruptionError, NotFoundError, CodecError and
+    StorageError.
     """
     read: set[tuple[str, str, bool, str]] = set()
     found: list[StateTable] = []

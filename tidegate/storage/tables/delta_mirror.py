@@ -4,22 +4,23 @@ Both tables consist of the same files in the same folder. tidegate's log in `_ti
 `_delta_log/` follows. `TableLog` calls `LogMirror` after each commit. Rules:
 
 - One transaction of Delta takes its readers from what one commit of the log shows to what a later one shows. They
-  therefore see whole checkpoints, and rows that a restored job hides go in the same step as its own rows come.
+  therefore see whole checkpoints, and rows that a restored job hides disappear in the transaction that adds its own
+  rows.
 - The transaction carries the number of the log's entry, under the identifier of this table (`txn` in Delta's protocol).
   An entry with that number, or a lower one, is in the Delta table already. Repeating changes nothing, and the next
   commit completes one whose mirroring was interrupted.
 - Two processes that mirror at once use the same identifier. Delta refuses the second one, which looks again.
-- A compaction of tidegate's is mirrored only if the small files are all there. Where other writers have rewritten some,
+- A compaction of tidegate's is mirrored only if the small files all exist. Where other writers have rewritten some,
   their files stay.
 - Files that other writers have added to the Delta table stay. A file that must be hidden and is missing was rewritten
   by others, with its rows. These rows cannot be hidden, so it is an error.
 - A file with a deletion vector, by which others have deleted rows, counts as rewritten: `deltalake` removes files
   without naming the vector, so such an entry would stay. It is not compacted, and cannot be hidden.
-- What the table demands of writers is read before each transaction (`refusal`). Delta refuses a transaction that was
-  made before that changed, so nothing is written by outdated rules.
+- The table's requirements for writers are read before each transaction (`refusal`). Delta refuses a transaction that
+  was made before they changed, so nothing is written by outdated rules.
 
-Of the log `LogMirror` reads the parts with the entries that have come or gone since. After a restart it reads the whole
-log.
+Of the log `LogMirror` reads the parts with the entries that were added or hidden since. After a restart it reads the
+whole log.
 
 Rules of writer features. A Delta table states in its log what every writer must do: keep CHECK constraints, compute
 generated columns, use the names of a column mapping. tidegate writes plain Parquet files with the job's values:
@@ -63,7 +64,7 @@ if TYPE_CHECKING:
 
 
 class LogMirror:
-    """The Delta table of the table at `url`, whose log's end is `tail`. Not thread-safe."""
+    """Mirrors the table at `url` to its Delta table. `tail` is the end of the table's log. Not thread-safe."""
 
     def __init__(self, url: str, info: TableInfo, tail: TableTail) -> None:
         self.info = info
@@ -71,21 +72,22 @@ class LogMirror:
         self._tail = tail
         self._delta = DeltaMirror(url, info)
         self._known: tuple[int, Ranges] | None = None
-        """An entry that Delta shows, or showed, and what the log shows with it."""
+        """The last mirrored entry, and the entries that the log shows with it. None until something was mirrored."""
 
     def create(self, history_ms: int | None = None) -> None:
-        """Make the Delta table; see `DeltaMirror.create`."""
+        """Creates the Delta table. See `DeltaMirror.create`."""
         self._delta.create(history_ms)
 
     def retention_ms(self) -> int:
-        """See `DeltaMirror.retention_ms`."""
+        """Returns the retention of the Delta table. See `DeltaMirror.retention_ms`."""
         return self._delta.retention_ms()
 
     def check(self, if_exists: IfExists = "append", claim: TableClaim | None = None) -> None:
-        """Raise what `create` would raise, and TableError where the job would find rows that no entry of the log has.
+        """Raises the errors that `create` would raise, and TableError if other rows of the Delta table are in the way.
 
-        "append": it is to add to them, or was restored. `claim`: the one that the job is about to make; TableError
-        where files of the Delta table would have to be hidden with it and cannot be.
+        - `if_exists`: "append", which restored jobs use too, allows files of other writers.
+        - `claim`: the claim that the job is about to make. Raises TableError if it would have to hide files of the
+          Delta table that cannot be hidden.
         """
         self._delta.check()
         if claim is not None:
@@ -104,9 +106,9 @@ class LogMirror:
             )
 
     def follow(self) -> None:
-        """Take the Delta table to what the log shows. StorageError: repeat it; TableError where that cannot help."""
+        """Brings the Delta table to what the log shows. Raises StorageError if a retry may help, else TableError."""
         fold = self._fold
-        # What the table shows may be what it has shown before, and others have mirrored in between: the entry tells.
+        # Compare entries, not visible files: the log may show an earlier state again, mirrored by others meanwhile.
         if self._known is not None and self._known[0] == fold.seq:
             return
         self._delta.show(lambda since: self._tail.with_parts(lambda: self._change(since)))
@@ -118,11 +120,14 @@ class LogMirror:
         return self._tail.fold
 
     def needed_files(self, since_ms: int) -> set[str]:
-        """See `DeltaMirror.needed_files`."""
+        """Returns the files that readers of the Delta table need. See `DeltaMirror.needed_files`."""
         return self._delta.needed_files(since_ms)
 
     def _change(self, since: int | None, shows: Ranges | None = None) -> DeltaChange | None:
-        """What leads from entry `since` to what the log shows, or to `shows`, which a claim is about to make of it."""
+        """Returns the change from entry `since` to what the log shows, or to `shows`, the result of a claim to come.
+
+        None if none.
+        """
         fold = self._fold
         if shows is None:
             if since is not None and since >= fold.seq:
@@ -132,7 +137,7 @@ class LogMirror:
         new = self._tail.entries_in(without(shows, before))
         gone = self._tail.entries_in(without(before, shows))
         added, removed = _files(new), _files(gone)
-        # A compaction names large files again: these stay.
+        # A compaction names files again that are large enough. These stay.
         paths = {file.path for file in added} & {file.path for file in removed}
         added = tuple(file for file in added if file.path not in paths)
         removed = tuple(file for file in removed if file.path not in paths)
@@ -148,7 +153,7 @@ class LogMirror:
         return TableVersions(self._url, self._tail.entries_after(-1), self._fold).shown_after(since)
 
     def _is_compaction(self, new: list[TableEntry], gone: list[TableEntry]) -> bool:
-        """Whether the change is that of one compaction, so that readers of changes need not be told."""
+        """Returns whether the change is exactly one compaction, so that readers of changes need not see it."""
         if len(new) != 1 or self._fold.claim is None:
             return False
         rewrite = new[0].rewrite
@@ -163,21 +168,21 @@ def _files(entries: list[TableEntry]) -> tuple[DataFile, ...]:
 
 RACES_MAX = 32
 RETENTION_MS_DEFAULT = 7 * 86_400_000
-"""For how long Delta keeps files of older versions if the table does not say."""
+"""How long Delta keeps files of older versions if the table does not set it."""
 _FILE_RETENTION = "delta.deletedFileRetentionDuration"
 _LOG_RETENTION = "delta.logRetentionDuration"
 _UNITS_MS = {
     "millisecond": 1, "second": 1_000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000, "week": 604_800_000,
 }  # fmt: skip
 _MOMENT_MAX_MS = 4_102_444_800_000
-"""2100-01-01: later moments are the newest version as well."""
+"""2100-01-01. Any later moment selects the newest version too."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeltaChange:
-    """What takes a Delta table from an earlier state to what entry `number` of the log shows, which is of `at_ms`.
+    """The change from an earlier state of a Delta table to what entry `number` of the log shows, made at `at_ms`.
 
-    `same_rows`: the files that are added have the rows of those that are removed.
+    `same_rows`: the added files have the rows of the removed files.
     """
 
     number: int
@@ -198,23 +203,26 @@ class DeltaMirror:
         self._table: DeltaTable | None = None
 
     def check(self) -> None:
-        """See that there can be such a Delta table, and that one which is there has the same columns and partitions.
+        """Checks that the Delta table can be created, or that the existing one has the same columns and partitions.
 
-        Raises TableError where it has not, ConfigurationError where the package or a way to the storage is missing.
+        Raises TableError if they differ, ConfigurationError if the package `deltalake` or access to the storage is
+        missing.
         """
-        with self._telling("read"):
+        with self._translated_errors("read"):
             check_place(self._url)
             check_delta_schema(self._info.arrow_schema)
             if self._is_there():
                 self._check(self._loaded(), self._info.added)
 
     def create(self, history_ms: int | None = None) -> None:
-        """Make the Delta table, where there is none; add the columns that ours got since. Raises as `check` does.
+        """Creates the Delta table if there is none, else adds columns that the table has gained since.
 
-        One that is made keeps its log, and files that it does not show any more, for `history_ms`; None: as Delta does.
+        Raises as `check` does.
+
+        A new Delta table keeps its log, and files that it no longer shows, for `history_ms`. None: for Delta's default.
         """
         self.check()
-        with self._telling("create"):
+        with self._translated_errors("create"):
             import deltalake
 
             if self._is_there():
@@ -235,31 +243,31 @@ class DeltaMirror:
                 self._check(self._loaded())
 
     def foreign_files(self, own: Collection[str]) -> int:
-        """How many files the Delta table has that are not among `own`; 0 where there is no Delta table."""
-        with self._telling("read"):
+        """Returns the number of files of the Delta table that are not in `own`. 0 without a Delta table."""
+        with self._translated_errors("read"):
             return sum(1 for path in self._active(self._loaded()) if path not in own) if self._is_there() else 0
 
     def show(self, change_since: Callable[[int | None], DeltaChange | None]) -> None:
-        """Make the change that `change_since(N)` says, where the Delta table shows entry N (None: nothing yet).
+        """Makes the change that `change_since(N)` returns, where N is the entry that the Delta table shows, or None.
 
-        Raises StorageError where it may work when it is repeated, TableError where it cannot.
+        Raises StorageError if a retry may help, else TableError.
         """
         refused: str | None = None
         for _ in range(RACES_MAX):
-            with self._telling("read"):
+            with self._translated_errors("read"):
                 table = self._loaded()
                 since = table.transaction_version(self._id)
                 self._check(table)
             change = change_since(since)
             if change is None:
                 return
-            with self._telling("commit to"):
+            with self._translated_errors("commit to"):
                 version = table.version()
                 refused = self._refused(table, change)
                 if refused is None:
                     return
                 if self._loaded().version() == version:
-                    # Nobody was faster: Delta does not want the transaction itself.
+                    # There was no concurrent transaction, so Delta refuses this one for itself.
                     raise StorageError(f"cannot commit to the Delta table at {self._url}: {refused}")
         raise StorageError(
             f"could not commit to the Delta table at {self._url}: {RACES_MAX} times another writer was faster "
@@ -267,8 +275,8 @@ class DeltaMirror:
         )
 
     def check_hides(self, change_since: Callable[[int | None], DeltaChange | None]) -> None:
-        """Raise TableError where the change from what the Delta table shows could not hide the files that it must."""
-        with self._telling("read"):
+        """Raises TableError if the change from what the Delta table shows would hide files that cannot be hidden."""
+        with self._translated_errors("read"):
             if not self._is_there():
                 return
             table = self._loaded()
@@ -277,24 +285,24 @@ class DeltaMirror:
                 self._is_to_be_made(table, change)
 
     def retention_ms(self) -> int:
-        """For how long the Delta table keeps files that it does not show any more; 0 where there is no Delta table."""
-        with self._telling("read"):
+        """Returns how long the Delta table keeps files that it no longer shows, in ms. 0 without a Delta table."""
+        with self._translated_errors("read"):
             if not self._is_there():
                 return 0
-            said = self._loaded().metadata().configuration.get(_FILE_RETENTION)
-        found = RETENTION_MS_DEFAULT if said is None else interval_ms(said)
+            setting = self._loaded().metadata().configuration.get(_FILE_RETENTION)
+        found = RETENTION_MS_DEFAULT if setting is None else interval_ms(setting)
         if found is None:
             raise TableError(
-                f"the Delta table at {self._url} has {_FILE_RETENTION} = {said!r}, which is not understood: write it "
-                "as 'interval 7 days'"
+                f"the Delta table at {self._url} has {_FILE_RETENTION} = {setting!r}, which is not an interval: write "
+                "it as 'interval 7 days'"
             )
         return found
 
     def needed_files(self, since_ms: int) -> set[str]:
-        """Paths of the files that readers of the Delta table need: those of now, and those of that moment."""
+        """Returns the paths of the files that readers of the Delta table need: its files now, and at a time."""
         from deltalake.exceptions import DeltaError
 
-        with self._telling("read"):
+        with self._translated_errors("read"):
             if not self._is_there():
                 return set()
             found = self._active(self._loaded())
@@ -306,7 +314,10 @@ class DeltaMirror:
             return found | self._active(then)
 
     def _refused(self, table: DeltaTable, change: DeltaChange) -> str | None:
-        """Make the change in one transaction; why Delta refuses it, as where another transaction came first."""
+        """Makes the change in one transaction.
+
+        Returns why Delta refused it, for instance a concurrent transaction, or None.
+        """
         from deltalake import CommitProperties, Transaction
         from deltalake.exceptions import CommitFailedError
 
@@ -323,7 +334,7 @@ class DeltaMirror:
                 schema=table.schema(),
                 partition_by=list(self._info.partition_by) or None,
                 commit_properties=CommitProperties(
-                    # Writers that isolate by "WriteSerializable" let a blind append pass beside a DELETE or MERGE.
+                    # Writers with isolation "WriteSerializable" allow a blind append concurrent with a DELETE or MERGE.
                     custom_metadata={"tidegateEntry": change.number, "isBlindAppend": is_blind},
                     app_transactions=[Transaction(self._id, change.number)],
                 ),
@@ -340,7 +351,7 @@ class DeltaMirror:
         return DeltaTable.is_deltatable(self._url, storage_options(self._url))
 
     def _loaded(self) -> DeltaTable:
-        """The table as it is now."""
+        """Returns the table in its current version."""
         if self._table is None:
             self._table = self._opened()
         else:
@@ -385,24 +396,24 @@ class DeltaMirror:
             raise TableError(f"the Delta table at {self._url} {reason}")
 
     def _is_to_be_made(self, table: DeltaTable, change: DeltaChange) -> bool:
-        """Whether there is anything to do; TableError where it cannot be done."""
+        """Returns whether there is anything to do. Raises TableError if the change cannot be made."""
         if not change.removed:
             return True
         there = self._active(table) - self._with_vectors(table)
         gone = [file for file in change.removed if file.path not in there]
         if gone and change.same_rows:
-            return False  # Others have put these files together, or changed their rows: what they have made stays.
+            return False  # Others have compacted these files or changed their rows. Their files stay.
         if gone:
             raise TableError(
                 f"{len(gone)} files of the Delta table at {self._url} have to be hidden, because the job was restored "
                 f"from before them, and others have rewritten them or deleted rows of them since (the first is "
-                f"{gone[0].path}): their rows cannot be told from others any more. Restore a newer checkpoint, or take "
-                "the Delta table back to a version before that was done (RESTORE)"
+                f"{gone[0].path}), so their rows cannot be identified. Restore a newer checkpoint, or reset the Delta "
+                "table to a version before that (RESTORE)"
             )
         if not change.same_rows and table.metadata().configuration.get("delta.appendOnly", "").lower() == "true":
             raise TableError(
                 f"{len(change.removed)} files of the Delta table at {self._url} have to be hidden, because the job was "
-                f"restored from before them (the first is {change.removed[0].path}), and the table takes appends only "
+                f"restored from before them (the first is {change.removed[0].path}), and the table allows only appends "
                 "(delta.appendOnly). Restore a newer checkpoint, or unset the property"
             )
         return True
@@ -411,12 +422,12 @@ class DeltaMirror:
     def _active(table: DeltaTable) -> set[str]:
         import pyarrow as pa
 
-        # Delta's log has paths as they stand in URLs: what is in the folder `a%20b` is in `a%2520b` there.
+        # Paths in Delta's log are URL-encoded: the folder `a%20b` is `a%2520b` there.
         return {unquote(path) for path in pa.table(table.get_add_actions(flatten=True)).column("path").to_pylist()}
 
     @staticmethod
     def _with_vectors(table: DeltaTable) -> set[str]:
-        """Paths of the files of which others have deleted rows without rewriting them."""
+        """Returns the paths of files of which others have deleted rows without rewriting them."""
         import pyarrow as pa
 
         if "deletionVectors" not in (table.protocol().writer_features or ()):
@@ -444,8 +455,11 @@ class DeltaMirror:
         return dict(zip(self._info.partition_by, values, strict=True))
 
     @contextmanager
-    def _telling(self, what: str) -> Iterator[None]:
-        """Whatever Delta raises comes out as ours, and what may be half known is read anew."""
+    def _translated_errors(self, what: str) -> Iterator[None]:
+        """Raises errors of Delta as tidegate's errors.
+
+        After an error the Delta table is loaded again, because it may be half updated.
+        """
         deltalake = imported()
         try:
             yield
@@ -454,19 +468,20 @@ class DeltaMirror:
             text = f"cannot {what} the Delta table at {self._url}: {error}"
             if _is_final(error):
                 raise TableError(
-                    f"{text}. Others have given it what tidegate does not write: take that off, or write to another url"
+                    f"{text}. The table has a property or feature that tidegate does not support: remove it, or write "
+                    "to another url"
                 ) from error
             raise StorageError(text) from error
 
 
 def retention_properties(history_ms: int) -> dict[str, str]:
-    """The properties of a Delta table that keeps its versions, and their files, for so long."""
+    """Returns the properties of a Delta table that keeps its versions, and their files, for `history_ms`."""
     kept = f"interval {max(1, -(-history_ms // 1_000))} seconds"
     return {_FILE_RETENTION: kept, _LOG_RETENTION: kept}
 
 
 def interval_ms(text: str) -> int | None:
-    """An interval as Delta writes it (`interval 1 week 2 days`), in milliseconds; None for anything else."""
+    """Returns the milliseconds of an interval in Delta's form (`interval 1 week 2 days`), or None for other text."""
     words = text.lower().removeprefix("interval").split()
     numbers, units = words[::2], [word.removesuffix("s") for word in words[1::2]]
     if not words or len(words) % 2 or not all(n.isdecimal() for n in numbers) or set(units) - _UNITS_MS.keys():
@@ -475,7 +490,7 @@ def interval_ms(text: str) -> int | None:
 
 
 def storage_options(url: str) -> dict[str, str]:
-    """How Delta reaches the storage: it reads the environment's AWS_ variables itself, but for what stands here."""
+    """Returns options for Delta's access to the storage, besides the AWS_ variables, which Delta reads itself."""
     if not url.startswith("s3://"):
         return {}
     from tidegate.storage.files.s3_files import ENDPOINT_VARIABLES
@@ -490,12 +505,12 @@ def storage_options(url: str) -> dict[str, str]:
 
 
 def imported() -> Any:
-    """The package `deltalake`; ConfigurationError, which says how to install it, where it is missing."""
+    """Returns the package `deltalake`. Raises ConfigurationError with the way to install it if it is missing."""
     return load("a Delta Lake table", "delta", "deltalake")
 
 
 def check_place(url: str) -> None:
-    """Raise ConfigurationError where no Delta table can be, or where `deltalake` would look in another folder.
+    """Raises ConfigurationError where a Delta table cannot be, or where `deltalake` would look in another folder.
 
     It decodes percent escapes in paths and reads a backslash as a slash, so `a%20b` would lead to the folder `a b`.
     """
@@ -509,7 +524,7 @@ def check_place(url: str) -> None:
 
 
 _FINAL = re.compile("unsupported|invalid protocol|catalog-managed|append only|append-only", re.IGNORECASE)
-"""What `deltalake` names where a table itself is not for it: its errors have no classes of their own for that."""
+"""Words in errors of `deltalake` about tables that tidegate cannot write. These errors have no classes of their own."""
 
 
 def _is_final(error: Exception) -> bool:
@@ -525,11 +540,11 @@ def _text(schema: Any) -> str:
 
 
 _FORBIDDEN_IN_NAMES = " ,;{}()\n\t="
-"""Parquet readers of Spark refuse them, and so does Delta without column mapping."""
+"""Characters that Spark's Parquet readers refuse in column names, and so does Delta without column mapping."""
 
 
 def check_delta_schema(schema: pa.Schema) -> None:
-    """Raise TableError, naming the column and what to do, where Delta cannot hold a column."""
+    """Raises TableError, naming the column and what to do, if Delta cannot store a column."""
     seen: dict[str, str] = {}
     for field in schema:
         if bad := sorted(set(field.name) & set(_FORBIDDEN_IN_NAMES)):
@@ -558,7 +573,7 @@ def _leaves(data_type: pa.DataType) -> Iterator[pa.DataType]:
 
 
 def _hint(found: pa.DataType) -> str | None:
-    """What to do about a type; None where it can be held."""
+    """Returns what to do about a type, or None if Delta can store it."""
     types = pa.types
     if types.is_timestamp(found):
         if found.unit != "us":
@@ -598,7 +613,7 @@ _PLAIN_FILES_SUFFICE = frozenset(
         "v2Checkpoint",
     }
 )
-"""Features that need nothing of an append, unless a column or a property uses them; `_used` looks for those."""
+"""Features that require nothing of an append unless a column or a property uses them, which `_used` checks."""
 
 _NEEDED = {
     "allowColumnDefaults": "column defaults",
@@ -621,7 +636,7 @@ _ELSEWHERE = (
 )
 
 LEGACY_IDENTITY_VERSION = 6
-"""The writer version that stands for identity columns, in tables without a list of features."""
+"""The writer version that implies identity columns, in tables without a list of features."""
 
 
 def refusal(
@@ -631,16 +646,16 @@ def refusal(
     properties: Mapping[str, str],
     schema: Mapping[str, Any],
 ) -> str | None:
-    """Returns what keeps tidegate from writing to a table, and what to do about it; None if nothing does.
+    """Returns why tidegate cannot write to a Delta table and what to do about it, or None if it can.
 
-    `properties` are those of the table (`delta.…`), `schema` is its schema as the log has it, read from JSON.
+    `properties` are the properties of the table (`delta.…`). `schema` is its schema as in the log, parsed from JSON.
     """
     if used := _used(properties, schema):
         return used
     if min_writer_version > WRITER_VERSION_MAX or min_reader_version > READER_VERSION_MAX:
         return (
             f"needs writers of version {min_writer_version} and readers of version {min_reader_version} of the "
-            f"protocol, of which tidegate knows {WRITER_VERSION_MAX} and {READER_VERSION_MAX}: {_ELSEWHERE}"
+            f"protocol; tidegate supports versions up to {WRITER_VERSION_MAX} and {READER_VERSION_MAX}: {_ELSEWHERE}"
         )
     features = set(writer_features)
     if min_writer_version == LEGACY_IDENTITY_VERSION:
@@ -648,19 +663,19 @@ def refusal(
     if unknown := sorted(features - _PLAIN_FILES_SUFFICE):
         named = "; ".join(f"{name} ({_NEEDED[name]})" if name in _NEEDED else name for name in unknown)
         return (
-            f"has the writer feature {named}, which tidegate does not write: take it off (ALTER TABLE ... DROP FEATURE "
+            f"has the writer feature {named}, which tidegate does not write: remove it (ALTER TABLE ... DROP FEATURE "
             f"{unknown[0]}), or {_ELSEWHERE}"
         )
     return None
 
 
 def _used(properties: Mapping[str, str], schema: Mapping[str, Any]) -> str | None:
-    """What a property or a column of the table asks of each appended row or file, in words."""
+    """Returns which property or column of the table has requirements that tidegate does not meet, as text, or None."""
     mapping = properties.get("delta.columnMapping.mode", "none")
     if mapping.lower() != "none":
         return (
-            f"has column mapping (delta.columnMapping.mode = {mapping}): its files name the columns otherwise than the "
-            f"table, and readers would find no values in tidegate's. {_upper(_ELSEWHERE)}"
+            f"has column mapping (delta.columnMapping.mode = {mapping}): columns have other names in its files than in "
+            f"the table, and readers would find no values in tidegate's files. {_upper(_ELSEWHERE)}"
         )
     prefix = "delta.constraints."
     for key, condition in sorted(properties.items()):
@@ -672,8 +687,8 @@ def _used(properties: Mapping[str, str], schema: Mapping[str, Any]) -> str | Non
             )
     if (kept := properties.get("delta.setTransactionRetentionDuration")) is not None:
         return (
-            f"forgets identifiers of transactions (delta.setTransactionRetentionDuration = {kept}). By its identifier "
-            "tidegate knows which rows are there already: unset the property (ALTER TABLE ... UNSET TBLPROPERTIES)"
+            f"forgets identifiers of transactions (delta.setTransactionRetentionDuration = {kept}). tidegate needs its "
+            "identifier to avoid duplicate rows: unset the property (ALTER TABLE ... UNSET TBLPROPERTIES)"
         )
     for path, metadata in _columns(schema):
         if (expression := metadata.get("delta.generationExpression")) is not None:
@@ -693,7 +708,7 @@ def _used(properties: Mapping[str, str], schema: Mapping[str, Any]) -> str | Non
 
 
 def _columns(data_type: object, path: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Each column, and each field of a struct in it, by its path, with the metadata that the log has of it."""
+    """Yields each column, and each field of a struct in it, by its path, with its metadata from the log."""
     if not isinstance(data_type, Mapping):
         return
     for field in data_type.get("fields", ()):

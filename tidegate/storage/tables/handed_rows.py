@@ -1,20 +1,21 @@
-"""`HandedRows`: which commits of a table were handed on to somebody outside, and which one is next.
+"""`HandedRows`: which commits of a table were handed on to a consumer outside the table, and which one is next.
 
     _tidegate/handed/<n>    the entries of the log that had been handed on after the n-th mark
-    _tidegate/hold-<job>    there while the job is to read no more input, because too many commits wait
+    _tidegate/hold-<job>    exists while the job must not read more input, because too many commits wait
 
 Rules:
 
 - Commits are handed on in the order of the log. Each is the next one until it is marked, and never again after that.
-  The number of its entry tells its rows from all others, also those of jobs that were restored and write to this table.
-- What a claim has taken back is not handed on: its rows come again, under other numbers. It is handed on after all if
-  a job is restored from a checkpoint that covers it.
-- A claim brings along what a restored checkpoint covers and nobody had committed. A job that is restored from there
-  once more brings the same files along: they are handed on once.
-- A mark is durable before the rows are deleted. Nobody reads them again, whatever is restored.
-- A log that ends before what was handed on has lost entries. Later commits would get numbers that are marked already.
-  So nothing is handed on.
-- Two drivers that make the same mark are told apart by the create.
+  The number of its entry distinguishes its rows from all others, also from rows of jobs that were restored and write to
+  this table.
+- Commits that a claim has taken back are not handed on: their rows are written again, under other numbers. Such a
+  commit is handed on after all if a job is restored from a checkpoint that covers it.
+- A claim adds the files that a restored checkpoint covers and that were not committed. Another job that is restored
+  from there adds the same files: they are handed on once.
+- A mark is durable before the rows are deleted. They are never read again, whatever is restored.
+- A log that ends before the last commit that was handed on has lost entries. Later commits would get numbers that are
+  marked already. Therefore nothing more is handed on.
+- If two drivers write the same mark, the conditional create lets one of them win.
 """
 
 from __future__ import annotations
@@ -45,13 +46,13 @@ _MAGIC, _VERSION = b"TGHANDED", 1
 _DIGITS = 12
 _READS_MAX = 8
 ENTRIES_REMEMBERED_MAX = 500
-"""A log that is only read remembers what it has read; after so many entries another one begins with a snapshot."""
+"""A log that is only read keeps all entries that it has read. After this many a new one starts from a snapshot."""
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class HandedMark:
-    """What was handed on so far. `nonce` is the writer's own."""
+    """The entries that were handed on so far. `nonce` identifies the writer."""
 
     entries: Ranges
     nonce: str = ""
@@ -66,17 +67,19 @@ class WaitingCommit:
 
     @property
     def rows(self) -> int:
-        """How many."""
+        """The number of rows in its files."""
         return sum(file.rows for file in self.files)
 
 
 def hold_path(job_id: JobId) -> str:
-    """A file below the table that is there while the job is held back."""
+    """Returns the path, below the table, of the file that exists while the sources of a job must not read."""
     return f"_tidegate/hold-{job_id}"
 
 
 def newest_mark(store: Store) -> tuple[int, HandedMark]:
-    """The newest mark of the table at the store's root, and its number; the mark of nothing where there is none.
+    """Returns number and content of the newest mark of the table at the store's root.
+
+    Without marks, 0 and an empty mark.
 
     Raises CorruptionError, CodecError, StorageError.
     """
@@ -93,19 +96,19 @@ def newest_mark(store: Store) -> tuple[int, HandedMark]:
 
 
 def encoded_mark(mark: HandedMark) -> bytes:
-    """The bytes of a mark's file."""
+    """Returns the bytes of a mark's file."""
     return seal(_MAGIC, _VERSION, encode(mark))
 
 
 def mark_path(number: int) -> str:
-    """Where a mark lies."""
+    """Returns the path of a mark."""
     return f"{HANDED_FOLDER}/{number:0{_DIGITS}d}"
 
 
 def _decoded(data: bytes, where: str) -> HandedMark:
     mark = decode(unseal(_MAGIC, _VERSION, data, where))
     if not isinstance(mark, HandedMark):
-        raise CorruptionError(f"{where} does not say what was handed on")
+        raise CorruptionError(f"{where} does not contain a mark of rows that were handed on")
     return mark
 
 
@@ -128,25 +131,28 @@ class HandedRows:
         self._bearing: list[int] = []
         """Entries with files, ascending."""
         self._pending: dict[int, tuple[DataFile, ...]] = {}
-        """Of those, the ones that were not handed on, with what a claim has taken back."""
+        """Files of the entries that were not handed on, including entries that a claim has taken back."""
         self._brought: set[str] = set()
-        """Files that claims have brought along and that were handed on."""
+        """Files that claims have added and that were handed on."""
         self._held = False
         self._hold_lock = threading.Lock()
 
     @property
     def info(self) -> TableInfo:
-        """What the table is; known once the log was read."""
-        assert self._info is not None, "the job has made its table before anybody follows it"
+        """The columns and settings of the table. Read the log first."""
+        assert self._info is not None, "the job creates its table before its rows are handed on"
         return self._info
 
     @property
     def owned(self) -> bool:
-        """Whether the table is still this job's, as far as the log was read."""
+        """True while the job owns the table, as far as the log was read."""
         return self._claim is not None and self._claim.job_id == self._job_id
 
     def refresh(self) -> bool:
-        """Read what the log says since; whether it says anything new. The first time, delete what was left behind."""
+        """Reads new entries and returns whether there were any.
+
+        The first call also deletes files that were left behind.
+        """
         with self._lock:
             if self._read_to - self._log_from >= self._remembered_max:
                 self._log, self._log_from = self._whole_log(), self._read_to
@@ -159,21 +165,25 @@ class HandedRows:
             return bool(entries)
 
     def _whole_log(self) -> TableLog:
-        """The log from its newest snapshot on. TableError later where it lacks what was read or handed on before."""
+        """Returns a log that starts from its newest snapshot.
+
+        It raises TableError later if it lacks entries that were read or handed on before.
+        """
         newest = max((last for _, last in self._handed), default=-1)
         table_log = TableLog(self.store)
         table_log.expect(self._job_id, TableHead(self.store.url, max(newest, self._read_to)))
         return table_log
 
     def waiting(self) -> tuple[WaitingCommit, ...]:
-        """What is to be handed on, the next one first."""
+        """Returns the commits that are to be handed on, the next one first."""
         with self._lock:
             return tuple(WaitingCommit(n, files) for n, files in sorted(self._pending.items()) if self._counts(n))
 
     def done(self, commit: WaitingCommit) -> None:
-        """It was handed on: remember that for good, and delete its rows.
+        """Marks a commit as handed on, durably, and deletes its rows.
 
-        Raises FencedError if somebody else hands on the rows of this table, StorageError if the mark may not be there.
+        Raises FencedError if another driver hands on the rows of this table, StorageError if it is unknown whether the
+        mark exists.
         """
         with self._lock:
             self._handed = self._with(commit.number)
@@ -184,7 +194,7 @@ class HandedRows:
             self._delete(file.path for file in commit.files)
 
     def hold(self, held: bool) -> None:
-        """Keep the sources of the job from reading on, or no longer. Nothing happens where that is so already."""
+        """Stops the sources of the job from reading, or lets them continue. No effect if that is so already."""
         with self._hold_lock:
             if held and not self._held:
                 self.store.write(hold_path(self._job_id), (b"",))
@@ -194,7 +204,7 @@ class HandedRows:
 
     @property
     def held(self) -> bool:
-        """Whether the job is held back now."""
+        """True while the sources of the job must not read."""
         return self._held
 
     def _take(self, entry: TableEntry) -> None:
@@ -215,7 +225,7 @@ class HandedRows:
             self._pending[entry.seq] = files
 
     def _counts(self, number: int) -> bool:
-        """Whether the newest claim builds on an entry, or it came after that."""
+        """Returns whether the newest claim builds on an entry, or is older than the entry."""
         claim = self._claim
         return claim is not None and claim.claim is not None and (number > claim.seq or covers(claim.claim.own, number))
 
@@ -236,12 +246,12 @@ class HandedRows:
                     f"{join_url(self.store.url, path)}: another driver hands on the rows of this table"
                 ) from None
         self._marks += 1
-        # The one before the newest stays: whoever has listed it may be about to read it.
+        # The mark before the newest stays: a reader that has listed it may be about to read it.
         if self._marks > 2:
             self._delete([mark_path(self._marks - 2)])
 
     def _delete_left(self, handed: set[str]) -> None:
-        """Delete the files of handed commits that a driver, which died or had no storage, has left behind."""
+        """Deletes the files of handed commits that a driver has left behind because it died or had no storage."""
         for job in self.store.list(_DATA_FOLDER):
             for attempt in self.store.list(f"{_DATA_FOLDER}/{job}"):
                 folder = f"{_DATA_FOLDER}/{job}/{attempt}"

@@ -2,16 +2,15 @@
 
 Rules of any compaction:
 
-- A compaction of a table at rest owns the table meanwhile. Only the owner commits, so nothing is committed behind its
-  back, and it is fenced itself when a job takes the table.
+- A compaction of a table at rest owns the table meanwhile. Only the owner commits, so no other commit can come in
+  between, and the compaction itself is fenced when a job takes the table.
 - One line of jobs at a time is compacted. Rows of different lines never meet in a file, because a restored job hides
   rows of its own line and of no other.
-- What is replaced stays in the log, and its files stay: any checkpoint can be restored, and any version read.
+- The replaced entries stay in the log, and their files stay: any checkpoint can be restored, and any version read.
 - Rows keep their order within a line and a partition. In an upsert table only the newest row of a key stays in a file.
-- A row that marks its key as deleted stays as long as an older row of the key may show with it. It is dropped from
-  what becomes the first file of a partition, if only one line of jobs has ever claimed the table: everything else that
-  shows with that file is newer. A restored job of another line may show rows that are older, also rows that are not
-  committed yet.
+- A row that marks its key as deleted stays as long as an older row of the key may show with it. It is dropped from the
+  first file of a partition, if only one line of jobs has ever claimed the table: everything else that shows with that
+  file is newer. A restored job of another line may show rows that are older, also rows that are not committed yet.
 - A file that is large enough is not read; the commit names it again.
 """
 
@@ -47,9 +46,9 @@ from tidegate.storage.tables.table_log import TableLog
 
 
 class RunningCompaction:
-    """The compaction of the table at the store's root, which one job owns, by one process of it. Not thread-safe.
+    """Compacts the table at the store's root, which one job owns, in one process of that job. Not thread-safe.
 
-    `log` is the one with which the process commits.
+    `log` is the log with which the process commits.
     """
 
     def __init__(self, store: Store, log: TableLog, job_id: JobId, settings: CompactionSettings) -> None:
@@ -60,16 +59,19 @@ class RunningCompaction:
         self._settings = settings
         self._nonce = uuid.uuid4().hex[:8]
         self._units: list[Unit] | None = None
-        """What shows of the line, in order, after entry `_read_to`; None: to be read anew."""
+        """Visible units of the line, in order, up to entry `_read_to`. None: to be read again."""
         self._read_to = -1
         self._mark: int | None = None
-        """The number under which this process compacts; None: it has not said that it does."""
+        """The number under which this process compacts. None: it has not declared that it compacts."""
         self._steps = 0
 
     def step(self, may_go_on: Callable[[], None] = lambda: None) -> bool:
-        """Put together what is due, once; whether anything was. `may_go_on` may raise to end the work, at any file.
+        """Compacts once what is due, and returns whether anything was.
 
-        Raises StorageError, to be called again later; CorruptionError or NotFoundError where a file is damaged or lost.
+        `may_go_on` may raise to end the work before any file.
+
+        Raises StorageError, after which it can be called again, and CorruptionError or NotFoundError for a damaged or
+        lost file.
         """
         fold = self._log.state()
         if fold is None or fold.owner != self._job_id or fold.pending:
@@ -83,10 +85,10 @@ class RunningCompaction:
         members = {unit.seq for unit in units}
         files = [file for entry in sorted(self._log.entries_of(members), key=in_order) for file in entry.files]
         self._steps += 1
-        # No other process ever writes files of these names, however long it takes to notice that it is not in charge.
+        # File names contain the mark, so a replaced process that still writes uses other names.
         prefix, folder = compacted_name(mark, self._steps), compacted_dir(self._job_id)
         rewrites = rewrites_of(files, self._settings.file_bytes)
-        # The second reads the whole log, through one of its own as in `_known`: seldom, for the first units alone.
+        # `has_one_line` reads the whole log, in a log of its own as in `_known`. Rare: only for the first units.
         begins = fold.info.deletes and units[0] is known[0] and TableLog(self._store).has_one_line()
         new = rewritten(self._store, fold.info, folder, prefix, rewrites, may_go_on, from_beginning=begins)
         if not self._log.compact(self._job_id, self._nonce, members, level, new):
@@ -95,10 +97,10 @@ class RunningCompaction:
         return True
 
     def close(self) -> None:
-        """The job is over: delete what was written for nothing. StorageError."""
+        """Deletes files that were written in vain, at the end of the job. Raises StorageError."""
         fold = self._log.state()
         if fold is None or fold.owner != self._job_id or not fold.compactor:
-            return  # Where nobody has ever said that he compacts there is nothing.
+            return  # No process has ever compacted, so there are no files.
         mark = self._log.take_compacting(self._job_id, self._nonce)
         if mark is not None:
             delete_unfinished(self._store, self._job_id, mark + 1)
@@ -117,7 +119,7 @@ class RunningCompaction:
                 self._units = self._with(self._units, entries)
                 self._read_to = max([self._read_to, *(entry.seq for entry in entries)])
                 return self._units
-        # Read through a log of its own: the other one would keep all of it in memory.
+        # Read through a separate log, because `self._log` would keep all of it in memory.
         fold, shown = TableLog(self._store).shown_entries()
         if fold.owner != self._job_id or fold.pending:
             self._units = None
@@ -127,7 +129,7 @@ class RunningCompaction:
         return self._units
 
     def _with(self, units: list[Unit], entries: Iterable[TableEntry]) -> list[Unit]:
-        """The units after these entries, all of which are the owner's."""
+        """Returns the units after these entries, all of which are by the owner."""
         for entry in entries:
             if entry.rewrite is not None:
                 replaced = [n for n, unit in enumerate(units) if covers(entry.rewrite.replaces, unit.seq)]
@@ -137,7 +139,7 @@ class RunningCompaction:
         return units
 
     def _is_own(self, fold: TableFold, entry: TableEntry) -> bool:
-        """Whether an entry that shows is of the owner's line."""
+        """Returns whether a visible entry belongs to the owner's line."""
         assert fold.claim is not None
         return entry.job_id == self._job_id or covers(fold.claim.own, entry.seq)
 
@@ -149,14 +151,14 @@ class RunningCompaction:
 FILES_A_STEP = 500
 LOOKS_A_HISTORY = 20
 FIRST_LOOK_MS = 60_000
-"""When a process looks for the first time, if its history is long. A short job does not look at all."""
+"""When a process looks for the first time, if its history is long. A shorter job does not look at all."""
 LOOK_EVERY_MS_MAX = 24 * 3_600_000
 
 
 class RunningVacuum:
-    """The vacuums of the table at the store's root, which one job owns, by one process of it. Not thread-safe.
+    """Vacuums the table at the store's root, which one job owns, in one process of that job. Not thread-safe.
 
-    `log` is the one with which the process commits. `checkpoints` lists the checkpoints of the job that are there.
+    `log` is the log with which the process commits. `checkpoints` lists the existing checkpoints of the job.
     """
 
     def __init__(
@@ -176,16 +178,17 @@ class RunningVacuum:
         self._now_ms = now_ms
         self._look_at_ms = now_ms() + min(history_ms // LOOKS_A_HISTORY, FIRST_LOOK_MS)
         self._due: tuple[str, ...] = ()
-        """Files that are to be deleted, by the log."""
+        """Files that are to be deleted, according to the log."""
         self._looked: Retention | None = None
-        """What the newest look has kept; None where the log was cut after it."""
+        """The retention of the newest look, or None once the log was cut after it."""
 
     def step(self, may_go_on: Callable[[], None] = lambda: None) -> bool:
-        """Delete some of what is due, or cut the log after that; whether anything was done.
+        """Deletes some files that are due, or else cuts the log, and returns whether it did anything.
 
         `may_go_on` may raise to end the work before that.
 
-        Raises StorageError, to be called again later; TableError or CorruptionError where the log is damaged.
+        Raises StorageError, after which it can be called again, and TableError or CorruptionError if the log is
+        damaged.
         """
         if not self._due:
             self._look()
@@ -208,7 +211,7 @@ class RunningVacuum:
         fold = self._log.state()
         if fold is None or fold.owner != self._job_id or fold.pending:
             return
-        # Before the log is read: what a later checkpoint covers is shown by then, or not in the log yet.
+        # List checkpoints before reading the log: rows of a later checkpoint are visible then, or not in the log yet.
         checkpoints = self._checkpoints()
         reading = TableLog(self._store, now_ms=self._now_ms)
         kept_ms = max(self._history_ms, reading.delta_retention_ms())
@@ -222,13 +225,13 @@ class RunningVacuum:
 FAN_IN = 10
 FILES_A_UNIT_MAX = 5_000
 READ_FACTOR = 8
-"""What one compaction reads, in times the size that files are to have."""
+"""The most that one compaction reads, as a multiple of the target size of files."""
 _SEALED = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionSettings:
-    """How large files are to become, in bytes as they are stored, and after how many units of a level."""
+    """The target size of files, in stored bytes, and the number of units of a level that are compacted together."""
 
     file_bytes: int
     fan_in: int = FAN_IN
@@ -236,7 +239,7 @@ class CompactionSettings:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """An entry that shows: its number, how many compactions its rows went through, its files, bytes of small ones."""
+    """A visible entry: its number, the compactions that its rows went through, its files, and bytes of small ones."""
 
     seq: int
     level: int
@@ -245,13 +248,13 @@ class Unit:
 
 
 def next_compaction(units: Sequence[Unit], settings: CompactionSettings) -> tuple[int, tuple[Unit, ...]]:
-    """The level that comes of putting units together now, and these, next to each other; none: nothing is due."""
+    """Returns the adjacent units that are due for compaction, and the level of the result. No units: nothing is due."""
     levels = [_SEALED if unit.files >= FILES_A_UNIT_MAX else unit.level for unit in units]
     for at in range(len(levels) - 2, -1, -1):
         levels[at] = max(levels[at], levels[at + 1])
     end = len(units)
     while end > 0 and levels[end - 1] < _SEALED:
-        # Lower levels come last, and first in turn.
+        # Lower levels are at the end, and are compacted first.
         start = levels.index(levels[end - 1])
         if end - start >= settings.fan_in:
             return levels[start] + 1, _bounded(units[start:end], settings)
@@ -260,7 +263,7 @@ def next_compaction(units: Sequence[Unit], settings: CompactionSettings) -> tupl
 
 
 def _bounded(units: Sequence[Unit], settings: CompactionSettings) -> tuple[Unit, ...]:
-    """The first units, at least as many as are needed, with so many bytes to read."""
+    """Returns the first units whose bytes fit the limit, but at least as many as the fan-in."""
     taken = sum_bytes = 0
     bytes_max = settings.file_bytes * READ_FACTOR
     for unit in units:
@@ -272,32 +275,32 @@ def _bounded(units: Sequence[Unit], settings: CompactionSettings) -> tuple[Unit,
 
 
 FILE_BYTES = 64 << 20
-"""How large files become, in bytes as they are stored."""
+"""The target size of files, in stored bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rewrite:
-    """Files whose rows go into one, all of one partition; a single file stays as it is."""
+    """Files of one partition whose rows are joined into one file. A single file stays as it is."""
 
     files: tuple[DataFile, ...]
     is_first: bool = False
-    """Whether none of the files that are put together is before these in their partition."""
+    """True if none of the other compacted files precedes these in their partition."""
 
     @property
     def folder(self) -> str:
-        """That of their partition, below the folder of an attempt; empty for none."""
+        """The folder of their partition, below the folder of an attempt. Empty without partitions."""
         return folder_of(self.files[0].path)
 
 
 def is_small(file: DataFile, file_bytes: int) -> bool:
-    """Whether a file is to be put together with others, where files are to have `file_bytes`."""
+    """Returns whether a file is to be joined with others, if `file_bytes` is the target size."""
     return file.size_bytes < file_bytes // 2
 
 
 def rewrites_of(files: Iterable[DataFile], file_bytes: int) -> list[Rewrite]:
-    """What to make of a line's files: small ones next to each other in a partition become one of `file_bytes` at most.
+    """Returns how to join a line's files: adjacent small files of a partition become one file of up to `file_bytes`.
 
-    A file counts as small below half of `file_bytes`.
+    A file is small below half of `file_bytes`.
     """
     done: list[Rewrite] = []
     runs: dict[str, list[DataFile]] = {}
@@ -327,7 +330,7 @@ def rewrites_of(files: Iterable[DataFile], file_bytes: int) -> list[Rewrite]:
 
 
 def worth_it(rewrites: Sequence[Rewrite]) -> bool:
-    """Whether there are fewer files afterwards."""
+    """Returns whether there will be fewer files."""
     return any(len(rewrite.files) > 1 for rewrite in rewrites)
 
 
@@ -341,11 +344,11 @@ def rewritten(
     *,
     from_beginning: bool = False,
 ) -> tuple[DataFile, ...]:
-    """The files that take the place of all these, in order; those that are new are written.
+    """Returns the files that replace all these, in order, and writes the new ones.
 
-    They are in `folder`, and below it in those of their partitions, with names that begin with `prefix`. `may_go_on` is
-    called before each file is read; what it raises ends the work. `from_beginning`: whether nothing older than these
-    files can ever show with them: they begin what the one line of the table shows.
+    They are in `folder` or its partition folders, with names that begin with `prefix`. `may_go_on` is called before
+    each file is read, and may raise to end the work. `from_beginning`: nothing older than these files can ever show
+    with them, because they begin what the only line of the table shows.
     """
 
     def written(number: int, rewrite: Rewrite) -> DataFile:
@@ -361,7 +364,7 @@ def rewritten(
 def _write(
     store: Store, info: TableInfo, path: str, rewrite: Rewrite, may_go_on: Callable[[], None], forgets: bool
 ) -> DataFile:
-    """`forgets`: leave out the rows that say that their key was deleted."""
+    """Writes the rows of a rewrite as one file. `forgets` drops the rows that mark their key as deleted."""
 
     def tables() -> Iterator[pa.Table]:
         for file in rewrite.files:
@@ -382,5 +385,5 @@ def _write(
         written = write_data_file(store, path, batches or [pa.RecordBatch.from_pylist([], newest.schema)])
     if found != rows:
         store.delete(path)
-        raise InvariantError(f"{rewrite.files} have {found} rows, which is not what the log says")
+        raise InvariantError(f"{rewrite.files} have {found} rows, but {rows} rows according to the log")
     return written

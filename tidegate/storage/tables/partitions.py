@@ -5,12 +5,12 @@
 Rules of folders:
 
 - Each partition column has one folder, in the order of `partition_by`, named as Hive does: `<column>=<value>`. The
-  value is percent-encoded. The column is encoded only where its name cannot be the name of a folder, or contains `=`:
-  Polars compares the names of folders with the names of columns.
+  value is percent-encoded. The column is encoded only if its name cannot be the name of a folder, or contains `=`,
+  because Polars compares the names of folders with the names of columns.
 - A null is `__HIVE_DEFAULT_PARTITION__`. A string with this text is encoded, so that it differs.
 - The columns are in the files as well. Folders help to choose files; values of rows are never read from a name.
 - The path of a file is in the table's log, and with it the partition values of its rows.
-- No folder's name ends like the name of a data file, so that a listing can tell the two apart.
+- No folder's name ends like the name of a data file, so that a listing can distinguish the two.
 
 Rules of filters:
 
@@ -41,11 +41,11 @@ from tidegate.storage.schemas.arrow_types import decoded_type
 
 
 class PartitionedTable(Protocol):
-    """What partition filters need of a table: its columns, and which of them are partitions (`TableInfo`)."""
+    """A table with partitions, as filters need it (`TableInfo`)."""
 
     @property
     def arrow_schema(self) -> pa.Schema:
-        """All columns, with their types."""
+        """The schema of all columns."""
 
     @property
     def partition_by(self) -> tuple[str, ...]:
@@ -55,16 +55,19 @@ class PartitionedTable(Protocol):
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 DATA_FILE_SUFFIX = ".parquet"
 TEXT_BYTES_MAX = 64
-"""Of a value, in UTF-8: encoded, with the name of its column, it fits into the 255 bytes that a name may have."""
+"""The most UTF-8 bytes of a partition value.
+
+Encoded, and with its column's name, such a value fits into the 255 bytes of a file name.
+"""
 
 _ESCAPED_COLUMN_BYTES_MAX = 60
 _NO_FOLDER = re.compile(r"[/=\\\x00-\x1f\x7f\ud800-\udfff]|^\.")
-"""Names with a slash, an equals sign, a backslash or a control character, and hidden ones."""
+"""Matches names with a slash, an equals sign, a backslash or a control character, and hidden names."""
 _ATTEMPT_PARTS = 3
 
 
 def check_partitioning(schema: pa.Schema, partition_by: Sequence[str], keys: Sequence[str]) -> None:
-    """Raise TableError, naming the column, where a table of these columns cannot be partitioned so."""
+    """Raises TableError, naming the column, if a table of these columns cannot be partitioned like this."""
     for name in partition_by:
         if name not in schema.names:
             raise TableError(f"partition column {name!r} is not among the table's columns {schema.names}")
@@ -88,12 +91,12 @@ def check_partitioning(schema: pa.Schema, partition_by: Sequence[str], keys: Seq
     if outside:
         raise TableError(
             f"partition column {outside[0]!r} is not among the keys {list(keys)}: in an upsert table all rows of a key "
-            "must be in one partition; add it to the keys, or leave it out of partition_by"
+            "must be in one partition; add it to the keys, or remove it from partition_by"
         )
 
 
 def check_texts(rows: pa.RecordBatch, partition_by: Sequence[str]) -> None:
-    """Raise TableError where a string is too long for the name of a folder."""
+    """Raises TableError if a string is too long for the name of a folder."""
     for name in partition_by:
         column = rows.column(name)
         if pa.types.is_dictionary(column.type):
@@ -103,25 +106,25 @@ def check_texts(rows: pa.RecordBatch, partition_by: Sequence[str]) -> None:
         longest = pc.max(pc.binary_length(column)).as_py() or 0
         if longest > TEXT_BYTES_MAX:
             raise TableError(
-                f"partition column {name!r} has a value of {longest} bytes; a folder is called after it, so at most "
-                f"{TEXT_BYTES_MAX} are possible. Partition by a shorter column"
+                f"partition column {name!r} has a value of {longest} bytes, but names of folders allow at most "
+                f"{TEXT_BYTES_MAX}. Partition by a shorter column"
             )
 
 
 def partition_folders(rows: pa.RecordBatch, partition_by: Sequence[str]) -> list[str]:
-    """The folder of each row, without slashes at its ends."""
+    """Returns the folder of each row, without slashes at its ends."""
     columns = [[folder_name(name, value) for value in rows.column(name).to_pylist()] for name in partition_by]
     return ["/".join(names) for names in zip(*columns, strict=True)]
 
 
 def folder_name(column: str, value: object) -> str:
-    """The name of the folder of a column's value."""
+    """Returns the name of the folder of a column's value."""
     name = escape(column) if _NO_FOLDER.search(column) else column
     return f"{name}={_text(value)}"
 
 
 def folder_of(path: str) -> str:
-    """The folders of partitions in the path of a data file; empty where it is in none."""
+    """Returns the partition folders in the path of a data file. Empty without partitions."""
     return "/".join(path.split("/")[_ATTEMPT_PARTS:-1])
 
 
@@ -166,9 +169,10 @@ _Test = Callable[[object], bool]
 def matching_files(
     info: PartitionedTable, files: Sequence[DataFile], filters: Sequence[PartitionFilter]
 ) -> tuple[DataFile, ...]:
-    """Those of a table's files whose rows match every filter.
+    """Returns the files of a table whose rows match every filter.
 
-    ConfigurationError for a filter of another column, of a comparison or a value that is none for it.
+    Raises ConfigurationError for a filter on another column, and for an unknown comparison or a value of the wrong
+    type.
     """
     if not filters:
         return tuple(files)
@@ -184,7 +188,7 @@ def matching_files(
 
 
 def _test(info: PartitionedTable, given: PartitionFilter) -> tuple[int, _Test]:
-    """The position of a filter's column, and what to ask of a value there."""
+    """Returns the position of a filter's column, and the test for a value there."""
     if not isinstance(given, tuple | list) or len(given) != 3:
         raise ConfigurationError(
             f'filter {given!r}: give column, comparison and value, such as ("carrier", "=", "AA"), in a list of filters'
@@ -223,14 +227,14 @@ def _checked(given: PartitionFilter, data_type: pa.DataType, value: object) -> o
     else:
         fits = isinstance(value, str)
     if not fits and value is not None:
-        raise ConfigurationError(f"filter {given!r}: {value!r} is no value of a column of type {data_type}")
+        raise ConfigurationError(f"filter {given!r}: {value!r} is not a value of a column of type {data_type}")
     return value
 
 
 def _parsed_values(folder: str, data_types: Sequence[pa.DataType]) -> list[object]:
     names = folder.split("/")
     if len(names) != len(data_types):
-        raise CorruptionError(f"{folder!r} is no folder of a partition by {len(data_types)} columns")
+        raise CorruptionError(f"{folder!r} is not the folder of a partition by {len(data_types)} columns")
     return [_parsed_value(name.partition("=")[2], data_type) for name, data_type in zip(names, data_types, strict=True)]
 
 

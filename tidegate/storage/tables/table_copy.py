@@ -1,9 +1,10 @@
 """Copies a table to another place, on any store: its data files, each verified, then its log.
 
-The log is read once, so the copy is the table as it was at one moment, also while its owner goes on writing. Entries
-are written the first one last: until then there is no table. Of a log that was cut the snapshot comes last, and until
-then the table is damaged. A copy that was interrupted may be made again. Rows that were handed on are deleted at the
-source, maybe this moment: the copy does without them, and has the mark that says so.
+The log is read once, so the copy is the table as it was at one moment, also while its owner continues to write. Entries
+are written in reverse order, the first one last: until then the table does not exist. The snapshot of a log that was
+cut is written last, and until then the table is damaged. An interrupted copy may be repeated. Rows that were handed on
+are deleted at the source, possibly during the copy. The copy does without them, and contains the mark that records
+this.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from tidegate.storage.tables.table_log import TableLog
 
 
 def copy_table(source: Store, target: Store, uncommitted: Iterable[DataFile] = ()) -> list[NativeFile]:
-    """Copy a table with all files that its log names, hidden ones too, and `uncommitted` ones that it will name.
+    """Copies a table with all files that its log names, hidden ones too, and `uncommitted` files that it will name.
 
-    Returns every file of the copy, with its checksum; paths are below the table. CorruptionError, NotFoundError,
-    StorageError.
+    Returns every file of the copy, with its checksum. Paths are relative to the table. Raises CorruptionError,
+    NotFoundError, StorageError.
     """
     fold, entries = TableLog(source).whole()
     number, mark = newest_mark(source)
     handed = _paths_in(entries, mark)
-    # What a vacuum has deleted is not there, and nobody asks for it.
+    # Files that a vacuum has deleted are missing, and not needed.
     vacuumed = next((entry.vacuum for entry in reversed(entries) if entry.vacuum is not None), TableVacuum())
     deleted = deletable_files(entries, vacuumed)
     files = {file.path: file for file in (*(f for entry in entries for f in entry.files), *uncommitted)}
@@ -64,6 +65,6 @@ def _written(target: Store, path: str, data: bytes) -> NativeFile:
 
 
 def copy_file(source: Store, target: Store, file: NativeFile) -> NativeFile:
-    """Copy a file to the same path of another store, a part at a time; it appears only if it is what was promised."""
+    """Copies a file to the same path of another store, a part at a time. It appears only if size and checksum match."""
     target.write(file.path, verified_native(source, file))
     return file

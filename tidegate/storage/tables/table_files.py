@@ -3,11 +3,14 @@
     data/<job>/<attempt>/[<column>=<value>/…]part-<subtask>-<number>-<uid>.parquet     under the table's url
     data/<job>/compacted/[<column>=<value>/…]<name>.parquet     of compactions while the job runs
 
-Rules: a file is part of the table only through the commit log; its bytes are checked against the checksum in
-the log before they are decoded; a file that no entry refers to may be deleted once its attempt is over. In an
-upsert table the row of a key with the highest version counts, or with the greatest value in the column of its order;
-hidden columns are not shown to readers. What is read has the types that were written, dictionaries widened, whatever
-Parquet makes of them.
+Rules:
+
+- A file is part of the table only through the commit log.
+- Its bytes are checked against the checksum in the log before they are decoded.
+- A file to which no entry refers may be deleted once its attempt is over.
+- In an upsert table the row of a key with the highest version counts, or the row with the greatest value in the
+  `order_by` column. Hidden columns are not shown to readers.
+- Reading returns the types that were written, with dictionaries widened, whatever Parquet makes of them.
 """
 
 from __future__ import annotations
@@ -39,37 +42,43 @@ _COMPACTED = "compacted"
 _MARK_DIGITS = 12
 _COMPRESSION: Literal["zstd"] = "zstd"
 _GROUP_BYTES = 32 << 20
-"""Of a row group of a file that many are joined to, in memory."""
+"""The size in memory of a row group, in a file that many are joined to."""
 _GROUP_ROWS = 1 << 17
-"""Of a row group at most: a reader decodes one at a time, and passes over those of which a filter drops all rows."""
+"""The most rows of a row group.
+
+A reader decodes one group at a time, and skips groups of which a filter drops all rows.
+"""
 _CALENDAR = {"org.apache.spark.version": "3.5.0"}
-"""Spark takes the dates and times of a file for those of the old calendar, or fails, unless the file names a version
-of Spark from 3.0 on as its writer. Arrow writes the Gregorian calendar, as these do."""
+"""A Spark version of at least 3.0 as the writer of a file.
+
+Arrow writes dates and times in the Gregorian calendar, as these versions of Spark do. Without it Spark assumes the old
+calendar, or fails.
+"""
 _ARROW_SCHEMA = b"ARROW:schema"
 _PARQUET_MAGIC = b"PAR1"
 
 
 def data_dir(job_id: JobId, attempt: AttemptNumber) -> str:
-    """Folder of the files that one attempt of a job writes."""
+    """Returns the folder of the files that one attempt of a job writes."""
     return f"{DATA_FOLDER}/{job_id}/{attempt:06d}"
 
 
 def data_file_name(subtask: SubtaskIndex, index: int, uid: OperatorUid) -> str:
-    """Name of the `index`-th file that a subtask of a sink writes in an attempt.
+    """Returns the name of the `index`-th file that a subtask of a sink writes in an attempt.
 
-    The name begins with a constant: Spark and others pass over names that begin with `_` or `.`, and a uid may. The
+    The name begins with a constant, because Spark and others skip names that begin with `_` or `.`, and a uid may. The
     uid is escaped, so that no uid adds a folder or a wildcard to the path, and two uids never share a name.
     """
     return f"part-{subtask}-{index:06d}-{escape(uid)}{DATA_FILE_SUFFIX}"
 
 
 def compacted_dir(job_id: JobId) -> str:
-    """Folder of the files that compactions beside a running job write."""
+    """Returns the folder of the files that compactions write while the job runs."""
     return f"{DATA_FOLDER}/{job_id}/{_COMPACTED}"
 
 
 def write_data_file(store: Store, path: str, batches: Sequence[pa.RecordBatch]) -> DataFile:
-    """Write batches of one schema as one Parquet file. Raises StorageError. `batches` must not be empty."""
+    """Writes batches of one schema as one Parquet file. `batches` must not be empty. Raises StorageError."""
     assert batches, "a data file needs at least one batch, for its schema"
     table = pa.Table.from_batches(batches)
     sink = pa.BufferOutputStream()
@@ -79,9 +88,9 @@ def write_data_file(store: Store, path: str, batches: Sequence[pa.RecordBatch]) 
 
 
 def write_joined_file(store: Store, path: str, schema: pa.Schema, tables: Iterable[pa.Table]) -> DataFile:
-    """Write the rows of tables of one schema, one after the other, as one Parquet file. Raises StorageError.
+    """Writes the rows of tables of one schema, in order, as one Parquet file. Raises StorageError.
 
-    Few rows are in memory at once: those of a row group, and the one table that makes it full.
+    At most the rows of a row group, and of the table that fills it, are in memory.
     """
     sink = pa.BufferOutputStream()
     rows = waiting_bytes = 0
@@ -112,7 +121,10 @@ def _stored(store: Store, path: str, rows: int, data: memoryview) -> DataFile:
 
 
 def read_data_file(store: Store, file: DataFile) -> pa.Table:
-    """All columns of a data file, hidden ones included, dictionaries widened. Raises CorruptionError, NotFoundError."""
+    """Returns all columns of a data file, hidden ones included, with dictionaries widened.
+
+    Raises CorruptionError, NotFoundError.
+    """
     where = join_url(store.url, file.path)
     data = store.read(file.path)
     if len(data) != file.size_bytes or checksum_of(data) != file.checksum:
@@ -124,11 +136,11 @@ def read_data_file(store: Store, file: DataFile) -> pa.Table:
 
 
 def read_table(store: Store, as_of: AsOf | None = None, filters: Sequence[PartitionFilter] = ()) -> pa.Table:
-    """The rows of the table at the store's root, in the table's schema: those that are committed now, or as of then.
+    """Returns the visible rows of the table at the store's root, in its schema: now, or as of an earlier commit.
 
     Append mode: in commit order. Upsert mode: one row a key, the newest. With `filters` only files of partitions that
-    match are read. Raises TableError if there is no table, or no such commit, ConfigurationError for a filter that is
-    none, CorruptionError or NotFoundError for a damaged or lost file.
+    match are read. Raises TableError if there is no such table or commit, ConfigurationError for an invalid filter, and
+    CorruptionError or NotFoundError for a damaged or lost file.
     """
     snapshot = TableLog(store).snapshot(as_of)
     files = matching_files(snapshot.info, snapshot.files, filters)
@@ -139,9 +151,9 @@ def read_table(store: Store, as_of: AsOf | None = None, filters: Sequence[Partit
 
 
 def read_head(store: Store, n: int) -> tuple[pa.Table, bool]:
-    """The first `n` rows that are committed now, and whether there are more. Raises as `read_table`.
+    """Returns the first `n` visible rows, and whether there are more. Raises as `read_table` does.
 
-    Of a table in append mode no more files are read than hold them.
+    In append mode only the files with these rows are read.
     """
     snapshot = TableLog(store).snapshot()
     files = list(snapshot.files)
@@ -161,7 +173,7 @@ def read_head(store: Store, n: int) -> tuple[pa.Table, bool]:
 
 
 def read_files(store: Store, info: TableInfo, files: Sequence[DataFile]) -> pa.Table:
-    """The rows of some files of a table, in its schema; in an upsert table with their versions, if there are any.
+    """Returns the rows of some files of a table, in its schema. Rows of an upsert table include their hidden columns.
 
     Raises CorruptionError or NotFoundError for a damaged or lost file.
     """
@@ -171,10 +183,10 @@ def read_files(store: Store, info: TableInfo, files: Sequence[DataFile]) -> pa.T
 
 
 def delete_unreferenced(store: Store, job_id: JobId, before_attempt: int | None) -> int:
-    """Delete a job's data files that no log entry refers to; returns how many. Those of compactions stay.
+    """Deletes a job's data files to which no log entry refers, except compacted files. Returns how many it deleted.
 
-    Only attempts below `before_attempt` are touched, or all of them if it is None. These attempts must be
-    over: a file that is written but not yet committed looks just like one that never will be.
+    It deletes only files of attempts below `before_attempt`, or of all attempts if it is None. These attempts must be
+    over: a file that is written but not yet committed looks just like a file that will never be committed.
     """
     referenced = TableLog(store).referenced_paths()
     folder = f"{DATA_FOLDER}/{job_id}"
@@ -195,14 +207,19 @@ def delete_unreferenced(store: Store, job_id: JobId, before_attempt: int | None)
 
 
 def compacted_name(mark: int, step: int) -> str:
-    """How the names of files begin that a step of a compaction writes; `mark` is its process's own."""
+    """Returns the beginning of the names of files that a step of a compaction writes.
+
+    `mark` is unique to its process.
+    """
     return f"{mark:0{_MARK_DIGITS}d}-{step:06d}-"
 
 
 def delete_unfinished(store: Store, job_id: JobId, before_mark: int) -> int:
-    """Delete what compactions beside a running job have written and no log entry refers to; returns how many files.
+    """Deletes files that compactions of a job have written and to which no log entry refers.
 
-    Only files of marks below `before_mark` are touched. Nobody who has such a mark can add to the log any more.
+    Returns how many it deleted.
+
+    It deletes only files of marks below `before_mark`. Processes with such a mark can no longer append to the log.
     """
     paths = _data_files(store, compacted_dir(job_id))
     earlier = [path for path in paths if int(path.rpartition("/")[2][:_MARK_DIGITS]) < before_mark]
@@ -215,7 +232,7 @@ def delete_unfinished(store: Store, job_id: JobId, before_mark: int) -> int:
 
 
 def _data_files(store: Store, folder: str) -> list[str]:
-    """Paths of the data files below a folder, those of partitions too."""
+    """Returns the paths of the data files below a folder, including its partition folders."""
     found = []
     for name in store.list(folder):
         path = f"{folder}/{name}"
@@ -224,8 +241,8 @@ def _data_files(store: Store, folder: str) -> list[str]:
 
 
 def _decoded_file(data: Buffer) -> pa.Table:
-    """The rows of a Parquet file. pa.ArrowException, OSError or ValueError if it is none."""
-    # One file per call, without the dataset layer: the folder names are no partitions.
+    """Returns the rows of a Parquet file. Raises pa.ArrowException, OSError or ValueError for malformed bytes."""
+    # One file per call, without the dataset layer, which would take folder names for partitions.
     file = pq.ParquetFile(pa.BufferReader(data), pre_buffer=False)
     stored = (file.metadata.metadata or {}).get(_ARROW_SCHEMA)
     if stored is None:
@@ -244,16 +261,16 @@ def _decoded_file(data: Buffer) -> pa.Table:
 
 
 def _rows_of(file: pq.ParquetFile) -> pa.Table:
-    """All rows, read by this thread alone.
+    """Returns all rows, read by this thread alone.
 
-    Arrow's threads hold the Python buffer for a moment after a read has returned, as those that read ahead do
-    (`pre_buffer`). One that lets go of it while the interpreter ends aborts the process.
+    Arrow's threads keep the Python buffer for a moment after a read has returned, and so do threads that read ahead
+    (`pre_buffer`). A thread that releases it while the interpreter ends aborts the process.
     """
     return file.read(use_threads=False)
 
 
 def _without_arrow_schema(data: Buffer) -> pq.FileMetaData:
-    """What the footer of a Parquet file says, but for the Arrow schema, which decides what columns are decoded to."""
+    """Returns a Parquet file's metadata without the Arrow schema, which would set the types of the columns."""
     whole = memoryview(data)
     footer_bytes = int.from_bytes(whole[-8:-4], "little") + 8
     footer = bytes(whole[-footer_bytes:]).replace(_ARROW_SCHEMA, _ARROW_SCHEMA.lower())
@@ -261,7 +278,7 @@ def _without_arrow_schema(data: Buffer) -> pq.FileMetaData:
 
 
 def with_added(table: pa.Table, schema: pa.Schema, added: Collection[str]) -> pa.Table:
-    """The rows of a file, with nulls in columns of `schema` that were added to the table after the file was written."""
+    """Returns the rows of a file, with nulls in columns of `schema` that the table gained after it was written."""
     for name in added:
         if name in schema.names and name not in table.column_names:
             table = table.append_column(name, pa.nulls(table.num_rows, schema.field(name).type))
@@ -269,14 +286,14 @@ def with_added(table: pa.Table, schema: pa.Schema, added: Collection[str]) -> pa
 
 
 def stored_schema(info: TableInfo) -> pa.Schema:
-    """The table's columns and types, and in an upsert table the hidden ones besides."""
+    """Returns the table's columns and types, and the hidden columns of an upsert table."""
     schema = info.arrow_schema
     schema = schema.append(pa.field(VERSION_COLUMN, pa.int64())) if info.mode == "upsert" else schema
     return schema.append(pa.field(DELETED_COLUMN, pa.bool_())) if info.deletes else schema
 
 
 def read_rows(store: Store, info: TableInfo, file: DataFile) -> pa.Table:
-    """A file's rows, with the columns of `stored_schema`. CorruptionError, NotFoundError for a damaged or lost file."""
+    """Returns a file's rows, with the columns of `stored_schema`. Raises CorruptionError, NotFoundError."""
     schema = stored_schema(info)
     table = with_added(read_data_file(store, file), schema, info.added)
     try:
@@ -287,18 +304,18 @@ def read_rows(store: Store, info: TableInfo, file: DataFile) -> pa.Table:
 
 
 def newest_rows(table: pa.Table, info: TableInfo) -> pa.Table:
-    """Of the rows of an upsert table, with their hidden columns, one a key, in their order: that which counts.
+    """Returns for each key of an upsert table the row that counts, in the order of the rows. Needs the hidden columns.
 
-    It has the highest version, or the greatest value in the column by which the table is ordered and of such the
-    highest version. A null is less than any value, NaN is greater.
+    The row that counts has the highest version. In a table with an `order_by` column it has the greatest value there,
+    and among equal values the highest version. A null is less than any value, NaN is greater.
     """
     # Imported late: every task imports this module, and only readers of upsert tables need polars.
     import polars as pl
 
     order = [] if info.order_by is None else [info.order_by]
     columns = table.select(list(dict.fromkeys([*info.keys, *order, VERSION_COLUMN])))
-    # Polars groups nulls and equal floats as one key; only key columns go through it, so types stay Arrow's.
-    # Columns are called by their numbers: polars would take a name such as "*" for a pattern.
+    # Polars treats nulls, and equal floats, as equal keys. Only these columns pass through it: types stay Arrow's.
+    # Columns are named by their numbers, because polars would take a name such as "*" for a pattern.
     number = {name: str(at) for at, name in enumerate(columns.column_names)}
     frame = pl.from_arrow(pa.table({number[name]: _comparable(columns.column(name)) for name in number}))
     assert isinstance(frame, pl.DataFrame)
@@ -313,26 +330,26 @@ def newest_rows(table: pa.Table, info: TableInfo) -> pa.Table:
 
 
 def _comparable(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
-    """A column whose values polars compares as Arrow would compare those of this one."""
+    """Returns a column that polars orders as Arrow would order this one."""
     kind = decoded_type(column.type)
     column = column.cast(kind)
     if polars_has(kind):
         return column
     if pa.types.is_timestamp(kind):
         return column.cast(pa.timestamp(kind.unit, "UTC"))
-    # Of a type that polars lacks, such as decimal256, the order of its values is enough.
+    # For a type that polars lacks, such as decimal256, the rank of each value is enough.
     return pc.rank(column, sort_keys="ascending", null_placement="at_start", tiebreaker="dense")
 
 
 def shown_rows(table: pa.Table) -> pa.Table:
-    """The newest rows of an upsert table as readers see them: without those that delete, and without hidden columns."""
+    """Returns the newest rows of an upsert table as readers see them: without deletions, and without hidden columns."""
     if DELETED_COLUMN in table.column_names:
         table = table.filter(pc.invert(table.column(DELETED_COLUMN))).drop_columns([DELETED_COLUMN])
     return table.drop_columns([VERSION_COLUMN])
 
 
 def files_there(store: Store, paths: Iterable[str]) -> tuple[str, ...]:
-    """Those of the files that are there. StorageError."""
+    """Returns the paths that exist. Raises StorageError."""
     wanted = set(paths)
     folders = sorted({path.rpartition("/")[0] for path in wanted})
     return tuple(path for folder in folders for name in store.list(folder) if (path := f"{folder}/{name}") in wanted)

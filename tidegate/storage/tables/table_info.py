@@ -1,4 +1,4 @@
-"""`TableInfo`: what an output table is: its columns, how rows come in, keys and partitions, and how two tables differ.
+"""`TableInfo`: the columns, mode, keys and partitions of an output table, and how two descriptions differ.
 
 `check_parquet_types` refuses columns that the table's files cannot hold, before a job runs.
 """
@@ -25,20 +25,23 @@ IfExists = Literal["error", "append", "overwrite"]
 @wire
 @dataclass(frozen=True, slots=True)
 class TableInfo:
-    """What a table is: an Arrow schema (serialised), how rows come in, keys in upsert mode, and partition columns."""
+    """The description of a table: an Arrow schema (serialised), mode, keys in upsert mode, and partition columns."""
 
     schema: bytes
     mode: TableMode
     keys: tuple[str, ...] = ()
     partition_by: tuple[str, ...] = ()
     delta_id: str | None = None
-    """Of a table that is a Delta Lake table too: under which identifier its transactions are made. Unique."""
+    """The unique identifier of the table's Delta transactions, or None if it is not a Delta Lake table too."""
     added: tuple[str, ...] = ()
-    """Columns that the table has got since it was made: older files lack them, and have nulls there."""
+    """Columns that the table has gained since it was created. Older files lack them, and have nulls there."""
     deletes: bool = False
-    """Whether a file of an upsert table says of each row if it deletes its key."""
+    """True if each row of an upsert table's files has a flag that marks its key as deleted."""
     order_by: str | None = None
-    """In upsert mode: the column whose greatest value says which row of a key counts. None: the last one to come."""
+    """In upsert mode: the column whose greatest value decides which row of a key counts.
+
+    None: the latest row counts.
+    """
 
     @staticmethod
     def of(
@@ -50,10 +53,10 @@ class TableInfo:
         deletes: bool = False,
         order_by: str | None = None,
     ) -> TableInfo:
-        """Info of a table with these columns.
+        """Returns the description of a table with these columns.
 
-        TableError for keys or an order that do not fit mode or schema, for partition columns that cannot be any, and
-        for a column that a table cannot hold: of some dictionaries, and of types that Parquet lacks.
+        Raises TableError for keys or an order that do not fit mode or schema, for columns that cannot be partition
+        columns, and for columns that a table cannot store (some dictionaries, and types that Parquet lacks).
         """
         if (mode == "upsert") != bool(keys):
             raise TableError(f"a table in {mode} mode with keys {keys!r}: give keys for upsert, and only then")
@@ -72,16 +75,16 @@ class TableInfo:
 
     @property
     def arrow_schema(self) -> pa.Schema:
-        """The schema as Arrow knows it; dictionaries are widened, also in a table that is older than that rule."""
+        """The schema as an Arrow schema. Dictionaries are widened, also in a table that is older than that rule."""
         return widened_schema(pa.ipc.read_schema(pa.py_buffer(self.schema)))
 
     @property
     def format(self) -> str:
-        """Who can read the table: tidegate alone, or whatever reads Delta Lake as well."""
+        """The readers of the table: "tidegate" alone, or "delta" if it is a Delta Lake table too."""
         return "tidegate" if self.delta_id is None else "delta"
 
     def check_same(self, wanted: TableInfo, url: str) -> None:
-        """Raise TableError, naming the difference, if a job describes the table at `url` otherwise."""
+        """Raises TableError, naming the difference, if a job describes the table at `url` differently."""
         for what, is_, other in (
             ("mode", self.mode, wanted.mode),
             ("keys", self.keys, wanted.keys),
@@ -105,9 +108,9 @@ class TableInfo:
             )
 
     def evolved(self, wanted: TableInfo, url: str) -> TableInfo:
-        """The table at `url` with the columns that a job adds behind those that are there; itself where it adds none.
+        """Returns the table at `url` with the columns that a job appends, or itself if there are none.
 
-        Raises TableError, naming the difference, where anything else differs, or where a new column has no nulls: older
+        Raises TableError, naming the difference, if anything else differs, or if a new column is not nullable: older
         rows have no values for it.
         """
         there, here = self.arrow_schema, wanted.arrow_schema
@@ -116,7 +119,7 @@ class TableInfo:
         if difference := schema_difference(there, before):
             raise TableError(
                 f"the table at {url} has another schema than the job writes: {difference}; "
-                'schema_evolution="add_columns" adds columns behind those that are there, and changes nothing else'
+                'schema_evolution="add_columns" adds columns after the existing ones, and changes nothing else'
             )
         full = [field.name for field in new if not field.nullable]
         if full:
@@ -130,7 +133,7 @@ class TableInfo:
 
 
 def schema_difference(found: pa.Schema, wanted: pa.Schema) -> str | None:
-    """The first difference between the columns of a table and those that a job writes; None if they are equal."""
+    """Returns the first difference between the columns of a table and of a job, as text, or None if they are equal."""
     if found.equals(wanted, check_metadata=False):
         return None
     for name in (*found.names, *wanted.names):
@@ -151,7 +154,7 @@ def _check_order(schema: pa.Schema, mode: TableMode, order_by: str | None) -> No
     if order_by is None:
         return
     if mode != "upsert":
-        raise TableError(f"order_by={order_by!r} says which row of a key counts: only in mode upsert")
+        raise TableError(f"order_by={order_by!r} selects the row of a key that counts: use it only in upsert mode")
     if order_by not in schema.names:
         raise TableError(f"order_by column {order_by!r} is not among the table's columns {schema.names}")
     found = decoded_type(schema.field(order_by).type)
@@ -163,23 +166,23 @@ def _check_order(schema: pa.Schema, mode: TableMode, order_by: str | None) -> No
 VERSION_COLUMN = own_name("version")
 """Hidden int64 column of an upsert table's files: a later row of a key has a higher value."""
 DELETED_COLUMN = own_name("deleted")
-"""Hidden column of an upsert table that takes deletions: whether the row says that its key has none."""
+"""Hidden boolean column of an upsert table that allows deletions: whether the row deletes its key."""
 
 
 def check_parquet_types(schema: pa.Schema) -> None:
-    """Raise TableError, naming the column and what to do, where a Parquet file cannot hold a column."""
+    """Raises TableError, naming the column and what to do, if a Parquet file cannot store a column."""
     if _parquet_refusal(schema) is None:
         return
     for field in schema:
         if (reason := _parquet_refusal(pa.schema([field]))) is not None:
             raise TableError(
                 f"column {field.name!r} is {field.type}, which the table's Parquet files cannot hold; cast it before, "
-                f"or leave it out ({reason})"
+                f"or drop it ({reason})"
             )
 
 
 def _parquet_refusal(schema: pa.Schema) -> str | None:
-    """Why Arrow does not begin such a file; None if it does."""
+    """Returns why Arrow does not start such a file, or None if it does."""
     try:
         pq.ParquetWriter(io.BytesIO(), schema).close()
     except (pa.ArrowException, OSError) as error:  # for a scale below zero it is an OSError

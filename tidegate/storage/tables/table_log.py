@@ -3,12 +3,13 @@
 The store is rooted at the table's url. Rules:
 
 - Entry 0 describes the table. A claim makes a job the table's owner. Only the owner commits, and a job that has lost
-  the table gets FencedError. A commit shows the files of one checkpoint, and what its job had claimed to build on.
-- Of two writers that want the same entry, the conditional create lets one win.
+  the table gets FencedError. A commit shows the files of one checkpoint, and the entries on which its job's claim was
+  built.
+- If two writers try to create the same entry, the conditional create lets one win.
 - A table that is a Delta Lake table too is mirrored after each commit (`delta_mirror.py`), by the writer that commits
   or finds that a commit exists. A commit that is repeated therefore repairs a mirror.
-- What is shown is a fold over the log (`log/entries.py`). What a claim builds on follows from the lines of its jobs
-  (`log/claims.py`). How the log is stored and stays short is described in `log/tail.py`.
+- The visible files are a fold over the log (`log/entries.py`). The entries on which a claim builds follow from the
+  lines of its jobs (`log/claims.py`). How the log is stored and stays short is described in `log/tail.py`.
 - Every read first reads on to the log's end, and returns the state of that one moment.
 """
 
@@ -25,7 +26,7 @@ from tidegate.storage.errors import FencedError, StorageError, TableError
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import CheckpointId, JobId
 from tidegate.storage.tables.delta_mirror import LogMirror
-from tidegate.storage.tables.log.claims import Restored, TableLineage, owned_by
+from tidegate.storage.tables.log.claims import ClaimHistory, Restored, owned_by
 from tidegate.storage.tables.log.entries import (
     TableClaim,
     TableEntry,
@@ -46,7 +47,7 @@ ENTRIES_PER_SNAPSHOT = 25
 
 @dataclass(frozen=True, slots=True)
 class TableSnapshot:
-    """What a table shows: its committed, visible files in commit order, as of entry `seq`."""
+    """The content of a table: its committed, visible files in commit order, as of entry `seq`."""
 
     info: TableInfo
     files: tuple[DataFile, ...]
@@ -54,20 +55,20 @@ class TableSnapshot:
 
     @property
     def rows(self) -> int:
-        """Rows in the files; in an upsert table several may be versions of one."""
+        """Rows in the files. In an upsert table several may be versions of one row."""
         return sum(file.rows for file in self.files)
 
 
 @dataclass(frozen=True, slots=True)
 class TableOwner:
-    """The job that may commit, and where it has its checkpoints, if it has said so."""
+    """The job that may commit, and the root of its checkpoints (None if unknown)."""
 
     job_id: JobId
     home: str | None
 
 
 class TableLog:
-    """The log of the table at the store's root. Thread-safe. Remembers what it has read of the log's end."""
+    """The log of the table at the store's root. Thread-safe. Caches the end of the log."""
 
     def __init__(
         self,
@@ -88,37 +89,37 @@ class TableLog:
     # --- reading --------------------------------------------------------------------------------------------------
 
     def snapshot(self, as_of: AsOf | None = None) -> TableSnapshot:
-        """What the table shows now, or what it showed with an earlier commit: see `TableVersions`.
+        """Returns the visible files, now or with an earlier commit. See `TableVersions`.
 
-        TableError if there is no table, or nothing was committed by then.
+        Raises TableError if there is no table, or nothing was committed by then.
         """
         with self._lock:
             return self._tail.with_parts(self._shown if as_of is None else lambda: self._shown_at(as_of))
 
     def history(self) -> tuple[TableCommit, ...]:
-        """Every commit that can be read, oldest first. TableError if there is no table."""
+        """Returns every commit that can be read, oldest first. Raises TableError if there is no table."""
         with self._lock:
             return self._tail.with_parts(lambda: self._versions().commits())
 
     def files_by_line(self) -> dict[JobId, tuple[DataFile, ...]]:
-        """The files that are shown, by the line of jobs that has written them. TableError if there is no table."""
+        """Returns the visible files, by the line of jobs that wrote them. Raises TableError if there is no table."""
         with self._lock:
             return self._tail.with_parts(self._files_by_line)
 
     def rows(self) -> int:
-        """Rows in the files that are shown. TableError if there is no table."""
+        """Returns the number of rows in the visible files. Raises TableError if there is no table."""
         with self._lock:
             self._tail.refresh()
             return self._existing().rows
 
     def exists(self) -> bool:
-        """Whether there is a table."""
+        """Returns whether there is a table."""
         with self._lock:
             self._tail.refresh()
             return self._tail.fold is not None
 
     def owner(self) -> TableOwner | None:
-        """The job that may commit; None before the first claim, or where there is no table."""
+        """Returns the job that may commit, or None before the first claim and without a table."""
         with self._lock:
             self._tail.refresh()
             fold = self._tail.fold
@@ -127,7 +128,7 @@ class TableLog:
             return TableOwner(fold.owner, fold.claim.home)
 
     def claims(self) -> int:
-        """How many claims there were: a later owner finds more."""
+        """Returns the number of claims so far. A later owner finds more."""
         with self._lock:
             self._tail.refresh()
             return 0 if self._tail.fold is None else self._tail.fold.claims
@@ -135,50 +136,53 @@ class TableLog:
     def uncommitted(
         self, job_id: JobId, checkpoint_id: CheckpointId, candidates: Iterable[CheckpointId]
     ) -> tuple[CheckpointId, ...] | None:
-        """Those of a job's completed checkpoints which `checkpoint_id` covers and nobody has committed, ascending.
+        """Returns the checkpoints in `candidates` that `checkpoint_id` covers and that were not committed, ascending.
 
-        None if the job never claimed this table.
+        `candidates` are completed checkpoints of the job. None if the job never claimed this table.
         """
         with self._lock:
             self._tail.refresh()
             if self._tail.fold is None:
                 return None
-            lineage = self._tail.with_parts(self._lineage)
-            return lineage.uncommitted(job_id, checkpoint_id, candidates) if lineage.knows(job_id) else None
+            history = self._tail.with_parts(self._claim_history)
+            return history.uncommitted(job_id, checkpoint_id, candidates) if history.knows(job_id) else None
 
     def state(self) -> TableFold | None:
-        """What the log says now; None where there is no table."""
+        """Returns the fold of the whole log, or None without a table."""
         with self._lock:
             self._tail.refresh()
             return self._tail.fold
 
     def entries_of(self, members: Collection[int]) -> tuple[TableEntry, ...]:
-        """These entries, ascending; parts of the log with none of them are not read."""
+        """Returns these entries, ascending. Parts of the log with none of them are not read."""
         with self._lock:
             return tuple(self._tail.with_parts(lambda: self._tail.entries_of(members)))
 
     def has_one_line(self) -> bool:
-        """Whether all jobs that have ever claimed the table go on from one another; the whole log is read for it."""
+        """Returns whether all jobs that have ever claimed the table continue one another. Reads the whole log."""
         with self._lock:
             return self._tail.with_parts(
                 lambda: len({e.claim.line for e in self._tail.entries_after(-1) if e.claim is not None}) == 1
             )
 
     def shown_entries(self) -> tuple[TableFold, tuple[TableEntry, ...]]:
-        """What the log says now, and the entries whose files are shown, in the order of the table."""
+        """Returns the fold of the whole log, and the entries whose files are visible, in the order of the table."""
         with self._lock:
             return self._tail.with_parts(
                 lambda: (self._existing(), tuple(self._tail.entries_in(self._existing().shown)))
             )
 
     def entries(self) -> tuple[TableEntry, ...]:
-        """All entries that are part of the log, read from its beginning; empty if there is no table."""
+        """Returns all entries that are part of the log, read from its beginning. Empty without a table."""
         with self._lock:
             self._tail.refresh()
             return () if self._tail.fold is None else tuple(self._tail.with_parts(lambda: self._tail.entries_after(-1)))
 
     def whole(self) -> tuple[TableFold | None, tuple[TableEntry, ...]]:
-        """All entries that are part of the log, and their fold, of the same moment; None and none without a table."""
+        """Returns the fold, and all entries that are part of the log, of the same moment.
+
+        None and () without a table.
+        """
         with self._lock:
             self._tail.refresh()
             if self._tail.fold is None:
@@ -186,7 +190,7 @@ class TableLog:
             return self._tail.with_parts(lambda: (self._existing(), tuple(self._tail.entries_after(-1))))
 
     def entries_after(self, seq: int) -> tuple[TableEntry, ...]:
-        """What was appended after an entry; older parts of the log are not read."""
+        """Returns the entries after an entry. Older parts of the log are not read."""
         with self._lock:
             self._tail.refresh()
             if self._tail.fold is None or self._tail.fold.seq <= seq:
@@ -194,21 +198,21 @@ class TableLog:
             return tuple(self._tail.with_parts(lambda: self._tail.entries_after(seq)))
 
     def referenced_paths(self) -> frozenset[str]:
-        """Every path that any entry refers to, hidden ones included: a later restore may show them again.
+        """Returns every path to which any entry refers, hidden entries included: a later restore may show them again.
 
-        What a cut has left out is not among them: its files are deleted.
+        Entries that a cut has dropped are not included, because their files are deleted.
         """
         return frozenset(file.path for entry in self.entries() for file in entry.files)
 
     # --- writing --------------------------------------------------------------------------------------------------
 
     def create(self, info: TableInfo, *, evolves: bool = False, history_ms: int | None = None) -> None:
-        """Make the table, or see that it is there already as described; with `evolves`, add the columns that it lacks.
+        """Creates the table, or checks that the existing one is as described. With `evolves` it adds missing columns.
 
-        `history_ms`: for how long a Delta table that is made keeps its versions and their files; None: as Delta does.
+        `history_ms` is how long a new Delta table keeps its versions and their files. None: Delta's default.
 
-        Raises TableError, naming the difference, if it exists with another schema, mode or keys, ConfigurationError
-        where it is to be a Delta table and cannot be one here.
+        Raises TableError, naming the difference, if it exists with another schema, mode or keys, and ConfigurationError
+        if it cannot be a Delta table here although `info` requests one.
         """
         with self._lock:
             self._tail.refresh()
@@ -216,7 +220,7 @@ class TableLog:
                 self._alter(info, evolves)
                 info = self._existing().info
             if info.delta_id is not None:
-                # Before the first entry: where there can be no Delta table, none of ours is left behind.
+                # Before the first entry, so that no table is left behind if there can be no Delta table.
                 LogMirror(self._store.url, info, self._tail).create(history_ms)
             if self._tail.fold is None:
                 self._tail.append(TableEntry(0, TableEntryKind.CREATED, info=info, nonce=self._nonce))
@@ -231,26 +235,26 @@ class TableLog:
         *,
         evolves: bool = False,
     ) -> None:
-        """Raise what `create` and `claim` would raise now, and change nothing."""
+        """Raises the errors that `create` and `claim` would raise now, and changes nothing."""
         with self._lock:
             self._tail.refresh()
             claim: TableClaim | None = None
             if self._tail.fold is not None:
                 info = self._described(info, evolves)
-                claim = self._tail.with_parts(self._lineage).claim(job_id, restored_from, if_exists, None)
+                claim = self._tail.with_parts(self._claim_history).claim(job_id, restored_from, if_exists, None)
             if info.delta_id is not None:
                 mirror = LogMirror(self._store.url, info, self._tail)
                 mirror.check(if_exists if restored_from is None else "append", claim)
 
     def check_description(self, info: TableInfo, *, evolves: bool) -> None:
-        """Raise TableError if there is a table that a job which describes it as `info` cannot write."""
+        """Raises TableError if the table exists and a job that describes it as `info` cannot write it."""
         with self._lock:
             self._tail.refresh()
             if self._tail.fold is not None:
                 self._described(info, evolves)
 
     def check_delta(self) -> None:
-        """Raise TableError where the table is a Delta table too, and that one does not take our transactions now."""
+        """Raises TableError if the table is a Delta table too that does not accept tidegate's transactions now."""
         with self._lock:
             self._tail.refresh()
             info = self._existing().info
@@ -258,9 +262,11 @@ class TableLog:
                 LogMirror(self._store.url, info, self._tail).check()
 
     def delta_retention_ms(self) -> int:
-        """For how long the Delta table in the same folder keeps files that it does not show; 0 if there is none.
+        """Returns how long the Delta table in the same folder keeps files that it does not show.
 
-        StorageError, and TableError for a property that cannot be understood.
+        0 without a Delta table.
+
+        Raises StorageError, and TableError for a property that cannot be parsed.
         """
         with self._lock:
             self._tail.refresh()
@@ -268,7 +274,7 @@ class TableLog:
             return 0 if info.delta_id is None else LogMirror(self._store.url, info, self._tail).retention_ms()
 
     def expect(self, job_id: JobId, head: TableHead) -> None:
-        """Take what a job knows of the log as known: TableError from now on where the log does not have it."""
+        """Records what a job has seen of the log. From now on a log that lacks any of it is a TableError."""
         with self._lock:
             self._tail.expect(head.seq)
             if head.commit is not None:
@@ -280,24 +286,27 @@ class TableLog:
         expected: Collection[CheckpointId],
         retained: Collection[CheckpointId],
     ) -> None:
-        """Raise TableError if the log lacks a commit that a restored checkpoint builds on, and that cannot be repeated.
+        """Raises TableError if the log has lost a commit that a restored checkpoint needs and that cannot be repeated.
 
-        `expected`: checkpoints of the job that were committed, or about to be. `retained`: those whose metadata
-        is still there, from which the restore commits what is missing.
+        `expected` are checkpoints of the job that were committed, or about to be. `retained` are checkpoints whose
+        metadata still exists, from which the restore commits what is missing.
         """
         with self._lock:
             job_id, checkpoint_id = restored
             if not expected:
                 return
-            lineage = self._tail.with_parts(self._lineage)
-            known = lineage.knows(job_id)
-            missing = set(lineage.uncommitted(job_id, checkpoint_id, expected) if known else expected)
+            history = self._tail.with_parts(self._claim_history)
+            known = history.knows(job_id)
+            missing = set(history.uncommitted(job_id, checkpoint_id, expected) if known else expected)
             if missing := missing - set(retained):
                 first = min(missing)
-                raise self._tail.lost(f"checkpoint {first} of {job_id!r} was committed", "its commit is not there")
+                raise self._tail.lost(f"checkpoint {first} of {job_id!r} was committed", "its commit is missing")
 
     def head(self, job_id: JobId) -> TableHead:
-        """How far the log has got, and the newest checkpoint of a job that is committed. TableError as for `expect`."""
+        """Returns the end of the log, and the newest committed checkpoint of a job.
+
+        Raises TableError as for `expect`.
+        """
         with self._lock:
             self._tail.refresh()
             return self._head(job_id)
@@ -312,7 +321,7 @@ class TableLog:
     def _check_known(self, fold: TableFold, job_id: JobId) -> None:
         known = self._known_commits.get(job_id)
         if known is not None and fold.owner == job_id and (fold.newest_commit is None or fold.newest_commit < known):
-            raise self._tail.lost(f"checkpoint {known} of {job_id!r} was committed", "its commit is not there any more")
+            raise self._tail.lost(f"checkpoint {known} of {job_id!r} was committed", "its commit is missing now")
 
     def claim(
         self,
@@ -324,39 +333,40 @@ class TableLog:
         uncommitted: tuple[DataFile, ...] = (),
         next_checkpoint_id: int | None = None,
     ) -> TableHead:
-        """Make a job the owner of the table; once a job, when it is submitted. Safe to repeat.
+        """Makes a job the owner of the table. Each job claims once, when it is submitted. Safe to repeat.
 
-        The owner changes at once, what the table shows with the job's first commit. A job restored from a checkpoint
-        of a job that knew the table starts from the rows which that checkpoint covered: rows that the same line of
-        jobs committed later are hidden then, those of others never. Any other job finds the table as it is: if it
-        shows rows, `if_exists` decides between TableError, adding to them, and replacing them.
+        The owner changes at once, the visible rows with the job's first commit. A job restored from a checkpoint of a
+        job that knew the table starts from the rows that this checkpoint covered: rows that the same line of jobs
+        committed later are hidden then, rows of other lines never. Any other job finds the table as it is: if it shows
+        rows, `if_exists` decides between TableError, adding to them, and replacing them.
 
         An owner that falls back to an older checkpoint claims again, with `restored_from=(job_id, checkpoint)`, or with
-        the checkpoint that it was started from itself. `next_checkpoint_id` is then the first that it can still take:
-        those in between are never committed any more, even where their commit is on its way.
+        the checkpoint from which it was started itself. `next_checkpoint_id` is then the first that it can still take:
+        checkpoints in between are never committed any more, even if their commit is on its way.
 
-        `home`: root of the job's checkpoints. `uncommitted`: files that the restored checkpoint covers and nobody has
-        committed; the first commit shows them too. Returns how far the log has got. Raises FencedError if another job
-        has claimed the table since.
+        `home` is the root of the job's checkpoints. `uncommitted` are files that the restored checkpoint covers and
+        that were not committed; the first commit shows them too. Returns the end of the log. Raises FencedError if
+        another job has claimed the table since.
         """
         with self._lock:
             for _ in range(RACES_MAX):
                 self._check_not_gone(uncommitted)
-                claim = self._tail.with_parts(self._lineage).claim(job_id, restored_from, if_exists, next_checkpoint_id)
+                claim = self._tail.with_parts(self._claim_history).claim(
+                    job_id, restored_from, if_exists, next_checkpoint_id
+                )
                 self._check_known(self._existing(), job_id)
                 if claim is None or self._tail.append(self._claim_entry(job_id, claim, home, uncommitted)):
                     return self._head(job_id)
             raise self._lost_races("claim")
 
     def commit(self, job_id: JobId, checkpoint_id: CheckpointId, files: tuple[DataFile, ...]) -> TableHead:
-        """Show the files of a completed checkpoint, once however often it is called.
+        """Shows the files of a completed checkpoint, once however often it is called. Returns the end of the log.
 
-        Returns how far the log has got. Without files it makes an entry only where the claim has yet to change what is
-        shown.
+        Without files it makes an entry only if the claim has yet to change what is shown.
 
-        Raises FencedError if another job owns the table. Raises TableError if nobody does, if the log has lost what is
-        known of it, or if the checkpoint was committed before with other files. Raises StorageError if it is unknown
-        whether the commit is there: repeat it then.
+        Raises FencedError if another job owns the table. Raises TableError if there is no owner, if the log has lost
+        entries, or if the checkpoint was committed before with other files. Raises StorageError if it is unknown
+        whether the commit exists: repeat the call then.
         """
         with self._lock:
             if self._tail.fold is None or self._tail.fold.owner != job_id or not files or self._tail.is_behind():
@@ -365,8 +375,9 @@ class TableLog:
                 fold = self._existing()
                 if fold.owner is None:
                     raise TableError(
-                        f"the table at {self._store.url} is not the one that job {job_id!r} has claimed: nobody has. "
-                        "It was deleted since, or a part of its log was"
+                        f"the table at {self._store.url} is not the one that job {job_id!r} has claimed, because no "
+                        "job has claimed it. The table or a part of its log was deleted while the job was running; "
+                        "restore the job to write the table again"
                     )
                 if fold.owner != job_id:
                     raise FencedError(owned_by(self._store.url, fold.owner, job_id))
@@ -374,7 +385,7 @@ class TableLog:
                 if fold.is_decided(self._store.url, checkpoint_id, files):
                     self._follow()
                     return self._head(job_id)
-                # Clocks of different machines differ: a later commit is not an earlier one.
+                # Clocks of machines differ, but the time of a commit must not be before the previous commit's.
                 at_ms = max(self._now_ms(), fold.newest_at_ms or 0)
                 entry = TableEntry(
                     fold.seq + 1, TableEntryKind.COMMITTED, job_id, checkpoint_id, files, nonce=self._nonce, at_ms=at_ms
@@ -385,15 +396,15 @@ class TableLog:
             raise self._lost_races("commit")
 
     def claim_compaction(self, job_id: JobId, line: JobId, owner: JobId | None) -> tuple[DataFile, ...]:
-        """Make a compaction the owner after `owner`: its one commit will take the place of what a line shows.
+        """Makes a compaction the owner after `owner`. Its only commit will replace what a line shows.
 
-        Returns the files that it replaces, in order; until it commits, or another job claims the table, nothing else
-        is committed. Raises TableError where a job has claimed the table that will hide rows with its first commit,
+        Returns the files that it replaces, in order. Until it commits, or another job claims the table, nothing else is
+        committed. Raises TableError if a job has claimed the table that will hide rows with its first commit,
         FencedError if the owner is another one by now.
         """
         with self._lock:
             for _ in range(RACES_MAX):
-                claim = self._tail.with_parts(self._lineage).compaction(line)
+                claim = self._tail.with_parts(self._claim_history).compaction(line)
                 if self._existing().owner != owner:
                     raise FencedError(owned_by(self._store.url, self._existing().owner, owner))
                 if self._tail.append(self._claim_entry(job_id, claim, None, ())):
@@ -401,10 +412,10 @@ class TableLog:
             raise self._lost_races("claim")
 
     def take_compacting(self, job_id: JobId, nonce: str) -> int | None:
-        """Become the one who compacts beside the running owner, under a name; a number that nobody else gets.
+        """Makes the process with this nonce the only one that may compact while its job owns the table.
 
-        None where the job is not the owner. What another process of the job has written for a compaction will never be
-        a part of the table, from now on.
+        Returns a number that no other process gets, or None if the job is not the owner. Files that another process of
+        the job has written for a compaction can no longer become part of the table.
         """
         with self._lock:
             for _ in range(RACES_MAX):
@@ -420,10 +431,10 @@ class TableLog:
     def compact(
         self, job_id: JobId, nonce: str, members: Collection[int], level: int, files: tuple[DataFile, ...]
     ) -> bool:
-        """Show `files` in the place of these entries of the owner, whose rows they have; whether they are shown.
+        """Replaces these entries of the owner by `files`, which have the same rows. Returns whether it did.
 
-        They are not where any of that is not shown any more, or is about to be hidden, or somebody else compacts.
-        StorageError if it is unknown whether they are.
+        It does not if one of the entries is hidden or about to be, or if another process compacts. Raises StorageError
+        if the outcome is unknown.
         """
         with self._lock:
             for _ in range(RACES_MAX):
@@ -445,11 +456,11 @@ class TableLog:
             raise self._lost_races("commit")
 
     def vacuum(self, retention: Retention, *, dry_run: bool = False) -> tuple[dict[str, DataFile], int]:
-        """Say which entries give up their files, for good; the files that may be deleted then, by path.
+        """Declares for good which entries lose their files. Returns the files that may be deleted then, by path.
 
-        And from which commit on each can be read. Files of earlier vacuums are among them. With `dry_run` nothing is
-        said. What may be deleted is in no version that can still be read, neither here nor in a Delta table.
-        TableError if there is no table.
+        Also returns the oldest commit from which on each can be read. Files of earlier vacuums are included. `dry_run`
+        declares nothing. Files that may be deleted are in no version that can still be read, neither here nor in a
+        Delta table. Raises TableError if there is no table.
         """
         with self._lock:
             for _ in range(RACES_MAX):
@@ -466,17 +477,17 @@ class TableLog:
                     self._follow()
                 deletable = deletable_files(entries, vacuum)
                 if fold.info.delta_id is not None and deletable:
-                    # Where others have changed files, Delta has kept what a compaction here has replaced.
+                    # If others have changed files, the Delta table still has files that a compaction here replaced.
                     needed = LogMirror(self._store.url, fold.info, self._tail).needed_files(retention.since_ms)
                     deletable = {path: file for path, file in deletable.items() if path not in needed}
                 return deletable, vacuum.readable_from
             raise self._lost_races("vacuum")
 
     def cut(self, retention: Retention, files_there: Callable[[Iterable[str]], Collection[str]]) -> bool:
-        """Leave out of the log what a vacuum with this retention has left without files; whether there was enough.
+        """Drops entries from the log that a vacuum with this retention has left without files. Returns whether it did.
 
-        `files_there` returns those of some paths that are there: as long as any is, the log has to name it.
-        TableError if there is no table.
+        `files_there` returns the paths that exist: the log must name a file while it exists. Raises TableError if there
+        is no table.
         """
         with self._lock:
             for _ in range(RACES_MAX):
@@ -485,10 +496,10 @@ class TableLog:
                 cut = cut_of(self._store.url, entries, fold, retention)
                 if cut is None or files_there(dropped_files(entries, cut)):
                     return False
-                # A Delta table must not ask for what was shown before.
+                # Mirror first: afterwards the log no longer has what the Delta table shows.
                 self._follow()
                 if self._existing().seq != fold.seq:
-                    continue  # Others have gone on meanwhile, maybe so far that the cut would fill a hole.
+                    continue  # Others have appended meanwhile, maybe enough for the cut to fill a hole.
                 at_ms = max(self._now_ms(), fold.newest_at_ms or 0)
                 entry = TableEntry(fold.seq + 1, TableEntryKind.CUT, nonce=self._nonce, at_ms=at_ms, cut=cut)
                 if self._tail.append(entry):
@@ -497,7 +508,7 @@ class TableLog:
 
     def _follow(self) -> None:
         if self._tail.fold is None:
-            # Somebody has gone further, and truncated the log; what this writer has just read is forgotten.
+            # Another writer has truncated the log beyond what this one has read.
             self._tail.refresh()
         info = self._existing().info
         if info.delta_id is None:
@@ -507,7 +518,10 @@ class TableLog:
         self._mirror.follow()
 
     def _described(self, info: TableInfo, evolves: bool) -> TableInfo:
-        """What the table is to be, for a job that describes it so. TableError where it cannot be that."""
+        """Returns the description of the table for a job that describes it as `info`.
+
+        Raises TableError if they conflict.
+        """
         found = self._existing().info
         if evolves:
             return found.evolved(info, self._store.url)
@@ -525,7 +539,10 @@ class TableLog:
         raise self._lost_races("alter the table")
 
     def _check_not_gone(self, files: Collection[DataFile]) -> None:
-        """A job that was restored from the same checkpoint may have committed these, and others hidden them since."""
+        """Raises TableError if a vacuum has deleted files that a restored checkpoint covers.
+
+        A job that was restored from the same checkpoint may have committed them, and later jobs may have hidden them.
+        """
         if not files or self._tail.fold is None or not self._tail.fold.vacuum.gone:
             return
         entries = self._tail.with_parts(lambda: self._tail.entries_after(-1))
@@ -573,13 +590,13 @@ class TableLog:
         entries = {entry.seq: entry for entry in self._tail.entries_after(-1)}
         return {
             line: tuple(file for entry in sorted(map(entries.__getitem__, seqs), key=in_order) for file in entry.files)
-            for line, seqs in self._lineage().shown_by_line().items()
+            for line, seqs in self._claim_history().shown_by_line().items()
         }
 
     def _versions(self) -> TableVersions:
         fold = self._existing()
         return TableVersions(self._store.url, self._tail.entries_after(-1), fold)
 
-    def _lineage(self) -> TableLineage:
+    def _claim_history(self) -> ClaimHistory:
         fold = self._existing()
-        return TableLineage(self._store.url, self._tail.entries_after(-1), fold)
+        return ClaimHistory(self._store.url, self._tail.entries_after(-1), fold)

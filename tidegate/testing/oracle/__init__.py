@@ -1,4 +1,18 @@
-"""What watches a simulated job from outside, and which invariants it holds the job to.
+"""Checks a simulated job from outside against the invariants of `docs/architecture.md`.
 
-`watch.py` sees what happens, and hands it on: to `invariants.py`, to the oracles of `decisions/` and those of `files/`.
+`job_observer.py` observes the job and passes everything on to `job_oracle.py` and to the oracles of single subjects.
 """
+
+from __future__ import annotations
+
+
+class InvariantViolated(Exception):
+    """An invariant does not hold. `number` is its number in `docs/architecture.md`.
+
+    The class is not one of tidegate's errors. The oracle that watches storage raises it in the middle of an effect, and
+    effects turn tidegate's errors into events, after which the job would continue.
+    """
+
+    def __init__(self, number: int, message: str) -> None:
+        super().__init__(f"invariant {number}: {message}")
+        self.number = number

@@ -1,7 +1,7 @@
-"""Which parts of the checkpoint protocol a simulated run exercised.
+"""Counts which effects of the checkpoint protocol a simulated run exercised.
 
-`Watch` and `Oracle` count an effect when they see it happen, not when a setting asks for it. `tidegate simulate` adds
-the counts of many seeds up and prints them. `docs/simulation.md` shows the same table.
+The oracles count an effect when they see it happen, not when a setting requests it. `tidegate simulate` adds up the
+counts of many seeds and prints them. `docs/simulation.md` has the same table.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter
 EFFECTS = {
     "periodic_checkpoint": "a periodic checkpoint was triggered",
     "request_held_back": "a request for a checkpoint or savepoint had to wait, or was refused",
-    "savepoint_ahead": "a savepoint was triggered while as many checkpoints were pending as may be at a time",
+    "savepoint_ahead": "a savepoint was triggered while the maximum number of checkpoints was pending",
     "finished_tasks_in_plan": "a checkpoint completed with tasks in its plan that had finished before it",
     "late_acknowledgement": "an acknowledgement came late or twice",
     "checkpoint_aborted": "a checkpoint was aborted while tasks were busy with it",
@@ -33,50 +33,50 @@ EFFECTS = {
     "finished_tasks_restored": "a checkpoint with finished tasks was restored",
     "stop_with_savepoint": "a job was stopped with a savepoint",
     "layers_restored": "keyed state in several layers was restored",
-    "state_kept": "a task that was stopped went back to a checkpoint from what it held in memory",
+    "state_kept": "a stopped task went back to a checkpoint with the state it had kept in memory",
     "copy_restored": "the state of a task was read from copies on its node's disk alone",
     "shared_files_kept": "a completed checkpoint refers to shared files of one that was deleted",
     "restart_put_off": "a restart waited for longer than the one before it",
-    "tasks_adopted": "all tasks went on under a new coordinator, in the attempt that they were in",
-    "process_killed": "a process that hung, or seemed to, was ended",
+    "tasks_adopted": "all tasks continued under a new coordinator, in their attempt",
+    "process_killed": "a process that hung, or seemed to hang, was killed",
     "all_taken_for_hung": "a coordinator that was cut off took the processes of all tasks for hung",
-    "restore_interrupted": "a task's process died while it restored its state, or waited for others that did",
+    "restore_interrupted": "a process died while a task in it restored its state or waited for other tasks",
     "node_lost": "a node was lost, with all processes on it",
-    "node_cut_off": "a node was cut off from storage and from all others",
-    "savepoint_fenced": "a coordinator that was replaced could not make a savepoint whole: a tombstone was there",
-    "row_without_coordinator": "a task took something in while there was no coordinator",
+    "node_cut_off": "a node was cut off from storage and from all other nodes",
+    "savepoint_fenced": "a replaced coordinator could not complete a savepoint, because a tombstone was there",
+    "row_without_coordinator": "a task processed rows while there was no coordinator",
     "splits_tried_together": "after such a pause one read tried several splits",
-    "source_paused": "no split of a source had anything, and it was asked again after a pause",
+    "source_paused": "no split of a source had anything to read, and the source was read again after a pause",
     "source_held": "a source had nothing left to read but splits too far ahead of others in event time",
-    "split_assigned": "the coordinator gave a split to a subtask that had asked",
-    "split_assigned_again": "a split was given away again after a failure: no checkpoint knew who had it",
+    "split_assigned": "the coordinator assigned a split to a subtask that had requested one",
+    "split_assigned_again": "a split was assigned again after a failure: no completed checkpoint recorded its reader",
     "split_in_pool": "a checkpoint completed with splits that no subtask had yet",
-    "region_restarted": "regions in which a task had failed started anew, while others went on",
-    "rows_combined": "a task sent rows to an aggregate that it had combined",
-    "restored_session_grew": "a session that a task was restored with grew by rows that came after, or joined another",
-    "files_put_together": "small files of a table were put together while its job went on",
+    "region_restarted": "regions with a failed task restarted, while other regions continued",
+    "rows_combined": "a task combined rows before it sent them to an aggregate",
+    "restored_session_grew": "a restored session grew by later rows, or joined another session",
+    "files_put_together": "small files of a table were compacted while its job continued",
     "slot_lost": "a process died with several subtasks in it",
-    "queue_lost": "a process died with frames in it that its subtasks had sent each other",
-    "sent_inside": "a subtask sent a frame to one beside it in its process",
+    "queue_lost": "a process died with frames between its subtasks in its queue",
+    "sent_inside": "a subtask sent a frame to another subtask of its process",
     "acknowledged_together": "one message had acknowledgements of several subtasks",
 }
 """For each effect, what must have been seen for it to count."""
 
 
 class Coverage:
-    """Counts of one run, or, added up, of many."""
+    """Counts the effects of one run."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
 
     def saw(self, effect: str) -> None:
-        """It happened once more."""
+        """Counts an effect once more. `effect` is a key of `EFFECTS`."""
         assert effect in EFFECTS
         self.counts[effect] += 1
 
 
 def coverage_table(runs: Counter[str], times: Counter[str]) -> str:
-    """A table for people: for each effect in how many runs it was seen, and how many times in all of them."""
+    """Returns a table of all effects: in how many runs each was seen, and how many times in total."""
     width = max(map(len, EFFECTS))
     lines = [f"{'effect':<{width}}{'runs':>9}{'times':>12}  what was seen"]
     lines += [f"{name:<{width}}{runs[name]:>9,}{times[name]:>12,}  {what}" for name, what in EFFECTS.items()]

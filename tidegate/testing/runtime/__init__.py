@@ -1,5 +1,5 @@
-"""The simulated runtime: a whole job in virtual time, one seed decides everything.
+"""The simulated runtime: a whole job in virtual time, determined by one seed.
 
-Messages are delayed, reordered between channels, duplicated and dropped; tasks and coordinators crash (or live on as
-zombies); storage fails, before or after it has done what it was asked. An oracle watches from outside.
+Messages are delayed, reordered between channels, duplicated and dropped. Tasks and coordinators crash, or live on as
+zombies. Storage fails before or after an operation has taken effect. An oracle checks the job from outside.
 """

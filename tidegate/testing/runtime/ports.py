@@ -1,7 +1,7 @@
-"""The ports of the simulated world: messages that come late, twice or not at all, and I/O that fails.
+"""The ports of the simulated world: messages that arrive late, twice or not at all, and I/O that fails.
 
-What the subtasks of a process report in one round goes in one message, and so does what the coordinator sends them. A
-message is lost or repeated as a whole.
+The reports of all subtasks of a process in one round travel in one message, and so do the coordinator's messages to
+them. A message is lost or repeated as a whole.
 """
 
 from __future__ import annotations
@@ -28,40 +28,40 @@ from tidegate.protocol.identity import TaskId
 from tidegate.protocol.stream_elements import Barrier
 from tidegate.storage.errors import StorageError
 from tidegate.storage.ids import AttemptNumber, CheckpointId
-from tidegate.testing.oracle.decisions.ledger import Ledger
-from tidegate.testing.oracle.files.copies import CopiesOracle
-from tidegate.testing.oracle.files.node_copies import NodeCopiesOracle
-from tidegate.testing.oracle.violation import InvariantViolated
-from tidegate.testing.oracle.watch import Watch
+from tidegate.testing.oracle import InvariantViolated
+from tidegate.testing.oracle.causes import Ledger
+from tidegate.testing.oracle.copies import CopiesOracle, NodeCopiesOracle
+from tidegate.testing.oracle.job_observer import Watch
 from tidegate.testing.runtime.processes import SimulatedNodes, SimulatedProcess, SimulatedProcesses
 from tidegate.testing.world.disk import SimulatedDisk
 from tidegate.testing.world.virtual_time import World
 
 CUT_OFF_MS = 1_000
-"""How long the messages of a coordinator that was cut off may take."""
+"""Longest delay in ms of messages from a coordinator that was cut off."""
 RECOVERY_MS = 300
-"""How long it takes until a successor of a lost coordinator starts."""
+"""Time in ms until a successor of a lost coordinator starts."""
 CHANCES_OF_A_COPY = 100
-"""A coordinator that copies a savepoint is lost as often as one that does something else in that time."""
+"""Number of draws for the loss of a coordinator while it copies a savepoint, which takes as long as many other events.
+"""
 TAKEOVER_DROP = 0.1
 _UNSURE = (co.CheckpointAcknowledged, co.TaskAnswered)
-"""Reports that may get lost, or come twice."""
+"""Reports that may be lost or arrive twice."""
 COORDINATOR = "coordinator"
 ROUND_MS_MAX = 5
-"""For how long a process may be busy before what its subtasks have reported is sent, in one message."""
+"""A process sends the reports of its subtasks in one message after at most this time."""
 STORAGE = "storage"
-"""Stands in the trace for all that is done beside the machines: files that are written or deleted, and hooks."""
+"""The name in the trace for everything besides machines: hooks, and files that are written or deleted."""
 
 
 class JobInTheWorld(Protocol):
-    """What ports ask of their job; `SimulatedJob` has it."""
+    """The interface that ports use of their job, which is a `SimulatedJob`."""
 
     world: World
     watch: Watch
     context: JobContext
     disk: SimulatedDisk
     coordinator: CoordinatorDriver | None
-    """None while it is lost."""
+    """The coordinator in charge, or None while it is lost."""
     coordinator_crashes: int
     processes: SimulatedProcesses
     nodes: SimulatedNodes
@@ -78,20 +78,22 @@ class JobInTheWorld(Protocol):
 
 
 class WatchedHost(TaskDriver):
-    """Shows the watch what its machine does."""
+    """A task driver that shows the watch all events and instructions of its machine."""
 
     def __init__(
         self, machine: TaskMachine, effects: TaskEffects, port: SimulatedSubtask, watch: Watch, world: World
     ) -> None:
         super().__init__(machine, effects, port)
-        self._watch, self._world, self._process = watch, world, port.process
+        self._watch = watch
+        self._world = world
+        self._process = port.process
         self._ordered: ev.CoordinatorOrder | None = None
-        """What a coordinator says, while the machine takes it in."""
+        """The coordinator order that the machine is handling now, or None."""
         self._heard_of = ev.UNFENCED
-        """The newest coordinator that the task has heard of."""
+        """Generation of the newest coordinator that the task has received an order from."""
 
     def handle(self, event: ev.TaskEvent | TryAgain) -> None:
-        """As every host, under observation."""
+        """Handles an event under observation."""
         if isinstance(event, TryAgain):
             super().handle(event)
             return
@@ -103,7 +105,8 @@ class WatchedHost(TaskDriver):
         self._watch.oracle.after_event(self.machine, event, full, self._port.monotonic_ms())
 
     def _perform(self, instructions: Sequence[task_do.TaskInstruction], handled_ms: int) -> None:
-        ordered, self._ordered = self._ordered, None
+        ordered = self._ordered
+        self._ordered = None
         if ordered is not None:
             task = self.machine.descriptor.task
             self._watch.takeovers.obeyed(task, type(ordered).__name__, ordered.generation, self._heard_of)
@@ -124,14 +127,18 @@ class WatchedHost(TaskDriver):
 
 
 class _Network:
-    """The transport between processes of the simulated world, which delays, loses and repeats."""
+    """The transport between processes of the simulated world. It delays, loses and repeats messages."""
 
     def __init__(self, job: JobInTheWorld, subtask: SimulatedSubtask, to: TaskId) -> None:
-        self._job, self._subtask, self._to = job, subtask, to
+        self._job = job
+        self._subtask = subtask
+        self._to = to
 
     def send(self, frame: task_do.SendFrame) -> None:
-        """Send a frame. Those of a channel arrive in order, but for repeated ones."""
-        job, world, receiver = self._job, self._job.world, self._to
+        """Sends a frame. Frames of a channel arrive in order, except for repeated frames."""
+        job = self._job
+        world = self._job.world
+        receiver = self._to
         if world.chance("drop"):
             world.message(self._subtask.task, receiver, frame.channel, "frame", frame.first_sequence, "is lost")
             return
@@ -146,8 +153,10 @@ class _Network:
             world.after(world.delay_ms() * 2, _again(world, arrive))
 
     def grant(self, grant: task_do.GrantCredit) -> None:
-        """Grant credit."""
-        job, world, sender = self._job, self._job.world, self._to
+        """Sends a grant of credit, which may be lost."""
+        job = self._job
+        world = self._job.world
+        sender = self._to
         if world.chance("drop"):
             world.message(self._subtask.task, sender, grant.channel, "grant of", grant.total_bytes, "is lost")
             return
@@ -161,7 +170,7 @@ class _Network:
 
 
 class SimulatedSubtask(Subtask):
-    """One subtask of one attempt in a simulated process, and the world as it sees it."""
+    """One subtask of one attempt in a simulated process, with its access to the world."""
 
     virtual = True
 
@@ -171,9 +180,9 @@ class SimulatedSubtask(Subtask):
         process: SimulatedProcess,
         task: TaskId,
         attempt: AttemptNumber,
-        beside: Collection[TaskId],
+        siblings: Collection[TaskId],
     ) -> None:
-        super().__init__(process, task, attempt, beside)
+        super().__init__(process, task, attempt, siblings)
         self._job = job
         self.process = process
         self.turn_is_due = False
@@ -185,13 +194,14 @@ class SimulatedSubtask(Subtask):
         return self._job.world.now_ms
 
     def send_frame(self, frame: task_do.SendFrame) -> None:
-        if self.is_beside(self._job.context.graph.receiver(frame.channel)):
+        if self.is_sibling(self._job.context.graph.receiver(frame.channel)):
             self.note(frame)
         super().send_frame(frame)
 
     def note(self, frame: task_do.SendFrame) -> None:
-        """Have the watch see a frame that is sent."""
-        job, receiver = self._job, self._job.context.graph.receiver(frame.channel)
+        """Adds a frame that is sent to the trace."""
+        job = self._job
+        receiver = self._job.context.graph.receiver(frame.channel)
         barrier = next((element for element in frame.elements if isinstance(element, Barrier)), None)
         cause = None if barrier is None else job.watch.causes.of_trigger(barrier.checkpoint_id)
         job.world.message(self.task, receiver, frame.channel, frame.first_sequence, frame.elements, cause=cause)
@@ -200,8 +210,10 @@ class SimulatedSubtask(Subtask):
         return _Network(self._job, self, neighbour)
 
     def report(self, event: CoordinatorEvent) -> None:
-        """Report with the next message of the process."""
-        unreported, job, world = self.process.unreported, self._job, self._job.world
+        """Queues a report for the next message of the process."""
+        unreported = self.process.unreported
+        job = self._job
+        world = self._job.world
         unreported.append(event)
         if len(unreported) == 1:
             world.after(world.between(0, ROUND_MS_MAX), partial(send_reports, job, self.process))
@@ -209,7 +221,9 @@ class SimulatedSubtask(Subtask):
             world.after(world.delay_ms(), partial(job.processes.dies_early, self))
 
     def run_io(self, work: Callable[[], ev.TaskEvent | TryAgain | None]) -> None:
-        job, world, process = self._job, self._job.world, self.process
+        job = self._job
+        world = self._job.world
+        process = self.process
 
         def act() -> None:
             current = process.has(self)
@@ -236,13 +250,14 @@ class SimulatedSubtask(Subtask):
 
 
 def send_reports(job: JobInTheWorld, process: SimulatedProcess) -> None:
-    """Send what the subtasks of a process have reported since its last message, in one message.
+    """Sends the reports that the subtasks of a process have queued, in one message.
 
-    What may get lost gets lost together, and comes twice together. The rest is sent until it has arrived.
+    Reports that may be lost are lost together and repeated together. All other reports always arrive.
     """
     if not process.acts(partial(send_reports, job, process)):
         return
-    events, world = tuple(process.unreported), job.world
+    events = tuple(process.unreported)
+    world = job.world
     process.unreported.clear()
     unsure = tuple(event for event in events if isinstance(event, _UNSURE))
     answers = any(isinstance(event, co.TaskAnswered) for event in unsure)
@@ -273,7 +288,7 @@ def _cause(job: JobInTheWorld, event: CoordinatorEvent) -> int | None:
 
 
 class _Told(NamedTuple):
-    """What a task is told, and the event of the log from which that follows."""
+    """A message to a task, with the event of the log from which it follows."""
 
     task: TaskId
     event: ev.TaskEvent
@@ -281,19 +296,19 @@ class _Told(NamedTuple):
 
 
 class SimulatedCoordinatorPort:
-    """The world as one simulated coordinator incarnation sees it."""
+    """One coordinator incarnation's access to the world."""
 
     def __init__(self, job: JobInTheWorld) -> None:
         self._job = job
         self._timers: dict[str, do.SetTimer] = {}
         self.ledger = Ledger(job.watch.causes, job.world.note, self._carried_out)
         self._unsent: dict[WorkerId, list[_Told]] = {}
-        """What the tasks of each slot are told with the next message."""
+        """Messages to the tasks of each slot that leave together."""
         self._copies = CopiesOracle(job.watch.oracle.files.numbers)
         self._is_copy = False
-        """Whether what is carried out now copies a savepoint."""
+        """True if the instruction that is carried out copies a savepoint."""
         self.savepoint_io = 0
-        """How many copies and deletions of savepoints are under way."""
+        """Number of copies and deletions of savepoints in progress."""
         self.host: CoordinatorDriver | None = None
         self.effects: CoordinatorEffects | None = None
 
@@ -322,7 +337,8 @@ class SimulatedCoordinatorPort:
         self._job.cancel(instruction, self.ledger.cause)
 
     def kill_process(self, instruction: do.KillProcess) -> None:
-        host, job = self.host, self._job
+        host = self.host
+        job = self._job
         assert host is not None
         job.world.message(COORDINATOR, instruction.process, "is to be ended", cause=self.ledger.cause)
         job.world.after(
@@ -330,11 +346,11 @@ class SimulatedCoordinatorPort:
         )
 
     def _late_ms(self) -> int:
-        """What one says that was cut off may arrive long after its successor has begun."""
+        """Draws the extra delay of messages, which is long if this coordinator has been replaced."""
         return self._job.world.between(0, CUT_OFF_MS) if self._job.coordinator is not self.host else 0
 
-    def tell(self, task: TaskId, event: ev.TaskEvent) -> None:
-        """With the next message to the process of the task."""
+    def send(self, task: TaskId, event: ev.TaskEvent) -> None:
+        """Queues an event for the next message to the process of the task."""
         job = self._job
         job.watch.told(event)
         job.watch.failover.told(task, event)
@@ -346,13 +362,15 @@ class SimulatedCoordinatorPort:
         self._unsent.setdefault(job.processes.of(task).slot, []).append(_Told(task, event, self.ledger.cause))
 
     def _flush(self) -> None:
-        """Send what the tasks of each slot were told since the last message to it."""
-        unsent, self._unsent = self._unsent, {}
+        """Sends the queued messages, one for each slot."""
+        unsent = self._unsent
+        self._unsent = {}
         for slot, told in unsent.items():
             self._send(slot, told)
 
     def _send(self, slot: WorkerId, told: Sequence[_Told]) -> None:
-        job, world = self._job, self._job.world
+        job = self._job
+        world = self._job.world
         asks = any(isinstance(one.event, ev.CoordinatorTookOver) for one in told) and _lost_in_a_takeover(world)
         unsure = [one for one in told if not isinstance(one.event, ev.TasksStarted)]
         if unsure and (asks or world.chance("drop")):
@@ -372,10 +390,12 @@ class SimulatedCoordinatorPort:
                 world.after(world.delay_ms() * 2, deliver)
 
     def run_io(self, work: Callable[[], CoordinatorEvent | None]) -> None:
-        world, host, cause = self._job.world, self.host, self.ledger.cause
+        world = self._job.world
+        host = self.host
+        cause = self.ledger.cause
         assert host is not None
 
-        # A copy takes long. It may have read all of it at once, and writes at the end.
+        # A copy takes long. It may read everything at the beginning and write at the end.
         past = dict(self._job.disk.files) if self._is_copy and world.reads_at_once() else {}
 
         def act() -> None:
@@ -390,7 +410,7 @@ class SimulatedCoordinatorPort:
 
         world.after(world.copy_ms() if self._is_copy else world.io_ms(), act)
         if self._is_copy and world.faults.slow_copies is not None:
-            # Nothing comes in while a savepoint is copied, and a coordinator is lost by what comes in.
+            # A coordinator is otherwise lost only when a message arrives, and none arrives while it copies a savepoint.
             world.after(world.delay_ms(), lambda: self._job.maybe_lose_coordinator(CHANCES_OF_A_COPY))
 
     def run_copy(self, work: Callable[[], CoordinatorEvent | None]) -> None:
@@ -403,7 +423,7 @@ class SimulatedCoordinatorPort:
         self.run_io(counted)
 
     def _heard(self, event: CoordinatorEvent, cause: int | None) -> None:
-        """What the coordinator learns from itself: its timers, and its I/O."""
+        """Delivers an event of the coordinator itself: a timer or the result of I/O."""
         assert self.host is not None
         self._copies.heard(event)
         self._job.watch.oracle.savepoints.heard(event)
@@ -413,7 +433,8 @@ class SimulatedCoordinatorPort:
         self.ledger.hear(event, cause)
 
     def append(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
-        world, host = self._job.world, self.host
+        world = self._job.world
+        host = self.host
         assert host is not None
 
         def act() -> None:
@@ -435,7 +456,8 @@ class SimulatedCoordinatorPort:
     def set_timer(self, instruction: do.SetTimer, delay_ms: int) -> None:
         cause = self.ledger.done(instruction)
         timer = instruction.timer
-        world, job = self._job.world, self._job
+        world = self._job.world
+        job = self._job
         self._timers[timer] = instruction
 
         def fire() -> None:
@@ -470,8 +492,9 @@ class SimulatedCoordinatorPort:
             job.world.after(RECOVERY_MS, job.start_coordinator)
 
     def halt(self, reason: str, *, fenced: bool) -> None:
-        """For good: should it be the coordinator in charge, the job has failed."""
-        job, host = self._job, self.host
+        """Stops the coordinator for good. If it is in charge, the job has failed."""
+        job = self._job
+        host = self.host
         assert host is not None
         job.world.note("coordinator halts:", reason)
         if job.coordinator is host:
@@ -482,17 +505,20 @@ class SimulatedCoordinatorPort:
 
 
 def _lost_in_a_takeover(world: World) -> bool:
-    """Questions of a takeover, and their answers, get lost more often than other messages: there are few of them."""
+    """Draws whether a request or an answer of a takeover is lost.
+
+    There are few of them, so they are lost more often than other messages.
+    """
     return world.faulty and world.random.random() < TAKEOVER_DROP
 
 
 def _delay_ms(world: World, due_at_ms: int, delay_ms: int) -> int:
-    """How long a timer takes. What is due by a clock that nobody sets is due."""
+    """Returns how long a timer takes. If the wall clock is never set, the timer fires exactly when it is due."""
     return delay_ms if world.clock_is_set else max(0, due_at_ms - world.now_ms)
 
 
 def _again(world: World, arrive: Callable[[], None]) -> Callable[[], None]:
-    """A second delivery of a message, noted in the trace."""
+    """Returns an action that delivers a message for the second time and adds that to the trace."""
 
     def again() -> None:
         world.note("a frame arrives for the second time")
@@ -506,37 +532,40 @@ def _raise(error: Exception) -> None:
 
 
 class WatchedEffects(TaskEffects):
-    """As every task's. What was kept is looked at after each deletion."""
+    """Task effects that show the oracle of local copies each deletion of copies."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
-        """As `TaskEffects`."""
+        """Takes the arguments of `TaskEffects`."""
         super().__init__(*args, **named)
         self.copies_oracle: NodeCopiesOracle | None = None
         self._bases: dict[CheckpointId, frozenset[str]] = {}
         self._completed: CheckpointId | None = None
-        """The newest complete checkpoint that the task was told of. Older news may come after, and changes nothing."""
+        """The newest completed checkpoint that the task was notified of. Later notifications of older checkpoints are
+        ignored.
+        """
 
     def persist(
         self, instruction: task_do.PersistSnapshot, sync_ms: int
     ) -> ev.SnapshotPersisted | ev.SnapshotFailed | None:
-        """Remember on which files a checkpoint builds that this task has written its part of."""
+        """Remembers on which files a written part of a checkpoint builds."""
         event = super().persist(instruction, sync_ms)
         if isinstance(event, ev.SnapshotPersisted):
             self._bases[event.checkpoint_id] = frozenset() if instruction.base is None else instruction.base.paths
         return event
 
     def checkpoint_over(self, event: ev.CheckpointCompleted | ev.CheckpointAborted) -> None:
-        """Copies go, and then the oracle looks."""
+        """Deletes copies, and then shows the result to the oracle."""
         super().checkpoint_over(event)
         if self.copies_oracle is None or self._copies is None:
             return
-        task, number = self._descriptor.task, event.checkpoint_id
+        task = self._descriptor.task
+        number = event.checkpoint_id
         if isinstance(event, ev.CheckpointAborted):
             self.copies_oracle.aborted(self._copies, task, number)
             return
         base = self._bases.pop(number, None)
         if self._completed is not None and number < self._completed:
-            return  # What the newer one needs has stayed.
+            return  # Files that the newer checkpoint needs have been kept.
         self._completed = number
         if base is not None:
             self.copies_oracle.completed(self._copies, task, number, base)

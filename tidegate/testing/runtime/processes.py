@@ -1,20 +1,20 @@
-"""The processes of a simulated job and their nodes: which hang, are lost or are cut off, and who notices.
+"""The processes of a simulated job and their nodes, which hang, are lost or are cut off.
 
-A slot has one process at a time, which runs its next attempts unless it has died. Rules:
+A slot has one process at a time. It runs the next attempts of its subtasks too, unless it has died. Rules:
 
-- When a process ends, all its subtasks end, with the keyed state that stopped subtasks have left in it, what its
-  subtasks have sent each other, and their unsent reports. Each subtask that had not finished has failed.
+- When a process ends, all its subtasks end. The keyed state that stopped subtasks have left in it is lost, and so are
+  frames between its subtasks and unsent reports. Each subtask that had not finished has failed.
 - A subtask that raises an error fails alone. Its process stays, with the state of other subtasks.
-- What the subtasks of a process send each other goes through its queue. It is never lost, repeated or late.
+- Frames between subtasks of a process go through its queue. They are never lost, repeated or late.
 - A process that hangs neither receives nor sends. The current coordinator notices that after `silence_ms`. A
   coordinator that was cut off takes all processes for hung after that time.
-- A process that hangs or was evicted gets no subtask any more: a new process with empty memory replaces it.
-- A process may die before one of its subtasks has begun, while it restores state or waits for others that do.
-- A process ignores a replaced coordinator that wants it to leave. It cannot refuse a kill, so the oracle checks kills.
+- A process that hangs or was evicted gets no further subtask. A new process with empty memory replaces it.
+- A process may die before one of its subtasks has begun, while it restores state or waits for other subtasks that do.
+- A process ignores a replaced coordinator that orders it to leave. It cannot refuse a kill, so the oracle checks kills.
 - A process stays on its node for life. A new one starts on any node that answers.
 - When a node is lost, its disk and all processes on it are lost, and sometimes the coordinator. Another node with an
   empty disk replaces it.
-- A node that is cut off reaches neither storage nor other nodes. Here it stands still: messages for its processes, and
+- A node that is cut off reaches neither storage nor other nodes. It stands still: messages for its processes, and
   answers of storage, are held and delivered in the same order when the link is back. A process that should stop a task
   and does not receive that is replaced.
 - A cut may end with the loss of the node.
@@ -38,20 +38,20 @@ from tidegate.actors.task.invariants import may_obey
 from tidegate.actors.task.task_descriptor import TaskStatus
 from tidegate.protocol.identity import TaskId
 from tidegate.storage.ids import AttemptNumber
-from tidegate.testing.oracle.watch import Watch
-from tidegate.testing.world.node_folder import SimulatedNodeFolder
+from tidegate.testing.oracle.job_observer import Watch
+from tidegate.testing.world.disk import SimulatedNodeFolder
 from tidegate.testing.world.virtual_time import World
 
 DETECTION_MS_MAX = 500
-"""How long it takes at most until it is noticed that a process has died, or a subtask has failed."""
+"""Longest time in ms until the death of a process or the failure of a subtask is noticed."""
 NODES = 3
 LOST_WITH_A_CUT = 0.25
-"""Part of the cuts after which the node is not there any more."""
+"""Probability that a node is lost at the end of a cut."""
 _NOT_BEGUN = (TaskStatus.CREATED, TaskStatus.READY)
 
 
 class JobOfProcesses(Protocol):
-    """What processes and nodes use of their job, which is a `SimulatedJob`."""
+    """The interface that processes and nodes use of their job, which is a `SimulatedJob`."""
 
     world: World
     watch: Watch
@@ -68,7 +68,7 @@ class JobOfProcesses(Protocol):
 
 
 class SimulatedProcess(Worker):
-    """One process: the worker of a slot until it ends."""
+    """One process, which is the worker of a slot until it ends."""
 
     def __init__(self, job: JobOfProcesses, graph: JobGraph, wiring: Wiring, slot: WorkerId, name: str) -> None:
         super().__init__(graph, wiring)
@@ -78,29 +78,34 @@ class SimulatedProcess(Worker):
         self.gone = False
         self.hangs = False
         self.obeyed: int = ev.UNFENCED
-        """The newest coordinator that it has heard of."""
+        """Generation of the newest coordinator that has sent something to the process."""
         self.finished: dict[TaskId, Subtask] = {}
-        """Subtasks that have finished in it, which answer a coordinator that takes over."""
+        """Subtasks that have finished here. They answer a coordinator that takes over."""
         self.unreported: list[CoordinatorEvent] = []
-        """What its subtasks report with the next message."""
+        """Reports of its subtasks for the next message."""
         self._takes_in_soon = False
 
     def obeys(self, generation: int) -> None:
-        """It has heard of a coordinator."""
+        """Records that a coordinator has sent something to the process."""
         self.obeyed = max(generation, self.obeyed)
 
     def has(self, subtask: Subtask) -> bool:
-        """Whether a subtask runs in it."""
+        """Returns whether a subtask runs in the process."""
         return not self.gone and self.subtasks.get(subtask.task) is subtask
 
     def acts(self, action: Callable[[], object]) -> bool:
-        """Whether it can do something now. What comes for one that nobody reaches is held, and comes later."""
+        """Returns whether the process can act now.
+
+        If its node is cut off, `action` is held and runs when the link is back.
+        """
         if self.gone or self.hangs:
             return False
         return not self._job.hold_if_cut(self, action)
 
     def guarded(self, subtask: Subtask, action: Callable[[], object]) -> bool:
-        """As every worker, while the process is there. What subtasks have sent each other is taken in soon after."""
+        """Runs an action of a subtask as `Worker` does, if the process can act. Frames between its subtasks are
+        delivered soon after.
+        """
         if not self.has(subtask) or not self.acts(lambda: self.guarded(subtask, action)):
             return False
         progressed = super().guarded(subtask, action)
@@ -115,7 +120,7 @@ class SimulatedProcess(Worker):
             self._takes_in_soon = False
 
     def turn_of(self, subtask: Subtask) -> None:
-        """Take in what subtasks have sent each other, then give this one its turn."""
+        """Delivers the frames between subtasks, then gives this subtask its turn."""
         self.take_in()
         if self.has(subtask):
             running = {task: each.attempt for task, each in self.subtasks.items()}
@@ -123,19 +128,21 @@ class SimulatedProcess(Worker):
             self.guarded(subtask, subtask.host.turn)
 
     def let_go(self, task: TaskId) -> Subtask | None:
-        """Stop a subtask, and let it leave its keyed state. Returns it if it was there, finished or not."""
+        """Stops a subtask, which leaves its keyed state. Returns it if it was here, finished or not; else None."""
         over = self.finished.pop(task, None)
         return self.stop(task) or over
 
     @property
     def unfinished(self) -> dict[TaskId, AttemptNumber]:
-        """The subtasks that fail when it ends, with their attempts: also one that could not report its end."""
+        """Subtasks that would fail if the process ended, with their attempts. Subtasks whose end is not reported yet
+        count.
+        """
         silent = {event.task for event in self.unreported if isinstance(event, co.TaskFinished)}
         running = {task: subtask.attempt for task, subtask in self.subtasks.items()}
         return running | {task: subtask.attempt for task, subtask in self.finished.items() if task in silent}
 
     def end(self) -> dict[TaskId, AttemptNumber]:
-        """It ends, with all that it holds. Returns the subtasks that have failed by that, with their attempts."""
+        """Ends the process with everything in it. Returns the subtasks that have failed, with their attempts."""
         failed = self.unfinished
         self.gone = True
         self.subtasks.clear()
@@ -146,14 +153,17 @@ class SimulatedProcess(Worker):
 
 
 class _Seen(NamedTuple):
-    """A process, and what it was doing when it was last heard of."""
+    """A process, with the attempts of its subtasks when it last answered."""
 
     process: SimulatedProcess
     attempts: dict[TaskId, AttemptNumber]
 
 
 class SimulatedProcesses:
-    """Those of one job. `silence_ms`: after how long somebody who does not answer counts as hung; 0 for never."""
+    """The processes of one job.
+
+    `silence_ms` is the time after which a process that does not answer counts as hung, or 0 if it never does.
+    """
 
     def __init__(self, job: JobOfProcesses, graph: JobGraph, wiring: Wiring, silence_ms: int) -> None:
         self._job = job
@@ -161,12 +171,13 @@ class SimulatedProcesses:
         self._wiring = wiring
         self._silence_ms = silence_ms
         plan = slot_plan(graph, vertex_labels(graph))
-        self._slots, self._names = plan.workers, plan.names
+        self._slots = plan.workers
+        self._names = plan.names
         self._numbers: dict[WorkerId, int] = {}
         self._of: dict[WorkerId, SimulatedProcess] = {}
 
     def of(self, task: TaskId) -> SimulatedProcess:
-        """The process that a subtask is in, or was in last."""
+        """Returns the process of a subtask, or the process that it was in last."""
         slot = self._slots[task]
         return self._of[slot] if slot in self._of else self._start(slot)
 
@@ -177,7 +188,7 @@ class SimulatedProcesses:
         return process
 
     def by_process(self, tasks: Iterable[TaskId]) -> dict[SimulatedProcess, tuple[TaskId, ...]]:
-        """The processes of these tasks, and which of the tasks each has."""
+        """Returns the processes of these tasks, each with its tasks."""
         found: dict[SimulatedProcess, list[TaskId]] = {}
         for task in tasks:
             found.setdefault(self.of(task), []).append(task)
@@ -185,11 +196,11 @@ class SimulatedProcesses:
 
     @property
     def known(self) -> list[SimulatedProcess]:
-        """The newest process of each slot, in an order that does not depend on the run."""
+        """The newest process of each slot, in an order that is the same in every run."""
         return [self._of[slot] for slot in sorted(self._of)]
 
     def staff(self, process: SimulatedProcess, given_up: Collection[str], generation: int) -> SimulatedProcess:
-        """A coordinator gives subtasks to a process. Returns it, or the new one that takes its place."""
+        """Assigns subtasks to a process. Returns it, or the new process that replaces it."""
         if process.hangs or process.name in given_up:
             self.end(process, "another process takes its place")
             process = self._of[process.slot]
@@ -197,8 +208,10 @@ class SimulatedProcesses:
         return process
 
     def dies_early(self, subtask: Subtask) -> bool:
-        """Let the process of a subtask that has not begun die, now and then. Returns whether it does."""
-        job, faults, process = self._job, self._job.world.faults, subtask.worker
+        """Sometimes lets the process of a subtask that has not begun die. Returns whether it died."""
+        job = self._job
+        faults = self._job.world.faults
+        process = subtask.worker
         assert isinstance(process, SimulatedProcess)
         if subtask.host.machine.status not in _NOT_BEGUN or not process.has(subtask) or process.hangs:
             return False
@@ -210,7 +223,7 @@ class SimulatedProcesses:
         return True
 
     def hang(self, process: SimulatedProcess) -> None:
-        """A process takes nothing in from now on."""
+        """Lets a process hang from now on."""
         self._job.world.note(process.name, "hangs, with", *process.subtasks)
         process.hangs = True
         self._job.world.after(self._silence_ms, lambda: self._notice(process))
@@ -224,7 +237,7 @@ class SimulatedProcesses:
             self._find_hung(self._job.coordinator, _Seen(process, process.unfinished))
 
     def silent(self, processes: Iterable[SimulatedProcess], still: Callable[[SimulatedProcess], bool]) -> None:
-        """Nobody reaches these processes. They count as hung when that lasts."""
+        """Lets unreachable processes count as hung if that lasts for `silence_ms`."""
         seen = list(processes)
         if self._silence_ms:
             self._job.world.after(self._silence_ms, lambda: self._notice_silence(seen, still))
@@ -242,7 +255,7 @@ class SimulatedProcesses:
                 self._find_hung(coordinator, _Seen(process, process.unfinished))
 
     def cut_off(self, coordinator: CoordinatorDriver) -> None:
-        """A coordinator hears nobody any more."""
+        """Lets a coordinator that is cut off take all processes for hung after `silence_ms`."""
         if self._silence_ms:
             seen = [_Seen(process, process.unfinished) for process in self.known if process.unfinished]
             self._job.world.after(self._silence_ms, lambda: self._find_all_hung(coordinator, seen))
@@ -254,14 +267,15 @@ class SimulatedProcesses:
                 self._find_hung(coordinator, one)
 
     def _find_hung(self, coordinator: CoordinatorDriver, seen: _Seen) -> None:
-        at_ms, name = self._job.world.wall_ms, seen.process.name
+        at_ms = self._job.world.wall_ms
+        name = seen.process.name
         reason = f"it hangs: the process {name} has not answered"
         for task, attempt in seen.attempts.items():
             self._job.hear(coordinator, co.TaskFailed(at_ms, attempt, task, reason))
         self._job.hear(coordinator, co.ProcessGivenUp(at_ms, name, reason))
 
     def kill(self, name: str, generation: int) -> None:
-        """A kill that a coordinator has asked for comes through."""
+        """Carries out a kill that a coordinator has requested."""
         process = next((process for process in self.known if process.name == name), None)
         if self._job.over or process is None:
             return
@@ -271,14 +285,14 @@ class SimulatedProcesses:
         self.end(process, f"coordinator {generation} has ended it")
 
     def leave(self, generation: int) -> None:
-        """A coordinator that cannot go on tells all processes to end."""
+        """Lets a coordinator that cannot continue order all processes to end."""
         for process in self.known:
             if not self._job.over and process.unfinished and may_obey(generation, process.obeyed):
                 self._job.watch.takeovers.killed(process.name, generation, process.obeyed)
-                self.end(process, f"coordinator {generation} has told it to leave")
+                self.end(process, f"coordinator {generation} has ordered it to leave")
 
     def end(self, process: SimulatedProcess, reason: str) -> None:
-        """A process ends, with all that it holds; another one is there for its slot."""
+        """Ends a process with everything in it, and starts another one for its slot."""
         job = self._job
         if len(process.subtasks) > 1:
             job.watch.coverage.saw("slot_lost")
@@ -296,21 +310,21 @@ class SimulatedProcesses:
 
 
 class SimulatedNodes:
-    """Those of one job."""
+    """The nodes of one job."""
 
     def __init__(self, job: JobOfProcesses) -> None:
         self._job = job
         self._of: dict[str, int] = {}
-        """The node of each process, by its name."""
+        """Node of each process, by the name of the process."""
         self._cut: dict[int, None] = {}
         self._held: dict[str, deque[Callable[[], object]]] = {}
-        """What comes to processes on nodes that are cut off, by their names, once the links are back."""
+        """Actions for processes on nodes that are cut off, by process name, to run when the link is back."""
         self._faults = 0
         self._folders: dict[int, SimulatedNodeFolder] = {}
         self._disks = 0
 
     def folder(self, node: int) -> SimulatedNodeFolder:
-        """The local disk of a node."""
+        """Returns the folder on the local disk of a node."""
         if node not in self._folders:
             self._disks += 1
             seed = f"disk {self._disks} of {self._job.world.seed}"
@@ -318,7 +332,7 @@ class SimulatedNodes:
         return self._folders[node]
 
     def of(self, process: SimulatedProcess) -> int:
-        """The node on which a process is, or starts now."""
+        """Returns the node of a process, which is drawn when the process starts."""
         name = process.name
         if name not in self._of:
             there = [node for node in range(NODES) if node not in self._cut] or list(range(NODES))
@@ -326,15 +340,15 @@ class SimulatedNodes:
         return self._of[name]
 
     def is_cut(self, process: SimulatedProcess) -> bool:
-        """Whether nobody reaches a process now."""
+        """Returns whether the node of a process is cut off."""
         return bool(self._cut) and self.of(process) in self._cut
 
     def hold(self, process: SimulatedProcess, action: Callable[[], object]) -> None:
-        """Something comes for a process that nobody reaches."""
+        """Holds an action for a process whose node is cut off."""
         self._held.setdefault(process.name, deque()).append(action)
 
     def maybe_fail(self, process: SimulatedProcess) -> None:
-        """The node of a process may be lost now, or cut off."""
+        """Sometimes loses the node of a process, or cuts it off."""
         world = self._job.world
         if self._faults >= world.faults.nodes_max or self.is_cut(process):
             return
@@ -348,11 +362,14 @@ class SimulatedNodes:
         return [process for process in self._job.processes.known if self.of(process) == node]
 
     def _held_on(self, node: int) -> list[str]:
-        """Processes on a node for which something is held; those that have ended may have I/O on its way."""
+        """Returns the processes on a node for which something is held. Processes that have ended may have I/O in
+        progress.
+        """
         return [name for name in self._held if self._of[name] == node]
 
     def _lose(self, node: int, reason: str) -> None:
-        job, processes = self._job, self._on(node)
+        job = self._job
+        processes = self._on(node)
         job.world.note(f"node {node} is lost, with", *(process.name for process in processes))
         job.watch.coverage.saw("node_lost")
         self._folders.pop(node, None)
@@ -364,7 +381,9 @@ class SimulatedNodes:
             job.lose_coordinator(cut_off=False)
 
     def _cut_off(self, node: int) -> None:
-        job, world, processes = self._job, self._job.world, self._on(node)
+        job = self._job
+        world = self._job.world
+        processes = self._on(node)
         cut_ms = world.between(*world.faults.cut_ms)
         names = (process.name for process in processes)
         world.note(f"node {node} is cut off for {cut_ms} ms, with", *names)

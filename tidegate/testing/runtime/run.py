@@ -1,15 +1,15 @@
 """`Simulation`: runs pipelines in one simulated world, from the plan to the rows of the tables.
 
-`tidegate.testing` and `scenarios.py` are made of it.
+`simulate` and our own random jobs are built on it.
 
-A `Simulation` holds one world with one disk; jobs run in it one after the other, so that a later one can be restored
-from what an earlier one has left behind. What was still on its way when a job ended arrives while the next one runs.
+A `Simulation` holds one world with one disk. Jobs run in it one after the other, so that a later job can be restored
+from what an earlier one has stored. Messages that were still in flight when a job ended arrive while the next one runs.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -33,13 +33,11 @@ from tidegate.storage.checkpoints.metadata import CheckpointMetadata, SavepointF
 from tidegate.storage.errors import ConfigurationError, CorruptionError, ProtocolError
 from tidegate.storage.files.store import OpenStore, Store
 from tidegate.storage.tables.table_files import read_table
+from tidegate.testing.oracle import InvariantViolated
 from tidegate.testing.oracle.coverage import Coverage
-from tidegate.testing.oracle.files.lost_entries import REPORT, TableLosses
-from tidegate.testing.oracle.files.merged_files import MergedFiles
-from tidegate.testing.oracle.files.output_tables import Covered
-from tidegate.testing.oracle.invariants import Oracle
-from tidegate.testing.oracle.violation import InvariantViolated
-from tidegate.testing.oracle.watch import Watch
+from tidegate.testing.oracle.job_observer import Watch
+from tidegate.testing.oracle.job_oracle import Oracle
+from tidegate.testing.oracle.output_tables import REPORT, Covered, MergedFiles, TableLosses
 from tidegate.testing.runtime.ports import WatchedEffects
 from tidegate.testing.runtime.simulated_job import SimulatedJob
 from tidegate.testing.world.disk import SimulatedDisk, SimulatedStore
@@ -49,21 +47,21 @@ from tidegate.testing.world.virtual_time import World
 STORAGE = "sim://checkpoints"
 SAVEPOINTS = "sim://savepoints"
 COPIES = "copies"
-"""The folder of local copies on the disk of each node."""
+"""Folder of local copies on the disk of each node."""
 JOB_NAME = "simulated"
 STEPS_MAX = 400_000
 DEPLOY_TIMEOUT_MS = 120_000
-"""The longest time for a deployment: no function takes long to open here, and a run has to settle."""
+"""Longest time for a deployment. No function takes long to open here, and a run has to end."""
 
 Build = Callable[[StreamEnvironment], Any]
 Slots = Literal["shared", "halves", "apart"]
 Rows = dict[str, Counter[str]]
-"""The rows of each table, by url."""
+"""Rows of each table, by URL."""
 
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """The parts that run the protocol. Tests of the oracle put broken ones in their place."""
+    """The parts that run the protocol. Tests of the oracle replace them by broken parts."""
 
     task_machine: Callable[..., TaskMachine] = TaskMachine
     task_effects: Callable[..., TaskEffects] = WatchedEffects
@@ -72,7 +70,7 @@ class Protocol:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What a user does `at_ms` after the job was submitted: asks for a snapshot of this kind, or (None) cancels."""
+    """A user request `at_ms` after the start of the job: a snapshot of this kind, or a cancellation (None)."""
 
     at_ms: int
     kind: SnapshotKind | None
@@ -81,7 +79,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class JobSetting:
-    """One job of a simulation."""
+    """Settings of one job of a simulation."""
 
     build: Build
     parallelism: int
@@ -94,24 +92,26 @@ class JobSetting:
     allow_non_restored_state: bool = False
     settle_ms_max: int = 3_600_000
     adoption_timeout_ms: int | None = None
-    """As in the job's spec."""
+    """The setting of the same name in the `JobSpec`."""
     sources: Callable[[Source], Source] | None = None
-    """What becomes of each source before the job starts."""
+    """Replaces each source before the job starts; None leaves sources as they are."""
     log_entries: int | None = None
-    """After how many entries the fold of the event log is stored, where that is not as usual."""
+    """Number of log entries after which a snapshot of the event log is stored; None for the usual number."""
     local_aggregation: CombiningMode = "auto"
-    """Whether rows are combined before they are sent."""
+    """Mode of local aggregation, in which rows are combined before they are sent."""
     local_copies: bool = False
-    """Whether tasks keep copies of their state on the disks of their nodes."""
+    """If True, tasks keep copies of their state on the disks of their nodes."""
     slots: Slots = "shared"
-    """Which subtasks are in one process: subtask i of every step, of every other step (`halves`), or none (`apart`)."""
+    """Subtasks that share a process: subtask i of every step, of every other step (`halves`), or a single one
+    (`apart`).
+    """
     hurries: bool = False
-    """Whether slow tasks are quick once the last fault is over: no checkpoint from then on is restored."""
+    """If True, slow tasks become quick once the last fault is over, because no later checkpoint is restored."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobRun:
-    """What came of one job. `rows` are None when its end was not reached."""
+    """Result of one job. `rows` is None if the job did not reach its end."""
 
     job: SimulatedJob
     violation: str | None
@@ -121,17 +121,17 @@ class JobRun:
     restarts: int
     virtual_ms: int
     settled_ms: int
-    """From the last possible fault to the end."""
+    """Time from the last possible fault to the end, in ms."""
     rows: Rows | None
     answers: dict[str, do.CompleteRequest]
     lost_entries: bool = False
-    """Whether the log of a table has lost entries by the end of the job."""
+    """True if the log of a table has lost entries by the end of the job."""
     cut_short: bool = False
-    """Whether a stop has ended the data. Its answer may be lost, with a coordinator that dies."""
+    """True if a stop has ended the data. The answer to it may be lost with a coordinator that dies."""
 
     @property
     def reports_loss(self) -> bool:
-        """Whether the job has failed because the log of a table has lost entries, and says so."""
+        """True if the job has failed and reports that the log of a table has lost entries."""
         return self.lost_entries and self.status == "failed" and REPORT in (self.reason or "")
 
 
@@ -148,18 +148,18 @@ class Simulation:
         self._covered: Covered = {}
         self._merged = MergedFiles(self.disk, self.coverage)
         self.losses = TableLosses(self.disk)
-        self.losses.told.append(self._merged.lost)
+        self.losses.listeners.append(self._merged.lost)
 
     def open_store(self, url: str) -> Store:
-        """The store at a url of this world."""
+        """Returns the store at a URL of this world."""
         return SimulatedStore(self.disk, url)
 
     def run(self, setting: JobSetting) -> JobRun:
-        """Run one job to its end. Raises what `build` and planning raise."""
+        """Runs one job to its end. Raises what `build` and planning raise."""
         return self.finish(self.prepare(setting), setting.settle_ms_max)
 
     def prepare(self, setting: JobSetting) -> SimulatedJob:
-        """A job that is planned and not yet started. Raises what `build` and planning raise."""
+        """Returns a job that is planned and not yet started. Raises what `build` and planning raise."""
         world = self.world
         if self._jobs:
             world.faults_again()
@@ -170,7 +170,7 @@ class Simulation:
         oracle = Oracle(
             self.disk, submission.spec, context.graph, self.coverage, self._covered, self._merged, context.histories
         )
-        self.losses.told.append(oracle.tables.lost)
+        self.losses.listeners.append(oracle.tables.lost)
         watch = Watch(oracle, self.coverage, restored)
         parts = self._protocol
         job = SimulatedJob(
@@ -189,30 +189,45 @@ class Simulation:
         return job
 
     def finish(self, job: SimulatedJob, settle_ms_max: int) -> JobRun:
-        """Run a job to its end."""
-        world, oracle = self.world, job.watch.oracle
+        """Runs a prepared job to its end."""
+        world = self.world
+        oracle = job.watch.oracle
         violation = status = reason = None
-        restarts, start_ms = 0, world.now_ms
+        restarts = 0
+        start_ms = world.now_ms
         try:
             state = job.run(STEPS_MAX, settle_ms_max)
-            status, reason, restarts = state.status.value, state.ending_reason, max(0, state.attempt)
+            status = state.status.value
+            reason = state.ending_reason
+            restarts = max(0, state.attempt)
             if job.gave_up is not None:
-                status, reason = "failed", job.gave_up
+                status = "failed"
+                reason = job.gave_up
         except InvariantViolated as error:
             violation = str(error)
         except AssertionError as error:
             violation = f"an assertion failed: {str(error) or _place(error)}"
         except ProtocolError as error:
-            # Of a task it fails the attempt; here the coordinator has raised it.
-            violation = f"the coordinator cannot go on: {error}"
+            # An error of a task fails its attempt. This one was raised by the coordinator.
+            violation = f"the coordinator cannot continue: {error}"
         self.disk.reliable = True
         rows = None if violation is not None else self._rows(job.context)
         self._covered = oracle.tables.covered
         settled_ms = world.now_ms - world.faulty_until_ms
         return JobRun(
-            job, violation, status, reason, oracle.completed, restarts, world.now_ms - start_ms, settled_ms, rows,
-            dict(job.watch.answers), bool(self.losses.tables), any(job.watch.cut_short.values()),
-        )  # fmt: skip
+            job=job,
+            violation=violation,
+            status=status,
+            reason=reason,
+            completed=oracle.completed,
+            restarts=restarts,
+            virtual_ms=world.now_ms - start_ms,
+            settled_ms=settled_ms,
+            rows=rows,
+            answers=dict(job.watch.answers),
+            lost_entries=bool(self.losses.tables),
+            cut_short=any(job.watch.cut_short.values()),
+        )
 
     def _plan(self, setting: JobSetting) -> tuple[Submission, CheckpointMetadata | None]:
         env = _Environment(_PlanOnly(self.open_store), setting.parallelism, options=setting.options)
@@ -234,7 +249,7 @@ class Simulation:
         limit_ms = min(spec.deploy_timeout_ms, DEPLOY_TIMEOUT_MS)
         spec = replace(spec, adoption_timeout_ms=setting.adoption_timeout_ms, deploy_timeout_ms=limit_ms)
         copies = COPIES if setting.local_copies else None
-        # Writing never pauses: the pause is one of this machine, and its length depends on what else that does.
+        # Writing never pauses: the length of a pause would depend on the load of this machine.
         options = replace(submission.context.options, local_copies=copies, paused_ms_max=0)
         graph = _in_slots(submission.context.graph, setting.slots)
         context = replace(submission.context, options=options, graph=graph)
@@ -255,12 +270,12 @@ class Simulation:
             return _counted(read_table(self.open_store(table)))
         except CorruptionError as error:
             if self.losses.tables and REPORT in str(error):
-                return Counter()  # Readers report it too.
+                return Counter()  # Readers report the loss as well.
             raise
 
 
 def _in_slots(graph: JobGraph, slots: Slots) -> JobGraph:
-    """The same graph with other slots."""
+    """Returns the graph with other slots."""
     if slots == "halves":
         vertices = (replace(v, slot_group=f"half {number % 2}") for number, v in enumerate(graph.vertices))
         return replace(graph, vertices=tuple(vertices))
@@ -268,12 +283,13 @@ def _in_slots(graph: JobGraph, slots: Slots) -> JobGraph:
 
 
 def difference(expected: Rows, found: Rows, *, at_least: bool = False, at_most: bool = False) -> str | None:
-    """How the rows of a job differ from those it should have written, as the violation that this is.
+    """Describes how the rows of a job differ from the expected rows, as a violation. Returns None if they agree.
 
-    `at_least`: more of each row may be there. `at_most`: rows may be missing.
+    With `at_least`, each row may be there more often. With `at_most`, rows may be missing.
     """
     for table, rows in expected.items():
-        missing, extra = rows - found[table], found[table] - rows
+        missing = rows - found[table]
+        extra = found[table] - rows
         if missing and not at_most:
             return f"invariant 6: {table} lacks {missing.total()} rows, {min(missing)} among them"
         if extra and not (at_least and extra.keys() <= rows.keys()):
@@ -282,7 +298,7 @@ def difference(expected: Rows, found: Rows, *, at_least: bool = False, at_most: 
 
 
 def counted(rows: Sequence[Sequence[object]]) -> Counter[str]:
-    """Rows as they are compared."""
+    """Counts rows, as text, for comparison."""
     return Counter(repr(tuple(row)) for row in rows)
 
 
@@ -310,7 +326,7 @@ def _place(error: BaseException) -> str:
 
 
 class _Environment(StreamEnvironment):
-    """An environment whose sources are changed into others."""
+    """An environment whose sources are replaced by other sources."""
 
     changed: Callable[[Source], Source] | None = None
 
@@ -323,7 +339,7 @@ class _Environment(StreamEnvironment):
         parallelism: int | None = None,
         slot_sharing_group: str | None = None,
     ) -> Stream:
-        """A stream over the changed source."""
+        """Returns a stream over the replaced source."""
         changed = source if self.changed is None else self.changed(source)
         return super().from_source(
             changed, name=name, uid=uid, parallelism=parallelism, slot_sharing_group=slot_sharing_group
@@ -331,7 +347,7 @@ class _Environment(StreamEnvironment):
 
 
 class _PlanOnly:
-    """Stands for the runtime while a pipeline is planned: a simulation runs submissions itself."""
+    """Stands in for the runtime while a pipeline is planned. A simulation runs submissions itself."""
 
     memory_url = "simulated-memory:"
     sends_functions = False
@@ -339,23 +355,23 @@ class _PlanOnly:
     def __init__(self, open_store: OpenStore) -> None:
         self.open_store = open_store
 
-    def check(self, graph: JobGraph, urls: Sequence[str]) -> None:
-        """Nothing to refuse."""
+    def check(self, graph: JobGraph, urls: Mapping[str, str]) -> None:
+        """Accepts every graph."""
 
     def check_detached(self, name: str, urls: Sequence[str]) -> None:
-        """Nothing to refuse: `submit` does."""
+        """Accepts everything, because `submit` raises."""
 
     def overviews(self) -> list[tuple[str, JobOverview | SilentJob]]:
-        """Nothing runs here."""
+        """Returns an empty list."""
         return []
 
     def attach(self, name: str) -> tuple[JobCard, RunningJob]:
-        """Nothing runs here."""
+        """Raises ConfigurationError, because no job runs here."""
         raise ConfigurationError("simulate() runs the pipeline: there is no job to attach to while it is built")
 
     def submit(self, submission: Submission) -> RunningJob:
-        """Never reached."""
+        """Raises ConfigurationError, because `build` must not execute the pipeline."""
         raise ConfigurationError("simulate() runs the pipeline: build(env) makes streams and does not execute them")
 
     def stop(self) -> None:
-        """Nothing to stop."""
+        """Does nothing."""

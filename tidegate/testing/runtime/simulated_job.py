@@ -1,9 +1,9 @@
-"""One job in virtual time: the same hosts, machines and effects as everywhere, over a world of chance.
+"""One job in virtual time, with the drivers, machines and effects of every runtime.
 
-A crash takes away what a process holds: the hosts of all subtasks of a slot with their queues and state. What was on
-its way stays: messages that were sent, and I/O that was started. A task that is stopped leaves its keyed state to its
-next attempt, because its process lives on (`processes.py`). A coordinator that is cut off instead of killed goes on as
-a zombie next to its successor.
+A crash destroys everything in a process: the drivers of all subtasks of a slot with their queues and state. Messages
+that were sent and I/O that was started are not lost. A task that is stopped leaves its keyed state to its next attempt,
+because its process lives on (`processes.py`). A coordinator that is cut off instead of killed continues as a zombie
+next to its successor.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from tidegate.protocol.identity import TaskId
 from tidegate.storage.checkpoints.event_log import EventLog
 from tidegate.storage.errors import ProtocolError, StorageError
 from tidegate.storage.files.store import Store
-from tidegate.testing.oracle.decisions.limits import check_requests
-from tidegate.testing.oracle.files.damage import Damager
-from tidegate.testing.oracle.violation import InvariantViolated
-from tidegate.testing.oracle.watch import Watch
+from tidegate.testing.oracle import InvariantViolated
+from tidegate.testing.oracle.coordinator_records import check_requests
+from tidegate.testing.oracle.files_at_rest import Damager
+from tidegate.testing.oracle.job_observer import Watch
 from tidegate.testing.runtime.ports import (
     RECOVERY_MS,
     SimulatedCoordinatorPort,
@@ -47,11 +47,11 @@ from tidegate.testing.world.virtual_time import World
 
 ANSWERS_MS_MAX = 10_000
 CHANCES_OF_A_TAKEOVER = 3
-"""A coordinator that takes over is short, and lost as often as one that runs."""
+"""Number of draws for the loss of a coordinator during a takeover, so that it is lost as often in this short phase."""
 GRAVES_MAX = 50
-"""Dead coordinators whose I/O may still be on its way."""
+"""Number of dead coordinators whose I/O may still be in progress."""
 TURN_MS_MAX = (5, 20, 200)
-"""Some tasks are slower than others: that is what makes back-pressure."""
+"""Longest wait in ms for a turn, drawn for each task. Tasks of different speed cause back-pressure."""
 MakeMachine = Callable[..., TaskMachine]
 MakeEffects = Callable[..., TaskEffects]
 
@@ -71,7 +71,7 @@ class SimulatedJob:
         log_entries: int | None = None,
         hurries: bool = False,
     ) -> None:
-        """`log_entries` and `hurries`: see `JobSetting`."""
+        """`log_entries` and `hurries` are the fields of `JobSetting`."""
         self.world = world
         self.spec = submission.spec
         self.context = submission.context
@@ -83,9 +83,9 @@ class SimulatedJob:
         self.coordinator: CoordinatorDriver | None = None
         self.ended: CoordinatorState | None = None
         self._ended_by: SimulatedCoordinatorPort | None = None
-        """The coordinator that has ended the job, unless it gave up."""
+        """The coordinator that has ended the job, or None if it gave up."""
         self.gave_up: str | None = None
-        """Why the coordinator could not go on, where that ended the job."""
+        """Reason why the coordinator could not continue, if that ended the job."""
         self.crashes = 0
         self.coordinator_crashes = 0
         self._make_machine = make_machine
@@ -98,24 +98,26 @@ class SimulatedJob:
         self._backlog: list[CoordinatorEvent] = []
         self._graves: deque[CoordinatorDriver] = deque(maxlen=GRAVES_MAX)
         self.slowness: dict[TaskId, int] = {}
-        """Longest wait of each task for its next turn, in ms; drawn where it is not set."""
+        """Longest wait of each task for its next turn, in ms. It is drawn unless it was set."""
 
     @property
     def over(self) -> bool:
-        """Whether the job has ended."""
+        """True once the job has ended."""
         return self.ended is not None
 
     @property
     def deployed(self) -> int:
-        """The attempt that was deployed last."""
+        """Number of the newest attempt that was deployed."""
         return self._deployed
 
     def open_store(self, url: str) -> Store:
-        """The store of a url."""
+        """Returns the store at a URL."""
         return SimulatedStore(self.disk, url)
 
     def run(self, steps_max: int, settle_ms_max: int) -> CoordinatorState:
-        """Run to the end. InvariantViolated(7) when the job hangs, or is not over that long after the last fault."""
+        """Runs to the end. Raises InvariantViolated(7) if the job hangs, or is not over `settle_ms_max` after the last
+        fault.
+        """
         self.start_coordinator()
         world = self.world
         end_ms = max(world.now_ms, world.faulty_until_ms) + settle_ms_max
@@ -135,7 +137,7 @@ class SimulatedJob:
         return self.ended
 
     def _await_answers(self) -> None:
-        """What was asked just before the end is answered after it; a lost coordinator may take answers along."""
+        """Runs until requests from just before the end are answered. A lost coordinator may lose its answers."""
         world = self.world
         end_ms = world.now_ms + ANSWERS_MS_MAX
         while self.watch.unanswered and not self.coordinator_crashes:
@@ -143,8 +145,11 @@ class SimulatedJob:
                 raise InvariantViolated(7, f"{self.watch.unanswered[0]} was never answered")
 
     def _await_copies(self) -> None:
-        """The end waits for no copy of a savepoint. Those that were under way end soon after, and leave nothing."""
-        world, port = self.world, self._ended_by
+        """Runs until copies of savepoints have ended. The end of a job does not wait for them, and they must leave
+        nothing.
+        """
+        world = self.world
+        port = self._ended_by
         if port is None or self.coordinator_crashes:
             return
         end_ms = world.now_ms + ANSWERS_MS_MAX + world.faults.copy_ms
@@ -154,7 +159,7 @@ class SimulatedJob:
         self.watch.oracle.records.check_folders()
 
     def ask(self, event: co.CheckpointRequested | co.CancelRequested) -> None:
-        """A user asks the job for something, now."""
+        """Sends a request of a user to the job now."""
         if self.ended is not None:
             return
         self.world.message("user", "coordinator", event)
@@ -165,7 +170,7 @@ class SimulatedJob:
     # --- coordinator ----------------------------------------------------------------------------------------------
 
     def start_coordinator(self) -> None:
-        """A coordinator incarnation replays the log and takes over."""
+        """Starts a coordinator incarnation, which replays the log and takes over."""
         event_log = EventLog(self.open_store(self.context.root), self.context.job_id)
         try:
             machine, position = replay(event_log)
@@ -190,12 +195,13 @@ class SimulatedJob:
         host.start()
         if host.machine.state.spec is None:
             host.handle(co.JobSubmitted(self.world.wall_ms, self.spec))
-        backlog, self._backlog = self._backlog, []
+        backlog = self._backlog
+        self._backlog = []
         for event in backlog:
             self.hear(host, event)
 
     def report(self, event: CoordinatorEvent) -> None:
-        """A message reaches the coordinator, if there is one."""
+        """Delivers a message to the coordinator, if there is one."""
         self.maybe_lose_coordinator()
         if self.coordinator is None and self._is_lost(event):
             self.world.note(type(event).__name__, "finds no coordinator")
@@ -207,12 +213,15 @@ class SimulatedJob:
             self.hear(self.coordinator, event)
 
     def _is_lost(self, event: CoordinatorEvent) -> bool:
-        """Users ask again until somebody hears them. Half of what tasks say to nobody is never heard."""
+        """Returns whether a message is lost because there is no coordinator.
+
+        Half of the messages of tasks are. Users repeat their requests until they are answered.
+        """
         by_users = isinstance(event, co.CheckpointRequested | co.CancelRequested)
         return self.spec.adoption_timeout_ms is not None and not by_users and self.world.random.random() < 0.5
 
     def hear(self, coordinator: CoordinatorDriver, event: CoordinatorEvent) -> None:
-        """A coordinator, which may have been replaced, learns of something."""
+        """Delivers an event to a coordinator, which may have been replaced."""
         if not coordinator.machine.ignores(event):
             self.watch.failover.heard(event)
             self.watch.takeovers.heard(event)
@@ -220,7 +229,7 @@ class SimulatedJob:
         check_requests(len(coordinator.machine.state.requests))
 
     def maybe_lose_coordinator(self, chances: int = 1) -> None:
-        """The coordinator may die now, or be cut off and live on as a zombie; a successor takes over."""
+        """Sometimes kills the coordinator, or cuts it off so that it lives on as a zombie. A successor takes over."""
         world = self.world
         if self.coordinator is None or self.coordinator_crashes >= world.faults.coordinator_crashes_max:
             return
@@ -230,7 +239,7 @@ class SimulatedJob:
         self.lose_coordinator(cut_off=world.random.random() < 0.5)
 
     def lose_coordinator(self, *, cut_off: bool) -> None:
-        """The coordinator in charge dies, or is cut off and lives on; a successor takes over."""
+        """Kills the coordinator in charge, or cuts it off. A successor takes over."""
         assert self.coordinator is not None
         self.coordinator_crashes += 1
         self.world.note("coordinator", "is cut off" if cut_off else "dies")
@@ -243,13 +252,13 @@ class SimulatedJob:
         self.world.after(RECOVERY_MS, self.start_coordinator)
 
     def lost_with(self, host: CoordinatorDriver) -> bool:
-        """Whether I/O that was started goes down with its coordinator: half of what a dead one has on its way."""
+        """Returns whether I/O is lost together with its dead coordinator. Half of the I/O in progress is."""
         return host in self._graves and self.world.random.random() < 0.5
 
     # --- tasks ----------------------------------------------------------------------------------------------------
 
     def deploy(self, instruction: do.DeployAttempt, by: CoordinatorDriver, cause: int | None) -> None:
-        """Start the tasks of an attempt, in place of those before. A stale order changes nothing."""
+        """Starts the tasks of an attempt, in place of the previous ones. A stale order is ignored."""
         if instruction.attempt <= self._deployed:
             return
         self._deployed = instruction.attempt
@@ -266,7 +275,7 @@ class SimulatedJob:
             )
 
     def _begin(self, process: SimulatedProcess, tasks: Collection[TaskId], instruction: do.DeployAttempt) -> None:
-        """Start these tasks in a process."""
+        """Starts tasks in a process."""
         subtasks = [self._make_subtask(process, task, tasks, instruction) for task in tasks]
         for subtask in subtasks:
             process.add(subtask)
@@ -292,7 +301,7 @@ class SimulatedJob:
         return subtask
 
     def cancel(self, instruction: do.CancelAttempt, cause: int | None) -> None:
-        """Tasks stop, but for those that belong to a newer attempt: the order is stale for them."""
+        """Stops tasks, except tasks of a newer attempt, for which the order is stale."""
         tasks = self.context.graph.tasks() if instruction.tasks is None else instruction.tasks
         if instruction.attempt < self._deployed and any(self._attempt(task) > instruction.attempt for task in tasks):
             return
@@ -301,21 +310,21 @@ class SimulatedJob:
         self._drop_tasks(tasks)
 
     def _attempt(self, task: TaskId) -> int:
-        """The attempt in which a task runs, or has finished; -1 if it does neither."""
+        """Returns the attempt in which a task runs or has finished, or -1."""
         process = self.processes.of(task)
         subtask = process.subtasks.get(task) or process.finished.get(task)
         return -1 if subtask is None else subtask.attempt
 
     def _drop_tasks(self, tasks: Iterable[TaskId]) -> None:
-        """Tasks are stopped."""
+        """Stops tasks. A process that does not receive this is ended."""
         for process, of_process in self.processes.by_process(tasks).items():
             stopped = [subtask for task in of_process if (subtask := process.let_go(task)) is not None]
             if stopped and not process.hangs and self.nodes.is_cut(process):
-                self.processes.end(process, "it does not hear that it is to let go of a task")
+                self.processes.end(process, "it does not receive the order to stop a task")
         self.watch.cancelled()
 
     def deliver(self, task: TaskId, event: ev.TaskEvent) -> None:
-        """An event reaches a task, if it is there. One that has finished answers a coordinator that takes over."""
+        """Delivers an event to a task, if it runs. A finished task answers a coordinator that takes over."""
         process = self.processes.of(task)
         if (subtask := process.subtasks.get(task)) is not None:
             process.guarded(subtask, partial(subtask.host.handle, event))
@@ -326,25 +335,26 @@ class SimulatedJob:
             over.host.handle(event)
 
     def hold_if_cut(self, process: SimulatedProcess, action: Callable[[], object]) -> bool:
-        """Whether nobody reaches a process now. The action comes when the link is back."""
+        """Returns whether the node of a process is cut off. If so, `action` runs when the link is back."""
         if not self.nodes.is_cut(process):
             return False
         self.nodes.hold(process, action)
         return True
 
     def schedule_turn(self, subtask: SimulatedSubtask) -> None:
-        """If a subtask has something to do, let it do it soon."""
+        """Schedules a turn of a subtask if it has something to do."""
         if subtask.turn_is_due or not subtask.host.machine.runnable:
             return
         subtask.turn_is_due = True
-        # Rows take time, control elements none to speak of: a slow task must not be kept busy by barriers alone.
+        # Rows take time and control elements hardly any, so that barriers alone do not keep a slow task busy.
         turn_ms_max = self.slowness.setdefault(subtask.task, self.world.random.choice(TURN_MS_MAX))
         slow = _rows_are_next(subtask.host.machine) and not (self._hurries and self.world.calm)
         self.world.after(self.world.between(0, turn_ms_max if slow else 1), partial(self._turn, subtask))
 
     def _turn(self, subtask: SimulatedSubtask) -> None:
         subtask.turn_is_due = False
-        process, world = subtask.process, self.world
+        process = subtask.process
+        world = self.world
         if not process.has(subtask) or process.hangs:
             return
         self.nodes.maybe_fail(process)
@@ -356,7 +366,7 @@ class SimulatedJob:
         if self.crashes < world.faults.crashes_max and world.chance("crash"):
             self.crashes += 1
             if world.random.random() < 0.5:
-                # In the middle of a round: what has left the process by then is on its way.
+                # It dies in the middle of a round. Messages that have left the process by then arrive.
                 process.turn_of(subtask)
             if not process.gone:
                 self.processes.end(process, "process died")
@@ -370,27 +380,28 @@ class SimulatedJob:
         process.turn_of(subtask)
 
     def failed(self, subtask: Subtask, reason: str) -> None:
-        """A subtask has failed, alone: its process lives on."""
+        """Reports that a subtask has failed. Its process lives on."""
         self.world.note(subtask.task, "has failed:", reason)
-        task, attempt = subtask.task, subtask.attempt
+        task = subtask.task
+        attempt = subtask.attempt
         delay_ms = self.world.between(0, DETECTION_MS_MAX)
         self.world.after(delay_ms, lambda: self.report(co.TaskFailed(self.world.wall_ms, attempt, task, reason)))
 
     def give_up(self, port: SimulatedCoordinatorPort, reason: str) -> None:
-        """The coordinator in charge cannot go on, and the job with it."""
+        """Ends the job because the coordinator in charge cannot continue."""
         assert port.host is not None
         self._drop_tasks(self.context.graph.tasks())
         self.gave_up = reason
         self.ended = port.host.machine.state
 
     def _check_log(self, state: CoordinatorState) -> None:
-        """The log is all that a successor would have."""
+        """Checks that replaying the log, as a successor would, gives the state of the coordinator."""
         event_log = EventLog(self.open_store(self.context.root), self.context.job_id)
         if not state.storage_away and replay(event_log)[0].state != state:
             raise InvariantViolated(8, "the event log does not give the state of the coordinator that wrote it")
 
     def end(self, port: SimulatedCoordinatorPort) -> None:
-        """The job is over."""
+        """Ends the job."""
         assert port.host is not None and port.effects is not None
         self._drop_tasks(self.context.graph.tasks())
         state = port.host.machine.state
@@ -407,7 +418,7 @@ class SimulatedJob:
 
 
 class _Wiring:
-    """What the simulator does for `Worker`."""
+    """The callbacks of `Worker` in the simulator."""
 
     def __init__(self, job: SimulatedJob) -> None:
         self._job = job
@@ -419,7 +430,9 @@ class _Wiring:
         self._job.world.after(delay_ms, action)
 
     def failed(self, subtask: Subtask, error: BaseException) -> None:
-        """Whatever is none of these errors has gone wrong in the simulation: an oracle has seen it, or a function."""
+        """Reports a failed subtask. Any other error is an error of the simulation, an oracle or a function, and is
+        raised.
+        """
         if not isinstance(error, ProtocolError | StorageError):
             raise error
         self._job.failed(subtask, f"{type(error).__name__}: {error}")
@@ -434,6 +447,6 @@ class _Wiring:
 
 
 def _rows_are_next(machine: TaskMachine) -> bool:
-    """Whether the next turn of a task is about rows, its source or its timers."""
+    """Returns whether the next turn of a task processes rows, its source or its timers."""
     channel = machine._inputs.next_channel(machine._checkpoints.blocks)
     return channel is None or bool(channel.recovered) or isinstance(channel.queue[0], pa.RecordBatch)

@@ -1,1 +1,1 @@
-"""Virtual time, chance, and a disk that fails: what one seed decides."""
+"""Virtual time, random choices, storage and faults of a simulation, all determined by one seed."""

@@ -1,8 +1,10 @@
-"""The storage of a simulation: one flat name space in memory, with faults, watched by the oracle."""
+"""The storage of a simulation, and the local disks of its nodes. Both keep their files in memory and inject faults."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from errno import ENOSPC
 
 from tidegate.storage.checkpoints.layout import METADATA_NAME
 from tidegate.storage.errors import AlreadyExistsError, NotFoundError, StorageError
@@ -10,28 +12,31 @@ from tidegate.storage.files.store import Buffer
 from tidegate.testing.world.virtual_time import World
 
 DECISIVE_TRIES = 4
-"""The files that decide what is complete and what is visible are few among many: they fail that much more often."""
+"""Files that decide what is complete and what is visible fail this many times as often as others.
+
+They are few among many files.
+"""
 TABLE_LOG = "_tidegate/log/"
 
 
 class SimulatedDisk:
-    """All files of a simulation by full name, and who wants to know of changes."""
+    """Stores all files of a simulation by full name, and notifies listeners of changes."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.files: dict[str, bytes] = {}
         self._folders: dict[str, dict[str, None]] = {}
         self.creating: list[Callable[[str, bytes], None]] = []
-        """Whoever acts before a file is created conditionally."""
+        """Called with name and data before a file is created conditionally."""
         self.created: list[Callable[[str, bytes], None]] = []
         self.deleted: list[Callable[[str], None]] = []
         self.past: Mapping[str, bytes] = {}
-        """Files that somebody has read who acts now, and that may be deleted since."""
+        """Files that the current operation has read before, and that may have been deleted since."""
         self.reliable = False
-        """Set by those who look from outside, so that their looks never fail."""
+        """If True, operations never fail. Oracles set it while they read."""
 
     def put(self, name: str, data: bytes) -> None:
-        """A file appears, whole."""
+        """Adds a whole file and notifies listeners."""
         self.files[name] = data
         child = name
         while "/" in child:
@@ -45,7 +50,7 @@ class SimulatedDisk:
             listener(name, data)
 
     def remove(self, name: str) -> None:
-        """A file goes away."""
+        """Deletes a file, if it exists, and notifies listeners."""
         if self.files.pop(name, None) is None:
             return
         child = name
@@ -61,11 +66,11 @@ class SimulatedDisk:
             listener(name)
 
     def names(self, folder: str) -> list[str]:
-        """Names directly under a folder, in order."""
+        """Returns the names directly under a folder, sorted."""
         return sorted(self._folders.get(folder, ()))
 
     def below(self, folder: str) -> list[str]:
-        """Full names of all files in a folder and its folders."""
+        """Returns the full names of all files in a folder and its folders."""
         found: list[str] = []
         for name in self.names(folder):
             path = f"{folder}/{name}"
@@ -74,15 +79,15 @@ class SimulatedDisk:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all files."""
+        """Total size of all files in bytes."""
         return sum(map(len, self.files.values()))
 
 
 class SimulatedStore:
-    """The part of the disk under one url."""
+    """Gives access to the part of the disk under one URL."""
 
     for_one_thread = True
-    """What threads of its user would do here could not be replayed."""
+    """Operations from several threads could not be replayed."""
 
     def __init__(self, disk: SimulatedDisk, url: str) -> None:
         self._disk = disk
@@ -90,11 +95,11 @@ class SimulatedStore:
 
     @property
     def url(self) -> str:
-        """The root."""
+        """The URL without a slash at the end."""
         return self._url
 
     def write(self, path: str, chunks: Iterable[Buffer]) -> int:
-        """Write a whole file."""
+        """Writes a whole file and returns its size in bytes."""
         data = b"".join(bytes(chunk) for chunk in chunks)
         fails_after = self._maybe_fail("write", path)
         self._disk.put(self._name(path), data)
@@ -102,7 +107,7 @@ class SimulatedStore:
         return len(data)
 
     def create(self, path: str, data: Buffer) -> None:
-        """Conditional create."""
+        """Creates a file. Raises AlreadyExistsError if it exists."""
         fails_after = self._maybe_fail("create", path)
         name = self._name(path)
         if not self._disk.reliable:
@@ -114,7 +119,7 @@ class SimulatedStore:
         self._fail_if(fails_after, "create", path)
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        """Bytes of a file."""
+        """Returns bytes of a file. Raises NotFoundError if it does not exist."""
         self._fail_if(self._maybe_fail("read", path), "read", path)
         name = self._name(path)
         data = self._disk.files.get(name, self._disk.past.get(name))
@@ -123,28 +128,28 @@ class SimulatedStore:
         return data[offset:] if length is None else data[offset : offset + length]
 
     def exists(self, path: str) -> bool:
-        """Whether a file is there."""
+        """Returns whether a file exists."""
         self._fail_if(self._maybe_fail("exists", path), "exists", path)
         return self._name(path) in self._disk.files
 
     def list(self, prefix: str) -> list[str]:
-        """Names directly under a folder."""
+        """Returns the names directly under a folder."""
         self._fail_if(self._maybe_fail("list", prefix), "list", prefix)
         return self._disk.names(self._name(prefix))
 
     def delete(self, path: str) -> None:
-        """Delete one file."""
+        """Deletes one file, if it exists."""
         fails_after = self._maybe_fail("delete", path)
         self._disk.remove(self._name(path))
         self._fail_if(fails_after, "delete", path)
 
     def delete_all(self, paths: Iterable[str]) -> None:
-        """Delete files, one after the other."""
+        """Deletes files, one after the other."""
         for path in paths:
             self.delete(path)
 
     def delete_tree(self, prefix: str) -> None:
-        """Delete a folder."""
+        """Deletes a folder with everything below it."""
         fails_after = self._maybe_fail("delete_tree", prefix)
         for name in self._disk.below(self._name(prefix)):
             self._disk.remove(name)
@@ -155,7 +160,7 @@ class SimulatedStore:
         return f"{self._url}/{path}" if path else self._url
 
     def _maybe_fail(self, operation: str, path: str) -> bool:
-        """Fail before the operation, or return whether it has to fail after it."""
+        """Raises StorageError before an operation, or returns whether it must fail afterwards."""
         world = self._disk.world
         if self._disk.reliable:
             return False
@@ -173,3 +178,107 @@ class SimulatedStore:
     def _fail_if(fails: bool, operation: str, path: str) -> None:
         if fails:
             raise StorageError(f"simulated fault: {operation} {path}")
+
+
+REFUSED = 0.05
+"""Probability that the disk is full for a file, while faults happen."""
+WRONG = 0.1
+"""Probability that a file is stored with wrong bytes, while faults happen."""
+
+
+class SimulatedNodeFolder:
+    """The folder of one node on its local disk, for copies of state. It is lost with the node.
+
+    As on a real node nothing is synced. A copy may therefore be truncated or contain a wrong byte, and readers must
+    check it. The folder draws from a random generator of its own, with `seed`.
+    """
+
+    def __init__(self, world: World, node: str, seed: str) -> None:
+        self._world = world
+        self._disk = SimulatedDisk(world)
+        self._disk.reliable = True
+        self._name = node
+        self._random = random.Random(seed)
+        self._written_ms: dict[str, int] = {}
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def usable(self) -> bool:
+        return True
+
+    def list(self, path: str = "") -> list[str]:
+        return self._disk.names(self._full(path))
+
+    def files(self, path: str) -> Iterator[tuple[str, int]]:
+        root = self._full(path)
+        for name in self._disk.below(root):
+            yield name.removeprefix(f"{root}/"), len(self._disk.files[name])
+
+    def begin(self, path: str) -> _SimulatedFile:
+        if self._happens(REFUSED):
+            raise OSError(ENOSPC, "simulated: no space left", path)
+        return _SimulatedFile(self, path)
+
+    def keep(self, path: str, data: bytes) -> None:
+        """Stores a finished file under its name."""
+        self._written_ms[path] = self._world.wall_ms
+        self._disk.put(self._full(path), self._damaged(data) if self._happens(WRONG) else data)
+
+    def remove(self, path: str) -> None:
+        for name in [self._full(path), *self._disk.below(self._full(path))]:
+            self._disk.remove(name)
+
+    def remove_unfinished(self, path: str) -> None:
+        """Does nothing, because a process that dies has either finished a write or not started it."""
+
+    def newest_ms(self, path: str) -> int | None:
+        below = [at_ms for name, at_ms in self._written_ms.items() if name.startswith(f"{path}/")]
+        return max(below, default=None) if self._disk.names(self._full(path)) else None
+
+    def store(self, path: str) -> _MappedStore:
+        return _MappedStore(self._disk, self._full(path))
+
+    def local_name(self, path: str) -> str | None:
+        """Returns None, because these files do not exist on the real machine."""
+        return None
+
+    def _full(self, path: str) -> str:
+        return f"{self._name}/{path}" if path else self._name
+
+    def _happens(self, probability: float) -> bool:
+        return self._world.faulty and self._random.random() < probability
+
+    def _damaged(self, data: bytes) -> bytes:
+        place = self._random.randrange(len(data)) if data else 0
+        if self._random.random() < 0.5:
+            return data[:place]
+        return (
+            data[:place] + bytes([data[place] ^ 1 << self._random.randrange(8)]) + data[place + 1 :] if data else b"x"
+        )
+
+
+class _SimulatedFile:
+    """A file that is still being written."""
+
+    def __init__(self, folder: SimulatedNodeFolder, path: str) -> None:
+        self._folder = folder
+        self._path = path
+        self._data = bytearray()
+
+    def write(self, chunk: memoryview) -> None:
+        self._data += chunk
+
+    def finish(self) -> None:
+        self._folder.keep(self._path, bytes(self._data))
+
+    def drop(self) -> None:
+        self._data.clear()
+
+
+class _MappedStore(SimulatedStore):
+    """A store whose files are in memory, so that mapping one is reading it."""
+
+    def mapped(self, path: str, offset: int, length: int) -> memoryview:
+        return memoryview(self.read(path, offset, length))

@@ -27,32 +27,51 @@ FAULT_KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """Probabilities and ranges. Faults happen in the first `duration` of a run only; then the job must finish.
+    """Probabilities and ranges of the faults of a run.
 
-    crash: that a process dies with all tasks of its slot, per element that one of them processes (at most `crashes_max`
-    times in a run).
-    hang: that a process stops, and does not answer, per element as well; it counts as a crash.
-    heartbeats: after how long somebody who does not answer counts as hung. A coordinator that was cut off takes all of
-    its tasks for hung then. None: nobody looks, and nothing hangs.
-    coordinator_crash: that the coordinator dies or is cut off, per message to it and per entry of its log
-    (at most `coordinator_crashes_max` times).
-    storage: that a storage operation fails; one half of these have done what they were asked nevertheless.
-    delay: how long a message takes, as "from..to". slow: that an I/O operation takes up to `slow_by`.
-    slow_copies: how long it takes at most to copy a savepoint into its own folder; None: as long as any I/O operation.
-    duplicate, drop: that a message on a channel, or a notification, comes twice or not at all.
-    damage: that a checkpoint is damaged after it has completed; one that a job can go on from stays whole, so nothing
-    happens where only one is retained.
-    node_loss: that the node of a process is lost, with all processes on it, per element as well.
-    cut: that it is cut off from storage and from all others, for a time within `cut_for`, and comes back or is lost
-    (both at most `nodes_max` times in a run).
-    restore_crash: that a process dies while a task in it restores its state, per I/O operation, or waits for others
-    that do; it counts as a crash.
-    table_loss: that the log of a table loses its newest entries, which storage had acknowledged: before each commit,
-    and for each table between two jobs. The job reports that, or the table is right all the same.
-    outage: "from..to", times after the start between which no storage operation succeeds, whatever `duration` is.
-    clock: how far the wall clock is set back at the first whole second, forth at the next one, and so on, while faults
-    happen; the monotonic clock goes on. None: nobody sets it.
-    faults_max: no more faults than that, however probable (delays are none); None: as many as come.
+    Faults happen only in the first `duration` of a run. After that the job must finish.
+
+    Faults of processes:
+
+    - crash: a process dies with all tasks of its slot, per element that one of them processes, at most `crashes_max`
+      times in a run.
+    - hang: a process stops and no longer answers, per element. It counts as a crash.
+    - heartbeats: a process that does not answer for this long counts as hung. A coordinator that is cut off then takes
+      all of its tasks for hung. None switches the check off, and nothing hangs.
+    - restore_crash: a process dies while a task in it restores its state or waits for other tasks that do, per I/O
+      operation. It counts as a crash.
+    - coordinator_crash: the coordinator dies or is cut off, per message to it and per entry of its log, at most
+      `coordinator_crashes_max` times.
+
+    Faults of nodes:
+
+    - node_loss: the node of a process is lost with all processes on it, per element.
+    - cut: the node is cut off from storage and from all other nodes, for a time within `cut_for`. It comes back or is
+      lost. Both faults happen at most `nodes_max` times in a run.
+
+    Faults of messages:
+
+    - delay: how long a message takes, as "from..to".
+    - duplicate, drop: a message on a channel, or a notification, arrives twice or not at all.
+
+    Faults of storage:
+
+    - storage: a storage operation fails. Half of the failed operations have taken effect nevertheless.
+    - slow: an I/O operation takes up to `slow_by`.
+    - slow_copies: the longest time for copying a savepoint into its own folder. None means as long as any I/O
+      operation.
+    - damage: a checkpoint is damaged after it has completed. A checkpoint from which the job can continue stays whole,
+      so nothing is damaged where only one is retained.
+    - table_loss: the log of a table loses its newest entries, although storage had acknowledged them. This may happen
+      before each commit and, for each table, between two jobs. The job must report it, or the table must be right all
+      the same.
+    - outage: "from..to", times after the start between which no storage operation succeeds, whatever `duration` is.
+
+    Others:
+
+    - clock: how far the wall clock is set back at the first whole second, forth at the next one, and so on, while
+      faults happen. The monotonic clock is not changed. None leaves the wall clock alone.
+    - faults_max: the largest number of faults, whatever their probabilities. Delays do not count. None means no limit.
     """
 
     crash: float = 0.0
@@ -112,12 +131,12 @@ class Faults:
 
     @property
     def outage_ms(self) -> tuple[int, int]:
-        """When storage is away, in ms after the start; (0, 0) for never."""
+        """Start and end of the outage in ms after the start of the run; (0, 0) if there is none."""
         return (0, 0) if self.outage is None else _range_ms("outage", self.outage)
 
     @property
     def clock_ms(self) -> int:
-        """How far the wall clock is set, in ms; 0 for not at all."""
+        """How far the wall clock is set, in ms; 0 if it is not set."""
         return 0 if self.clock is None else parse_duration_ms(self.clock)
 
     @property
@@ -127,17 +146,17 @@ class Faults:
 
     @property
     def copy_ms(self) -> int:
-        """Longest time in which a savepoint is copied, in ms; 0 for that of any I/O operation."""
+        """Longest time for copying a savepoint in ms; 0 if a copy takes as long as any I/O operation."""
         return 0 if self.slow_copies is None else parse_duration_ms(self.slow_copies)
 
     @property
     def silence_ms(self) -> int:
-        """After how long somebody who does not answer counts as hung, in ms; 0 for never."""
+        """Time in ms after which a process that does not answer counts as hung; 0 if it never does."""
         return 0 if self.heartbeats is None else parse_duration_ms(self.heartbeats)
 
     @property
     def duration_ms(self) -> int:
-        """How long faults happen, in ms of virtual time."""
+        """For how long faults happen, in ms of virtual time."""
         return parse_duration_ms(self.duration)
 
 

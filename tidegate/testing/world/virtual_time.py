@@ -1,6 +1,7 @@
-"""`World`: virtual time and chance: one queue of actions, one generator of random numbers, one seed.
+"""`World`: virtual time and random choices, with one queue of actions, one random generator and one seed.
 
-The trace is kept as tuples and made into text only when somebody reads it: most runs end well, and nobody does.
+The trace is stored as tuples and becomes text only when it is read, because most runs succeed and their trace is not
+read.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ TRACE_NOTES_MAX = 20_000
 
 
 class Note(NamedTuple):
-    """Something that happened. With a `receiver` it is a message, which leaves its sender at `at_ms`.
+    """An event of the trace. With a `receiver` it is a message, which leaves its sender at `at_ms`.
 
-    `cause`: the number of the event, in the log of the job's coordinator, from which it follows.
+    `cause` is the number of the event in the coordinator's log from which it follows, or None.
     """
 
     at_ms: int
@@ -38,17 +39,17 @@ class Note(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What happened and why, without time and place."""
+        """The event and its cause as text, without time and place."""
         why = "" if self.cause is None else f" (from event {self.cause})"
         return " ".join(map(_text, self.what)) + why
 
     def portable(self) -> Note:
-        """The same with words in the place of what cannot leave its process, such as state that is not written yet."""
+        """Returns a copy in which everything that cannot be pickled, such as unwritten state, is text."""
         return self._replace(what=tuple(part if _can_leave(part) else _text(part) for part in self.what))
 
 
 class World:
-    """Runs actions in the order of their virtual times; actions of one time in random order."""
+    """Runs actions in the order of their virtual times, and actions of the same time in random order."""
 
     def __init__(self, seed: int, faults: Faults) -> None:
         self.seed = seed
@@ -58,7 +59,7 @@ class World:
         self.steps = 0
         self.faults_happened = 0
         self.happened: Counter[str] = Counter()
-        """How many faults of each kind have happened."""
+        """Number of faults of each kind that have happened."""
         self.trace: deque[Note] = deque(maxlen=TRACE_NOTES_MAX)
         self._draw = self.random.random
         self._queue: list[tuple[int, float, int, Callable[[], object]]] = []
@@ -69,48 +70,48 @@ class World:
         self._slow_ms = faults.slow_ms
         self._copy_ms = faults.copy_ms
         self.silence_ms = faults.silence_ms
-        """After how long somebody who does not answer counts as hung; 0 for never."""
+        """Time in ms after which a process that does not answer counts as hung; 0 if it never does."""
         self._clock_ms = faults.clock_ms
         self._faulty_until_ms = START_MS + faults.duration_ms
         self._away_from_ms, self._away_until_ms = (START_MS + at_ms for at_ms in faults.outage_ms)
 
     @property
     def wall_ms(self) -> int:
-        """What the clock says by which events are timed. `now_ms` is the time that nobody sets."""
+        """The wall clock, by which events are timed. Faults may set it; `now_ms` always moves forward."""
         set_back = self._clock_ms and self.faulty and (self.now_ms - START_MS) // 1_000 % 2
         return self.now_ms - self._clock_ms if set_back else self.now_ms
 
     @property
     def clock_is_set(self) -> bool:
-        """Whether the wall clock is no measure of how long something takes."""
+        """True if the wall clock does not measure how long something takes."""
         return self._clock_ms > 0
 
     @property
     def faulty(self) -> bool:
-        """Whether faults still happen."""
+        """True while faults happen."""
         return self.now_ms < self._faulty_until_ms
 
     @property
     def storage_away(self) -> bool:
-        """Whether no storage operation succeeds now."""
+        """True while no storage operation succeeds."""
         return self._away_from_ms <= self.now_ms < self._away_until_ms
 
     @property
     def faulty_until_ms(self) -> int:
-        """When the last fault may happen."""
+        """Virtual time at which the last fault may happen, in ms."""
         return max(self._faulty_until_ms, self._away_until_ms)
 
     @property
     def calm(self) -> bool:
-        """Whether the last fault is over."""
+        """True when the last fault is over."""
         return self.now_ms >= self.faulty_until_ms
 
     def faults_again(self) -> None:
-        """Faults happen again from now on, for as long as they did at the start."""
+        """Lets faults happen again from now on, for as long as at the start."""
         self._faulty_until_ms = self.now_ms + self.faults.duration_ms
 
     def chance(self, kind: str) -> bool:
-        """Whether a fault of this kind (one of `FAULT_KINDS`) happens now."""
+        """Draws whether a fault of this kind happens now. `kind` is one of `FAULT_KINDS`."""
         probability = self._probability[kind]
         if probability <= 0.0 or self.now_ms >= self._faulty_until_ms or self._draw() >= probability:
             return False
@@ -121,46 +122,46 @@ class World:
         return True
 
     def between(self, low: int, high: int) -> int:
-        """A whole number from `low` to `high`, both included."""
+        """Draws a whole number from `low` to `high`, both included."""
         return low + int(self._draw() * (high - low + 1))
 
     def delay_ms(self) -> int:
-        """How long a message takes now."""
+        """Draws how long a message takes now."""
         low_ms, high_ms = self._delay_ms if self.now_ms < self._faulty_until_ms else (0, 5)
         return low_ms + int(self._draw() * (high_ms - low_ms + 1))
 
     def io_ms(self) -> int:
-        """How long an I/O operation takes now."""
+        """Draws how long an I/O operation takes now."""
         if self.chance("slow"):
             return self.between(0, self._slow_ms)
         return int(self._draw() * 21)
 
     def copy_ms(self) -> int:
-        """How long a savepoint is copied now."""
+        """Draws how long copying a savepoint takes now."""
         return self.between(0, self._copy_ms) if self._copy_ms and self.faulty else self.io_ms()
 
     def reads_at_once(self) -> bool:
-        """Whether a savepoint that is copied now is read at the beginning, and written at the end."""
+        """Draws whether a savepoint is read whole at the beginning of its copy and written at the end."""
         return bool(self._copy_ms) and self.random.random() < 0.5
 
     def after(self, delay_ms: int, action: Callable[[], object]) -> None:
-        """Run an action later."""
+        """Runs an action later."""
         self._number += 1
         heapq.heappush(self._queue, (self.now_ms + delay_ms, self._draw(), self._number, action))
 
     def after_in_order(self, line: Hashable, delay_ms: int, action: Callable[[], None]) -> None:
-        """Run an action later, after every earlier action of the same line."""
+        """Runs an action later, after every earlier action of the same line."""
         due_ms = max(self.now_ms + delay_ms, self._fifo.get(line, 0))
         self._number += 1
         self._fifo[line] = due_ms
         heapq.heappush(self._queue, (due_ms, 2.0 + self._number, self._number, action))
 
     def forget_lines(self) -> None:
-        """Nothing is on its way any more on lines whose last action is over: keeps long runs small."""
+        """Forgets lines whose last action is over, which keeps long runs small."""
         self._fifo = {line: due_ms for line, due_ms in self._fifo.items() if due_ms >= self.now_ms}
 
     def step(self) -> bool:
-        """Run the next action. False when nothing is left to do."""
+        """Runs the next action. Returns False if none is left."""
         if not self._queue:
             return False
         self.now_ms, _, _, action = heapq.heappop(self._queue)
@@ -169,11 +170,11 @@ class World:
         return True
 
     def note(self, *what: object, cause: int | None = None) -> None:
-        """Add something that happened to the trace."""
+        """Adds an event to the trace."""
         self.trace.append(Note(self.now_ms, None, None, what, cause))
 
     def message(self, sender: object, receiver: object, *what: object, cause: int | None = None) -> None:
-        """Add a message to the trace."""
+        """Adds a message to the trace."""
         self.trace.append(Note(self.now_ms, sender, receiver, what, cause))
 
 

@@ -1,4 +1,4 @@
-"""What the REST API and the page show: pure functions from `SeenJob` and `View` to dicts with Flink's names."""
+"""Pure functions from `SeenJob` and `View` to dicts with Flink's names, which the REST API and the page show."""
 
 from __future__ import annotations
 

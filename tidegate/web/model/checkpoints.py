@@ -1,7 +1,7 @@
-"""Checkpoints of a job, one checkpoint by vertex and by subtask, and their settings, as Flink's REST API has them.
+"""Checkpoints of a job, one checkpoint by vertex and by subtask, and their settings, in the form of Flink's REST API.
 
-The coordinator keeps the figures of each vertex for a checkpoint that is over, and those of each subtask for some
-(`JobHistory`). Rules: sizes include data in flight, as in Flink; what tidegate does not measure is 0.
+For a checkpoint that is over the coordinator keeps the figures of each vertex, and for some also of each subtask
+(`JobHistory`). Sizes include data in flight, as in Flink. Values that tidegate does not measure are 0.
 """
 
 from __future__ import annotations
@@ -319,7 +319,7 @@ def _sizes(vertices: Iterable[VertexStatistics]) -> dict[str, int]:
 
 
 def summary(values: Iterable[int]) -> dict[str, Any]:
-    """Returns minimum, maximum, mean and percentiles. Without numbers, percentiles are "NaN" and the others 0."""
+    """Returns minimum, maximum, mean and percentiles. Without numbers, percentiles are "NaN" and the rest is 0."""
     numbers = sorted(values)
     if not numbers:
         return {"min": 0, "max": 0, "avg": 0, **dict.fromkeys(_PERCENTILES, "NaN")}

@@ -101,9 +101,9 @@ _WORD = re.compile(r"\S*?(?:->|[-_/]|(?=\s)|$)\s*")
 
 @dataclass(frozen=True, slots=True)
 class Vertex:
-    """A vertex. Parts of a second are those of its subtask with the most; None if unknown.
+    """A vertex. Its parts of a second belong to the subtask with the greatest part, and are None if unknown.
 
-    `means`: busy, back-pressured and idle parts, averaged over its subtasks.
+    `means` are busy, back-pressured and idle parts, averaged over its subtasks.
     """
 
     anchor: str
@@ -165,7 +165,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """The upper left corner of a vertex."""
+    """The position of the upper left corner of a vertex, in pixels."""
 
     x: float
     y: float
@@ -173,7 +173,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """The attribute `d` of the path of an edge, and the point for its label."""
+    """How an edge is drawn: the `d` attribute of its SVG path, and the point at which its label is placed."""
 
     path: str
     label_x: float
@@ -182,7 +182,10 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One layout of the graph, with the sizes of its boxes. `font`: height of a name. `edge`: space before a text."""
+    """One layout of the graph, with the sizes of its boxes.
+
+    `font`: the font size of names. `edge`: the space between the edge of a box and its text.
+    """
 
     layout: Layout
     measures: Measures

@@ -97,7 +97,7 @@ def ago(at_ms: object, now_ms: float) -> str:
 
 
 def is_moment(at_ms: object) -> bool:
-    """Whether a number is a time that has a date."""
+    """Returns whether a number is a time that has a date."""
     since = number(at_ms)
     return since is not None and since <= _LATEST_MS
 

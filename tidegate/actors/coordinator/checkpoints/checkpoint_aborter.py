@@ -3,14 +3,15 @@
 `CheckpointAborter` is called wherever a checkpoint cannot continue: after a decline, a timeout, a failed write, or the
 end of an attempt. Rules:
 
-- Every failure has one reason of a closed list (`CheckpointFailureReason`). A detail says what else is known.
+- Every failure has one reason of a closed list (`CheckpointFailureReason`). A detail adds what else is known.
 - If the savepoint of a `stop` fails after its trigger, the tasks have already ended their data. So the attempt starts
-  anew. That is no failure of the attempt, and the restart strategy is not asked.
-- The folder of a savepoint is deleted when nobody writes to it any more. While a copy is under way, that is after its
-  answer: it is told to stop. Nobody hears the answer of a coordinator that was lost, and it may continue: its savepoint
-  is voided.
+  anew. This is not a failure of the attempt, so the restart strategy does not count it.
+- The folder of a savepoint is deleted when no process writes to it any more. While a copy is under way, that is after
+  its answer: the copy is ordered to stop. The answer of a lost coordinator is lost, and its copy may continue. So its
+  savepoint is voided.
 - A final checkpoint that has failed is tried again after a pause; at once only if the reason cannot come again.
-- If a checkpoint fails because a task was just leaving, its requests go back into the queue: nobody has to ask again.
+- If a checkpoint fails because a task was just leaving, its requests go back into the queue, and users need not repeat
+  them.
 - The same holds if its coordinator was lost and the tasks continue: the next generation takes another one.
 - A stop outlives its attempt, whatever ended that: it waits for the next one. It is refused once the job is over, or
   after `RETRIES_MAX` attempts that ended before its savepoint was complete.
@@ -82,7 +83,7 @@ class CheckpointAborter:
             instruct(do.CompleteRequest(request, None, text, reason=reason))
 
     def give_up_open(self, reason: Reason, at_ms: int, detail: str = "", before: CheckpointId | None = None) -> None:
-        """Give up every checkpoint that storage does not decide about; with `before` only older ones."""
+        """Gives up every checkpoint that storage does not decide about; with `before` only older ones."""
         for pending in list(self._context.state.pending.values()):
             if pending.phase.open and (before is None or pending.checkpoint_id < before):
                 self.give_up(pending, reason, at_ms, detail)
@@ -105,7 +106,7 @@ class CheckpointAborter:
         return reason in _ATTEMPT_IS_OVER and not self._is_adopted(reason)
 
     def _ask_again(self, pending: PendingCheckpoint) -> None:
-        """Put its requests back into the queue."""
+        """Puts its requests back into the queue."""
         state = self._context.state
         for name in pending.requests:
             request = CheckpointRequest(name, pending.triggered_at_ms, pending.properties, pending.retries + 1)
@@ -115,12 +116,12 @@ class CheckpointAborter:
         pending.requests = ()
 
     def refuse(self, requests: Iterable[str], reason: Reason, detail: str = "") -> None:
-        """Answer requests that get no checkpoint."""
+        """Answers requests that get no checkpoint."""
         for request in requests:
             self._context.instruct(do.CompleteRequest(request, None, describe(reason, detail), reason=reason))
 
     def refuse_queued(self, reason: Reason, detail: str = "") -> None:
-        """Refuse all requests that wait. If only the attempt is over, a stop continues waiting."""
+        """Refuses all requests that wait. If only the attempt is over, a stop continues waiting."""
         state = self._context.state
         kept = tuple(r for r in state.requests if r.properties.kind.stops) if reason in _ATTEMPT_IS_OVER else ()
         queue = state.requests
@@ -162,7 +163,7 @@ class CheckpointAborter:
             self.refuse(requests, Reason.METADATA_NOT_WRITTEN, detail)
 
     def _judge(self, pending: PendingCheckpoint, reason: Reason, at_ms: int, detail: str, triggered: bool) -> None:
-        """Decide what the failure of a checkpoint means for the attempt that runs."""
+        """Decides what the failure of a checkpoint means for the attempt that runs."""
         state = self._context.state
         context = self._context
         if reason is Reason.JOB_ENDING:
@@ -181,7 +182,7 @@ class CheckpointAborter:
             context.attempt_failure = failure
 
     def record(self, pending: PendingCheckpoint, reason: Reason, at_ms: int, text: str) -> None:
-        """Count a failure, and remember it."""
+        """Counts a failure, and remembers it."""
         state = self._context.state
         state.failed_checkpoints += 1
         state.statistics.has_failed(record_of(pending, at_ms, reason, text), self._context.settings.history_max)
@@ -214,7 +215,7 @@ def record_of(
 
 
 def describe(reason: CheckpointFailureReason, detail: str = "") -> str:
-    """The reason and its detail, for people."""
+    """Returns the reason and its detail as text for logs and pages."""
     return f"{reason.value}: {detail}" if detail else reason.value
 
 
@@ -227,11 +228,8 @@ def count_failure(
 
     - A failed checkpoint counts if its reason counts (`CheckpointFailureReason.counted`), it is not a savepoint, and it
       belongs to the newest attempt.
-    - Failures count in a row: a completed checkpoint, or a new attempt, forgives all before it.
-
-    Count the failure. Returns why the attempt has to fail, or None.
-
-    `<=` and not `<`: with `tolerable_failures` 0 the first failure is one too many.
+    - Failures count in a row: a completed checkpoint, or a new attempt, resets the count.
+    - With `tolerable_failures` 0 the first failure fails the attempt.
     """
     assert state.spec is not None
     if not reason.counted or pending.properties.kind.is_savepoint or pending.attempt != state.attempt:

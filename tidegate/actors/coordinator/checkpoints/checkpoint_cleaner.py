@@ -37,11 +37,11 @@ class CheckpointCleaner:
         self._context = context
 
     def given_up(self, checkpoint_id: CheckpointId, voided: bool) -> None:
-        """Delete a checkpoint that never completes. If it was voided, its tombstone stays."""
+        """Deletes a checkpoint that never completes. If it was voided, its tombstone stays."""
         self._start(checkpoint_id, CheckpointDiscard(voided, shared=None))
 
     def subsumed(self, checkpoint_id: CheckpointId) -> None:
-        """Delete a completed checkpoint that is not retained any more, unless one is built on it or it is being copied.
+        """Deletes a completed checkpoint that is not retained, unless one is built on it or it is being copied.
 
         The shared files that it alone refers to go after it: a checkpoint that can be found never lacks a file.
         """
@@ -73,7 +73,7 @@ class CheckpointCleaner:
         )
 
     def state_of(self, checkpoint_id: CheckpointId, subtask: SubtaskState) -> None:
-        """Delete the files of a refused acknowledgement: its own ones, and never what others refer to."""
+        """Deletes the files of a refused acknowledgement: its own ones, and never what others refer to."""
         exclusive = tuple(h.path for h in (subtask.handle, subtask.in_flight) if h is not None and h.path is not None)
         shared = self._context.state.shared.not_needed(checkpoint_id, self._context.spec.job_id, subtask.shared_paths)
         if exclusive or shared:
@@ -82,13 +82,13 @@ class CheckpointCleaner:
             self._context.instruct(do.DiscardFiles(checkpoint_id, (*exclusive, *shared), permit=permit))
 
     def savepoint(self, checkpoint_id: CheckpointId, target: str | None) -> None:
-        """Delete the folder of a savepoint that failed. `target` None: it has none."""
+        """Deletes the folder of a savepoint that failed. `target` None: it has none."""
         if target is not None:
             self._context.state.savepoint_discards[checkpoint_id] = SavepointDiscard(target)
             self.repeat_savepoint(checkpoint_id)
 
     def repeat_savepoint(self, checkpoint_id: CheckpointId) -> None:
-        """Order the deletion of a savepoint's folder, for the first time or again."""
+        """Orders the deletion of a savepoint's folder, for the first time or again."""
         discard = self._context.state.savepoint_discards.get(checkpoint_id)
         if discard is not None and not discard.asked:
             discard.asked = True
@@ -99,7 +99,7 @@ class CheckpointCleaner:
             self._context.instruct(do.DiscardSavepoint(discard.target, job_id, checkpoint_id, voided, permit=permit))
 
     def repeat_savepoints(self) -> None:
-        """Order all deletions of savepoints' folders that are not under way."""
+        """Orders all deletions of savepoints' folders that are not under way."""
         for checkpoint_id in self._context.state.savepoint_discards:
             self.repeat_savepoint(checkpoint_id)
 
@@ -109,7 +109,7 @@ class CheckpointCleaner:
         self._context.state.lost_exports.pop(checkpoint_id, None)
 
     def savepoint_failed(self, event: ev.SavepointDiscardFailed) -> None:
-        """Try again later. After too long, or if too many others wait, it is left to the user."""
+        """Tries again later. After too long, or if too many others wait, it is left to the user."""
         if (discard := self._context.state.savepoint_discards.get(event.checkpoint_id)) is not None:
             discard.asked = False
         limit_ms = min(SAVEPOINT_OUTAGE_MS, self._context.spec.storage_outage_ms)
@@ -117,14 +117,14 @@ class CheckpointCleaner:
             self.savepoint_done(event.checkpoint_id)
 
     def repeat(self, checkpoint_id: CheckpointId) -> None:
-        """Order a deletion, for the first time or again."""
+        """Orders a deletion, for the first time or again."""
         discard = self._context.state.discards.get(checkpoint_id)
         if discard is not None:
             permit = invariants.permit_deletion(self._context.state, checkpoint_id, discard.shared)
             self._context.instruct(do.DiscardCheckpoint(checkpoint_id, discard.voided, discard.shared, permit=permit))
 
     def take_over(self) -> None:
-        """Order again what the lost coordinator had ordered."""
+        """Orders again what the lost coordinator had ordered."""
         for checkpoint_id in self._context.state.discards:
             self.repeat(checkpoint_id)
         for discard in self._context.state.savepoint_discards.values():
@@ -141,7 +141,7 @@ class CheckpointCleaner:
                 self._start(checkpoint_id, CheckpointDiscard(False, paths))
 
     def failed(self, event: ev.CheckpointDiscardFailed) -> None:
-        """Try again later. After too long, or if too many others wait, it is left to the sweep."""
+        """Tries again later. After too long, or if too many others wait, it is left to the sweep."""
         state = self._context.state
         if self._gives_up(state.discards, event, "discard", self._context.spec.storage_outage_ms):
             del state.discards[event.checkpoint_id]

@@ -105,7 +105,7 @@ class CheckpointCoordinator:
         self.aborter.refuse(requests, Reason.TOO_MANY_REQUESTS, detail)
 
     def _shut_down_scheduler(self, at_ms: int) -> None:
-        """Make way for the savepoint that ends the job: nothing else is taken until its fate is known."""
+        """Makes way for the savepoint that ends the job: no other checkpoint is taken until its fate is decided."""
         self.aborter.refuse_queued(Reason.SCHEDULER_SHUTDOWN, _STOPPING)
         self.aborter.give_up_open(Reason.SCHEDULER_SHUTDOWN, at_ms, _STOPPING)
 
@@ -128,7 +128,7 @@ class CheckpointCoordinator:
             self.tick(at_ms)
             return
         if name == "final":
-            # The wait is over, even if a clock that was set back says that it is not.
+            # The wait is over, even if the clock was set back and shows an earlier time.
             self._context.state.final_not_before_ms = NEVER_MS
             return
         act: dict[str, Callable[[CheckpointId], object]] = {
@@ -144,7 +144,7 @@ class CheckpointCoordinator:
             act[name](CheckpointId(number))
 
     def trigger_if_due(self, at_ms: int) -> None:
-        """Start the checkpoints whose time has come."""
+        """Starts the checkpoints whose time has come."""
         while not self._context.state.storage_away and may_trigger(self._context.state):
             decision = decide(self._demand(at_ms), self._context.settings, at_ms)
             if isinstance(decision, Start):
@@ -285,7 +285,7 @@ class CheckpointCoordinator:
             self.cleaner.state_of(event.checkpoint_id, event.state)
 
     def _remember(self, pending: PendingCheckpoint, event: ev.CheckpointAcknowledged) -> None:
-        # The time is that of the task's clock, which may be behind the coordinator's.
+        # The time is from the task's clock, which may be behind the coordinator's.
         elapsed_ms = max(0, event.at_ms - pending.triggered_at_ms)
         pending.subtasks[event.task] = SubtaskStatistics.of(elapsed_ms, event.metrics, event.state)
         self._look_for_union(event.state)
@@ -314,7 +314,7 @@ class CheckpointCoordinator:
             self.aborter.give_up(pending, reason, event.at_ms, f"{event.task}: {event.message}")
 
     def task_finished(self, task: TaskId, at_ms: int) -> None:
-        """Give up checkpoints that wait for a task that has left: it will never acknowledge."""
+        """Gives up checkpoints that wait for a task that has left: it will never acknowledge."""
         for pending in list(self._context.state.pending.values()):
             if pending.attempt == self._context.state.attempt and task in pending.waiting:
                 self.aborter.give_up(pending, Reason.TASK_FINISHED, at_ms, str(task))
@@ -327,7 +327,7 @@ class CheckpointCoordinator:
                 self.aborter.give_up(pending, Reason.STORAGE_AWAY, event.at_ms, event.error)
 
     def storage_came_back(self, at_ms: int) -> None:
-        """Take a periodic checkpoint soon, without waiting for its tick."""
+        """Takes a periodic checkpoint soon, without waiting for its tick."""
         self._context.state.storage_away = False
         if self._context.state.status is JobStatus.RUNNING:
             self.tick(at_ms)
@@ -345,7 +345,7 @@ class CheckpointCoordinator:
     # --- the attempt, the coordinator, or the job is over ---------------------------------------------------------
 
     def drop(self, reason: Reason, at_ms: int, detail: str = "") -> None:
-        """Give up what storage does not decide about, and refuse all requests. No tolerance counts it."""
+        """Gives up checkpoints that storage does not decide about, and refuses all requests. Tolerances ignore it."""
         self.aborter.give_up_open(reason, at_ms, detail)
         self.aborter.refuse_queued(reason, detail)
 

@@ -70,7 +70,7 @@ class CheckpointFinalizer:
             self._aborter.give_up(pending, Reason.UNION_STATE_PARTLY_FINISHED, at_ms, operator)
 
     def take_over(self) -> None:
-        """Find out what became of the checkpoints that the lost coordinator was writing."""
+        """Finds out what became of the checkpoints that the lost coordinator was writing."""
         for pending in self._context.state.pending.values():
             pending.inherited = True
             self._void(pending)
@@ -86,7 +86,7 @@ class CheckpointFinalizer:
             self._write(pending)
 
     def export_failed(self, event: ev.SavepointWriteFailed) -> None:
-        """Try again, for a bounded time. If the folder itself is unfit, give up at once."""
+        """Tries again, for a bounded time. If the folder itself is unfit, gives up at once."""
         pending = self._export_over(event.checkpoint_id)
         if pending is None:
             return
@@ -249,7 +249,7 @@ class CheckpointFinalizer:
             self._context.end = JobStatus.FINISHED
 
     def _count_committed(self, pending: PendingCheckpoint) -> None:
-        """Remember which sink files the completed checkpoint covers."""
+        """Remembers which sink files the completed checkpoint covers."""
         committed = self._context.state.committed_files
         for task, subtask in pending.acknowledged.items():
             for c in subtask.committables:
@@ -293,9 +293,9 @@ class CheckpointFinalizer:
         )
 
     def _partly_finished(self, pending: PendingCheckpoint) -> OperatorUid | None:
-        """An operator with union list state that has finished in some of its subtasks only, if there is one.
+        """Returns an operator with union list state that has finished in some of its subtasks only, or None.
 
-        What a finished subtask had put into the union is lost, and the others would not notice.
+        The entries of a finished subtask in the union are lost, and the other subtasks would not notice.
         """
         state = self._context.state
         if not state.union_operators:
@@ -359,7 +359,7 @@ class SinkCommitter:
             self._next()
 
     def take_over(self) -> None:
-        """Order again what the lost coordinator had ordered."""
+        """Orders again what the lost coordinator had ordered."""
         if self._context.state.commits:
             self._next()
 
@@ -383,7 +383,7 @@ class SinkCommitter:
             self._next()
 
     def failed(self, event: ev.SinkCommitFailed) -> None:
-        """Try again: a commit is idempotent. After too long the job fails, and a job restored from it commits."""
+        """Tries again: a commit is idempotent. After too long the job fails, and a job restored from it commits."""
         if not self._is_first(event.checkpoint_id):
             return
         spec = self._context.spec

@@ -61,7 +61,7 @@ class SavepointCopies:
             self._set_limit(savepoint, at_ms)
 
     def take_over(self, at_ms: int) -> None:
-        """Copy again what the lost coordinator was copying."""
+        """Copies again what the lost coordinator was copying."""
         state = self._context.state
         for savepoint in state.copies.values():
             if savepoint.export_asked:
@@ -93,7 +93,7 @@ class SavepointCopies:
             self._context.instruct(do.CompleteRequest(request, pending.checkpoint_id, None, pending.path))
 
     def failed(self, event: ev.SavepointWriteFailed) -> bool:
-        """Try again, for a bounded time. Returns whether it is one of these copies."""
+        """Tries again, for a bounded time. Returns whether it is one of these copies."""
         savepoint = self._context.state.copies.get(event.checkpoint_id)
         if savepoint is None:
             return False

@@ -5,8 +5,8 @@ compiler. The code takes NumPy arrays as they are, and reads address and length 
 that each extension module compiled against NumPy relies on (`PyArrayObject_fields`). `ARRAYS_ARE_AS_EXPECTED` checks
 that this Python and this NumPy use it; if not, numba runs all kernels. Rules:
 
-- An object refers to nothing outside itself, neither library functions nor numba's. Others cannot be loaded.
-- What is loaded stays for the lifetime of the process, because functions point into it.
+- An object refers to nothing outside itself, neither library functions nor numba's. Other objects cannot be loaded.
+- Loaded code stays for the lifetime of the process, because functions point into it.
 - Calls release the GIL. The code checks that arrays have one dimension and are contiguous. If not, it does nothing and
   returns `OTHER_ARRAYS`.
 """
@@ -60,7 +60,7 @@ Call = Callable[..., Any]
 
 
 class CannotLoadError(Exception):
-    """There is no machine code that runs by itself."""
+    """A kernel has no machine code that runs without numba."""
 
 
 def function_of(image: Image, kinds: Sequence[type | np.dtype[Any]], otherwise: Call) -> Call:

@@ -1,1 +1,1 @@
-"""The commit log of a table, in parts: its entries, how they rest, and what folds over them tell."""
+"""The log of an output table: its entries and their fold, what a job may claim, versions, vacuums and cuts."""

@@ -2,7 +2,7 @@
 
 A job that is restored from a checkpoint of another job continues the *line* of that job. The newest job of a line that
 has committed decides what the line shows: the rows that its checkpoint covered, and its own. Rows of other lines are
-left alone. Only a job that was started with `if_exists="overwrite"` hides them.
+not touched. Only a job that was started with `if_exists="overwrite"` hides them.
 
 A compaction belongs to a line like a job of it. A job that continues from a checkpoint which covers everything that a
 compaction replaced gets the compacted files. From any other checkpoint it gets the files that were replaced, unless a
@@ -33,8 +33,8 @@ from tidegate.storage.tables.table_info import IfExists
 Restored = tuple[JobId, CheckpointId]
 
 
-class TableLineage:
-    """All entries of the log of the table at `url`, and their fold."""
+class ClaimHistory:
+    """The lines of jobs in a table's log, computed from all of its entries and their fold. `url` is for error texts."""
 
     def __init__(self, url: str, entries: Sequence[TableEntry], fold: TableFold) -> None:
         self._url = url
@@ -54,7 +54,7 @@ class TableLineage:
         self._rewrites = LogRewrites(entries, fold.cut)
 
     def covered(self, job_id: JobId, checkpoint_id: CheckpointId) -> frozenset[int]:
-        """The entries that show what a checkpoint covers: of its job, and of those before it in its line."""
+        """Returns the entries with the rows that a checkpoint covers: of its job, and of earlier jobs in its line."""
         claim = self._period(job_id, checkpoint_id)
         if claim is not None:
             assert claim.claim is not None
@@ -65,14 +65,17 @@ class TableLineage:
                 raise self._before_the_cut(f"checkpoint {checkpoint_id} of job {job_id!r}")
             own, since = base.own, self._cut_at
         found = members_of(own, self._bearing)
-        # Only entries with files: ranges of those that have gone may span others.
+        # Only entries with files: the ranges of deleted entries may span entries without files.
         commits = (e for e in self._commits(job_id, since) if e.files)
         return frozenset((*found, *(e.seq for e in commits if _number(e) <= checkpoint_id)))
 
     def uncommitted(
         self, job_id: JobId, checkpoint_id: CheckpointId, candidates: Iterable[CheckpointId]
     ) -> tuple[CheckpointId, ...]:
-        """Those of a job's completed checkpoints which `checkpoint_id` covers and nobody has committed, ascending."""
+        """Returns the checkpoints in `candidates` that `checkpoint_id` covers and that were not committed, ascending.
+
+        `candidates` are completed checkpoints of the job.
+        """
         if not self._claims(job_id):
             return ()
         covered = self.covered(job_id, checkpoint_id)
@@ -83,20 +86,20 @@ class TableLineage:
         found = [number for number in candidates if newest < number <= checkpoint_id]
         claim = self._period(job_id, checkpoint_id)
         while claim is not None and claim.claim is not None and claim.claim.falls_back_to is not None:
-            # The job had passed over the checkpoints in between.
+            # The job had skipped the checkpoints in between.
             first, back_to = claim.claim.next_checkpoint_id, claim.claim.falls_back_to
             found = [number for number in found if not back_to < number < first]
             claim = self._period(job_id, back_to)
         return tuple(sorted(found))
 
     def knows(self, job_id: JobId) -> bool:
-        """Whether a job has ever claimed the table."""
+        """Returns whether a job has ever claimed the table."""
         return bool(self._claims(job_id))
 
     def claim(
         self, job_id: JobId, restored_from: Restored | None, if_exists: IfExists, next_checkpoint_id: int | None
     ) -> TableClaim | None:
-        """The claim to make; None when the job owns the table as it should already."""
+        """Returns the claim to make, or None if the job already owns the table as it should."""
         if self._claims(job_id):
             if self._fold.owner != job_id:
                 raise FencedError(owned_by(self._url, self._fold.owner, job_id))
@@ -108,7 +111,7 @@ class TableLineage:
         return self._goes_on(first.line, self.covered(*restored_from))
 
     def shown_by_line(self) -> dict[JobId, list[int]]:
-        """The entries that show, by the line whose jobs have made them."""
+        """Returns the visible entries, by the line whose jobs made them."""
         line_of = {e.job_id: e.claim.line for e in self._entries if e.claim is not None}
         found: dict[JobId, list[int]] = {}
         for seq in self._bearing:
@@ -117,14 +120,14 @@ class TableLineage:
         return found
 
     def compaction(self, line: JobId) -> TableClaim:
-        """The claim of whoever is to compact what a line shows. TableError where a job is about to change that."""
+        """Returns the claim for compacting what a line shows. Raises TableError if a job is about to change that."""
         fold = self._fold
-        # Equal sets may have other ranges, since entries without files count for nothing.
+        # Equal sets may have different ranges, because entries without files are ignored.
         hides = members_of(fold.shown, self._bearing) != members_of(fold.shown_next, self._bearing)
         if hides and not (fold.claim is not None and fold.claim.replaces):
             raise TableError(
                 f"job {fold.owner!r} has claimed the table at {self._url}, and will hide rows of it with its first "
-                "commit: let it go on, or restore it, and compact the table then"
+                "commit. Compact the table after that commit; if the job does not run, restore it first"
             )
         by_line = self.shown_by_line()
         replaced = set(by_line.pop(line, ()))
@@ -142,8 +145,8 @@ class TableLineage:
             return TableClaim(job_id, (), (), 0, overwrites=True)
         raise TableError(
             f"the table at {self._url} shows {fold.rows} rows already; "
-            'give if_exists="overwrite" to replace them or another url; if_exists="append" adds to them, also what an '
-            "earlier run of this job has written already"
+            'give if_exists="overwrite" to replace them, or another url. if_exists="append" adds to them, and repeats '
+            "rows that an earlier run of this job has written"
         )
 
     def _fallback(self, job_id: JobId, restored_from: Restored, next_checkpoint_id: int | None) -> TableClaim | None:
@@ -153,7 +156,7 @@ class TableLineage:
             back_to = restored_from[1]
             own = self.covered(job_id, back_to)
         else:
-            # To where the job itself was started from.
+            # Back to the checkpoint from which the job itself was started.
             back_to = CheckpointId(0)
             first = self._claims(job_id)[0]
             if first.seq <= self._cut_at:
@@ -176,7 +179,7 @@ class TableLineage:
         )  # fmt: skip
 
     def _goes_on(self, line: JobId, own: frozenset[int]) -> TableClaim:
-        """The claim of a job that goes on with a line from a checkpoint that covers `own`."""
+        """Returns the claim of a job that continues a line from a checkpoint that covers `own`."""
         claims = [e for e in self._entries if e.claim is not None and e.claim.line == line]
         jobs = {entry.job_id for entry in claims}
         root = claims[0]
@@ -197,7 +200,10 @@ class TableLineage:
         )
 
     def restorable(self, job_id: JobId, checkpoint_id: CheckpointId) -> frozenset[int]:
-        """The entries with the rows that a checkpoint covers; none where a vacuum has taken some away."""
+        """Returns the entries with the rows that a checkpoint covers.
+
+        Empty if a vacuum has deleted some of the rows.
+        """
         if not self.reaches(job_id, checkpoint_id):
             return frozenset()
         line = self._claims(job_id)[0].claim
@@ -206,7 +212,7 @@ class TableLineage:
         return frozenset(self._rewrites.whole(covered, self._fold.vacuum.gone, line.line) or ())
 
     def reaches(self, job_id: JobId, checkpoint_id: CheckpointId) -> bool:
-        """Whether the log goes back as far as a checkpoint of a job that is known."""
+        """Returns whether the log goes back as far as a checkpoint of a job that has claimed the table."""
         if self._period(job_id, checkpoint_id) is not None:
             return True
         base = self._bases.get(job_id)
@@ -216,19 +222,22 @@ class TableLineage:
         cut = self._fold.cut
         assert cut is not None
         return TableError(
-            f"a vacuum has deleted what the log of the table at {self._url} had from before its commit {cut.commit}, "
-            f"and {what} is older than that or of a job that others have replaced since: restore a newer one, or write "
+            f"a vacuum has cut the log of the table at {self._url} before its commit {cut.commit}, and {what} is older "
+            "than that, or belongs to a job that another job has replaced since. Restore a newer checkpoint, or write "
             "to another url"
         )
 
     def _whole(self, members: Collection[int], line: JobId | None) -> frozenset[int]:
-        """Entries with the rows of these, compacted where that is possible. TableError if a vacuum took some away."""
+        """Returns entries with the rows of `members`, compacted if possible.
+
+        Raises TableError if a vacuum deleted rows.
+        """
         found = self._rewrites.whole(members, self._fold.vacuum.gone, line)
         if found is None:
             raise TableError(
-                f"a vacuum has deleted rows of the table at {self._url} that the restored checkpoint covers: restore a "
-                f"newer one (what the table showed from its commit {self._fold.vacuum.readable_from} on is there), or "
-                "write to another url"
+                f"a vacuum has deleted rows of the table at {self._url} that the restored checkpoint covers. Restore a "
+                f"newer one (rows since commit {self._fold.vacuum.readable_from} of the table exist), or write to "
+                "another url"
             )
         return frozenset(found)
 
@@ -239,7 +248,7 @@ class TableLineage:
         return [entry for entry in self._commits_of.get(job_id, ()) if entry.seq > after]
 
     def _period(self, job_id: JobId, checkpoint_id: CheckpointId) -> TableEntry | None:
-        """The claim after which a checkpoint of a job was taken; None where the log was cut after that."""
+        """Returns the claim after which a checkpoint of a job was taken, or None if the log was cut later than that."""
         claims = self._claims(job_id)
         since = [e for e in claims if e.seq > self._cut_at]
         first = since[0] if since == claims and since else None
@@ -250,7 +259,7 @@ class TableLineage:
 
 
 def owned_by(url: str, owner: JobId | None, job_id: JobId | None) -> str:
-    """Why a job may not write to a table."""
+    """Returns the error text for a job that may not write to a table."""
     return f"the table at {url} is owned by {repr(owner) if owner else 'no job'}, not by {job_id!r}"
 
 

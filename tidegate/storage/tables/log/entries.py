@@ -1,8 +1,8 @@
-"""`TableEntry`: an entry of a table's log, and `TableFold`: what the entries of a log add up to.
+"""`TableEntry`: an entry of a table's log. `TableFold`: the state of a table, folded from the entries of its log.
 
 Sets of entries are stored as ranges of their numbers. Only entries with files matter to a set, so a range may span
-entries without files, such as claims. What a table shows is then one range, however many jobs have added to it. Only
-hidden entries split a range.
+entries without files, such as claims. The visible rows of a table are then one range, however many jobs have added to
+it. Only hidden entries split a range.
 
 Rules of the fold:
 
@@ -34,34 +34,35 @@ from tidegate.storage.ids import CheckpointId, JobId
 from tidegate.storage.tables.table_info import TableInfo
 
 Ranges = tuple[tuple[int, int], ...]
-"""Ascending, both ends included."""
+"""Ascending ranges of entry numbers, both ends included."""
 
 
 @wire
 class TableEntryKind(enum.Enum):
-    """What an entry of the log says."""
+    """The kind of an entry of the log."""
 
     CREATED = "created"
     CLAIMED = "claimed"
     COMMITTED = "committed"
     COMPACTING = "compacting"
-    """A process of the owner's begins to compact: no other one can until the table has another owner."""
+    """A process of the owner begins to compact. No other process can, until the table has another owner."""
     COMPACTED = "compacted"
     VACUUMED = "vacuumed"
     ALTERED = "altered"
-    """The table has got columns."""
+    """The table has gained columns."""
     CUT = "cut"
-    """Older entries that nothing needs any more are no part of the log from here on."""
+    """Older entries that are no longer needed are not part of the log from here on."""
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class TableClaim:
-    """What the first commit after a claim is built on.
+    """The state on which the first commit after a claim is built.
 
-    `line`: the first of the jobs that go on from one another; rows of a line are versions of one output. `own`: what
-    the line has shown at the checkpoint that the job starts from. `shows`: what the table shows with the first commit
-    besides the files of that commit, `shows_rows` rows. Files of the claim itself are in both.
+    - `line` is the first of the jobs that continue one another. Rows of a line are versions of one output.
+    - `own` is what the line showed at the checkpoint from which the job starts.
+    - `shows` is what the table shows with the first commit, besides the files of that commit: `shows_rows` rows. Files
+      of the claim itself are in both sets.
     """
 
     line: JobId
@@ -69,24 +70,24 @@ class TableClaim:
     shows: Ranges
     shows_rows: int
     home: str | None = None
-    """Where the job has its checkpoints, and so where it can be asked whether it lives."""
+    """The checkpoint storage of the job, where its lease shows whether it lives."""
     overwrites: bool = False
-    """Whether the line replaces what the table showed when it came."""
+    """True if the line replaces what the table showed before."""
     falls_back_to: CheckpointId | None = None
-    """Of an owner that goes on from an older checkpoint of its own."""
+    """The older checkpoint of its own from which the owner continues, or None."""
     next_checkpoint_id: int = 0
-    """Checkpoints of the job below this one, and after the one that it falls back to, are never committed any more."""
+    """Checkpoints of the job below this number, and after the one to which it falls back, are never committed."""
     replaces: Ranges = ()
-    """Of a compaction: what the line showed, the rows of which are in the files of its one commit."""
+    """For a compaction: the entries that the line showed. The files of the one commit have their rows."""
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class TableRewrite:
-    """What the files of a compaction stand for: the entries that it `replaces`, which had `rows_before` rows.
+    """The entries that a compaction replaces. They had `rows_before` rows.
 
-    `position`: where these rows are in the order of the table, as the newest entry that has brought any of them.
-    `level`: how many compactions the rows have been through, at most.
+    `position` is where these rows are in the order of the table, given as the newest entry that brought any of them.
+    `level` is the greatest number of compactions that any of the rows has been through.
     """
 
     replaces: Ranges
@@ -98,7 +99,7 @@ class TableRewrite:
 @wire
 @dataclass(frozen=True, slots=True)
 class TableVacuum:
-    """What vacuums have taken away: the entries that have `gone`, and from which commit on each can be read."""
+    """The entries whose files vacuums have deleted (`gone`). Every commit from `readable_from` on can be read."""
 
     gone: Ranges = ()
     readable_from: int = 0
@@ -107,7 +108,7 @@ class TableVacuum:
 @wire
 @dataclass(frozen=True, slots=True)
 class TableBase:
-    """What a job goes on with that is restored from a checkpoint of `job_id`, `checkpoint_id` or a later one."""
+    """The entries with which a job continues that is restored from this checkpoint of `job_id` or a later one."""
 
     job_id: JobId
     checkpoint_id: CheckpointId
@@ -117,10 +118,10 @@ class TableBase:
 @wire
 @dataclass(frozen=True, slots=True)
 class TableCut:
-    """What is left of a log up to entry `seq`, a commit or a compaction.
+    """The remainder of a log up to entry `seq`, which is a commit or a compaction.
 
-    Of these entries only those in `kept` are part of the log. Entries in `shown` are what the table showed with `seq`,
-    `rows` rows. What a compaction among them has replaced does not matter any more.
+    Of these entries only those in `kept` are part of the log. The entries in `shown` are what the table showed with
+    `seq`, `rows` rows. What a compaction among them has replaced no longer matters.
     """
 
     seq: int
@@ -130,33 +131,37 @@ class TableCut:
     commit: int
     """The newest commit up to `seq`. It is the oldest that can be read."""
     commit_rows: int
-    """What the table showed with it."""
+    """The number of rows that the table showed with it."""
     commit_holder: int
-    """The entry in `shown` with its rows."""
+    """The entry in `shown` that contains its rows."""
     bases: tuple[TableBase, ...]
-    """The jobs that can be restored from checkpoints of then. From those of other jobs with older claims none can."""
+    """The jobs that can be restored from checkpoints of that time. Other jobs with older claims cannot be restored."""
     shown_now: Ranges
     shown_next: Ranges
-    """What the table shows at the cut's own entry, and with the next commit: the same sets as before it, as ranges of
-    the entries that are left. Otherwise equal sets would not have equal ranges."""
+    """The entries shown at the cut's own entry (`shown_now`), and with the next commit (`shown_next`).
+
+    These are the same sets as before the cut, as ranges of the remaining entries. Otherwise equal sets would not have
+    equal ranges.
+    """
     newest_bearing: int
-    """The newest entry that bears files and is left."""
+    """The newest remaining entry with files."""
 
     def keeps(self, seq: int) -> bool:
-        """Whether an entry is part of the log."""
+        """Returns whether an entry is part of the log."""
         return seq > self.seq or covers(self.kept, seq)
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class TableEntry:
-    """One entry.
+    """An entry of the log.
 
-    The first and alterations have `info`, commits have a checkpoint, claims a `claim`, compactions a `rewrite`, vacuums
-    a `vacuum`, and cuts a `cut`.
+    The first entry and alterations have `info`, commits a checkpoint, claims a `claim`, compactions a `rewrite`,
+    vacuums a `vacuum`, and cuts a `cut`.
 
-    Files of a claim are those that the restored checkpoint covers and nobody had committed. `nonce` is the
-    writer's own. `at_ms`: when what is shown has changed, since the epoch; never before the time of an earlier entry.
+    - Files of a claim are files that the restored checkpoint covers and that were not committed.
+    - `nonce` identifies the writer.
+    - `at_ms` is when the visible rows changed, in ms since the epoch. It is never before the time of an earlier entry.
     """
 
     seq: int
@@ -174,28 +179,28 @@ class TableEntry:
 
     @property
     def rows(self) -> int:
-        """Rows in its files."""
+        """The number of rows in its files."""
         return sum(file.rows for file in self.files)
 
     @property
     def position(self) -> int:
-        """Where its rows are in the order of the table."""
+        """The place of its rows in the order of the table."""
         return self.seq if self.rewrite is None else self.rewrite.position
 
 
 def in_order(entry: TableEntry) -> int:
-    """What entries are sorted by, so that their rows are in the order of the table."""
+    """Returns the key by which entries are sorted into the order of the table."""
     return entry.position
 
 
 def covers(ranges: Ranges, seq: int) -> bool:
-    """Whether an entry that bears files is in the set."""
+    """Returns whether an entry with files is in the set."""
     at = bisect_right(ranges, seq, key=lambda bounds: bounds[0])
     return at > 0 and seq <= ranges[at - 1][1]
 
 
 def ranges_of(members: Collection[int], bearing: Iterable[int]) -> Ranges:
-    """The set of `members`; `bearing` are all entries that bear files, ascending."""
+    """Returns the set of `members` as ranges. `bearing` are all entries with files, ascending."""
     found: list[tuple[int, int]] = []
     joined = False
     for seq in bearing:
@@ -210,7 +215,7 @@ def ranges_of(members: Collection[int], bearing: Iterable[int]) -> Ranges:
 
 
 def joined(members: Iterable[int]) -> Ranges:
-    """The set of `members`, where nobody knows which entries between them bear files."""
+    """Returns the set of `members` as ranges, if it is unknown which entries between them have files."""
     found: list[tuple[int, int]] = []
     for seq in sorted(members):
         if found and found[-1][1] == seq - 1:
@@ -221,14 +226,14 @@ def joined(members: Iterable[int]) -> Ranges:
 
 
 def added(ranges: Ranges, seq: int, newest_bearing: int) -> Ranges:
-    """The set with an entry that is newer than all that bear files, of which `newest_bearing` was the newest."""
+    """Returns the set with a new entry, newer than `newest_bearing`, which was the newest entry with files."""
     if ranges and newest_bearing <= ranges[-1][1]:
         return (*ranges[:-1], (ranges[-1][0], seq))
     return (*ranges, (seq, seq))
 
 
 def without(ranges: Ranges, gone: Ranges) -> Ranges:
-    """The set without the members of another one."""
+    """Returns the set without the members of another set."""
     found: list[tuple[int, int]] = []
     for first, last in ranges:
         at = max(0, bisect_right(gone, first, key=lambda bounds: bounds[0]) - 1)
@@ -244,7 +249,7 @@ def without(ranges: Ranges, gone: Ranges) -> Ranges:
 
 
 def members_of(ranges: Ranges, bearing: Sequence[int]) -> list[int]:
-    """The members of a set, ascending; `bearing` are all entries that bear files, ascending."""
+    """Returns the members of a set, ascending. `bearing` are all entries with files, ascending."""
     return [seq for first, last in ranges for seq in bearing[bisect_left(bearing, first) : bisect_right(bearing, last)]]
 
 
@@ -262,34 +267,34 @@ class TableFold:
     shown: Ranges = ()
     rows: int = 0
     newest_bearing: int = 0
-    """The newest entry that bears files."""
+    """The newest entry with files."""
     claims: int = 0
     owner: JobId | None = None
     claim: TableClaim | None = None
     pending: bool = False
-    """Whether nothing was committed since the newest claim."""
+    """True if nothing was committed since the newest claim."""
     newest_commit: CheckpointId | None = None
     """The newest checkpoint that the owner has committed."""
     newest_files: str = ""
     newest_at_ms: int | None = None
-    """When what is shown has changed last."""
+    """When the visible rows last changed."""
     compactor: str = ""
     """The nonce of the process that may compact for the owner."""
     compactor_seq: int = 0
-    """The entry in which it has said so."""
+    """The entry in which that process declared it."""
     vacuum: TableVacuum = field(default_factory=TableVacuum)
-    """What has been deleted for good."""
+    """The entries whose files were deleted for good."""
     cut: TableCut | None = None
-    """Where the log begins; None: with its first entry."""
+    """The cut with which the log begins, or None if it begins with its first entry."""
 
     @staticmethod
     def first(entry: TableEntry, checksum: str) -> TableFold:
-        """The fold of the first entry."""
+        """Returns the fold of the first entry."""
         assert entry.info is not None
         return TableFold(entry.seq, checksum, entry.info)
 
     def after(self, entry: TableEntry, checksum: str) -> TableFold:
-        """The fold with the next entry."""
+        """Returns the fold with the next entry."""
         assert entry.seq == self.seq + 1
         fold = replace(self, seq=entry.seq, entry_checksum=checksum)
         match entry.kind:
@@ -313,32 +318,36 @@ class TableFold:
 
     @property
     def shown_next(self) -> Ranges:
-        """What is shown with the next commit, besides its files."""
+        """The entries that are shown with the next commit, besides its files."""
         return self.claim.shows if self.pending and self.claim is not None else self.shown
 
     @property
     def switches(self) -> bool:
-        """Whether the next commit changes what is shown even if it has no files."""
+        """True if the next commit changes what is shown even if it has no files."""
         return self.shown_next != self.shown
 
     def may_compact(self, job_id: JobId, nonce: str, replaced: Iterable[int]) -> bool:
-        """Whether a process of a job may put files in the place of these entries."""
+        """Returns whether a process of a job may replace these entries by a compaction."""
         in_charge = self.owner == job_id and self.compactor == nonce and not self.pending
         return in_charge and all(covers(self.shown, seq) for seq in replaced)
 
     def is_decided(self, url: str, checkpoint_id: CheckpointId, files: tuple[DataFile, ...]) -> bool:
-        """Whether a checkpoint of the owner needs no commit any more; TableError if it was one of other files."""
+        """Returns whether a checkpoint of the owner needs no commit.
+
+        That is so if it was committed before, if it can never be committed, or if a commit would change nothing. Raises
+        TableError if the checkpoint was committed with other files.
+        """
         assert self.claim is not None and self.owner is not None
         if checkpoint_id == self.newest_commit and self.newest_files != fingerprint(files):
             raise TableError(
-                f"checkpoint {checkpoint_id} of {self.owner!r} was committed to {url} with other files than it is now"
+                f"checkpoint {checkpoint_id} of {self.owner!r} was committed to {url} with other files before"
             )
         if self.newest_commit is not None and checkpoint_id <= self.newest_commit:
             return True
         back_to = self.claim.falls_back_to
         if back_to is not None and back_to < checkpoint_id < self.claim.next_checkpoint_id:
             log.warning(
-                "checkpoint %d of %s is not committed to %s: the job has gone on from checkpoint %d",
+                "checkpoint %d of %s is not committed to %s: the job has continued from checkpoint %d",
                 checkpoint_id, self.owner, url, back_to,
             )  # fmt: skip
             return True
@@ -361,7 +370,7 @@ class TableFold:
 
     def _committed(self, entry: TableEntry) -> TableFold:
         if self.claim is None or entry.job_id != self.owner:
-            raise CorruptionError(f"entry {entry.seq} of a table's log is of {entry.job_id!r}, not of {self.owner!r}")
+            raise CorruptionError(f"entry {entry.seq} of a table's log is by {entry.job_id!r}, not by {self.owner!r}")
         shown, rows = self.shown_next, self.claim.shows_rows if self.pending else self.rows
         return replace(
             self,
@@ -383,7 +392,7 @@ class TableFold:
     def _compacted(self, entry: TableEntry) -> TableFold:
         rewrite = entry.rewrite
         if rewrite is None or self.pending or entry.job_id != self.owner:
-            raise CorruptionError(f"entry {entry.seq} of a table's log is a compaction that could not be made there")
+            raise CorruptionError(f"entry {entry.seq} of a table's log is a compaction that is not allowed there")
         shown = without(self.shown, rewrite.replaces)
         return replace(
             self,
@@ -395,5 +404,5 @@ class TableFold:
 
 
 def fingerprint(files: tuple[DataFile, ...]) -> str:
-    """Tells the files of one commit from those of another."""
+    """Returns a checksum that distinguishes the files of one commit from the files of another."""
     return checksum_of(encode(files))

@@ -1,11 +1,11 @@
-"""`TableTail`: the end of a table's log as one process knows it, which it reads on from, appends to and compacts.
+"""`TableTail`: the end of a table's log as one process has read it. It reads on, appends and compacts the log.
 
 `TableParts` reads and writes the files of the log:
 
     _tidegate/log/<seq>               one entry
     _tidegate/log/snapshot-<seq>      the fold of all entries up to `seq`, and the list of the parts with these entries
     _tidegate/parts/<first>-<last>    entries `first` to `last`, in columns; a part is never changed
-    _tidegate/parts/<first>-<last>-<cut>    the entries of these that a cut left
+    _tidegate/parts/<first>-<last>-<cut>    the entries of the range that a cut left
 
 Rules of reading and appending:
 
@@ -73,20 +73,20 @@ log = logging.getLogger(__name__)
 RACES_MAX = 32
 T = TypeVar("T")
 PARTS_WEIGHT_MAX = 20_000
-"""Entries and files of the parts that stay in memory once they were read, if that is more than one part."""
+"""How many entries and files, in total, the cached parts may have. One part is cached even if it is larger."""
 
 
 class _OvertakenError(Exception):
-    """The log was truncated beyond what this reader knows."""
+    """The log was truncated beyond the last entry that this reader has read."""
 
 
 class TableTail:
-    """The newest snapshot, what was appended since, and the fold of it all. Not thread-safe."""
+    """The newest snapshot, the entries appended since, and their fold. Not thread-safe."""
 
     def __init__(self, store: Store, entries_per_snapshot: int) -> None:
         assert entries_per_snapshot >= 2, "the entry before the newest one is never truncated"
         self.fold: TableFold | None = None
-        """None where nothing was read yet, or where there is no table."""
+        """None before the first read, or if there is no table."""
         self.loose: list[TableEntry] = []
         """The entries after the snapshot."""
         self._url = store.url
@@ -94,16 +94,16 @@ class TableTail:
         self._every = entries_per_snapshot
         self._state: TableState | None = None
         self._due: list[TableFold] = []
-        """Folds that snapshots should be made of."""
+        """The folds of which snapshots are due."""
         self._columns: dict[TablePart, PartColumns] = {}
-        """Parts that were read lately, the latest one last: a writer that lives for years keeps a bounded number."""
+        """Parts that were read recently, the latest one last. Bounded, because a writer may live for years."""
         self._newest: tuple[int, str] | None = None
         """Number and checksum of the newest entry that was part of the log."""
 
     def refresh(self) -> None:
-        """Read what has been appended; begin anew where the log was truncated meanwhile.
+        """Reads entries that were appended since, and starts again if the log was truncated meanwhile.
 
-        TableError where the log has lost entries that were part of it.
+        Raises TableError if the log has lost entries that were part of it.
         """
         for _ in range(RACES_MAX):
             try:
@@ -119,19 +119,19 @@ class TableTail:
             except _OvertakenError:
                 self._forget()
             except TidegateError:
-                # Nobody has seen yet that what was read is not of a hole.
+                # It is not verified yet that the entries which were read are not in a hole.
                 self._forget()
                 raise
         where = join_url(self._url, LOG_FOLDER)
         raise CorruptionError(f"{where} cannot be read: entries that the newest snapshot needs are missing")
 
     def expect(self, seq: int) -> None:
-        """Take it as known that entry `seq` was part of the log, as another process of the job has reported."""
+        """Records that entry `seq` was part of the log, as another process of the job has reported."""
         if seq >= 0 and (self._newest is None or self._newest[0] < seq):
             self._newest = seq, ""
 
     def is_behind(self) -> bool:
-        """Whether more is known of the log than was read."""
+        """Returns whether the log is known to have more entries than were read."""
         return self._newest is not None and (self.fold is None or self.fold.seq < self._newest[0])
 
     def _remember(self) -> None:
@@ -139,26 +139,26 @@ class TableTail:
             self._newest = self.fold.seq, self.fold.entry_checksum
 
     def _check_nothing_lost(self) -> None:
-        """Raise TableError if the newest entry that was part of the log is not a part of what was loaded."""
+        """Raises TableError if the newest known entry of the log is not part of the loaded log."""
         if self._newest is None:
             return
         seq, checksum = self._newest
         ends = -1 if self.fold is None else self.fold.seq
         if ends < seq:
-            found = "there is no log any more" if self.fold is None else f"it ends with entry {ends}"
+            found = "the log is gone" if self.fold is None else f"the log ends with entry {ends}"
         elif checksum and self._files.has_entry(seq) and not self._is_there(seq, checksum):
             found = "another entry is there now"
         else:
             return
-        raise self.lost(f"this job knows entry {seq} of it", found)
+        raise self.lost(f"this job has seen entry {seq}", found)
 
     def lost(self, known: str, found: str) -> TableError:
-        """The error that the log has lost entries: what is known of it, and what is found there."""
+        """Returns the error for lost entries. `known` is what was part of the log before, `found` is what is there."""
         return TableError(
             f"the log of the table at {self._url} has lost entries: {known}, and {found}. The storage "
-            "has lost what it had acknowledged or was taken back to an older state, or the table was deleted and "
-            "created again. Rows that were committed are missing, so nothing is written to it. Bring the folder "
-            "back from a copy, or restore the job from a checkpoint that is older than the loss"
+            "has lost acknowledged writes or was reset to an older state, or the table was deleted and created "
+            "again. Committed rows are missing, so nothing is written to the table. Bring the folder back from "
+            "a copy, or restore the job from a checkpoint that is older than the loss"
         )
 
     def _forget(self) -> None:
@@ -166,7 +166,7 @@ class TableTail:
         self.loose, self._due = [], []
 
     def _load(self) -> None:
-        """Begin with the newest snapshot that is whole."""
+        """Loads the newest undamaged snapshot."""
         numbers, snapshots = self._files.listing()
         damage: CorruptionError | None = None
         for seq in reversed(snapshots):
@@ -177,7 +177,7 @@ class TableTail:
             except NotFoundError:
                 raise _OvertakenError from None
             except CorruptionError as error:
-                log.warning("a snapshot is passed over: %s", error)
+                log.warning("a damaged snapshot is skipped: %s", error)
                 damage = error
         else:
             if damage is not None:
@@ -186,7 +186,7 @@ class TableTail:
         self._check_no_hole(first, [number for number in numbers if number >= first], snapshots)
         self._read_on()
         if numbers and (self.fold is None or self.fold.seq < numbers[-1]):
-            raise _OvertakenError  # Entries that were there a moment ago are not any more.
+            raise _OvertakenError  # Entries that existed a moment ago are gone.
 
     def _check_no_hole(self, first: int, numbers: Sequence[int], snapshots: Sequence[int]) -> None:
         # Reading on until nothing is found would take a lost entry for the end; a listing does not.
@@ -203,7 +203,7 @@ class TableTail:
             expected += 1
 
     def _read_on(self) -> None:
-        """Read entries to the end. What was known before, or else the first entry, must be there afterwards."""
+        """Reads entries to the end. The newest entry read before, or else the first entry, must exist afterwards."""
         known = self.fold
         while True:
             try:
@@ -232,7 +232,7 @@ class TableTail:
             self._due.append(self.fold)
 
     def append(self, entry: TableEntry) -> bool:
-        """Whether the entry is part of the log now; if not, what the log says instead has been read."""
+        """Appends an entry and returns True. Returns False if another entry is there, after reading the new entries."""
         before = self.fold
         try:
             checksum = self._files.create_entry(entry)
@@ -241,7 +241,7 @@ class TableTail:
             return False
         follows = not self._files.listing()[1] if before is None else self._is_there(before.seq, before.entry_checksum)
         if not follows:
-            # It fills a hole of the truncated log: what is there, or was, is part of a snapshot.
+            # The entry is in the hole of a truncated log, whose entries are part of a snapshot.
             self._files.delete_entry(entry.seq)
             self._forget()
             self.refresh()
@@ -252,7 +252,7 @@ class TableTail:
         return True
 
     def _compact(self) -> None:
-        """Write the snapshots that are due. The entry that made them due stands, whatever happens here."""
+        """Writes the snapshots that are due. Failures do not affect the entry that made them due."""
         try:
             while self._due:
                 fold = self._due[0]
@@ -262,13 +262,16 @@ class TableTail:
                 if before is not None:
                     self._files.truncate(before, self._state)
         except NotFoundError:
-            # Somebody has compacted further, and deleted parts that were to be joined.
+            # Another process has compacted further, and deleted parts that were to be joined.
             self._forget()
         except StorageError as error:
             log.warning("the log of %s is compacted later: %s", self._url, error)
 
     def with_parts(self, read: Callable[[], T]) -> T:
-        """What `read` makes of the log and its parts; again where parts were joined to a larger one meanwhile."""
+        """Returns the result of `read`, which reads the log and its parts.
+
+        Repeats it if parts were joined meanwhile.
+        """
         missing: NotFoundError | None = None
         for _ in range(RACES_MAX):
             self.refresh()
@@ -281,11 +284,11 @@ class TableTail:
 
     @property
     def parts(self) -> tuple[TablePart, ...]:
-        """What holds the entries before the loose ones, in order."""
+        """The parts with the entries before the loose ones, in order."""
         return () if self._state is None else self._state.parts
 
     def read_part(self, part: TablePart) -> PartColumns:
-        """A part, from memory if it was read lately. NotFoundError, CorruptionError."""
+        """Returns a part, from memory if it was read recently. Raises NotFoundError, CorruptionError."""
         if (columns := self._columns.pop(part, None)) is None:
             columns, known = self._files.read_part(part), self.parts
             self._columns = {old: kept for old, kept in self._columns.items() if old in known}
@@ -298,27 +301,30 @@ class TableTail:
         return columns
 
     def entries_after(self, seq: int) -> list[TableEntry]:
-        """All entries after `seq`, in order. Call it in `with_parts`: NotFoundError, CorruptionError."""
+        """Returns all entries after `seq`, in order. Call it in `with_parts`. Raises NotFoundError, CorruptionError."""
         return [entry for entry in self._entries(part for part in self.parts if part.last > seq) if entry.seq > seq]
 
     def entries_in(self, shown: Ranges) -> list[TableEntry]:
-        """The entries of a set that bear files, in the order of the table. Call it in `with_parts`, as above."""
+        """Returns the entries of a set that have files, in the order of the table.
+
+        Call it in `with_parts`, as above.
+        """
         parts = [part for part in self.parts if any(first <= part.last and part.first <= last for first, last in shown)]
         return sorted((e for e in self._entries(parts) if e.files and covers(shown, e.seq)), key=in_order)
 
     def entries_of(self, members: Collection[int]) -> list[TableEntry]:
-        """These entries, ascending. Call it in `with_parts`, as above."""
+        """Returns these entries, ascending. Call it in `with_parts`, as above."""
         parts = [part for part in self.parts if any(part.first <= seq <= part.last for seq in members)]
         return [entry for entry in self._entries(parts) if entry.seq in members]
 
     def _entries(self, parts: Iterable[TablePart]) -> list[TableEntry]:
-        """The entries of parts, and the loose ones, without what a cut leaves out."""
+        """Returns the entries of parts and the loose entries, without those dropped by a cut."""
         entries = [*(e for part in parts for e in self.read_part(part).entries()), *self.loose]
         cut = None if self.fold is None else self.fold.cut
         return entries if cut is None else [entry for entry in entries if cut.keeps(entry.seq)]
 
     def files_of(self, shown: Ranges) -> tuple[DataFile, ...]:
-        """The files of these entries, in order; other parts are not read. Call it in `with_parts`, as above."""
+        """Returns the files of these entries, in order. Other parts are not read. Call it in `with_parts`, as above."""
         cut = None if self.fold is None else self.fold.cut
         files = [
             numbered
@@ -337,7 +343,7 @@ def _weight(part: TablePart) -> int:
 
 TABLE_LOG_VERSION = 3
 _VERSION_MIN = 2
-"""What came since are fields that an older file does not have."""
+"""Files of this version are readable: they only lack newer fields."""
 LOG_FOLDER = "_tidegate/log"
 PARTS_FOLDER = "_tidegate/parts"
 FAN_IN = 10
@@ -346,15 +352,15 @@ _ENTRY_MAGIC, _SNAPSHOT_MAGIC, _PART_MAGIC = b"TGTABLE", b"TGTABSN", b"TGTABPT"
 _SNAPSHOT_PREFIX = "snapshot-"
 _DIGITS = 12
 _LEVEL_CUT = 1_000
-"""That of parts which are not joined to others."""
+"""The level of parts that are not joined to others."""
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class TablePart:
-    """A part of the log: entries `first` to `last`, with so many data files.
+    """A part of the log: entries `first` to `last`, with `files` data files.
 
-    `cut`: without the entries that the cut at this entry leaves out; None: with all.
+    `cut` is the entry of the cut whose dropped entries it lacks, or None if it has all entries.
     """
 
     first: int
@@ -365,7 +371,7 @@ class TablePart:
 
     @property
     def path(self) -> str:
-        """Where it lies."""
+        """The path of its file."""
         cut = "" if self.cut is None else f"-{self.cut:0{_DIGITS}d}"
         return f"{PARTS_FOLDER}/{self.first:0{_DIGITS}d}-{self.last:0{_DIGITS}d}{cut}"
 
@@ -373,7 +379,7 @@ class TablePart:
 @wire
 @dataclass(frozen=True, slots=True)
 class TableState:
-    """What a snapshot holds: the fold, and the parts with all entries up to it."""
+    """The content of a snapshot: the fold, and the parts with all entries up to it."""
 
     fold: TableFold
     parts: tuple[TablePart, ...]
@@ -382,25 +388,25 @@ class TableState:
 @wire
 @dataclass(frozen=True, slots=True)
 class PartColumns:
-    """Entries of a part. Commits are columns, everything else is there as it is."""
+    """The entries of a part. Commits are stored in columns, other entries as they are."""
 
     jobs: tuple[JobId, ...] = ()
     seqs: tuple[int, ...] = ()
     job_of: tuple[int, ...] = ()
     checkpoints: tuple[CheckpointId, ...] = ()
     counts: tuple[int, ...] = ()
-    """Files of each commit."""
+    """The number of files of each commit."""
     paths: tuple[str, ...] = ()
     rows: tuple[int, ...] = ()
     sizes: tuple[int, ...] = ()
     checksums: tuple[str, ...] = ()
     others: tuple[TableEntry, ...] = ()
     times: tuple[int | None, ...] = ()
-    """When each commit was made. Parts that are older than these times have none."""
+    """When each commit was made. Empty in parts that were written before commits had times."""
 
     @staticmethod
     def of(entries: Sequence[TableEntry]) -> PartColumns:
-        """These entries."""
+        """Returns the columns of these entries."""
         commits = [e for e in entries if e.kind is TableEntryKind.COMMITTED]
         jobs = tuple(dict.fromkeys(e.job_id for e in commits if e.job_id is not None))
         number = {job: at for at, job in enumerate(jobs)}
@@ -421,7 +427,7 @@ class PartColumns:
 
     @staticmethod
     def joined(parts: Sequence[PartColumns]) -> PartColumns:
-        """The entries of adjacent parts."""
+        """Returns the entries of adjacent parts as one part."""
         jobs = tuple(dict.fromkeys(job for part in parts for job in part.jobs))
         number = {job: at for at, job in enumerate(jobs)}
         return PartColumns(
@@ -439,7 +445,7 @@ class PartColumns:
         )
 
     def entries(self) -> list[TableEntry]:
-        """All entries, in order."""
+        """Returns all entries, in order."""
         commits = (
             TableEntry(
                 seq,
@@ -456,7 +462,7 @@ class PartColumns:
         return sorted((*commits, *self.others), key=lambda entry: entry.seq)
 
     def files(self, shown: Ranges, cut: TableCut | None = None) -> list[tuple[int, DataFile]]:
-        """The files of the entries that are shown and not cut off, each with its place in the order of the table."""
+        """Returns the files of the visible entries that a cut keeps, each with its position in the table's order."""
 
         def shows(seq: int) -> bool:
             return covers(shown, seq) and (cut is None or cut.keeps(seq))
@@ -487,13 +493,13 @@ class TableParts:
     # --- entries --------------------------------------------------------------------------------------------------
 
     def create_entry(self, entry: TableEntry) -> str:
-        """Create an entry and return its checksum. AlreadyExistsError, StorageError."""
+        """Creates an entry and returns its checksum. Raises AlreadyExistsError, StorageError."""
         data = encoded_entry(entry)
         self._store.create(entry_path(entry.seq), data)
         return checksum_of(data)
 
     def read_entry(self, seq: int) -> tuple[TableEntry, str]:
-        """An entry and its checksum. NotFoundError, CorruptionError, CodecError."""
+        """Returns an entry and its checksum. Raises NotFoundError, CorruptionError, CodecError."""
         path = entry_path(seq)
         where = join_url(self._store.url, path)
         data = self._store.read(path)
@@ -501,19 +507,23 @@ class TableParts:
         if not isinstance(entry, TableEntry) or entry.seq != seq:
             raise CorruptionError(f"{where} does not hold entry {seq} of the table's log")
         if (entry.kind is TableEntryKind.CREATED) != (seq == 0):
-            raise CorruptionError(f"{where}: entry {seq} cannot be {entry.kind.value!r}")
+            only = "which only entry 0 may be" if seq else f"and entry 0 must be {TableEntryKind.CREATED.value!r}"
+            raise CorruptionError(
+                f"{where} is damaged: entry {seq} is of kind {entry.kind.value!r}, {only}; restore this file from a "
+                "copy of the table"
+            )
         return entry, checksum_of(data)
 
     def entry_checksum(self, seq: int) -> str:
-        """Checksum of an entry as it lies there. NotFoundError."""
+        """Returns the checksum of a stored entry. Raises NotFoundError."""
         return checksum_of(self._store.read(entry_path(seq)))
 
     def has_entry(self, seq: int) -> bool:
-        """Whether an entry is there, whatever a listing says."""
+        """Returns whether an entry exists, independently of a listing."""
         return self._store.exists(entry_path(seq))
 
     def listing(self) -> tuple[list[int], list[int]]:
-        """Numbers of the entries and of the snapshots that are there, ascending."""
+        """Returns the numbers of the existing entries and snapshots, ascending."""
         names = self._store.list(LOG_FOLDER)
         snapshots = (n.removeprefix(_SNAPSHOT_PREFIX) for n in names if n.startswith(_SNAPSHOT_PREFIX))
         return sorted(map(int, filter(_is_number, names))), sorted(map(int, filter(_is_number, snapshots)))
@@ -521,7 +531,7 @@ class TableParts:
     # --- parts and snapshots --------------------------------------------------------------------------------------
 
     def read_state(self, seq: int) -> TableState:
-        """A snapshot. NotFoundError, CorruptionError, CodecError."""
+        """Returns a snapshot. Raises NotFoundError, CorruptionError, CodecError."""
         path = _snapshot_path(seq)
         where = join_url(self._store.url, path)
         state = _decoded(_SNAPSHOT_MAGIC, self._store.read(path), where)
@@ -530,7 +540,7 @@ class TableParts:
         return state
 
     def read_part(self, part: TablePart) -> PartColumns:
-        """A part. NotFoundError, CorruptionError, CodecError."""
+        """Returns a part. Raises NotFoundError, CorruptionError, CodecError."""
         where = join_url(self._store.url, part.path)
         columns = _decoded(_PART_MAGIC, self._store.read(part.path), where)
         if not isinstance(columns, PartColumns):
@@ -538,7 +548,7 @@ class TableParts:
         return columns
 
     def compact(self, before: TableState | None, fold: TableFold, entries: Sequence[TableEntry]) -> TableState:
-        """Write `entries`, which follow on a state, as parts, and a snapshot with their fold. Returns what it holds."""
+        """Writes `entries`, which follow a state, as parts, and a snapshot with their fold. Returns the new state."""
         parts = () if before is None else before.parts
         fresh = TablePart(entries[0].seq, entries[-1].seq, 0, sum(len(e.files) for e in entries))
         columns = {fresh.path: PartColumns.of(entries)}
@@ -560,7 +570,7 @@ class TableParts:
         return state
 
     def _after_cut(self, cut: TableCut, parts: Sequence[TablePart]) -> tuple[TablePart, ...]:
-        """These parts without what a cut leaves out, written where they are not so already."""
+        """Returns the parts without the entries that a cut drops, and writes parts that still have such entries."""
         count = sum(part.first <= cut.seq for part in parts)
         if all(part.cut == cut.seq for part in parts[:count]):
             return tuple(parts)
@@ -578,7 +588,7 @@ class TableParts:
         return (*written, *parts[count:])
 
     def truncate(self, before: TableState, state: TableState) -> None:
-        """Delete what neither of two snapshots, one after the other, needs. It may stop anywhere, and be repeated."""
+        """Deletes files that neither of two consecutive snapshots needs. It may stop anywhere, and be repeated."""
         entries, snapshots = self.listing()
         for seq in entries:
             if seq < before.fold.seq:
@@ -592,12 +602,12 @@ class TableParts:
             numbers = name.split("-")
             if f"{PARTS_FOLDER}/{name}" in needed or not all(map(_is_number, numbers)) or len(numbers) < 2:
                 continue
-            # Parts that end later, or that were cut later, are of somebody who has gone further.
+            # Parts that end later, or that were cut later, belong to a process that is ahead of this one.
             if int(numbers[1]) <= state.fold.seq and (len(numbers) == 2 or int(numbers[2]) <= cut):
                 self._store.delete(f"{PARTS_FOLDER}/{name}")
 
     def delete_entry(self, seq: int) -> None:
-        """Take back an entry that was created where the log had been truncated."""
+        """Deletes an entry that was created where the log had been truncated."""
         self._store.delete(entry_path(seq))
 
     def _write_part(self, part: TablePart, columns: PartColumns) -> None:
@@ -608,9 +618,9 @@ class TableParts:
 
 
 def encoded_cut_log(fold: TableFold, entries: Sequence[TableEntry]) -> list[tuple[str, bytes]]:
-    """Paths and bytes of a log that was cut, of which these are all entries, in the order in which to write them.
+    """Returns paths and bytes of a cut log with these entries, in the order in which to write them.
 
-    Single entries would have holes between them, so it is a part, the newest entry, and a snapshot.
+    Single entries would have holes between them, so it is written as a part, the newest entry, and a snapshot.
     """
     assert fold.cut is not None
     files = sum(len(entry.files) for entry in entries)
@@ -626,12 +636,12 @@ def encoded_cut_log(fold: TableFold, entries: Sequence[TableEntry]) -> list[tupl
 
 
 def encoded_entry(entry: TableEntry) -> bytes:
-    """The bytes of an entry's file."""
+    """Returns the bytes of an entry's file."""
     return seal(_ENTRY_MAGIC, TABLE_LOG_VERSION, encode(entry))
 
 
 def entry_path(seq: int) -> str:
-    """Where an entry lies."""
+    """Returns the path of an entry."""
     return f"{LOG_FOLDER}/{seq:0{_DIGITS}d}"
 
 

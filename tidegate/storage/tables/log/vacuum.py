@@ -1,26 +1,27 @@
-"""Which files and entries a table's log no longer needs: vacuums delete files, cuts drop entries. Both are pure.
+"""Decides what a table's log no longer needs. A vacuum deletes files, a cut drops entries. Both are pure.
 
 Rules of a vacuum:
 
 - Everything that the table has shown since a given moment is kept: readers that began then can continue, every commit
   since can be read, and every checkpoint since can be restored. The newest commits are kept too, and what is shown now
   or with the next commit.
-- What the owner may still go back to is kept: the checkpoints of it that exist, or else where it was started.
+- The checkpoints to which the owner may still go back are kept: its existing checkpoints, or else the checkpoint from
+  which it was started.
 - Everything else that is hidden is deleted for good. The entry of the vacuum names all entries that have ever lost
   their files. It is written before anything is deleted. Claims and readers respect it, so nothing builds on them.
 - Entries lose their files one by one. A file is deleted when no remaining entry names it.
 
-A vacuum leaves the entries that named deleted files. A cut drops these entries, so that a log is as long as the history
-of its table and not as its life. Rules of a cut:
+A vacuum leaves the entries that named deleted files. A cut drops these entries, so that the length of a log follows the
+retained history of its table, and not the table's age. Rules of a cut:
 
 - The log is cut at the oldest version that has to be readable. Of the entries up to there the cut keeps what the table
-  showed then, the newest commit among them, what the table is, and the first claim of each job, so that every job stays
-  known.
-- The entry of the cut names the entries that are kept. Every reader of the log ignores the others from then on, also
-  where they are still in a part. The content of the log therefore never depends on how far files were rewritten.
-- The cut stores what the rest of the log builds on: what was shown, and for each line of jobs with visible rows the
-  newest job and checkpoint that covered exactly these rows. A job that restores that checkpoint, or a later one, finds
-  its rows.
+  showed then, the newest commit among them, the entries that define the table, and the first claim of each job, so that
+  every job stays known.
+- The entry of the cut names the entries that are kept. Every reader of the log ignores all other entries from then on,
+  also where they are still in a part. The content of the log therefore never depends on how far files were rewritten.
+- The cut stores what the rest of the log builds on: the visible entries, and for each line of jobs with visible rows
+  the newest job and checkpoint that covered exactly these rows. A job that restores that checkpoint, or a later one,
+  finds its rows.
 - An entry is dropped only if a vacuum has declared its files deleted. If a claim, or a checkpoint of the owner, could
   still go back behind the cut, the log is not cut.
 - The log is cut only where it pays: at least `DROPPED_MIN` entries go, and half as many as stay.
@@ -35,7 +36,7 @@ from dataclasses import dataclass
 from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.codec import encode
 from tidegate.storage.ids import CheckpointId, JobId
-from tidegate.storage.tables.log.claims import TableLineage
+from tidegate.storage.tables.log.claims import ClaimHistory
 from tidegate.storage.tables.log.entries import (
     TableBase,
     TableCut,
@@ -53,7 +54,7 @@ from tidegate.storage.tables.log.versions import LogRewrites, TableVersions
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What a vacuum keeps: what has shown since `since_ms`, the newest commits, and the owner's checkpoints."""
+    """The retention of a vacuum: rows shown since `since_ms`, the newest commits, and the owner's checkpoints."""
 
     since_ms: int
     commits: int = 1
@@ -61,7 +62,7 @@ class Retention:
 
 
 def vacuum_of(url: str, entries: Sequence[TableEntry], fold: TableFold, retention: Retention) -> TableVacuum:
-    """What has gone after a vacuum of the table at `url`."""
+    """Returns what is deleted after a vacuum of the table at `url`, earlier vacuums included."""
     assert retention.commits >= 1
     commits = [entry.seq for entry in entries if entry.kind is TableEntryKind.COMMITTED][-retention.commits :]
     if not commits:
@@ -74,7 +75,7 @@ def vacuum_of(url: str, entries: Sequence[TableEntry], fold: TableFold, retentio
     kept = {seq for seq in bearing if seq > start}
     kept.update(members_of(versions.shown_after(start), bearing), members_of(fold.shown, bearing))
     for commit in commits:
-        # Of those before that moment the rows are kept, in whatever files they are.
+        # The rows of commits before that moment are kept, in the original or in compacted files.
         if commit < start:
             kept.update(rewrites.whole(members_of(versions.shown_after(commit), bearing), fold.vacuum.gone) or ())
     for entry in entries:
@@ -87,15 +88,15 @@ def vacuum_of(url: str, entries: Sequence[TableEntry], fold: TableFold, retentio
         if entry.seq > start:
             kept.update(members_of(claim.shows, bearing))
     if fold.owner is not None:
-        lineage = TableLineage(url, entries, fold)
+        history = ClaimHistory(url, entries, fold)
         for checkpoint_id in retention.checkpoints:
-            kept.update(lineage.restorable(fold.owner, checkpoint_id))
+            kept.update(history.restorable(fold.owner, checkpoint_id))
     gone = [seq for seq in bearing if seq not in kept or covers(fold.vacuum.gone, seq)]
     return TableVacuum(ranges_of(set(gone), bearing), max(min(start, *commits), fold.vacuum.readable_from))
 
 
 def deletable_files(entries: Iterable[TableEntry], vacuum: TableVacuum) -> dict[str, DataFile]:
-    """The files that no entry names any more which is left, by path."""
+    """Returns the files that no remaining entry names, by path."""
     gone: dict[str, DataFile] = {}
     left: set[str] = set()
     for entry in entries:
@@ -107,7 +108,7 @@ def deletable_files(entries: Iterable[TableEntry], vacuum: TableVacuum) -> dict[
 
 
 def start_of(entries: Sequence[TableEntry], fold: TableFold, since_ms: int) -> int:
-    """The newest commit or compaction that was made by then, or else the oldest one of which the log knows all."""
+    """Returns the newest commit or compaction at or before a time, or else the oldest one that the log fully covers."""
     start = 0
     for entry in reversed(entries):
         if fold.cut is not None and entry.seq <= fold.cut.seq:
@@ -125,7 +126,10 @@ CUT_BYTES_MAX = 256 * 1024
 
 
 def cut_of(url: str, entries: Sequence[TableEntry], fold: TableFold, retention: Retention) -> TableCut | None:
-    """The cut to make in the log of the table at `url` after a vacuum with the same retention; None: it stays whole."""
+    """Returns the cut to make in the log of the table at `url` after a vacuum with the same retention.
+
+    Returns None if the log stays whole.
+    """
     at = _place(entries, fold, retention)
     if at is None:
         return None
@@ -161,30 +165,30 @@ def cut_of(url: str, entries: Sequence[TableEntry], fold: TableFold, retention: 
 
 
 def dropped_files(entries: Sequence[TableEntry], cut: TableCut) -> dict[str, DataFile]:
-    """The files that only entries name which a cut leaves out, by path."""
+    """Returns the files that are named only by entries that a cut drops, by path."""
     left = {file.path for entry in entries if cut.keeps(entry.seq) for file in entry.files}
     return {f.path: f for e in entries if not cut.keeps(e.seq) for f in e.files if f.path not in left}
 
 
 def _place(entries: Sequence[TableEntry], fold: TableFold, retention: Retention) -> tuple[int, int] | None:
-    """The entry to cut at, and the newest commit up to it."""
+    """Returns the entry to cut at, and the newest commit up to it, or None for no cut."""
     oldest = -1 if fold.cut is None else fold.cut.commit
     commits = [e.seq for e in entries if e.kind is TableEntryKind.COMMITTED and e.seq >= oldest]
     seq = start_of(entries, fold, retention.since_ms)
     commit = max((number for number in commits if number <= seq), default=None)
     if commit is None:
         return None
-    # What the vacuum has promised stays, also where there are more commits by now.
+    # Versions that the vacuum promised to keep stay readable, even if there are more commits by now.
     oldest_kept = min(commits[-retention.commits :][0], fold.vacuum.readable_from)
     if oldest_kept < commit:
         seq = commit = max((number for number in commits if number <= oldest_kept), default=-1)
-    # A commit without files may have changed nothing, and a Delta table then knows an earlier one as its newest.
+    # A commit without files may have changed nothing. The newest commit of a Delta table is then an earlier one.
     has_files = any(entry.files for entry in entries if entry.seq == commit)
     return (seq, commit) if has_files and seq > (0 if fold.cut is None else fold.cut.seq) else None
 
 
 def _always_kept(before: Sequence[TableEntry]) -> Iterator[int]:
-    """What the table is, and the first claim of each job."""
+    """Yields the entries that define the table, and the first claim of each job."""
     jobs: set[JobId] = set()
     for entry in before:
         if entry.info is not None:
@@ -195,10 +199,13 @@ def _always_kept(before: Sequence[TableEntry]) -> Iterator[int]:
 
 
 def _bases(url: str, before: Sequence[TableEntry], fold: TableFold, shown: set[int]) -> list[TableBase]:
-    """For each line of jobs the newest that had committed, where what it had written is what showed of the line."""
-    lineage, rewrites = TableLineage(url, before, fold), LogRewrites(before, fold.cut)
+    """Returns for each line of jobs the newest job that had committed.
+
+    Lines whose visible rows are not exactly the rows of that job's commit have no base.
+    """
+    history, rewrites = ClaimHistory(url, before, fold), LogRewrites(before, fold.cut)
     lines = {e.job_id: e.claim.line for e in before if e.claim is not None and e.job_id is not None}
-    # A compaction of a table at rest commits too; nobody restores it.
+    # A compaction of a table at rest commits too, but is never restored.
     compactions = {e.job_id for e in before if e.claim is not None and e.claim.replaces}
     claimed = {entry.job_id: entry.seq for entry in before if entry.claim is not None}
     newest: dict[JobId, tuple[JobId, CheckpointId, int]] = {}
@@ -217,8 +224,8 @@ def _bases(url: str, before: Sequence[TableEntry], fold: TableFold, shown: set[i
     for line, (job_id, checkpoint_id, at) in newest.items():
         own = shown_by_line.get(line, set())
         # A job that fell back after its last commit took later checkpoints from other rows.
-        if claimed[job_id] <= at and lineage.reaches(job_id, checkpoint_id):
-            covered = lineage.covered(job_id, checkpoint_id)
+        if claimed[job_id] <= at and history.reaches(job_id, checkpoint_id):
+            covered = history.covered(job_id, checkpoint_id)
             if rewrites.originals(covered) == rewrites.originals(own):
                 found.append(TableBase(job_id, checkpoint_id, joined(own)))
     return found
@@ -231,7 +238,7 @@ def _is_settled(
     seq: int,
     bases: dict[JobId, TableBase],
 ) -> bool:
-    """Whether the owner and the claims after entry `seq` need nothing that a cut there leaves out."""
+    """Returns whether the owner and the claims after entry `seq` need nothing that a cut there drops."""
     claims = [entry for entry in entries if entry.claim is not None]
     earlier = {entry.job_id for entry in claims if entry.seq <= seq}
     later = [entry for entry in claims if entry.seq > seq]

@@ -1,11 +1,11 @@
-"""`TableVersions`: what a table showed after each of its commits. `LogRewrites`: which entries hold the rows of others.
+"""The history of a table. `TableVersions`: the rows after each commit. `LogRewrites`: the effect of compactions.
 
 Rules of versions:
 
 - A commit is known by the number of its entry. No other commit of the table ever gets this number, whichever jobs are
   restored. Numbers of checkpoints would not do, since a restored job counts them from 1 again.
-- What a table shows with a commit is what the newest claim before it was built on, and everything added since, except
-  what a compaction since then has replaced.
+- A table shows with a commit what the newest claim before it was built on, and everything added since, except what a
+  compaction since then has replaced.
 - Rows that were hidden later were visible then, so the version of that commit has them.
 - Where a vacuum has deleted files of a version, large files stand in for the small files that they were made of, if
   they still exist.
@@ -49,14 +49,14 @@ AsOf = int | dt.datetime
 """The number of a commit, or a time with a time zone."""
 
 _CHANGES = (TableEntryKind.COMMITTED, TableEntryKind.COMPACTED)
-"""What they show changes with these alone."""
+"""The kinds of entries that change what a table shows."""
 _WHAT = {
     TableEntryKind.CLAIMED: "a job became its owner there",
-    TableEntryKind.COMPACTING: "a job began to put small files together there",
-    TableEntryKind.ALTERED: "the table got columns there",
+    TableEntryKind.COMPACTING: "a job began to compact small files there",
+    TableEntryKind.ALTERED: "the table gained columns there",
     TableEntryKind.VACUUMED: "old files were deleted there",
-    TableEntryKind.COMPACTED: "small files were put together there",
-    TableEntryKind.CUT: "older entries were left out of the log there",
+    TableEntryKind.COMPACTED: "small files were compacted there",
+    TableEntryKind.CUT: "older entries were dropped from the log there",
 }
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
@@ -65,10 +65,10 @@ _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 class TableCommit:
     """A commit of a table.
 
-    `number` tells it from all others, and may be given as `as_of`. `at` is when it was made; None in a table that is
-    older than these times. `rows_added` and `files_added` are its own; `rows` are those of all files that the table
-    showed with it. `shown`: whether its rows show now, in its own files or in larger ones; not where a restored job has
-    written them again.
+    `number` identifies it, and may be given as `as_of`. `at` is when it was made, or None in a table that is older than
+    commit times. `rows_added` and `files_added` count its own; `rows` counts all rows that the table showed with it.
+    `shown` is whether its rows are visible now, in its own files or in compacted ones. It is False if a restored job
+    has written them again.
     """
 
     number: int
@@ -82,7 +82,7 @@ class TableCommit:
 
 
 class TableVersions:
-    """All entries of the log of the table at `url`, the first one first, and their fold."""
+    """The versions of the table at `url`, computed from all entries of its log, oldest first, and their fold."""
 
     def __init__(self, url: str, entries: Sequence[TableEntry], fold: TableFold) -> None:
         self._url = url
@@ -99,9 +99,9 @@ class TableVersions:
         self._changes = [entry.seq for entry in self._since if entry.kind in _CHANGES]
 
     def commits(self) -> tuple[TableCommit, ...]:
-        """Every commit that is part of the log, oldest first."""
+        """Returns every commit that is part of the log, oldest first."""
         found, rows = [], 0
-        # Also a compaction of a table at rest, which is a commit, may be in a larger file by now.
+        # A compaction of a table at rest is a commit, and may itself be compacted by now.
         visible = LogRewrites(self._entries, self._cut).holders(members_of(self._fold.shown, self._bearing))
         if self._cut is not None:
             oldest, rows = self._by_seq[self._cut.commit], self._cut.rows
@@ -118,26 +118,27 @@ class TableVersions:
         return tuple(found)
 
     def shown_at(self, as_of: AsOf) -> tuple[int, Ranges]:
-        """The number of the commit that counts, and the entries with the rows that the table showed with it.
+        """Returns the number of the commit that counts, and the entries with the rows that the table showed with it.
 
-        They are those of then, but where a vacuum has deleted files: then those that hold the same rows now. Raises
-        TableError if there is no such commit, or some of its rows are gone, ConfigurationError for what is neither a
-        number nor a time.
+        Where a vacuum has deleted files of that commit, entries that hold the same rows now take their place. Raises
+        TableError if there is no such commit or some of its rows are gone, ConfigurationError for an invalid `as_of`.
         """
         number = self._found(as_of).seq
         return number, self._left_of(number, self._after_change(number))
 
     def info_at(self, number: int) -> TableInfo:
-        """What the table was at an entry: it may have got columns later."""
+        """Returns the columns and settings of the table at an entry. The table may have gained columns later."""
         earlier = (entry for entry in reversed(self._entries) if entry.seq <= number)
         info = next(entry.info for entry in earlier if entry.info is not None)
         assert info is not None
         return info
 
     def shown_after(self, seq: int) -> Ranges:
-        """The entries whose files the table showed when `seq` was its newest entry; none before the first commit.
+        """Returns the entries whose files the table showed when `seq` was its newest entry.
 
-        TableError where the log does not go back as far as that.
+        Empty before the first commit.
+
+        Raises TableError if the log does not go back that far.
         """
         if seq < self._oldest:
             raise self._too_old(f"what the table at {self._url} showed at entry {seq} of its log")
@@ -154,13 +155,13 @@ class TableVersions:
         found = LogRewrites(self._entries, self._cut).whole(members, vacuum.gone)
         if found is None:
             raise TableError(
-                f"rows of commit {number} of the table at {self._url} were deleted by a vacuum: from commit "
-                f"{vacuum.readable_from} on every one can be read; see history()"
+                f"rows of commit {number} of the table at {self._url} were deleted by a vacuum. Every commit from "
+                f"{vacuum.readable_from} on can be read; see history()"
             )
         return ranges_of(found, self._bearing)
 
     def _after_change(self, number: int) -> Ranges:
-        """What was shown after a commit or a compaction."""
+        """Returns what was shown after a commit or a compaction."""
         if self._cut is not None and number <= self._cut_at:
             return self._cut.shown  # Compactions since then have the same rows.
         earlier = (entry for entry in reversed(self._since) if entry.seq < number)
@@ -183,7 +184,7 @@ class TableVersions:
             raise ConfigurationError(f"as_of={as_of!r}: give the number of a commit, or a datetime with a time zone")
         if isinstance(as_of, dt.datetime) and as_of.utcoffset() is None:
             raise ConfigurationError(
-                f"as_of={as_of.isoformat()} has no time zone, so it is no certain moment; give tzinfo=datetime.UTC"
+                f"as_of={as_of.isoformat()} has no time zone, so it is ambiguous; give tzinfo=datetime.UTC"
             )
         if not self._commits:
             raise TableError(f"nothing was committed to the table at {self._url} yet, so there is no as_of={as_of}")
@@ -195,16 +196,17 @@ class TableVersions:
             raise self._too_old(f"commit {number} of the table at {self._url}")
         if not oldest <= number <= newest:
             raise TableError(
-                f"the table at {self._url} never had a commit {number}: they are {oldest} to {newest}; see history()"
+                f"the table at {self._url} never had a commit {number}: its commits are {oldest} to {newest}; see "
+                "history()"
             )
         entry = self._by_seq.get(number)
         if entry is not None and entry.kind is TableEntryKind.COMMITTED:
             return entry
         before = max(commit.seq for commit in self._commits if commit.seq < number)
-        # What a cut has left out between the oldest commit and the next one.
-        what = "the table was looked after there" if entry is None else _WHAT[entry.kind]
+        # A cut may have dropped the entry.
+        what = "the entry was no commit, and was dropped since" if entry is None else _WHAT[entry.kind]
         raise TableError(
-            f"{number} is no commit of the table at {self._url}: {what}. What it showed then is "
+            f"{number} is not a commit of the table at {self._url}: {what}. The version at that point is "
             f"as_of={before}; see history()"
         )
 
@@ -213,7 +215,7 @@ class TableVersions:
             if entry.at_ms is None:
                 raise TableError(
                     f"as_of={time.isoformat()}: commits up to {entry.seq} of the table at {self._url} were made by a "
-                    "tidegate that noted no times; give the number of one of them, see history()"
+                    "tidegate that stored no times; give the number of one of them, see history()"
                 )
             if _time(entry.at_ms) <= time:
                 return entry
@@ -228,7 +230,7 @@ class TableVersions:
 
     def _too_old(self, what: str) -> TableError:
         return TableError(
-            f"{what} was deleted by a vacuum: from commit {self._oldest} on every one can be read; see history()"
+            f"{what} was deleted by a vacuum. Every commit from {self._oldest} on can be read; see history()"
         )
 
     def _commit(self, entry: TableEntry, rows: int, shown: bool) -> TableCommit:
@@ -256,7 +258,7 @@ class LogRewrites:
         bearing = [entry.seq for entry in entries if entry.files]
         self._line_of: dict[int, JobId] = {}
         self._replaced: dict[int, tuple[int, ...]] = {}
-        """By the entry that has the files, oldest first."""
+        """Replaced entries by the entry that has the files, oldest first."""
         lines: dict[JobId, JobId] = {}
         at_rest: dict[JobId, TableEntry] = {}
         """Compactions of a table at rest claim it, and then commit."""
@@ -279,11 +281,11 @@ class LogRewrites:
 
     @property
     def replaced(self) -> Mapping[int, tuple[int, ...]]:
-        """What each compaction replaces, by its entry, oldest first."""
+        """Entries that each compaction replaces, by its entry, oldest first."""
         return self._replaced
 
     def compacted(self, members: Collection[int], line: JobId | None = None) -> set[int]:
-        """A set of entries, with compactions (None: of all lines) in the place of what they replace."""
+        """Returns a set of entries in which compactions (of one line; None: all) replace what they compacted."""
         found = set(members)
         for seq, replaced in self._replaced.items():
             if (line is None or self._line_of[seq] == line) and found.issuperset(replaced):
@@ -292,9 +294,9 @@ class LogRewrites:
         return found
 
     def whole(self, members: Collection[int], gone: Ranges, line: JobId | None = None) -> set[int] | None:
-        """A set of entries with the same rows, with compactions where that is possible, and without what has gone.
+        """Returns a set of entries with the same rows, compacted if possible, without entries in `gone`.
 
-        None if rows have gone: they are in no entry that is left.
+        Returns None if rows are gone: no remaining entry has them.
         """
         found = self.compacted(members, line)
         for seq in reversed(self._replaced):
@@ -304,7 +306,7 @@ class LogRewrites:
         return None if any(covers(gone, seq) for seq in found) else found
 
     def holders(self, members: Collection[int]) -> dict[int, int]:
-        """By each entry whose rows a set of entries has, the member that has them."""
+        """Returns a mapping from each entry whose rows the set contains to the member that has them."""
         found = {seq: seq for seq in members}
         for seq in reversed(self._replaced):
             if seq in found:
@@ -312,7 +314,7 @@ class LogRewrites:
         return found
 
     def originals(self, members: Collection[int]) -> set[int]:
-        """A set of entries, with what was replaced in the place of compactions."""
+        """Returns the set with compactions replaced by what they compacted."""
         found = set(members)
         for seq in reversed(self._replaced):
             if seq in found:

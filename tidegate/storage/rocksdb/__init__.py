@@ -1,1 +1,0 @@
-"""The form in which keyed state lies in RocksDB: keys, values, and how its files become rows again."""

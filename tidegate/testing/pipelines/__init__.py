@@ -1,1 +1,0 @@
-"""Pipelines that a seed draws, with the rows that each must write."""
