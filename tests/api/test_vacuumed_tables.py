@@ -95,7 +95,7 @@ def test_a_running_job_goes_on_and_a_savepoint_from_before_is_refused(tmp_path: 
     ("wrong", "text"),
     [
         ({"retain": "soon"}, "retain: cannot read 'soon'"),
-        ({"retain_commits": 0}, "retain_commits=0: the newest commit"),
+        ({"retain_commits": 0}, "retain_commits=0: give 1 or more"),
     ],
 )
 def test_wrong_arguments_are_refused(tmp_path: Path, wrong: dict[str, object], text: str) -> None:

@@ -82,7 +82,7 @@ SLIPS: dict[str, tuple[Callable[[Any, Stream], object], str]] = {
     ),
     "columns twice": (
         lambda env, s: env.from_batches(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"])),
-        r"columns \['a'\] are there twice",
+        r"columns \['a'\] occur twice",
     ),
     "no such column": (lambda env, s: s.filter(pl.col("zz") > 1), r'^filter: .*"zz"; there are \(k: string, k2'),
     "no such column in select": (
@@ -129,7 +129,7 @@ SLIPS: dict[str, tuple[Callable[[Any, Stream], object], str]] = {
     ),
     "a rank that is no name": (
         lambda env, s: s.key_by("k").top_n(3, by="x", rank=3),
-        "the column for the rank",
+        "give a column name",
     ),
     "splits in words": (lambda env, s: env.from_batches(ROWS, splits="2"), "splits='2'"),
     "no source": (lambda env, s: env.from_source(None), "None has no schema, splits, reader"),
