@@ -65,3 +65,39 @@ def test_two_processes_keep_a_module_together(tmp_path: Path) -> None:
 def test_a_way_of_dealing_that_is_not_ours_runs(tmp_path: Path) -> None:
     """Where xdist deals the tests out itself, nothing waits for what nobody has told."""
     assert times_made(tmp_path, "--dist", "worksteal") in {1, 2}
+
+
+SERVER = """
+import pytest
+
+@pytest.fixture(scope="session")
+def s3_server():
+    with open("events", "a") as file:
+        print("start", file=file)
+    yield
+    with open("events", "a") as file:
+        print("end", file=file)
+
+@pytest.mark.parametrize("number", range(2))
+def test_with_it(s3_server, number): pass
+
+def test_without_it():
+    assert open("events").read().split() == ["start", "end"]
+"""
+
+
+@pytest.mark.slow
+def test_a_server_ends_after_the_last_test_that_shares_it(tmp_path: Path) -> None:
+    """Not after the whole run, in which it would compute for as long as there are other tests."""
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_server.py").write_text(SERVER)
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:hypothesispytest", "-p", "no:cacheprovider", "-n", "1"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(spreading.__file__).parent), "PYTEST_ADDOPTS": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert (tmp_path / "events").read_text().split() == ["start", "end"]

@@ -5,6 +5,9 @@ of its own that fixture. Everything else goes to whoever is free, small tests a 
 one over costs as much as to run it, and more with each that was handed over before. The long ones come first, so that
 all processes end together.
 
+A session or a server ends after the last test of its group. Ray and Spark alone would keep half a processor busy for as
+long as the process has other tests.
+
 The process that deals out knows tests by their names alone. So those that run them say what each has to stay with.
 Where somebody asks for another way of dealing (`--dist worksteal`), xdist deals, and nothing stays together.
 """
@@ -16,7 +19,7 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -36,6 +39,8 @@ _SMALL = {"unit", "contract"}
 _HANDFUL = 8
 """How many small tests of a module are handed over at a time."""
 _FOLDER = pytest.StashKey[str]()
+_started: dict[str, Callable[[], None]] = {}
+"""For each fixture of a group that runs in this process how to end it."""
 
 
 def together(item: pytest.Item) -> str | None:
@@ -51,6 +56,25 @@ def together(item: pytest.Item) -> str | None:
         if name.endswith("store") and value in _STORES:
             return _STORES[str(value)]
     return str(item.path) if any(fixture.scope == "module" for fixture in fixtures.values()) else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: Any) -> Iterator[None]:
+    """Remembers what was started for a group."""
+    result = yield
+    if fixturedef.argname in _SHARED and fixturedef.scope == "session":
+        _started[fixturedef.argname] = lambda: fixturedef.finish(request)
+    return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Ends what the tests of a group share once the next test is of another group. A later test would start it anew."""
+    yield
+    group = together(item)
+    if group in _SHARED.values() and nextitem is not None and together(nextitem) != group:
+        for name in [name for name in _started if _SHARED[name] == group]:
+            _started.pop(name)()
 
 
 def spread(config: pytest.Config, items: list[pytest.Item]) -> None:
