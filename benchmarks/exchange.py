@@ -55,7 +55,7 @@ class End:
         threading.Thread(target=self._mailbox, daemon=True).start()
         self.open = threading.Event()
         self.links = PeerConnections(name, "node", MEMORY_BYTES, self)
-        connections = Connections(b"secret", name, self.links.came, lambda error: None)
+        connections = Connections(b"secret", name, self.links.accept, lambda error: None)
         self.links.use(connections)
         self.name, self.address = name, connections.listen()
 
