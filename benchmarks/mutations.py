@@ -22,7 +22,7 @@ from typing import Any
 _TESTS = Path(__file__).resolve().parent.parent / "tests"
 sys.path[:0] = [str(_TESTS / "simulation"), str(_TESTS / "support")]
 BROKEN: dict[str, Any] = importlib.import_module("broken").BROKEN
-"""All breaks by their rule, from the folder of the tests that use them."""
+"""Breaks by their rule. They are defined next to the tests that use some of them."""
 
 
 _MISFITS = (TypeError, AttributeError, NameError, ImportError)

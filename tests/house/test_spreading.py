@@ -38,12 +38,12 @@ def test_of_its_own(number): pass
 """
 
 
-def times_made(folder: Path, *words: str) -> int:
-    """How often the fixture was made in a run of two processes in which all tests have passed."""
+def run_of(folder: Path, module: str, *words: str) -> None:
+    """Runs the tests of a module in a folder of its own. All must pass."""
     (folder / "conftest.py").write_text(CONFTEST)
-    (folder / "test_module.py").write_text(MODULE)
+    (folder / "test_module.py").write_text(module)
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:hypothesispytest", "-p", "no:cacheprovider", "-n", "2", *words],
+        [sys.executable, "-m", "pytest", "-p", "no:hypothesispytest", "-p", "no:cacheprovider", *words],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(Path(spreading.__file__).parent), "PYTEST_ADDOPTS": ""},
         capture_output=True,
@@ -52,6 +52,11 @@ def times_made(folder: Path, *words: str) -> int:
     )
     assert run.returncode == 0, run.stdout + run.stderr
     assert "passed" in run.stdout
+
+
+def times_made(folder: Path, *words: str) -> int:
+    """Returns how often two processes made the fixture of a module."""
+    run_of(folder, MODULE, "-n", "2", *words)
     return len((folder / "made").read_text().splitlines())
 
 
@@ -89,15 +94,5 @@ def test_without_it():
 @pytest.mark.slow
 def test_a_server_ends_after_the_last_test_that_shares_it(tmp_path: Path) -> None:
     """Not after the whole run, in which it would compute for as long as there are other tests."""
-    (tmp_path / "conftest.py").write_text(CONFTEST)
-    (tmp_path / "test_server.py").write_text(SERVER)
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:hypothesispytest", "-p", "no:cacheprovider", "-n", "1"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(spreading.__file__).parent), "PYTEST_ADDOPTS": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
+    run_of(tmp_path, SERVER, "-n", "1")
     assert (tmp_path / "events").read_text().split() == ["start", "end"]

@@ -246,7 +246,7 @@ class Table:
     def __init__(
         self, make: MakeBackend, incremental: bool, stored: Sequence[StateTable] = (), files: Rows | None = None
     ) -> None:
-        """As of `ObjectState`."""
+        """Opens a backend like `ObjectState`. `stored` and `files`: the state that it starts from."""
         self.backend = make(incremental)
         self.table: VectorTable = self.backend.table("t", self.columns)
         self.backend.fix_keys(KEYS)

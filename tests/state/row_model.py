@@ -35,7 +35,7 @@ class RowsOfKeys:
     def __init__(
         self, make: MakeBackend, incremental: bool, stored: Sequence[StateTable] = (), files: Rows | None = None
     ) -> None:
-        """As of `ObjectState`."""
+        """Opens a backend like `ObjectState`. `stored` and `files`: the state that it starts from."""
         self.backend = make(incremental)
         self.table = self.backend.rows("r", ROW_VALUES)
         self.other = self.backend.rows("other", pa.schema({"x": pa.int8()}))

@@ -26,7 +26,7 @@ class TimersSubject:
         stored: Sequence[StateTable] = (),
         files: Rows | None = None,
     ) -> None:
-        """As of `ObjectState`."""
+        """Opens a backend like `ObjectState`. `stored` and `files`: the state that it starts from."""
         self.backend = make(incremental) if callable(make) else make
         self.backend.fix_keys(KEYS)
         for table in stored:

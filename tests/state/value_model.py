@@ -33,7 +33,7 @@ class ValuesByBatch:
     def __init__(
         self, make: MakeBackend, incremental: bool, stored: Sequence[StateTable] = (), files: Rows | None = None
     ) -> None:
-        """As of `ObjectState`."""
+        """Opens a backend like `ObjectState`. `stored` and `files`: the state that it starts from."""
         self.backend = make(incremental)
         self.states = {spec.name: self.backend.values(spec) for spec in _SPECS}
         self.backend.fix_keys(KEYS)
