@@ -167,7 +167,7 @@ def test_wherever_it_dies_the_copy_is_whole_or_none(tmp_path: Path, savepoint: s
             recovery.relocate(savepoint, target, open_store=death.open_store)
         if recovery.list_checkpoints(target):
             path = str(Path(target, Path(savepoint).name))
-            with pytest.raises(AlreadyExistsError, match="none is overwritten"):
+            with pytest.raises(AlreadyExistsError, match="is not overwritten"):
                 recovery.relocate(savepoint, target)
             assert content(path) == expected
             shutil.rmtree(target)

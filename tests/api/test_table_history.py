@@ -41,7 +41,7 @@ def test_a_job_deletes_what_its_table_does_not_show_any_more(tmp_path: Path, his
     assert files < bound
     with local(1) as env, opening(GatedSource(rows)) as again:
         env.from_source(again, uid="source").to_table(table, uid="table")
-        with pytest.raises(tg.TableError, match="a vacuum has deleted"):
+        with pytest.raises(tg.TableError, match="a vacuum has cut the log"):
             env.execute("history", checkpoints=config(tmp_path / "c"), restore=savepoint, restart=NO_RESTART)
     assert sorted(read.to_arrow()["x"].to_pylist()) == list(range(rows))
 

@@ -26,7 +26,8 @@ def test_a_job_that_runs_well_prints_nothing(
 
     def plus(row: Mapping[str, Any]) -> Mapping[str, Any]:
         if row["x"] == 7:
-            print("a function sees seven")
+            # One write with its newline: Ray reads the file of a worker at any time, also between two writes.
+            print("a function sees seven\n", end="")
         return {"x": row["x"] + 1}
 
     bundles = tuple(raydp_session.bundle_of_slot(slot) for slot in range(raydp_session.slots))

@@ -82,9 +82,8 @@ def errors_of_mypy(folder: Path, lines: list[str]) -> list[str]:
     snippet.write_text(HEAD + "".join(f"    {line}\n" for line in lines))
     files = (
         "tidegate/actors/coordinator/instructions.py", "tidegate/actors/drivers/coordinator_effects.py",
-        "tidegate/recovery/deletion.py", "tidegate/recovery/deletion.py",
-        "tidegate/recovery/sweeper.py",
-        "tidegate/recovery/savepoints.py", "tidegate/storage/checkpoints/permits.py", "tidegate/storage/ids.py",
+        "tidegate/recovery/deletion.py", "tidegate/recovery/sweeper.py", "tidegate/recovery/savepoints.py",
+        "tidegate/storage/checkpoints/permits.py", "tidegate/storage/ids.py",
     )  # fmt: skip
     options = "--config-file=", "--follow-imports=skip", "--no-site-packages", "--cache-dir=/dev/null"
     result = subprocess.run(
@@ -94,6 +93,7 @@ def errors_of_mypy(folder: Path, lines: list[str]) -> list[str]:
         text=True,
         check=False,
     )
+    assert result.returncode == 1, result.stdout + result.stderr
     found = {}
     for line in result.stdout.splitlines():
         place, _, text = line.partition(": error: ")

@@ -361,7 +361,7 @@ def test_what_waits_for_an_answer_when_a_connection_breaks_fails() -> None:
     sync = ends.link.sync().future()
     ends.other.later(ends.back._connection.cut)
     # The answer to the first one may have come; to the second one it cannot.
-    ends.back._say = lambda *_, **__: None  # type: ignore[method-assign]
+    ends.back._send = lambda *_, **__: None  # type: ignore[method-assign]
     second = ends.link.sync().future()
     until("the break", lambda: ends.act() or bool(ends.sender.broken))
     assert sync.done()

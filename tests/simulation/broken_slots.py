@@ -61,7 +61,7 @@ def _goes_ahead(self: Subtask, frame: do.SendFrame) -> None:
     """Breaks: the queue keeps its order. Here a frame with a barrier goes ahead of all others."""
     _send_frame(self, frame)
     queue = self.worker.queue
-    if self.is_beside(self.worker.graph.receiver(frame.channel)) and any(
+    if self.is_sibling(self.worker.graph.receiver(frame.channel)) and any(
         isinstance(one, Barrier) for one in frame.elements
     ):
         queue.rotate(1)
@@ -70,7 +70,7 @@ def _goes_ahead(self: Subtask, frame: do.SendFrame) -> None:
 def _barriers_first(self: Subtask, frame: do.SendFrame) -> None:
     """Breaks: a barrier does not overtake rows on the queue. Here it does so with the numbers of its frame intact."""
     elements = frame.elements
-    if self.is_beside(self.worker.graph.receiver(frame.channel)):
+    if self.is_sibling(self.worker.graph.receiver(frame.channel)):
         elements = tuple(sorted(elements, key=lambda one: not isinstance(one, Barrier)))
     _send_frame(self, replace(frame, elements=elements))
 

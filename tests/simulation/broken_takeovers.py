@@ -44,9 +44,9 @@ def _all(self: Takeover) -> tuple[TaskId, ...]:
     return self._context.spec.tasks
 
 
-def _unheard(*known: Any) -> do.AnswerTakeover:
+def _unheard(*args: Any, **known: Any) -> do.AnswerTakeover:
     """Breaks: a task repeats its earlier reports to a new coordinator. Here it only reports that it lives."""
-    return replace(_answer_to(*known), ended=False, finished=False)
+    return replace(_answer_to(*args, **known), ended=False, finished=False)
 
 
 def _never_due(timer: str, state: CoordinatorState) -> bool:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark import SparkContext
 
 from tidegate.spark_bridge import spark_calls
 
@@ -101,6 +102,8 @@ def fake_context() -> Iterator[FakeContext]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(spark_calls, "LOOK_S", LOOK_S)
             patch.setattr(spark_calls, "CANCEL_S", 10 * LOOK_S)
+            # PySpark keeps the gateway of a real session that has ended in this process, and its threads would use it.
+            patch.setattr(SparkContext, "_gateway", None)
             yield context
     finally:
         context.answers.set()
