@@ -37,7 +37,7 @@ settings.load_profile("tidegate")
 
 _TESTS = Path(__file__).parent
 _ROOMS = {"api": "local jobs", "house": "house", "docs": "docs"}
-"""Folders whose tests are of this kind, unless they need Ray, S3 or Kafka."""
+"""Folders whose tests are of this kind, unless they need Ray or a server."""
 _ALL_OF_A_KIND = {"simulation": "simulation", "cluster": spreading.RAY}
 _MEMORY = "/dev/shm"
 _SHORT_LIVED_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -45,7 +45,7 @@ _SHORT_LIVED_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _NEW_OBJECTS, _YOUNG, _MIDDLE = 50_000, 20, 20
 """When garbage is looked for: after so many objects, and in the older ones after so many looks at the younger."""
 _ROOM_BYTES_MIN = 4 * 1024**3
-_SERVERS = (spreading.RAY, spreading.S3, spreading.KAFKA)
+_SERVERS = (spreading.RAY, spreading.S3, spreading.KAFKA, spreading.POSTGRES)
 _KINDS = {"unit", "property", "contract", *_SERVERS, *_ROOMS.values(), *_ALL_OF_A_KIND.values()}
 
 

@@ -1,4 +1,4 @@
-"""Stores that any test can ask for: a local folder, memory, and S3 over the wire; and a broker of Apache Kafka.
+"""Stores that any test can ask for: a local folder, memory, and S3; a broker of Apache Kafka, and PostgreSQL.
 
 What makes them is imported when a test asks: most runs of a few tests can do without a client for S3.
 """
@@ -15,6 +15,7 @@ import pytest
 
 if TYPE_CHECKING:
     from kafka_server import KafkaServer
+    from postgres_server import PostgresDatabase, PostgresServer
     from seaweed import S3Server
 
     from tidegate.storage.files.file_system_store import FileSystemStore
@@ -78,3 +79,25 @@ def kafka_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServ
         except KafkaUnavailable as error:
             pytest.skip(f"Apache Kafka cannot be started here: {error}")
         yield server
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """One PostgreSQL for the session; each test has a database of its own on it (`postgres`)."""
+    from postgres_server import PostgresUnavailable, run_postgres
+
+    with ExitStack() as stack:
+        try:
+            server = stack.enter_context(run_postgres())
+        except PostgresUnavailable as error:
+            pytest.skip(f"PostgreSQL cannot be started here: {error}")
+        yield server
+
+
+@pytest.fixture
+def postgres(postgres_server: PostgresServer) -> Iterator[PostgresDatabase]:
+    """An empty database of the session's PostgreSQL."""
+    from postgres_server import new_database
+
+    with new_database(postgres_server) as database:
+        yield database
