@@ -27,6 +27,15 @@ if TYPE_CHECKING:
     from tidegate.api.submission.job import Job
     from tidegate.api.submission.restoring import RestoreReport
     from tidegate.api.tables.output_tables import CollectedRows, OutputTable, open_table
+    from tidegate.connectors.committing_sink import (
+        Committable,
+        Committer,
+        CommittingContext,
+        CommittingSink,
+        CommittingWriter,
+        CommitToken,
+        SinkFiles,
+    )
     from tidegate.connectors.source import MasterHook, ReadResult, Source, SourceReader, SourceSplit
     from tidegate.operators.aggregates.aggregate import (
         Aggregate,
@@ -116,6 +125,12 @@ else:
         "ConfigurationError": "storage.errors",
         "ConnectedStreams": "api.streams.connected_streams",
         "CommitContext": "operators.sinks.sink",
+        "CommitToken": "connectors.committing_sink",
+        "Committable": "connectors.committing_sink",
+        "Committer": "connectors.committing_sink",
+        "CommittingContext": "connectors.committing_sink",
+        "CommittingSink": "connectors.committing_sink",
+        "CommittingWriter": "connectors.committing_sink",
         "CorruptionError": "storage.errors",
         "Count": "operators.windows.window_specs",
         "Cumulating": "operators.windows.window_specs",
@@ -150,6 +165,7 @@ else:
         "Session": "operators.windows.window_specs",
         "Sink": "operators.sinks.sink",
         "SinkContext": "operators.sinks.sink",
+        "SinkFiles": "connectors.committing_sink",
         "Sliding": "operators.windows.window_specs",
         "Source": "connectors.source",
         "SourceReader": "connectors.source",
@@ -209,6 +225,12 @@ __all__ = [
     "CoProcessFunction",
     "CollectedRows",
     "CommitContext",
+    "CommitToken",
+    "Committable",
+    "Committer",
+    "CommittingContext",
+    "CommittingSink",
+    "CommittingWriter",
     "ConfigurationError",
     "ConnectedStreams",
     "CorruptionError",
@@ -243,6 +265,7 @@ __all__ = [
     "Session",
     "Sink",
     "SinkContext",
+    "SinkFiles",
     "Sliding",
     "Source",
     "SourceReader",
