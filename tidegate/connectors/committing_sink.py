@@ -130,10 +130,10 @@ class Committer(ABC):
 
     @abstractmethod
     def commit(self, token: CommitToken, committables: Sequence[Committable]) -> None:
-        """Makes the rows of these committables visible, unless they are already. Called after their checkpoint
-        completed.
+        """Makes the rows of these committables visible, and skips rows that are visible already. Called after their
+        checkpoint completed.
 
-        `committables` are those of one `prepare`: all buckets, in the order in which they were returned. After an
+        `committables` come from one checkpoint: all buckets, in the order in which `prepare` returned them. After an
         exception the call is repeated with growing pauses, for up to `storage_outage`. Then the task fails, and its
         successor commits. A ConfigurationError is not retried.
         """
