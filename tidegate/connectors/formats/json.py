@@ -21,7 +21,6 @@ import decimal
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -31,6 +30,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pa_json
 from numpy.typing import NDArray
 
+from tidegate.connectors.formats.format import DecodedRecords
 from tidegate.connectors.formats.text import (
     DECIMAL_DIGITS,
     DEFAULTS,
@@ -75,14 +75,6 @@ _TOO_LONG = re.compile(rb"[0-9]{309}")
 """Matches digits of a number that is too large for a float64. Arrow itself refuses such a number with an exponent."""
 _VALUES = re.compile(rb'"[^"]*"\s*:?|[^\s",:{}\[\]]+')
 """Matches what may be a value in a record that cannot be read."""
-
-
-@dataclass(frozen=True, slots=True)
-class DecodedRecords:
-    """The rows of the good records, in order, and the numbers of the bad records, each with the reason."""
-
-    batch: pa.RecordBatch
-    bad: dict[int, str]
 
 
 class JsonDecoder:

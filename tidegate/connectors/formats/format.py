@@ -1,0 +1,190 @@
+"""`Format`: how payloads (the bytes of one record each) and rows of Arrow correspond. Kafka and files share it.
+
+A format is used in three steps, so that every error that can be known early comes at submission:
+
+1. A user names a format, or makes one (`JsonFormat()`). It is a plain value.
+2. At submission, `for_reading` and `for_writing` bind it to columns and topics. They may request schemas from a
+   registry, and raise ConfigurationError for columns that do not fit. What they return travels to the tasks.
+3. A task makes a decoder or an encoder of it, and closes it at its end. A decoder may request further schemas.
+
+Rules:
+
+- A decoder works on a batch of payloads at a time. Whether a payload can be read depends on that payload alone.
+- A bad payload is reported by its number with a reason, and never by an exception. The connector names topic, partition
+  and offset, and applies its `bad_rows`. The same holds for rows that an encoder cannot write.
+- A decoder raises only for failures that do not depend on a payload, such as a registry that does not answer. Then the
+  task fails, and reads the same payloads again after its restart.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tidegate.storage.errors import ConfigurationError
+
+Part: TypeAlias = Literal["value", "key"]
+"""The part of a record of Kafka that a payload is."""
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadUse:
+    """Where payloads come from or go to. `method`: the public method, for errors, such as "from_kafka".
+
+    `topics`: the topics that are known at submission. `part`: the part of a record that the payloads are.
+    """
+
+    method: str
+    topics: tuple[str, ...] = ()
+    part: Part = "value"
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedRecords:
+    """The rows of the good payloads, in order, and the numbers of the bad payloads, each with the reason.
+
+    `sources`: number of the payload that each row is made of, for a format in which a payload may be no row, or
+    several. None if each good payload is one row.
+    """
+
+    batch: pa.RecordBatch
+    bad: dict[int, str]
+    sources: NDArray[np.int64] | None = None
+
+    def payload_of_rows(self, payloads: int) -> NDArray[np.int64]:
+        """Returns the number of the payload of each row, given the number of payloads."""
+        if self.sources is not None:
+            return self.sources
+        return np.delete(np.arange(payloads, dtype=np.int64), sorted(self.bad))
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedRecords:
+    """The payloads of the good rows, in order, and the numbers of the bad rows, each with the reason.
+
+    `payloads`: an array of binary. A null is a tombstone.
+    """
+
+    payloads: pa.Array
+    bad: dict[int, str] = field(default_factory=dict)
+
+
+class PayloadDecoder(ABC):
+    """Makes rows of payloads. Called from one thread at a time."""
+
+    @abstractmethod
+    def decode(self, payloads: Sequence[bytes]) -> DecodedRecords:
+        """Returns the rows of payloads. Raises StorageError if a schema that they need cannot be had."""
+
+    def decode_with_nulls(self, payloads: Sequence[bytes | None]) -> DecodedRecords:
+        """Returns the rows of payloads; a missing payload, as of a tombstone, is a row of nulls.
+
+        If a column is not nullable, a missing payload is bad.
+        """
+        present = [payload for payload in payloads if payload is not None]
+        found = self.decode(present)
+        if len(present) == len(payloads):
+            return found
+        numbers = np.array([number for number, payload in enumerate(payloads) if payload is not None], dtype=np.int64)
+        bad = {int(numbers[number]): reason for number, reason in found.bad.items()}
+        rows = numbers[found.payload_of_rows(len(present))]
+        schema = found.batch.schema
+        missing = np.setdiff1d(np.arange(len(payloads), dtype=np.int64), numbers)
+        if required := [each.name for each in schema if not each.nullable]:
+            bad |= {int(number): f"column {required[0]!r} is not nullable, and has no value" for number in missing}
+            return DecodedRecords(found.batch, bad, None if found.sources is None else rows)
+        places = np.concatenate([rows, missing])
+        order = np.argsort(places, kind="stable")
+        takes = np.concatenate([np.arange(len(rows)), np.full(len(missing), -1)])[order]
+        indexes = pa.array(takes, pa.int64(), mask=takes < 0)
+        columns = [column.take(indexes) for column in found.batch.columns]
+        batch = pa.RecordBatch.from_arrays(columns, schema=schema)
+        return DecodedRecords(batch, bad, None if found.sources is None else places[order])
+
+    def close(self) -> None:  # noqa: B027
+        """Releases connections. The default does nothing."""
+
+
+class PayloadEncoder(ABC):
+    """Makes payloads of rows. Called from one thread at a time."""
+
+    @abstractmethod
+    def encode(self, batch: pa.RecordBatch, topic: str = "") -> EncodedRecords:
+        """Returns the payloads of rows that go to a topic. Raises StorageError if a registry does not answer."""
+
+    def close(self) -> None:  # noqa: B027
+        """Releases connections. The default does nothing."""
+
+
+class ReadFormat(ABC):
+    """A format that is bound to the columns of a source. Must be picklable, and comparable."""
+
+    @property
+    @abstractmethod
+    def schema(self) -> pa.Schema:
+        """The columns of every batch."""
+
+    @abstractmethod
+    def decoder(self) -> PayloadDecoder:
+        """Returns a decoder for one task."""
+
+
+class WriteFormat(ABC):
+    """A format that is bound to the columns of a sink. Must be picklable."""
+
+    @abstractmethod
+    def encoder(self) -> PayloadEncoder:
+        """Returns an encoder for one task."""
+
+
+class Format(ABC):
+    """A format with its options. Must be picklable, and comparable."""
+
+    kind: str
+    """The name that users give, such as "json"."""
+
+    @abstractmethod
+    def for_reading(self, columns: pa.Schema | None, use: PayloadUse) -> ReadFormat:
+        """Binds the format to columns, or to the columns that its own schema has (None). Called at submission.
+
+        Raises ConfigurationError for columns that do not fit, and for a registry that does not answer.
+        """
+
+    @abstractmethod
+    def for_writing(self, columns: pa.Schema, use: PayloadUse) -> WriteFormat:
+        """Binds the format to the columns of a stream. Called at submission.
+
+        Raises ConfigurationError for columns that the format cannot hold, and for a registry that does not answer.
+        """
+
+
+def required_columns(columns: pa.Schema | None, kind: str, use: PayloadUse) -> pa.Schema:
+    """Returns the columns for a format without a schema of its own. Raises ConfigurationError if there are none."""
+    if columns is None or not len(columns):
+        raise ConfigurationError(f"{use.method}(format={kind!r}): give the columns, {use.part}={{'name': str, ...}}")
+    return columns
+
+
+def good_rows(batch: pa.RecordBatch, bad: dict[int, str]) -> pa.RecordBatch:
+    """Returns the rows of a batch that are not bad, by their numbers."""
+    if not bad:
+        return batch
+    keep = np.ones(batch.num_rows, dtype=np.bool_)
+    keep[list(bad)] = False
+    return batch.filter(pa.array(keep))
+
+
+def good_payloads(payloads: pa.Array, bad: dict[int, str]) -> EncodedRecords:
+    """Returns the payloads of all rows without the bad ones among them."""
+    if bad:
+        keep = np.ones(len(payloads), dtype=np.bool_)
+        keep[list(bad)] = False
+        payloads = pc.filter(payloads, pa.array(keep))
+    return EncodedRecords(payloads, bad)

@@ -1,0 +1,242 @@
+"""`JsonFormat`: each payload is one JSON object. Reading is `json.py`; this module has the writer.
+
+Rules of the writer:
+
+- A row becomes an object with a member for each column, in the order of the columns. A null is `null`.
+- Text is made a column at a time by Arrow, and joined to objects at the end.
+- What is written is read back as the same value, and is valid JSON. NaN and infinities are not: such a row is bad.
+- Dates, times and timestamps are ISO 8601 strings (a timestamp with a zone ends with Z), bytes are Base64, and decimals
+  are numbers with all of their digits. A map is an object, so its keys must be strings.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tidegate.connectors.formats.format import (
+    DecodedRecords,
+    EncodedRecords,
+    Format,
+    PayloadDecoder,
+    PayloadEncoder,
+    PayloadUse,
+    ReadFormat,
+    WriteFormat,
+    good_payloads,
+    required_columns,
+)
+from tidegate.connectors.formats.json import JsonDecoder
+from tidegate.storage.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True)
+class JsonFormat(Format):
+    """JSON objects without a registry."""
+
+    kind = "json"
+
+    def for_reading(self, columns: pa.Schema | None, use: PayloadUse) -> ReadFormat:
+        """Returns the format with the columns of a source."""
+        found = JsonRead(required_columns(columns, self.kind, use))
+        found.decoder()
+        return found
+
+    def for_writing(self, columns: pa.Schema, use: PayloadUse) -> WriteFormat:
+        """Returns the format with the columns of a sink. Raises ConfigurationError for types that JSON cannot hold."""
+        check_json_types(columns, use)
+        return JsonWrite()
+
+
+@dataclass(frozen=True, slots=True)
+class JsonRead(ReadFormat):
+    """JSON objects with the columns of a schema."""
+
+    columns: pa.Schema
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of every batch."""
+        return self.columns
+
+    def decoder(self) -> PayloadDecoder:
+        """Returns a decoder for one task."""
+        return _JsonPayloads(self.columns)
+
+
+class _JsonPayloads(PayloadDecoder):
+    def __init__(self, columns: pa.Schema) -> None:
+        self._decoder = JsonDecoder(columns)
+
+    def decode(self, payloads: Sequence[bytes]) -> DecodedRecords:
+        return self._decoder.records(payloads)
+
+
+@dataclass(frozen=True, slots=True)
+class JsonWrite(WriteFormat):
+    """JSON objects with the columns of a batch."""
+
+    def encoder(self) -> PayloadEncoder:
+        """Returns an encoder for one task."""
+        return JsonEncoder()
+
+
+class JsonEncoder(PayloadEncoder):
+    """Makes JSON objects of rows."""
+
+    def encode(self, batch: pa.RecordBatch, topic: str = "") -> EncodedRecords:
+        """Returns the objects. A row with a float that is not finite is bad."""
+        bad: dict[int, str] = {}
+        rows = np.arange(batch.num_rows, dtype=np.int64)
+        fields = list(zip(batch.schema.names, batch.columns, strict=True))
+        texts = [(name, _json_texts(column, name, rows, bad)) for name, column in fields]
+        return good_payloads(_objects(texts, batch.num_rows).cast(pa.binary()), bad)
+
+
+def check_json_types(columns: pa.Schema, use: PayloadUse) -> None:
+    """Raises ConfigurationError for a column of a type that JSON cannot hold."""
+    for field in columns:
+        if (unfit := _unfit(field.type)) is not None:
+            raise ConfigurationError(
+                f"{use.method}(format='json'): column {field.name!r} is {field.type}; {unfit} cannot be written as "
+                "JSON. Convert it in a step before"
+            )
+
+
+def _unfit(kind: pa.DataType) -> str | None:
+    """Returns what JSON cannot hold in a type, or None."""
+    if pa.types.is_map(kind):
+        if not _is_string(kind.key_type):
+            return f"a map with keys of type {kind.key_type}"
+        return _unfit(kind.item_type)
+    if pa.types.is_dictionary(kind):
+        return _unfit(kind.value_type)
+    if pa.types.is_struct(kind):
+        return next((unfit for each in kind if (unfit := _unfit(each.type)) is not None), None)
+    if _is_list(kind):
+        return _unfit(kind.value_type)
+    tests = (
+        *(pa.types.is_null, pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal),
+        *(_is_string, _is_binary, pa.types.is_date, pa.types.is_time, pa.types.is_timestamp),
+    )
+    return None if any(test(kind) for test in tests) else f"the type {kind}"
+
+
+def _json_texts(column: pa.Array, name: str, rows: NDArray[np.int64], bad: dict[int, str]) -> pa.Array:
+    """Returns the JSON text of each value, "null" for a null. `rows`: number of the row of each value."""
+    kind = column.type
+    if pa.types.is_null(kind):
+        return _repeated("null", len(column))
+    if pa.types.is_dictionary(kind):
+        return _json_texts(column.cast(kind.value_type), name, rows, bad)
+    if pa.types.is_struct(kind):
+        # `flatten` makes the fields of a null struct null.
+        parts = zip(kind, column.flatten(), strict=True)
+        texts = [(each.name, _json_texts(part, f"{name}.{each.name}", rows, bad)) for each, part in parts]
+        return _with_nulls(_objects(texts, len(column)), column)
+    if pa.types.is_map(kind) or _is_list(kind):
+        return _sequence_texts(column, name, rows, bad)
+    if pa.types.is_floating(kind):
+        odd = pc.fill_null(pc.invert(pc.is_finite(column)), False)
+        for entry in np.flatnonzero(odd.to_numpy(zero_copy_only=False)).tolist():
+            reason = f"column {name!r} is NaN or infinite, which JSON cannot hold; make it null in a step before"
+            bad.setdefault(int(rows[entry]), reason)
+        column = column.cast(pa.float32()) if pa.types.is_float16(kind) else column
+    texts = _text_of(column)
+    return _with_nulls(texts, column)
+
+
+def _text_of(column: pa.Array) -> pa.Array:
+    """Returns the JSON text of values that are not nested, null for a null."""
+    kind = column.type
+    if _is_string(kind):
+        return _quoted(_escaped(column.cast(pa.string())))
+    if _is_binary(kind):
+        import polars as pl
+
+        return _quoted(pl.Series(column.cast(pa.large_binary())).bin.encode("base64").to_arrow().cast(pa.string()))
+    if pa.types.is_date(kind):
+        return _quoted(column.cast(pa.date32()).cast(pa.string()))
+    if pa.types.is_time(kind):
+        return _quoted(column.cast(pa.string()))
+    if pa.types.is_timestamp(kind):
+        utc = column if kind.tz is None else column.cast(pa.timestamp(kind.unit, "UTC"))
+        return _quoted(pc.replace_substring(utc.cast(pa.string()), " ", "T", max_replacements=1))
+    return column.cast(pa.string())
+
+
+def _sequence_texts(column: pa.Array, name: str, rows: NDArray[np.int64], bad: dict[int, str]) -> pa.Array:
+    """Returns JSON arrays of lists, and objects of maps."""
+    is_map = pa.types.is_map(column.type)
+    inner = pa.struct([column.type.key_field, column.type.item_field]) if is_map else column.type.value_type
+    lists = column.cast(pa.list_(inner))
+    # A null list may have entries, which do not count.
+    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
+    values = pc.list_flatten(lists)
+    rows_below = np.repeat(rows, lengths)
+    if is_map:
+        keys, items = values.flatten()
+        texts = _json_texts(items, name, rows_below, bad)
+        texts = pc.binary_join_element_wise(_quoted(_escaped(keys.cast(pa.string()))), texts, ":")
+        opening, closing = "{", "}"
+    else:
+        texts = _json_texts(values, name, rows_below, bad)
+        opening, closing = "[", "]"
+    offsets = np.zeros(len(lists) + 1, dtype=np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    joined = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), texts), ",")
+    return _with_nulls(pc.binary_join_element_wise(opening, joined, closing, ""), column)
+
+
+def _objects(texts: Sequence[tuple[str, pa.Array]], count: int) -> pa.Array:
+    """Returns JSON objects with these members, of which each value is already JSON."""
+    if not texts:
+        return _repeated("{}", count)
+    pieces: list[str | pa.Array] = []
+    for number, (name, values) in enumerate(texts):
+        pieces += [f"{',' if number else '{'}{json.dumps(name, ensure_ascii=False)}:", values]
+    return pc.binary_join_element_wise(*pieces, "}", "")
+
+
+_SPECIAL = re.compile(rb'["\\\x00-\x1f]')
+
+
+def _escaped(texts: pa.Array) -> pa.Array:
+    """Returns strings with quotes, backslashes and control characters escaped."""
+    _, _, data = texts.buffers()
+    present = set() if data is None or _SPECIAL.search(data) is None else set(_SPECIAL.findall(data))
+    for found in sorted(present, key=lambda each: each != b"\\"):
+        texts = pc.replace_substring(texts, found.decode(), json.dumps(found.decode())[1:-1])
+    return texts
+
+
+def _quoted(texts: pa.Array) -> pa.Array:
+    return pc.binary_join_element_wise('"', texts, '"', "")
+
+
+def _with_nulls(texts: pa.Array, column: pa.Array) -> pa.Array:
+    return texts if not column.null_count else pc.if_else(column.is_null(), "null", texts)
+
+
+def _repeated(text: str, count: int) -> pa.Array:
+    return pa.repeat(pa.scalar(text, pa.string()), count)
+
+
+def _is_string(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    large = pa.types.is_large_binary(kind)
+    return bool(pa.types.is_binary(kind) or large or pa.types.is_fixed_size_binary(kind))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
