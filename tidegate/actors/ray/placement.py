@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from ray.util.placement_group import PlacementGroup
@@ -76,6 +76,8 @@ class PoolOptions:
     """Time between a deployment and the start of the first standby."""
     own_slots: PlacementGroup | None = None
     """The bundles of the tasks that are in no common slot, in the order of `SlotPlan.bundles`."""
+    first_names: Mapping[WorkerId, str] = field(default_factory=dict)
+    """Actor names of the first process of each worker, if the driver starts these processes (`start_workers`)."""
 
 
 NOTHING = Resources(0.0)

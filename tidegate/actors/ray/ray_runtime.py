@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import ray
+from ray import cloudpickle
 from ray.exceptions import ActorAlreadyExistsError, ActorDiedError, RayError
 from ray.util.placement_group import PlacementGroup
 
@@ -47,6 +48,7 @@ from tidegate.actors.ray.reservation import (
     started_here,
 )
 from tidegate.actors.ray.task_deployment import Handle
+from tidegate.actors.ray.worker_pool import first_names, start_workers
 from tidegate.actors.restore.state_follower import can_follow
 from tidegate.actors.runtimes.running_job import JobCard, JobOverview, SilentJob, Submission, not_there
 from tidegate.storage.clock import now_ms
@@ -265,7 +267,13 @@ class RayRuntime:
     def _start(self, submission: Submission, context: SharedValue, options: PoolOptions) -> Handle:
         name = f"{options.prefix}/coordinator"
         actor = _CoordinatorActor.options(name=name, namespace=self._namespace)
-        return actor.remote(submission.spec, context.pickled, options, submission.card)
+        graph = submission.context.graph
+        actors = ray.util.list_named_actors(all_namespaces=True)
+        taken = {actor["name"] for actor in actors if actor["namespace"] == self._namespace}
+        options = replace(options, first_names=first_names(options.prefix, _plan(graph), taken))
+        coordinator: Handle = actor.remote(submission.spec, context.pickled, options, submission.card)
+        start_workers(graph, cloudpickle.loads(context.pickled), coordinator, options)
+        return coordinator
 
     def _first_slot(self, graph: JobGraph, plan: SlotPlan) -> int:
         """Returns the first slot of a row of free common slots that is long enough for a job."""

@@ -16,6 +16,8 @@ Rules:
   node. If a standby is lost with its node, that does not count as a failure of standbys.
 - An evicted process counts as dead at once. A process in doubt gets no subtasks (`heartbeats.py`), and neither does one
   whose connection broke, until it answers (`lost_nodes.py`).
+- The driver starts the first process of each worker at submission, while the coordinator is still importing its modules
+  (`start_workers`). Both create it under the same name, so it exists once. Nothing depends on the driver's part.
 - All actors are detached: they outlive the coordinator's process, and its successor finds them (`discovery.py`). A
   process ends by itself when the coordinator is gone for good (`coordinator_liveness.py`).
 """
@@ -35,7 +37,8 @@ from ray.exceptions import ActorAlreadyExistsError, RayError
 
 from tidegate.actors.coordinator.job_spec import RestorePoint
 from tidegate.actors.graph.job_graph import JobGraph
-from tidegate.actors.graph.slot_plan import WorkerId
+from tidegate.actors.graph.slot_plan import SlotPlan, WorkerId
+from tidegate.actors.ray.actor_calls import find_actor
 from tidegate.actors.ray.control_channel import ControlChannel
 from tidegate.actors.ray.exit_probe import ExitProbe, death_of, last_lines, memory_death, went_with_its_node
 from tidegate.actors.ray.health_endpoint import ProcessInfo
@@ -87,6 +90,48 @@ def worker_actor() -> Any:
     return remote(max_restarts=0, max_task_retries=0, concurrency_groups=GROUPS)(WorkerProcess)
 
 
+def first_names(prefix: str, plan: SlotPlan, taken: Container[str]) -> dict[WorkerId, str]:
+    """Returns a free actor name for the first process of each worker. `taken`: names of existing actors."""
+    return {
+        worker: next(full for k in range(PROCESSES_A_WORKER_MAX) if (full := f"{prefix}/{name}#{k}") not in taken)
+        for worker, name in plan.names.items()
+    }
+
+
+def start_workers(graph: JobGraph, context: ray.ObjectRef[Any], coordinator: Handle, options: PoolOptions) -> None:
+    """Starts the first process of each worker that has a name in `options.first_names`. Does not wait for them.
+
+    The coordinator creates its workers when it has imported its modules and replayed its log. Until then the processes
+    that this function creates have started. On two cores the first row comes a third earlier.
+    """
+    slots = JobSlots(graph, options)
+    for worker, name in options.first_names.items():
+        _start(name, slots.of(worker), slots.plan.shown(worker), context, coordinator, options)
+
+
+def _start(
+    name: str,
+    slot: Slot,
+    shown_as: str,
+    context: ray.ObjectRef[Any],
+    coordinator: Handle,
+    options: PoolOptions,
+    spare: bool = False,
+    elsewhere: str | None = None,
+    exists: bool = True,
+) -> Handle:
+    """Starts a process, or returns the one that has this name. Raises ActorAlreadyExistsError unless `exists`."""
+    actor = worker_actor().options(
+        name=name,
+        namespace=options.namespace,
+        lifetime="detached",
+        get_if_exists=exists,
+        **slot.actor_options(elsewhere),
+    )
+    started: Handle = actor.remote(context, coordinator, options.open_store, spare, slot.bundle, shown_as)
+    return started
+
+
 @dataclass(slots=True)
 class WorkerPool:
     """The processes of one job. All methods run on the coordinator's mailbox, and `post` runs callbacks there."""
@@ -115,9 +160,12 @@ class WorkerPool:
     _closed: bool = False
     slots: JobSlots = field(init=False)
     """The slots of the job."""
+    _first: dict[WorkerId, str] = field(init=False)
+    """Names of first processes that the driver may have started and that this pool has not used so far."""
 
     def __post_init__(self) -> None:
         self.slots = JobSlots(self.graph, self.options)
+        self._first = dict(self.options.first_names)
 
     @property
     def closed(self) -> bool:
@@ -140,9 +188,10 @@ class WorkerPool:
 
     def has(self, name: str, actor_id: str) -> bool:
         """Returns whether a process is in this pool, neither dead nor evicted. From any thread."""
-        spare = list(
-            self._standbys
-        )  # A standby that replaces a worker is in neither list for a moment. Its process asks twice.
+        if name in list(self._first.values()):
+            return True
+        # A standby that replaces a worker is in neither list for a moment. Its process asks twice.
+        spare = list(self._standbys)
         members = [m for m in (*spare, *list(self.members.values())) if m.usable]
         return any(m.name == name if m.info is None else m.info.actor_id == actor_id for m in members)
 
@@ -212,7 +261,9 @@ class WorkerPool:
             standby = None if slot.own else self._take_standby(worker, bundle, avoided)
             there = slot if bundle == slot.bundle else self.slots.spare(bundle)
             name, shown_as = self.slots.plan.names[worker], self.slots.plan.shown(worker)
-            self.members[worker] = standby or self._create(name, there, shown_as, avoided=avoided)
+            first = None if standby or there != slot or avoided else self._take_first(worker, slot, shown_as)
+            self.members[worker] = standby or first or self._create(name, there, shown_as, avoided=avoided)
+        self._end_unused()
         return {task: self.members[self.worker_of(task)] for task in tasks}
 
     def _has_started(self, worker: WorkerId, avoided: Container[str]) -> bool:
@@ -250,6 +301,8 @@ class WorkerPool:
         self, workers: Mapping[WorkerId, FoundProcess], standbys: Iterable[FoundProcess]
     ) -> dict[TaskId, WorkerHandle]:
         """Takes over processes of a lost coordinator. Returns the process of each subtask that was deployed to one."""
+        # The search has found the ones that have started. The others end when they ask this coordinator.
+        self._first.clear()
         members: dict[TaskId, WorkerHandle] = {}
         for worker, found in workers.items():
             self.members[worker] = self._inherited(found)
@@ -310,6 +363,7 @@ class WorkerPool:
     def dismiss(self, generation: Generation) -> None:
         """Ends all processes, except processes that obey a newer coordinator."""
         self._closed = True
+        self._first.clear()
         for member in (*self.members.values(), *self._standbys):
             if not member.dead:
                 member.handle.leave.remote(generation)
@@ -317,11 +371,27 @@ class WorkerPool:
     def close(self) -> list[Future[None]]:
         """Ends all processes of a job that is over. Each future is done when one process has ended."""
         self._closed = True
+        self._end_unused()
         members = [m for m in (*self.members.values(), *self._standbys) if not m.dead]
         for member in members:
             self.kill(member)
         self._standbys.clear()
         return [member.gone for member in members]
+
+    def _take_first(self, worker: WorkerId, slot: Slot, shown_as: str) -> WorkerHandle | None:
+        """Returns the first process of a worker, or None if the driver starts none for it."""
+        name = self._first.pop(worker, None)
+        if name is None:
+            return None
+        handle = _start(name, slot, shown_as, self.context, self.coordinator, self.options)
+        return self._new_member(name, handle, slot)
+
+    def _end_unused(self) -> None:
+        """Ends the processes that the driver has started and that this pool does not need."""
+        unused, self._first = [*self._first.values()], {}
+        for name in unused:
+            if (handle := find_actor(name, self.options.namespace)) is not None:
+                ray.kill(handle, no_restart=True)
 
     def _create(
         self, name: str, slot: Slot, shown_as: str, spare: bool = False, avoided: Collection[str] = ()
@@ -330,10 +400,11 @@ class WorkerPool:
         if avoided:
             busy = [m.info.node_id for m in self.started() if m.info is not None]
             elsewhere = node_elsewhere(avoided, busy, self.node_id)
-        options = {"namespace": self.options.namespace, "lifetime": "detached"} | slot.actor_options(elsewhere)
-        arguments = (self.context, self.coordinator, self.options.open_store, spare, slot.bundle, shown_as)
-        full_name, handle = self._create_named(f"{self.options.prefix}/{name}", options, arguments)
-        member = self._member(full_name, handle, slot.bundle)
+        full_name, handle = self._create_named(f"{self.options.prefix}/{name}", slot, shown_as, spare, elsewhere)
+        return self._new_member(full_name, handle, slot)
+
+    def _new_member(self, name: str, handle: Handle, slot: Slot) -> WorkerHandle:
+        member = self._member(name, handle, slot.bundle)
         self._identify(member)
         return member
 
@@ -358,13 +429,19 @@ class WorkerPool:
         if not self.broke(member, error, partial(self._lost, member), partial(self._watch_life, member)):
             self.post(lambda: self._lost(member, error))
 
-    def _create_named(self, name: str, options: dict[str, Any], arguments: tuple[Any, ...]) -> tuple[str, Handle]:
+    def _create_named(
+        self, name: str, slot: Slot, shown_as: str, spare: bool, elsewhere: str | None
+    ) -> tuple[str, Handle]:
+        context, coordinator, options = self.context, self.coordinator, self.options
         first = self._counts.get(name, 0)
         for number in range(first, first + PROCESSES_A_WORKER_MAX):
             self._counts[name] = number + 1
             full_name = f"{name}#{number}"
             try:
-                return full_name, worker_actor().options(name=full_name, **options).remote(*arguments)
+                handle = _start(
+                    full_name, slot, shown_as, context, coordinator, options, spare, elsewhere, exists=False
+                )
+                return full_name, handle
             except ActorAlreadyExistsError:
                 # A predecessor of this coordinator has used the number.
                 continue
