@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         CommitToken,
         SinkFiles,
     )
+    from tidegate.connectors.formats.debezium import DebeziumFormat
     from tidegate.connectors.source import MasterHook, ReadResult, Source, SourceReader, SourceSplit
     from tidegate.operators.aggregates.aggregate import (
         Aggregate,
@@ -134,6 +135,7 @@ else:
         "CorruptionError": "storage.errors",
         "Count": "operators.windows.window_specs",
         "Cumulating": "operators.windows.window_specs",
+        "DebeziumFormat": "connectors.formats.debezium",
         "DataPlaneOptions": "actors.drivers.job_context",
         "IncompatibleStateError": "storage.errors",
         "Job": "api.submission.job",
@@ -237,6 +239,7 @@ __all__ = [
     "Count",
     "Cumulating",
     "DataPlaneOptions",
+    "DebeziumFormat",
     "IncompatibleStateError",
     "Job",
     "JobFailedError",

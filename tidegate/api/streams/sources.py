@@ -16,14 +16,17 @@ import pyarrow as pa
 
 from tidegate.actors.graph.stream_graph import StreamNode
 from tidegate.api.program import Program
+from tidegate.api.streams.change_steps import change_stream
 from tidegate.api.streams.other_names import ENVIRONMENTS, OtherNames
-from tidegate.api.streams.step import checked_group
+from tidegate.api.streams.step import StepOptions, checked_group
 from tidegate.api.streams.stream import Stream
 from tidegate.connectors.bad_rows import BAD_ROWS, BadRows, check_bad_rows
 from tidegate.connectors.delta_source import DeltaSource
 from tidegate.connectors.files.open_file import FileFormat
 from tidegate.connectors.files.patterns import FilePattern
 from tidegate.connectors.files.source import FileForm, FolderSource, source_of_files
+from tidegate.connectors.formats.changes import UNCHANGED
+from tidegate.connectors.formats.debezium import DebeziumFormat
 from tidegate.connectors.kafka.client import Start, check_start, client_settings, kafka
 from tidegate.connectors.kafka.records import TIMESTAMP, RecordFormat
 from tidegate.connectors.kafka.source import KafkaSource, OnMissing
@@ -385,6 +388,8 @@ class StreamSources(OtherNames):
         topics: Sequence[str],
         value: SchemaLike | Literal["bytes", "string"] = "bytes",
         key: Literal["bytes", "string"] | None = None,
+        format: Literal["json", "debezium"] | DebeziumFormat = "json",
+        keys: Sequence[str] = (),
         metadata: Sequence[str] = (),
         start: Start = "earliest",
         end: Literal["latest"] | None = None,
@@ -409,6 +414,9 @@ class StreamSources(OtherNames):
         - `value`: "bytes" or "string": the columns are Spark's, key, value, topic, partition, offset and timestamp. Or
           a schema: records are JSON objects, with a column for each field.
         - `key`: with a schema, "bytes" or "string" adds the column `kafka_key`.
+        - `format`: with a schema, "json", or "debezium" (or a `tg.DebeziumFormat`) for events of change data: the
+          result is a stream of changes of the table (`docs/change-data.md`).
+        - `keys`: with "debezium", the columns of the table's primary key.
         - `metadata`: adds columns: "topic", "partition", "offset", "timestamp", "headers" and "tombstone" (whether a
           record has no value). With a schema they are called `kafka_topic` and so on.
         - `start`: "earliest", "latest", a time (a datetime, or milliseconds since 1970), or offsets
@@ -446,14 +454,20 @@ class StreamSources(OtherNames):
         kind: Any = value if isinstance(value, str) else as_schema(value, "from_kafka(value=)")
         by_record = isinstance(timestamp, str) and timestamp == "kafka"
         timed_by = ("timestamp",) if by_record and isinstance(kind, pa.Schema) else ()
-        form = RecordFormat(kind, key, tuple(dict.fromkeys((*timed_by, *metadata))))
+        changes = change_format(format, topics, keys, timestamp, discover)
+        form = RecordFormat(kind, key, tuple(dict.fromkeys((*timed_by, *metadata))), changes, tuple(keys))
         every_ms = None if discover is None else parse_duration_ms(discover, setting="from_kafka(discover)")
         given = tuple((properties or {}).items())
         client_settings(servers, dict(given))
         source = KafkaSource(servers, tuple(topics), form, start, end is not None, every_ms, given, policy, on_missing)
-        stream = self.from_source(
-            source, name=name, uid=uid, parallelism=parallelism, slot_sharing_group=slot_sharing_group
-        )
+        own = () if changes is None else (UNCHANGED,)
+        stream = self._begun(source, name, uid, parallelism, slot_sharing_group, own)
+        if changes is not None:
+            one = changes.truncates == "apply"
+            options = StepOptions(
+                f"{name}: changes", None if uid is None else f"{uid}-changes", 1 if one else parallelism
+            )
+            return change_stream(stream, keys, options, _UNCHANGED_ADVICE)
         column = timestamp if not by_record else TIMESTAMP if isinstance(kind, pa.Schema) else "timestamp"
         return timed(stream, column, max_out_of_orderness, uid, idleness, alignment)
 
@@ -567,6 +581,18 @@ class StreamSources(OtherNames):
         if lacks or isinstance(source, type):
             what = f"has no {', '.join(lacks)}" if lacks else "is a class; give an object"
             raise ConfigurationError(f"from_source takes an object like tg.Source; {source!r} {what}")
+        return self._begun(source, name, uid, parallelism, slot_sharing_group)
+
+    def _begun(
+        self,
+        source: Source,
+        name: str,
+        uid: str | None,
+        parallelism: int | None,
+        slot_sharing_group: str | None,
+        own: Sequence[str] = (),
+    ) -> Stream:
+        """Begins a stream over a source. `own`: columns that tidegate itself adds."""
         if self._program.given_up:
             self._program.clear()
         node = StreamNode(
@@ -578,8 +604,38 @@ class StreamSources(OtherNames):
             slot_group=checked_group(name, slot_sharing_group),
             side_outputs=_bad_rows(source),
         )
-        self._program.add_node(node)
+        self._program.add_node(node, own)
         return Stream(self._program, ((node, None),))
+
+
+_UNCHANGED_ADVICE = "Set REPLICA IDENTITY FULL for the table, or read the topic from its begin (start='earliest')"
+
+
+def change_format(
+    format: str | DebeziumFormat, topics: Sequence[str], keys: Sequence[str], timestamp: object, discover: object
+) -> DebeziumFormat | None:
+    """Returns the format of change data that was given to `from_kafka`, or None. Raises ConfigurationError."""
+    if format not in ("json", "debezium") and not isinstance(format, DebeziumFormat):
+        raise ConfigurationError(f"from_kafka(format={format!r}): give 'json', 'debezium' or a tg.DebeziumFormat")
+    if format == "json":
+        if keys:
+            raise ConfigurationError("from_kafka(keys=) is for format='debezium'; remove it")
+        return None
+    if len(topics) != 1:
+        raise ConfigurationError(
+            f"from_kafka(format='debezium', topics={list(topics)}): a topic is a table. Call from_kafka for each topic"
+        )
+    if timestamp is not None:
+        raise ConfigurationError(
+            "from_kafka(format='debezium'): a stream of changes has no event time, because no step of event time takes "
+            "changes; remove timestamp="
+        )
+    found = format if isinstance(format, DebeziumFormat) else DebeziumFormat()
+    if found.truncates == "apply" and discover is not None:
+        raise ConfigurationError(
+            "from_kafka(format=DebeziumFormat(truncates='apply')): the topic must have one partition; remove discover="
+        )
+    return found
 
 
 def _paths(files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> str | list[str]:

@@ -6,6 +6,7 @@ Rules:
   object of the garbage collector, and one that is kept costs more than its value is worth.
 - JSON values become rows as in files (`tidegate/connectors/formats/json.py`): one object a record. A record without a
   value, a tombstone, is all nulls. The value `null` is not an object, so it cannot be read.
+- Events of change data become newest versions of rows (`formats/debezium.py`). A tombstone is no row then.
 - Whether a record can be read depends on that record alone, and not on the records that are fetched with it.
 - A record that cannot be read is an error that names topic, partition and offset, or it is a dead letter.
 """
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 
 from tidegate.connectors.bad_rows import BadRows, BadRowsLog
+from tidegate.connectors.formats.debezium import DebeziumDecoder, DebeziumFormat
 from tidegate.connectors.formats.json import JsonDecoder
 from tidegate.connectors.formats.text import not_utf8
 from tidegate.storage.errors import ConfigurationError
@@ -59,11 +61,16 @@ _PLACE = "the record at offset {offset} of partition {partition} of {topic!r}"
 
 @dataclass(frozen=True, slots=True)
 class RecordFormat:
-    """The form of rows: values and keys as "bytes" or "string", or values by a schema, and optional columns."""
+    """The form of rows: values and keys as "bytes" or "string", or values by a schema, and optional columns.
+
+    `changes`: values are events of Debezium, for rows by the schema, which `changed_by` identifies.
+    """
 
     value: str | pa.Schema
     key: str | None = None
     metadata: tuple[str, ...] = ()
+    changes: DebeziumFormat | None = None
+    changed_by: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if unknown := [name for name in self.metadata if name not in METADATA]:
@@ -86,16 +93,46 @@ class RecordFormat:
             if not self.schema.names:
                 raise ConfigurationError("from_kafka(value=): the schema has no columns; name one, or give metadata=")
             JsonDecoder(self.value)
+        if self.changes is not None:
+            self.change_decoder()
+
+    def change_decoder(self) -> DebeziumDecoder:
+        """Returns a decoder of events. Raises ConfigurationError for a schema that they cannot have."""
+        assert self.changes is not None
+        if not isinstance(self.value, pa.Schema):
+            raise ConfigurationError(
+                "from_kafka(format='debezium') needs the columns of the table, as in value={'id': int, 'name': str}"
+            )
+        if self.key is not None:
+            raise ConfigurationError("from_kafka(format='debezium'): key= does not apply; name the keys with keys=")
+        return DebeziumDecoder(self.value, self.changed_by, self.changes)
+
+    def check_partitions(self, counts: Mapping[str, int]) -> None:
+        """Raises ConfigurationError if the events of some topics, with this many partitions, have no common order."""
+        if self.changes is None or self.changes.truncates != "apply":
+            return
+        for topic, count in counts.items():
+            if count > 1:
+                raise ConfigurationError(
+                    f"from_kafka(format='debezium'): topic {topic!r} has {count} partitions, and a truncated table has "
+                    "no order among them. Use a topic with one partition, or DebeziumFormat(truncates='fail')"
+                )
 
     @property
     def schema(self) -> pa.Schema:
         """The columns. Without a schema they are the columns of Spark's Kafka source, plus requested metadata."""
         if isinstance(self.value, pa.Schema):
+            if self.changes is not None:
+                return pa.schema([*self.change_decoder().schema, *self._metadata_fields])
             more = [pa.field(KEY, _RAW[self.key])] if self.key is not None else []
-            more += [pa.field(f"kafka_{name}", METADATA[name]) for name in self.metadata]
-            return pa.schema([*self.value, *more])
+            return pa.schema([*self.value, *more, *self._metadata_fields])
         columns = [pa.field("key", _RAW[self.key or "bytes"]), pa.field("value", _RAW[self.value])]
         return pa.schema([*columns, *(pa.field(name, METADATA[name]) for name in self._named)])
+
+    @property
+    def _metadata_fields(self) -> list[pa.Field]:
+        """The columns of metadata next to the columns of a schema."""
+        return [pa.field(f"kafka_{name}", METADATA[name]) for name in self.metadata]
 
     @property
     def _named(self) -> tuple[str, ...]:
@@ -107,7 +144,7 @@ class RecordFormat:
 
     def records_of(self, topic: str, partition: int) -> Records:
         """Returns an empty `Records` of a partition, with a list for each column that rows need."""
-        with_keys = self.key is not None or not isinstance(self.value, pa.Schema)
+        with_keys = self.key is not None or self.changes is not None or not isinstance(self.value, pa.Schema)
         held = [name for name in ("timestamp", "headers") if name in self._named]
         return Records(topic, partition, ("value", *(("key",) if with_keys else ()), *held))
 
@@ -190,6 +227,7 @@ class RecordReader:
         self._form = form
         self._schema = form.schema
         self._bad_rows = bad_rows
+        self._changes = form.change_decoder() if form.changes is not None else None
         self._decoder = JsonDecoder(form.value) if isinstance(form.value, pa.Schema) else None
         self._log = BadRowsLog(log)
 
@@ -198,6 +236,8 @@ class RecordReader:
 
         Raises ConfigurationError for a record that cannot be read if that fails the job.
         """
+        if self._changes is not None:
+            return self._versions(self._changes, records)
         columns, bad = self._columns(records)
         letters = None
         if bad:
@@ -209,6 +249,18 @@ class RecordReader:
             columns, bad = self._columns(records)
             assert not bad
         made = [*columns, *self._form.metadata_of(records)]
+        return pa.RecordBatch.from_arrays(made, schema=self._schema), letters
+
+    def _versions(
+        self, decoder: DebeziumDecoder, records: Records
+    ) -> tuple[pa.RecordBatch | None, pa.RecordBatch | None]:
+        """Returns the newest versions of rows in some events, and the dead letters."""
+        found = decoder.decode(records.values, records.columns["key"])
+        letters = self._letters(records, found.bad) if found.bad else None
+        if not found.batch.num_rows:
+            return None, letters
+        of_rows = records.only(found.payload_of_rows(len(records)).tolist())
+        made = [*found.batch.columns, *self._form.metadata_of(of_rows)]
         return pa.RecordBatch.from_arrays(made, schema=self._schema), letters
 
     def _columns(self, records: Records) -> tuple[list[pa.Array], dict[int, str]]:

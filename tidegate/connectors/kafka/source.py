@@ -132,6 +132,7 @@ class KafkaSource:
                 ]
             except library.KafkaException as error:
                 raise ConfigurationError(f"from_kafka: the brokers at {self.servers} do not answer: {error}") from error
+        self.form.check_partitions({topic: info.partitions for topic, info in infos.items()})
         return (*self._finders({topic: info.partitions for topic, info in infos.items()}), *map(split_of, found))
 
     def check_restored(self, splits: Sequence[SourceSplit]) -> None:
