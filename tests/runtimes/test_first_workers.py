@@ -90,6 +90,15 @@ def test_the_coordinator_starts_what_the_driver_has_not_started(cluster: Cluster
     assert sorted(member.name for member in members.values()) == sorted(cluster.created)
 
 
+def test_the_next_process_of_a_worker_has_the_next_number(cluster: Cluster) -> None:
+    """A name is used once, so that a log or a page means one process."""
+    workers = pool(options())
+    first = workers.staff([SOURCE])[SOURCE]
+    workers.kill(first)
+    second = workers.staff([SOURCE])[SOURCE]
+    assert (first.name.rpartition("#")[2], second.name.rpartition("#")[2]) == ("0", "1")
+
+
 def test_a_name_that_exists_is_not_used(cluster: Cluster) -> None:
     """It belongs to a job of the same name that is just ending."""
     before = options().first_names

@@ -413,7 +413,9 @@ def test_how_a_subtask_has_ended_is_reported_to_each_new_coordinator(process: Ca
     both.settle()
     assert not any(isinstance(r, Ended) for r in both.coordinator.report.so_far())
     took_over_all(both, 2)
-    assert both.coordinator.report.so_far() == [], "it was replaced"
+    # The source may report the end of its rows at any time.
+    answers = [r for r in both.coordinator.report.so_far() if isinstance(r, (Ended, co.TaskAnswered))]
+    assert answers == [], "it was replaced"
 
 
 def test_orders_of_a_coordinator_that_was_replaced_are_refused(process: Callable[[TaskId], Process]) -> None:

@@ -301,7 +301,7 @@ class WorkerPool:
         self, workers: Mapping[WorkerId, FoundProcess], standbys: Iterable[FoundProcess]
     ) -> dict[TaskId, WorkerHandle]:
         """Takes over processes of a lost coordinator. Returns the process of each subtask that was deployed to one."""
-        # The search has found the ones that have started. The others end when they ask this coordinator.
+        # The search has found the processes that have started. Late ones end when they ask this coordinator.
         self._first.clear()
         members: dict[TaskId, WorkerHandle] = {}
         for worker, found in workers.items():
@@ -383,6 +383,8 @@ class WorkerPool:
         name = self._first.pop(worker, None)
         if name is None:
             return None
+        base, _, number = name.rpartition("#")
+        self._counts[base] = int(number) + 1
         handle = _start(name, slot, shown_as, self.context, self.coordinator, self.options)
         return self._new_member(name, handle, slot)
 

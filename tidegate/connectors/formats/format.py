@@ -36,7 +36,7 @@ Part: TypeAlias = Literal["value", "key"]
 
 @dataclass(frozen=True, slots=True)
 class PayloadUse:
-    """Where payloads come from or go to. `method`: the public method, for errors, such as "from_kafka".
+    """The place that payloads come from or go to. `method`: the public method, for errors, such as "from_kafka".
 
     `topics`: the topics that are known at submission. `part`: the part of a record that the payloads are.
     """
