@@ -8,11 +8,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from local_jobs import NO_RESTART, GatedSource, config, finish, local, opening
-from sink_contract import FolderSink, SqliteSink, check_sink
+from sink_contract import FolderSink, SqliteSink
 from waiting import until
 
 import tidegate as tg
 from tidegate.actors.drivers import user_sinks
+from tidegate.testing import check_sink
 
 ROWS = pa.table({"k": [x % 5 for x in range(300)], "x": list(range(300))})
 

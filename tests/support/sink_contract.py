@@ -1,89 +1,19 @@
-"""The contract of sinks of the user's, as checks that any sink can be run against, and sinks that keep it."""
+"""Sinks that keep the contract of `tg.Sink`."""
 
 from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
 
-import cloudpickle
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 import tidegate as tg
 
 Row = dict[str, object]
-
-
-def check_sink(sink: tg.Sink, batches: Sequence[pa.RecordBatch], visible: Callable[[], list[Row]]) -> None:
-    """Check a sink that has written nothing. `visible` gives the rows that its readers see, in any order.
-
-    Needs two batches at least. What the sink has done since its copies were made is in the outside world alone, as when
-    each runs in a process of its own.
-    """
-    first, second = batches[0], batches[1]
-    fresh = cloudpickle.dumps(sink)
-    committed: list[Row] = []
-
-    def writer(job: str, subtask: int, attempt: int) -> tg.Sink:
-        made: tg.Sink = cloudpickle.loads(fresh)
-        made.open(tg.SinkContext(job, "a job", "sink", subtask, 2, attempt))
-        return made
-
-    def commit(job: str, checkpoint: int, *prepared: bytes) -> None:
-        cloudpickle.loads(fresh).commit(list(prepared), tg.CommitContext(job, checkpoint, "sink"))
-
-    def see(*more: pa.RecordBatch) -> None:
-        committed.extend(row for batch in more for row in batch.to_pylist())
-        assert sorted(visible(), key=repr) == sorted(committed, key=repr)
-
-    lost = writer("job-1", 0, 0)  # its rows were written, and prepared, but its checkpoint never completed
-    lost.write(first)
-    abandoned = list(lost.prepare())
-    lost.write(second)
-    see()
-    lost.close()
-    see()
-
-    one, two = writer("job-1", 0, 1), writer("job-1", 1, 1)
-    one.write(first)
-    one.write(second)
-    two.write(first)
-    see()
-    prepared = [*one.prepare(), *two.prepare()]
-    see()
-    commit("job-1", 1, *prepared)
-    see(first, second, first)
-    commit("job-1", 1, *prepared)
-    see()
-
-    nothing = list(one.prepare())
-    if nothing:
-        commit("job-1", 2, *nothing)
-    see()
-    one.write(second)
-    later = list(one.prepare())
-    one.close()
-    two.close()
-    see()
-    commit("job-1", 3, *later)
-    see(second)
-    commit("job-1", 1, *prepared)  # a job that is restored from checkpoint 1 commits it once more
-    see()
-
-    other = writer("job-2", 0, 0)
-    other.write(first)
-    theirs = list(other.prepare())
-    cloudpickle.loads(fresh).abort("job-1")
-    see()
-    commit("job-2", 1, *theirs)  # job-1 has ended, which does nothing to what job-2 has prepared
-    other.close()
-    see(first)
-    assert abandoned != prepared, (
-        "two attempts must not use one name: the later one would commit the earlier one's rows"
-    )
 
 
 class FolderSink(tg.Sink):

@@ -36,7 +36,7 @@ def begin(snapshots: SnapshotTracker, checkpoint_id: int) -> None:
 
 def acknowledged(snapshots: SnapshotTracker) -> list[tuple[int, tuple[Committable, ...]]]:
     """What is acknowledged now, as (checkpoint, committables)."""
-    return [(snapshot.checkpoint_id, committables) for snapshot, committables in snapshots.to_acknowledge()]
+    return [(snapshot.checkpoint_id, committables) for snapshot, committables, _ in snapshots.to_acknowledge()]
 
 
 def committable(first_index: int, *names: str) -> Committable:

@@ -28,6 +28,7 @@ from typing import Protocol
 import pyarrow as pa
 
 DEFAULT_BUCKETS = 128
+BUCKETS_MAX = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +179,9 @@ class CommittingSink(ABC):
 
     buckets: int = DEFAULT_BUCKETS
     """Number of buckets, fixed for the life of the sink. The parallelism of the step can be at most this."""
+
+    accepts_changes: bool = False
+    """True if batches may have the column `row_kind`, and the sink retracts rows. `to_sink` then needs `keys`."""
 
     @abstractmethod
     def open_writer(self, context: CommittingContext) -> CommittingWriter:

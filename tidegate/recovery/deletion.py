@@ -131,7 +131,7 @@ def _paths(metadata: CheckpointMetadata) -> Iterator[str]:
 
 
 def _shared_paths(metadata: CheckpointMetadata) -> Iterator[str]:
-    return (path for subtask in metadata.subtasks for path in subtask.shared_paths)
+    return (path for subtask in metadata.subtasks for path in (*subtask.shared_paths, *subtask.sink_paths))
 
 
 def sweep_checkpoints(store: Store, layout: CheckpointLayout, permit: EndPermit) -> None:
@@ -173,6 +173,7 @@ def _is_tombstone(store: Store, layout: CheckpointLayout, number: CheckpointId) 
 
 def _sweep_shared(store: Store, layout: CheckpointLayout, referenced: set[str]) -> None:
     _sweep_folder(store, layout.changelog_dir(), referenced)
+    _sweep_folder(store, layout.sinks_dir(), referenced)
     folders = {path.rpartition("/")[0] for path in referenced}
     for name in store.list(layout.shared_dir()):
         number = parse_checkpoint_name(name)

@@ -175,6 +175,8 @@ def _copy(
             target.write(copied.path, _parts(verified_state(source, handle), stops))
     for file, copied_file in zip(old.native_files, new.native_files, strict=True):
         target.write(copied_file.path, _parts(verified_native(source, file), stops))
+    for path, copied_path in zip(old.sink_paths, new.sink_paths, strict=True):
+        target.write(copied_path, _parts(iter((source.read(path),)), stops))
 
 
 def _parts(parts: Iterable[Buffer], stops: Callable[[], bool]) -> Iterator[Buffer]:

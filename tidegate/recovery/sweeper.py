@@ -31,6 +31,7 @@ from tidegate.storage.checkpoints.layout import (
     parse_checkpoint_name,
     parse_pointer,
     parse_savepoint_name,
+    parse_sink_file_name,
 )
 from tidegate.storage.checkpoints.metadata import METADATA_VERSION, CheckpointMetadata, create_metadata, read_pointed
 from tidegate.storage.checkpoints.permits import OrphanPermit
@@ -256,7 +257,10 @@ class _Sweep:
         if path.startswith(taskowned):
             return self._is_orphan_of_tasks(path, *path.removeprefix(taskowned).split("/", 1))
         if path.startswith(f"{self._layout.changelog_dir()}/"):
-            return path not in self._paths and not self._known.unreadable and self._is_left(path)
+            written = parse_changelog_file_name(path.rpartition("/")[2])
+            return self._is_left(path, None if written is None else written[2])
+        if path.startswith(f"{self._layout.sinks_dir()}/"):
+            return self._is_left(path, parse_sink_file_name(path.rpartition("/")[2]))
         number = _checkpoint_of(path, self._job_id)
         if number is None or path in self._paths or path == self._layout.metadata(number):
             return False
@@ -265,10 +269,11 @@ class _Sweep:
             return not self._known.unreadable
         return number not in self._unreadable
 
-    def _is_left(self, path: str) -> bool:
-        """Returns whether no future checkpoint can refer to a file of a changelog."""
-        written = parse_changelog_file_name(path.rpartition("/")[2])
-        return written is not None and (self._attempt is None or written[2] < self._attempt)
+    def _is_left(self, path: str, attempt: AttemptNumber | None) -> bool:
+        """Returns whether no checkpoint, also no future one, refers to a file that an attempt has written."""
+        if path in self._paths or self._known.unreadable or attempt is None:
+            return False
+        return self._attempt is None or attempt < self._attempt
 
     def _is_orphan_of_tasks(self, path: str, name: str, below: str = "") -> bool:
         if self._known.unreadable or not below:

@@ -1,13 +1,15 @@
 """Tests user programs: one process function driven by hand, or a whole pipeline under seeded faults.
 
 `ProcessHarness` drives one process function with rows, watermarks and a clock. `simulate` runs a pipeline in virtual
-time while processes crash and storage fails, and compares its rows with the rows of a run without faults.
+time while processes crash and storage fails, and compares its rows with the rows of a run without faults. `check_sink`
+and `check_committing_sink` check the contract of a sink of your own.
 """
 
 from tidegate.testing.process_harness import HarnessSnapshot, HarnessTimer, ProcessHarness
 from tidegate.testing.report import SimulationReport
 from tidegate.testing.runtime.run import Protocol
 from tidegate.testing.simulated import SimulatedPipeline, simulate
+from tidegate.testing.sink_contract import check_committing_sink, check_sink
 from tidegate.testing.world.faults import Faults
 
 __all__ = [
@@ -18,5 +20,7 @@ __all__ = [
     "Protocol",
     "SimulatedPipeline",
     "SimulationReport",
+    "check_committing_sink",
+    "check_sink",
     "simulate",
 ]

@@ -86,9 +86,11 @@ class CoordinatorMachine:
             raise ProtocolError(f"job {self.state.spec.job_id} was submitted twice")
         self.state.spec = event.spec
         self.state.know_tables(event.spec.table_heads)
-        if event.spec.restore is not None and event.spec.restore.final:
+        final = event.spec.restore is not None and event.spec.restore.final
+        if final and not event.spec.committing:
             self._end(JobStatus.FINISHED, None, event.at_ms)
         else:
+            self.state.ends_as = JobStatus.FINISHED if final else None
             self._deployer.deploy(event.at_ms)
 
     @_on.register
@@ -124,7 +126,10 @@ class CoordinatorMachine:
         runs = self._deployer.ready(event)
         if self.state.status is not deploys:
             self._restarts.runs(event.at_ms)
-        if runs:
+        if runs and self.state.ends_as is not None:
+            # A task is ready when it has committed what its checkpoint holds. There is nothing else left to do.
+            self._end(self.state.ends_as, None, event.at_ms, waits=False)
+        elif runs:
             self._checkpoints.start_periodic(event.at_ms)
 
     @_on.register
@@ -290,7 +295,7 @@ class CoordinatorMachine:
         self._checkpoints.task_finished(task, at_ms)
         if self.state.status is JobStatus.RUNNING and len(self.state.finished) == len(self._context.spec.tasks):
             # A task leaves only when a checkpoint covers its end, so all its rows are in.
-            self._end(JobStatus.FINISHED, None, at_ms)
+            self._end(self.state.ends_as or JobStatus.FINISHED, None, at_ms)
 
     def _fail(
         self,
@@ -323,9 +328,11 @@ class CoordinatorMachine:
             self._failover.stop_regions(tasks, reason, at_ms)
         self._instructions.append(do.SetTimer(f"restart:{state.attempt + 1}", at_ms + delay_ms))
 
-    def _end(self, status: JobStatus, reason: str | None, at_ms: int) -> None:
+    def _end(self, status: JobStatus, reason: str | None, at_ms: int, waits: bool = True) -> None:
+        """Begins to end the job. `waits`: running tasks finish by themselves, and are waited for."""
         state = self.state
-        waits_for_tasks = status in (JobStatus.FINISHED, JobStatus.SUSPENDED) and state.status is JobStatus.RUNNING
+        succeeds = status in (JobStatus.FINISHED, JobStatus.SUSPENDED)
+        waits_for_tasks = waits and succeeds and state.status is JobStatus.RUNNING
         state.ending_status = status
         state.ending_reason = reason
         if waits_for_tasks:
@@ -353,6 +360,7 @@ class CoordinatorMachine:
             self._checkpoints.finalizer.proceed(at_ms)
         self._judge(at_ms)
         if state.status is JobStatus.RESTARTING and state.restart_due and invariants.is_fate_known(state):
+            self._failover.stop_rest_if_over()
             self._deployer.deploy(at_ms)
         elif state.status is JobStatus.RUNNING:
             self._checkpoints.trigger_if_due(at_ms)

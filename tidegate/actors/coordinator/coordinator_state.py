@@ -58,12 +58,18 @@ class SharedStateRegistry:
     references: dict[CheckpointId, tuple[str, ...]] = field(default_factory=dict)
     left: frozenset[CheckpointId] = frozenset()
     """Checkpoints that could not be deleted: the files that they refer to stay until the sweep."""
+    stateless: frozenset[CheckpointId] = frozenset()
+    """Checkpoints that refer to files of sinks, and have no shared state."""
 
     def register(self, metadata: CheckpointMetadata) -> None:
         """A checkpoint is complete: note what it refers to."""
-        if not any(subtask.layers or subtask.native for subtask in metadata.subtasks):
-            return
-        paths = dict.fromkeys(path for subtask in metadata.subtasks for path in subtask.shared_paths)
+        has_state = any(subtask.layers or subtask.native for subtask in metadata.subtasks)
+        if not has_state:
+            if not any(subtask.sink_paths for subtask in metadata.subtasks):
+                return
+            self.stateless |= {metadata.checkpoint_id}
+        both = ((*subtask.shared_paths, *subtask.sink_paths) for subtask in metadata.subtasks)
+        paths = dict.fromkeys(path for found in both for path in found)
         self.references[metadata.checkpoint_id] = tuple(paths)
 
     def strange_file(self, metadata: CheckpointMetadata, base: CheckpointId | None) -> str | None:
@@ -76,10 +82,11 @@ class SharedStateRegistry:
 
     def can_be_base(self, checkpoint_id: CheckpointId) -> bool:
         """Returns whether another checkpoint can be built on this one."""
-        return checkpoint_id in self.references
+        return checkpoint_id in self.references and checkpoint_id not in self.stateless
 
     def release(self, checkpoint_id: CheckpointId) -> tuple[str, ...]:
         """Removes the references of a checkpoint. Returns the files to which no checkpoint refers now."""
+        self.stateless -= {checkpoint_id}
         paths = self.references.pop(checkpoint_id, ())
         needed = {path for others in self.references.values() for path in others}
         return tuple(path for path in paths if path not in needed)
@@ -361,6 +368,9 @@ class CoordinatorState:
     """Since when a periodic checkpoint is due that could not be started yet."""
     final_not_before_ms: int = NEVER_MS
     """A final checkpoint that has failed is not tried again before this time."""
+    ends_as: JobStatus | None = None
+    """How the job ends as soon as its tasks have committed the rows of its last checkpoint, which is complete. None
+    while there is no such checkpoint, or no task commits."""
     stopping: CheckpointId | None = None
     """The pending savepoint after which the job ends."""
     restart_due: bool = False

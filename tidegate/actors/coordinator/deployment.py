@@ -169,7 +169,7 @@ class Deployer:
             return False
         tasks = tuple(task for task in spec.tasks if task in state.ready and task not in state.older_attempts)
         state.move(JobInput.RESTART if state.down else JobInput.ALL_READY)
-        if tasks:
+        if tasks and state.ends_as is None:
             self._context.instruct(do.StartTasks(state.attempt, tasks))
         return not state.down
 
@@ -277,6 +277,7 @@ def pass_over(context: CoordinatorContext, restore: RestorePoint | None, event: 
         context.restore_failure = f"no checkpoint is left to restart from: {passed_over_text(state.damaged)}"
         return
     state.fallback = state.completed[-1].checkpoint_id
+    state.ends_as = None  # The rows after the older checkpoint are processed again.
     context.passed_over = passed_over_text(state.damaged[-1:])
 
 

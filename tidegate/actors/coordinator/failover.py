@@ -24,7 +24,7 @@ from tidegate.actors.coordinator.phases import JobInput, JobStatus, PendingPhase
 from tidegate.actors.graph.regions import pipelined_regions
 from tidegate.protocol.failures import CheckpointFailureReason as Reason
 from tidegate.protocol.identity import TaskId
-from tidegate.storage.ids import VertexId
+from tidegate.storage.ids import CheckpointId, VertexId
 
 
 class Failover:
@@ -81,6 +81,17 @@ class Failover:
         else:
             state.move(JobInput.RESTART)
 
+    def stop_rest_if_over(self) -> None:
+        """Stops the tasks that still run, if the job ends as soon as all have committed: then all start from the last
+        checkpoint, and commit what it holds."""
+        state = self._context.state
+        if state.ends_as is None:
+            return
+        rest = tuple(task for task in self._context.spec.tasks if task not in state.down)
+        for attempt, group in state.by_attempt(rest):
+            self._context.instruct(do.CancelAttempt(attempt, group))
+        state.stop(rest)
+
     def _going_back(self, tasks: Iterable[TaskId]) -> tuple[TaskId, ...]:
         """Returns all tasks that stop with these, in the order of the job, without tasks that are down already."""
         state = self._context.state
@@ -97,8 +108,10 @@ class Failover:
             back |= more
 
     def _stops(self) -> bool:
-        """Returns whether tasks were triggered for a savepoint that ends the job."""
+        """Returns whether tasks were triggered for a savepoint that ends the job, or only have to commit."""
         state = self._context.state
+        if state.ends_as is not None:
+            return True
         return state.stopping is not None and state.pending[state.stopping].phase is not PendingPhase.HOOKS
 
     def _tied_vertices(self) -> set[VertexId]:
@@ -239,11 +252,14 @@ class Takeover:
         del state.adopting[event.task]
         if not event.started:
             instruct(do.StartTasks(event.attempt, (event.task,)))
-        newest = state.completed[-1].checkpoint_id if state.completed else 0
+        newest = state.completed[-1].checkpoint_id if state.completed else CheckpointId(0)
         # It may hold a snapshot for a checkpoint that was given up, or still collect the barriers of one.
         for number in sorted({event.snapshotted, event.collecting or event.snapshotted}):
             if number > newest and number not in state.pending:
                 instruct(do.NotifyAborted(event.attempt, number, (event.task,)))
+        if newest and self._context.spec.committing:
+            # The notification may be lost, and the task waits for it before it commits.
+            instruct(do.NotifyCompleted(event.attempt, newest, (event.task,)))
         if event.ended:
             state.ended[event.task] = None
         if not state.adopting:

@@ -187,6 +187,8 @@ class JobSpec:
 
     aligned_sources: tuple[AlignedSource, ...] = ()
     """Sources that wait for each other in event time."""
+    committing: tuple[VertexId, ...] = ()
+    """Vertices with a sink that commits in its tasks. The job is not over before their tasks have committed."""
 
     def aligned_source(self, task: TaskId) -> AlignedSource | None:
         """The source of a task, if it waits for others."""

@@ -167,6 +167,7 @@ class JobContext:
             self.options.exactly_once,
             self._backend_of(task, attempt),
             asks_for_splits,
+            self.job_id,
         )
 
     def _backend_of(self, task: TaskId, attempt: AttemptNumber) -> StateBackendOptions:

@@ -10,6 +10,7 @@ from functools import partial
 from tidegate.actors.coordinator import events as co
 from tidegate.actors.coordinator.job_spec import FIRST_PAUSE_MS, RestorePoint, pause_ms
 from tidegate.actors.drivers.async_calls import Answered
+from tidegate.actors.drivers.committing_sinks import CommitFailedError
 from tidegate.actors.drivers.log_lines import log_fields
 from tidegate.actors.drivers.outages import OutageNotes
 from tidegate.actors.drivers.ports import TaskPort, TryAgain
@@ -174,22 +175,25 @@ class TaskDriver:
         if now_ms != self.times.until_ms:
             self.times.waited(now_ms, self.machine.outputs.over_limit)
 
-    def _run_through_outages(self, work: Callable[[], ev.TaskEvent | None]) -> None:
-        """Runs I/O that the task cannot do without, again and again for as long as an outage of storage may last."""
+    def _run_through_outages(self, work: Callable[[], ev.TaskEvent | None], commits: OperatorUid | None = None) -> None:
+        """Runs I/O that the task cannot do without, again and again for as long as an outage of storage may last.
+
+        `commits`: the sink for which the work commits rows, and which may be away for as long as storage.
+        """
         port = self._port
         limit_ms = self._effects.storage_outage_ms
-        notes = OutageNotes(f"storage of {self.machine.descriptor.task}", port.monotonic_ms)
+        task = self.machine.descriptor.task
+        what = f"storage of {task}" if commits is None else f"the system of sink {commits!r} of {task}"
+        notes = OutageNotes(what, port.monotonic_ms)
         self._outages.append(notes)
 
         def attempt(number: int) -> None:
             def tried() -> ev.TaskEvent | TryAgain | None:
                 try:
                     event = work()
-                except StorageError as error:
-                    if (
-                        not may_be_awaited(error)
-                        or (away_ms := notes.failed(error, "the task waits for it")) >= limit_ms
-                    ):
+                except (StorageError, CommitFailedError) as error:
+                    passes = error.may_pass if isinstance(error, CommitFailedError) else may_be_awaited(error)
+                    if not passes or (away_ms := notes.failed(error, "the task waits for it")) >= limit_ms:
                         raise
                     pause = min(pause_ms(FIRST_PAUSE_MS, number), limit_ms - away_ms)
                     return TryAgain(pause, lambda: attempt(number + 1))
@@ -295,6 +299,8 @@ class TaskDriver:
                     self._call(instruction)
                 case do.StageFile():
                     self._stage(instruction)
+                case do.CommitPrepared():
+                    self._run_through_outages(partial(self._effects.commit, instruction), instruction.rows.uid)
                 case do.DiscardState():
                     port.run_io(lambda i=instruction: self._effects.discard(i))  # type: ignore[misc]
                 case do.SetTaskTimer():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
@@ -12,13 +13,14 @@ import pyarrow as pa
 
 from tidegate.actors.coordinator.job_spec import RestorePoint
 from tidegate.actors.drivers.async_calls import AsyncCalls
+from tidegate.actors.drivers.committing_sinks import TaskCommitters, committing_context
 from tidegate.actors.drivers.job_context import JobContext
 from tidegate.actors.drivers.outages import delete_files
 from tidegate.actors.drivers.source_reads import HeldSources, SplitReads
 from tidegate.actors.drivers.user_sinks import SinkWriters
 from tidegate.actors.drivers.work_folders import prepare_work
 from tidegate.actors.drivers.write_pace import paced
-from tidegate.actors.restore.restore_task import restore_task
+from tidegate.actors.restore.restore_task import RestoredTask, restore_task
 from tidegate.actors.restore.state_follower import StateFollower
 from tidegate.actors.task import events as ev
 from tidegate.actors.task import instructions as do
@@ -28,8 +30,9 @@ from tidegate.actors.task.task_descriptor import TaskDescriptor
 from tidegate.protocol.identity import TaskId
 from tidegate.state.common.backend import KeyedBackend
 from tidegate.storage.checkpoints.memory_limit import MemoryStorage
-from tidegate.storage.checkpoints.metadata import NativeState, StateHandle
+from tidegate.storage.checkpoints.metadata import NativeState, PreparedPart, PreparedRows, StateHandle
 from tidegate.storage.errors import DAMAGE, StorageError, may_be_awaited
+from tidegate.storage.files.file_system_store import join_url
 from tidegate.storage.files.store import OpenStore, Store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, OperatorUid
 from tidegate.storage.state.backend_files import write_native
@@ -86,7 +89,13 @@ class TaskEffects:
         self._stores = StateStores(context, descriptor.task, open_store, now_ms(), self._copies)
         functions = {s.uid: s.calls for s in descriptor.operators if s.calls is not None}
         self.calls = AsyncCalls(functions, why_late)
-        self.sinks = SinkWriters(context.job_id, context.job_name, descriptor)
+        committing = [
+            (spec.committing, committing_context(context, descriptor, spec, open_store, self._over))
+            for spec in descriptor.operators
+            if spec.committing is not None
+        ]
+        self.sinks = SinkWriters(context.job_id, context.job_name, descriptor, committing)
+        self._committers = TaskCommitters(committing, context.storage_outage_ms)
         self._tables = {spec.uid: spec.table for spec in descriptor.operators if spec.table is not None}
 
     def restore(self, restore: RestorePoint | None) -> ev.TaskRestored | ev.DamageFound:
@@ -145,6 +154,7 @@ class TaskEffects:
             lineage=lineage,
             kept=kept,
             origin=restored.origin,
+            prepared=restored.prepared if restore.root == self._context.root else _with_urls(restored, restore.root),
         )
 
     def read_source(self, instruction: do.ReadSource, patient: bool = True) -> ev.SourceBatchRead | None:
@@ -251,7 +261,7 @@ class TaskEffects:
             prepared = self.sinks.stage(instruction)
             if prepared is None:
                 return None
-            return ev.FileStaged(self._now_ms(), instruction.uid, instruction.index, prepared)
+            return ev.FileStaged(self._now_ms(), instruction.uid, instruction.index, prepared.file, prepared.parts)
         # What reads and writes Parquet is loaded by the tasks that have a table.
         from tidegate.storage.tables.table_files import data_dir, data_file_name, write_data_file
 
@@ -264,6 +274,11 @@ class TaskEffects:
             delete_files(store, (path,))
             return None
         return ev.FileStaged(self._now_ms(), instruction.uid, instruction.index, file)
+
+    def commit(self, instruction: do.CommitPrepared) -> ev.RowsCommitted | None:
+        """Commits prepared rows of a sink. Returns None once the task is closed. Raises CommitFailedError."""
+        done = self._committers.commit(instruction.rows)
+        return ev.RowsCommitted(self._now_ms(), instruction.rows) if done else None
 
     def discard(self, instruction: do.DiscardState) -> None:
         """Deletes files of state that no checkpoint will refer to."""
@@ -282,7 +297,17 @@ class TaskEffects:
         if self._follower is not None:
             self._follower.close()
         self.sinks.close()
+        self._committers.close()
         self.calls.close()
+
+
+def _with_urls(restored: RestoredTask, root: str) -> tuple[PreparedRows, ...]:
+    """Returns the prepared rows of a checkpoint below another root, with URLs in place of paths."""
+
+    def of_part(part: PreparedPart) -> PreparedPart:
+        return replace(part, files=tuple(join_url(root, path) for path in part.files))
+
+    return tuple(replace(rows, parts=tuple(map(of_part, rows.parts))) for rows in restored.prepared)
 
 
 COPIES_BYTES_MAX = 64 * 1024**3

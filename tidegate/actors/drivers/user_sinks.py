@@ -6,34 +6,136 @@ from __future__ import annotations
 
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
+
+import pyarrow as pa
 
 from tidegate.actors.drivers.threads import NotBackError, call_within
 from tidegate.actors.graph.job_graph import OperatorSpec
 from tidegate.actors.task.instructions import StageFile
 from tidegate.actors.task.task_descriptor import TaskDescriptor
+from tidegate.connectors.committing_sink import Committable as PreparedCommittable
+from tidegate.connectors.committing_sink import CommittingContext, CommittingSink, CommittingWriter
 from tidegate.operators.operator_errors import is_failure, own_copy
 from tidegate.operators.sinks.sink import COMMITTABLES_BYTES_MAX, CommitContext, Sink, SinkContext
 from tidegate.protocol.failures import OperatorError, error_text, failure_text, log_failure
-from tidegate.storage.checkpoints.metadata import Committable, DataFile
+from tidegate.storage.checkpoints.metadata import Committable, DataFile, PreparedPart
 from tidegate.storage.errors import ConfigurationError, TidegateError
 from tidegate.storage.ids import CheckpointId, JobId, OperatorUid
 
 log = logging.getLogger(__name__)
 
 
-class _Writer:
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a call of a sink has prepared: committables for the coordinator, or parts that the task commits itself."""
+
+    file: DataFile
+    parts: tuple[PreparedPart, ...] = ()
+
+
+class _Writer(ABC):
     """One sink in one subtask."""
 
-    def __init__(self, sink: Sink, name: str, context: SinkContext) -> None:
-        self.sink = own_copy(sink)
+    def __init__(self, name: str, context: SinkContext | CommittingContext) -> None:
         self.name = name
         self.context = context
-        self.opened = False
         self.rows = 0
         """Rows since it has prepared."""
+
+    @property
+    @abstractmethod
+    def kind(self) -> str:
+        """The name of its class, for errors."""
+
+    @property
+    @abstractmethod
+    def opened(self) -> bool:
+        """Returns whether `open` was called."""
+
+    @abstractmethod
+    def open(self) -> None:
+        """Opens the sink. Called once."""
+
+    @abstractmethod
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Writes rows."""
+
+    @abstractmethod
+    def prepare(self, checkpoint_id: CheckpointId | None) -> tuple[tuple[bytes, ...], tuple[PreparedPart, ...]]:
+        """Prepares. Returns what the coordinator commits, and what the task commits."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Closes the sink."""
+
+
+class _SinkWriter(_Writer):
+    """The writing half of a `Sink`."""
+
+    def __init__(self, sink: Sink, name: str, context: SinkContext) -> None:
+        super().__init__(name, context)
+        self._context = context
+        self._sink = own_copy(sink)
+        self._opened = False
+
+    @property
+    def kind(self) -> str:
+        return type(self._sink).__name__
+
+    @property
+    def opened(self) -> bool:
+        return self._opened
+
+    def open(self) -> None:
+        self._opened = True
+        self._sink.open(self._context)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._sink.write(batch)
+
+    def prepare(self, checkpoint_id: CheckpointId | None) -> tuple[tuple[bytes, ...], tuple[PreparedPart, ...]]:
+        return _checked(self._sink.prepare()), ()
+
+    def close(self) -> None:
+        self._sink.close()
+
+
+class _CommittingSinkWriter(_Writer):
+    """The writer of a `CommittingSink`."""
+
+    def __init__(self, sink: CommittingSink, name: str, context: CommittingContext) -> None:
+        super().__init__(name, context)
+        self._context = context
+        self._sink = sink
+        self._writer: CommittingWriter | None = None
+
+    @property
+    def kind(self) -> str:
+        return type(self._sink).__name__
+
+    @property
+    def opened(self) -> bool:
+        return self._writer is not None
+
+    def open(self) -> None:
+        self._writer = own_copy(self._sink).open_writer(self._context)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        assert self._writer is not None
+        self._writer.write(batch)
+
+    def prepare(self, checkpoint_id: CheckpointId | None) -> tuple[tuple[bytes, ...], tuple[PreparedPart, ...]]:
+        assert self._writer is not None and checkpoint_id is not None
+        return (), _checked_parts(self._writer.prepare(checkpoint_id), self._context.buckets)
+
+    def close(self) -> None:
+        assert self._writer is not None
+        self._writer.close()
 
 
 class SinkWriters:
@@ -48,11 +150,18 @@ class SinkWriters:
       inside.
     """
 
-    def __init__(self, job_id: JobId, job_name: str, descriptor: TaskDescriptor) -> None:
+    def __init__(
+        self,
+        job_id: JobId,
+        job_name: str,
+        descriptor: TaskDescriptor,
+        committing: Iterable[tuple[CommittingSink, CommittingContext]] = (),
+    ) -> None:
+        """`committing`: the sinks that commit in their tasks, with their contexts."""
         task = descriptor.task
         d = descriptor
-        self._writers = {
-            spec.uid: _Writer(
+        self._writers: dict[OperatorUid, _Writer] = {
+            spec.uid: _SinkWriter(
                 spec.sink,
                 spec.name,
                 SinkContext(str(job_id), job_name, str(spec.uid), task.subtask, d.parallelism, d.attempt),
@@ -60,6 +169,8 @@ class SinkWriters:
             for spec in descriptor.operators
             if spec.sink is not None
         }
+        for sink, context in committing:
+            self._writers[OperatorUid(context.uid)] = _CommittingSinkWriter(sink, context.name, context)
         self._waiting: dict[OperatorUid, deque[Callable[[], None]]] = {uid: deque() for uid in self._writers}
         self._lock = threading.Lock()
         self._calling: set[OperatorUid] = set()
@@ -82,7 +193,7 @@ class SinkWriters:
             if waiting:
                 waiting[0]()
 
-    def stage(self, instruction: StageFile) -> DataFile | None:
+    def stage(self, instruction: StageFile) -> Prepared | None:
         """Writes rows and, if a checkpoint begins, prepares them. Returns None if the task is closed."""
         uid = instruction.uid
         with self._lock:
@@ -109,29 +220,31 @@ class SinkWriters:
         for writer in idle:
             _close(writer)
 
-    def _call(self, writer: _Writer, instruction: StageFile) -> DataFile:
+    def _call(self, writer: _Writer, instruction: StageFile) -> Prepared:
         method = "open"
+        committables: tuple[bytes, ...] = ()
+        parts: tuple[PreparedPart, ...] = ()
         try:
             if not writer.opened:
-                writer.opened = True
-                writer.sink.open(writer.context)
+                writer.open()
             method = "write"
             for batch in instruction.batches:
-                writer.sink.write(batch)
+                writer.write(batch)
                 writer.rows += batch.num_rows
             method = "prepare"
-            committables = _checked(writer.sink.prepare()) if instruction.prepare else ()
+            if instruction.prepare:
+                committables, parts = writer.prepare(instruction.checkpoint_id)
         except BaseException as error:
             if not is_failure(error):
                 raise
             c = writer.context
             raise OperatorError(
                 f"operator {writer.name!r} (uid {c.uid!r}) failed on subtask {c.subtask + 1} of {c.parallelism}: "
-                f"{error_text(error)}; in {method} of {type(writer.sink).__name__}"
+                f"{error_text(error)}; in {method} of {writer.kind}"
             ) from error
         rows = writer.rows if instruction.prepare else 0
         writer.rows -= rows
-        return DataFile("", rows, sum(map(len, committables)), "", committables)
+        return Prepared(DataFile("", rows, sum(map(len, committables)), "", committables), parts)
 
 
 def _checked(prepared: object) -> tuple[bytes, ...]:
@@ -156,11 +269,42 @@ def _checked(prepared: object) -> tuple[bytes, ...]:
     return committables
 
 
+def _checked_parts(prepared: object, buckets: range) -> tuple[PreparedPart, ...]:
+    """Returns what `CommittingWriter.prepare` has returned. Raises ConfigurationError for anything that cannot be
+    committed.
+    """
+    if isinstance(prepared, bytes | str) or not hasattr(prepared, "__iter__"):
+        raise ConfigurationError(
+            f"prepare must return a list of tg.Committable, not {type(prepared).__name__}; an empty list if there is "
+            "nothing to commit"
+        )
+    parts = []
+    size_bytes = 0
+    for committable in prepared:
+        if not isinstance(committable, PreparedCommittable) or not isinstance(committable.data, bytes):
+            raise ConfigurationError(
+                f"prepare must return a list of tg.Committable(bucket, data) with data of bytes, not {committable!r}"
+            )
+        if committable.bucket not in buckets:
+            raise ConfigurationError(
+                f"prepare returned a committable of bucket {committable.bucket!r}, and this subtask has buckets "
+                f"{buckets.start} to {buckets.stop - 1}: use one of context.buckets"
+            )
+        parts.append(PreparedPart(committable.bucket, committable.data, tuple(committable.files)))
+        size_bytes += len(committable.data) + sum(map(len, committable.files))
+    if size_bytes > COMMITTABLES_BYTES_MAX:
+        raise ConfigurationError(
+            f"prepare returned committables of {size_bytes} bytes; at most {COMMITTABLES_BYTES_MAX} go into a "
+            "checkpoint. Write the rows themselves with context.files.write, and return the path"
+        )
+    return tuple(parts)
+
+
 def _close(writer: _Writer) -> None:
     if not writer.opened:
         return
     try:
-        writer.sink.close()
+        writer.close()
     except BaseException as error:
         if not is_failure(error):
             raise

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tidegate.actors.graph.resources import Resources
+from tidegate.connectors.committing_sink import CommittingSink
 from tidegate.connectors.pushed_filters import Rows
 from tidegate.connectors.source import Source
 from tidegate.operators.batch_rows import BatchRows
@@ -49,6 +50,8 @@ class OperatorSpec:
     """The side outputs of rows for which its function fails."""
     makes: str = ""
     """The rows that the operator emits, as far as the program shows."""
+    committing: CommittingSink | None = None
+    """The sink of the operator, if it commits in its tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +156,12 @@ class JobGraph:
         """The operators that write to sinks of the user's, by the places of these."""
         specs = (spec for vertex in self.vertices for spec in vertex.operators if spec.sink is not None)
         return {spec.table: spec for spec in specs if spec.table is not None}
+
+    @property
+    def committing(self) -> Mapping[OperatorUid, OperatorSpec]:
+        """The operators that write to sinks which commit in their tasks, by uid."""
+        specs = (spec for vertex in self.vertices for spec in vertex.operators)
+        return {spec.uid: spec for spec in specs if spec.committing is not None}
 
     def keyed_tasks(self) -> tuple[TaskId, ...]:
         """Subtasks that may have keyed state. Makes one operator of each spec to find out."""

@@ -26,6 +26,7 @@ from tidegate.actors.graph.job_graph import (
     SourceSpec,
 )
 from tidegate.actors.graph.resources import Resources
+from tidegate.connectors.committing_sink import CommittingSink
 from tidegate.connectors.source import Source, is_unbounded
 from tidegate.operators.batch_rows import BatchRows
 from tidegate.operators.functions.async_map import AsyncFunction
@@ -86,6 +87,7 @@ class StreamNode:
     side_outputs: tuple[OutputTag, ...] = ()
     taps: tuple[StreamNode, str] | None = None
     sink: Sink | None = None
+    committing: CommittingSink | None = None
     calls: AsyncFunction | None = None
     retracts: str | None = None
     combines: LocalAggregation | None = None
@@ -105,6 +107,11 @@ class StreamNode:
     def maker(self) -> StreamNode:
         """The source or operator that makes the rows."""
         return self if self.taps is None else self.taps[0]
+
+    @property
+    def writes(self) -> bool:
+        """Returns whether it writes rows to a table or a sink."""
+        return self.table is not None or self.sink is not None or self.committing is not None
 
     def tells_splits(self, parallelism: int) -> bool:
         """Returns whether an operator with this parallelism behind it gets the split of each row, for an unbounded
@@ -246,6 +253,7 @@ def _vertex(chain: Sequence[StreamNode], names: Mapping[OperatorUid, str], slot_
             node.meaning,
             tuple(tag.name for tag in node.side_outputs if isinstance(tag, ErrorTag)),
             _makes(node),
+            node.committing,
         )
         for node in chain
         if node.factory is not None

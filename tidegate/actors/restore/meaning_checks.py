@@ -261,6 +261,7 @@ def rehearsed(
         and spec.uid not in left_out
         and spec.table is None
         and spec.sink is None
+        and spec.committing is None
     ]
 
 

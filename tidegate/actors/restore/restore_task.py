@@ -12,6 +12,8 @@ The driver of a task calls `restore_task` before the task is ready. Rules:
 - Watermarks between the rows of calls that wait are dropped unless event time continues (`event_time_goes_on`).
 - States that the restore point drops are removed from the rows here, for every backend, and nowhere else. Files of a
   backend that hold such a state are read as rows, and no later checkpoint builds on what they were read from.
+- Prepared rows of a sink that commits in its tasks go to the subtask that owns their bucket now, also rows of subtasks
+  that had finished (`prepared_rows`).
 - `restore_in_flight` has the rules for in-flight data.
 """
 
@@ -41,6 +43,8 @@ from tidegate.storage.checkpoints.layout import NATIVE_MARK
 from tidegate.storage.checkpoints.metadata import (
     CheckpointMetadata,
     OperatorInfo,
+    PreparedPart,
+    PreparedRows,
     SectionRef,
     StateKind,
     SubtaskState,
@@ -48,7 +52,7 @@ from tidegate.storage.checkpoints.metadata import (
 )
 from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.files.store import Store
-from tidegate.storage.ids import OperatorUid, SubtaskIndex, VertexId
+from tidegate.storage.ids import CheckpointId, JobId, OperatorUid, SubtaskIndex, VertexId
 from tidegate.storage.state.backend_files import fetch_native, tables_of_fetched
 from tidegate.storage.state.handover import Handover, Spool, SpooledTables
 from tidegate.storage.state.in_flight import ChannelEnd, InFlightRows, edges_in_flight, read_in_flight
@@ -74,6 +78,8 @@ class RestoredTask:
     kept: frozenset[OperatorUid] = frozenset()
     """Operators whose keyed state is in memory already. Tables without rows stand for it."""
     origin: StateOrigin = StateOrigin.STORAGE
+    prepared: tuple[PreparedRows, ...] = ()
+    """Prepared rows of sinks that commit in their tasks, in the buckets of the subtask, oldest first."""
 
 
 def restore_task(
@@ -112,7 +118,8 @@ def restore_task(
                 f"checkpoint {metadata.checkpoint_id} of {metadata.job_id} has in-flight elements for {task}, which "
                 "had finished"
             )
-        return RestoredTask(tuple((uid, ()) for uid in uids), finished=True)
+        prepared = prepared_rows(metadata, vertex, task.subtask)
+        return RestoredTask(tuple((uid, ()) for uid in uids), finished=True, prepared=prepared)
     dropped: dict[OperatorUid, set[str]] = {}
     for uid, state in restore.dropped_states:
         dropped.setdefault(uid, set()).add(state)
@@ -146,7 +153,29 @@ def restore_task(
         tables[0] = uid, Handover((*found, *_read_to_the_end(metadata, uid, task, vertex.parallelism)))
     copied = isinstance(store, LocalFirstStore) and store.sufficed
     origin = StateOrigin.MEMORY if kept else StateOrigin.LOCAL_COPY if copied else StateOrigin.STORAGE
-    return RestoredTask(tuple(tables), False, in_flight, part, frozenset(kept), origin)
+    prepared = prepared_rows(metadata, vertex, task.subtask)
+    return RestoredTask(tuple(tables), False, in_flight, part, frozenset(kept), origin, prepared)
+
+
+def prepared_rows(metadata: CheckpointMetadata, vertex: JobVertex, subtask: SubtaskIndex) -> tuple[PreparedRows, ...]:
+    """Returns the rows of a checkpoint that one subtask has to commit, oldest first: those in its buckets.
+
+    All parts of one checkpoint come together, whichever subtasks have prepared them.
+    """
+    found: list[PreparedRows] = []
+    for spec in vertex.operators:
+        if spec.committing is None:
+            continue
+        buckets = key_group_range(subtask, spec.committing.buckets, vertex.parallelism)
+        parts: dict[tuple[CheckpointId, JobId], list[PreparedPart]] = {}
+        for rows in (rows for old in metadata.subtasks for rows in old.prepared if rows.uid == spec.uid):
+            mine = [part for part in rows.parts if part.bucket in buckets]
+            if mine:
+                parts.setdefault((rows.checkpoint_id, rows.job_id), []).extend(mine)
+        for (checkpoint_id, job_id), mine in sorted(parts.items()):
+            mine.sort(key=lambda part: part.bucket)
+            found.append(PreparedRows(spec.uid, job_id, checkpoint_id, tuple(mine)))
+    return tuple(found)
 
 
 def part_of(metadata: CheckpointMetadata, vertex: JobVertex, task: TaskId) -> SubtaskState | None:

@@ -15,7 +15,7 @@ from tidegate.protocol.identity import ChannelId
 from tidegate.protocol.stream_elements import ALIGNED_BARRIER, BarrierOptions, Element, Watermark
 from tidegate.protocol.task_reports import StateOrigin
 from tidegate.state.common.backend import KeyedBackend
-from tidegate.storage.checkpoints.metadata import DataFile, NativeState, StateHandle
+from tidegate.storage.checkpoints.metadata import DataFile, NativeState, PreparedPart, PreparedRows, StateHandle
 from tidegate.storage.codec import wire
 from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation, OperatorUid
 from tidegate.storage.state.snapshot import StateTable
@@ -55,6 +55,8 @@ class TaskRestored:
     """Backends that the attempt before has left in this process. They go back to that checkpoint."""
     origin: StateOrigin | None = None
     """The place from which state is restored, or None on a fresh start."""
+    prepared: tuple[PreparedRows, ...] = ()
+    """Prepared rows of the checkpoint in the buckets of this task, oldest first. They are committed first."""
 
     @property
     def checkpoint_id(self) -> CheckpointId | None:
@@ -282,12 +284,22 @@ class SegmentFailed:
 @wire
 @dataclass(frozen=True, slots=True)
 class FileStaged:
-    """A sink file is durable, and not visible to readers yet."""
+    """A sink file is durable, and not visible to readers yet. `parts`: what a `CommittingSink` has prepared."""
 
     at_ms: int
     uid: OperatorUid
     index: int
     file: DataFile
+    parts: tuple[PreparedPart, ...] = ()
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class RowsCommitted:
+    """Prepared rows of a `CommittingSink` are committed."""
+
+    at_ms: int
+    rows: PreparedRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,6 +359,7 @@ TaskEvent = (
     | SegmentPersisted
     | SegmentFailed
     | FileStaged
+    | RowsCommitted
     | CallsAnswered
     | TimerDue
 )

@@ -15,7 +15,7 @@ from tidegate.protocol.failures import CheckpointFailureReason
 from tidegate.protocol.identity import ChannelId
 from tidegate.protocol.stream_elements import Element, Watermark
 from tidegate.protocol.task_reports import SnapshotMetrics, StateOrigin
-from tidegate.storage.checkpoints.metadata import SnapshotKind, SubtaskState
+from tidegate.storage.checkpoints.metadata import PreparedRows, SnapshotKind, SubtaskState
 from tidegate.storage.codec import wire
 from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation, OperatorUid
 from tidegate.storage.state.snapshot import OperatorSnapshot
@@ -161,7 +161,8 @@ class StageFile:
     """Write one data file of a sink; answered by `FileStaged` with the same `index`.
 
     `folder`: the folder of a partition, below the folder of the attempt; empty if the table has none. `prepare`: a
-    user's sink returns what is to be committed of all that it was given.
+    user's sink returns what is to be committed of all that it was given. `checkpoint_id`: the checkpoint that begins
+    then.
     """
 
     uid: OperatorUid
@@ -169,6 +170,15 @@ class StageFile:
     batches: tuple[pa.RecordBatch, ...]
     folder: str = ""
     prepare: bool = False
+    checkpoint_id: CheckpointId | None = None
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class CommitPrepared:
+    """Commit prepared rows of a `CommittingSink`, and repeat that until it succeeds; answered by `RowsCommitted`."""
+
+    rows: PreparedRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +291,7 @@ TaskInstruction = (
     | PersistSegment
     | DiscardState
     | StageFile
+    | CommitPrepared
     | MakeCalls
     | SetTaskTimer
     | ReportReady

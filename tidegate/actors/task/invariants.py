@@ -140,13 +140,14 @@ def may_acknowledge(missing: Collection[object], sink_files_durable: bool) -> bo
     return not missing and sink_files_durable
 
 
-def may_leave(covered: bool, inputs_over: bool, outputs_empty: bool) -> bool:
+def may_leave(covered: bool, inputs_over: bool, outputs_empty: bool, committed: bool = True) -> bool:
     """Returns whether a task whose operators have finished may end (4, 6, 7).
 
     A completed checkpoint has to cover its finish, or a restart would still need its state. And no other task may wait
-    for it: all its inputs are over, and all its output has left, barriers included.
+    for it: all its inputs are over, and all its output has left, barriers included. `committed`: it has committed the
+    rows that it is to commit itself. After its end it would not be there to repeat a commit.
     """
-    return covered and inputs_over and outputs_empty
+    return covered and inputs_over and outputs_empty and committed
 
 
 def check_hold(checkpoints: int, limit: int) -> None:

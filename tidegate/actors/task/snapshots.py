@@ -7,6 +7,7 @@
   barrier are durable.
 - A sink file stays pending until a checkpoint that covers it is complete. So the next checkpoint commits the files of
   an aborted one.
+- Rows of sinks that commit in their tasks follow the rules of `SubtaskCommits` instead.
 """
 
 from __future__ import annotations
@@ -18,15 +19,17 @@ from dataclasses import dataclass, field
 from tidegate.actors.task import events as ev
 from tidegate.actors.task import instructions as do
 from tidegate.actors.task.incremental_base import Chain, ChangeLog, ChangelogLimits, IncrementalBase
-from tidegate.actors.task.instructions import StageFile
+from tidegate.actors.task.instructions import CommitPrepared, StageFile
 from tidegate.actors.task.invariants import may_acknowledge
 from tidegate.actors.task.operator_chain import OperatorChain
+from tidegate.actors.task.task_commits import SubtaskCommits
 from tidegate.operators.sinks.sink import StagedRows
 from tidegate.state.common.options import StateBackendOptions
 from tidegate.storage.checkpoints.metadata import (
     Committable,
     DataFile,
     NativeState,
+    PreparedRows,
     SnapshotKind,
     StateHandle,
     StoredSplit,
@@ -155,6 +158,8 @@ class SnapshotTracker:
 
     subtask: SubtaskIndex
     tables: Mapping[OperatorUid, str]
+    commits: Mapping[OperatorUid, SubtaskCommits] = field(default_factory=dict)
+    """The sinks of the task that commit in their tasks."""
     files: dict[OperatorUid, StagedFiles] = field(default_factory=dict)
     _snapshots: dict[CheckpointId, TaskSnapshot] = field(default_factory=dict)
 
@@ -164,15 +169,44 @@ class SnapshotTracker:
     @property
     def files_in_flight(self) -> int:
         """Sink files being written."""
-        return sum(staged.in_flight for staged in self.files.values())
+        files = sum(staged.in_flight for staged in self.files.values())
+        return files + sum(commits.in_flight for commits in self.commits.values())
 
-    def stage(self, taken: Iterable[tuple[OperatorUid, StagedRows]]) -> list[StageFile]:
-        """Gives each of these files its number."""
-        return [StageFile(u, self.files[u].start(), r.batches, r.folder, r.prepare) for u, r in taken]
+    @property
+    def commits_behind(self) -> int:
+        """The most commits that one sink of the task has to make."""
+        return max((commits.behind for commits in self.commits.values()), default=0)
+
+    @property
+    def all_committed(self) -> bool:
+        """Returns whether the task has committed all rows that it is to commit itself."""
+        return all(commits.confirmed for commits in self.commits.values())
+
+    def stage(self, taken: Iterable[tuple[OperatorUid, StagedRows]], checkpoint_id: CheckpointId) -> list[StageFile]:
+        """Gives each of these files its number. `checkpoint_id`: the checkpoint that begins, if rows are prepared."""
+        return [self._staged(uid, rows, checkpoint_id if rows.prepare else None) for uid, rows in taken]
+
+    def staged(self, event: ev.FileStaged) -> None:
+        """A file is durable, or rows of a sink are written."""
+        if event.uid in self.commits:
+            self.commits[event.uid].written(event.index, event.parts)
+        else:
+            self.files[event.uid].durable(event.index, event.file)
+
+    def next_commits(self) -> list[CommitPrepared]:
+        """Returns the commits to order now."""
+        found = (commits.next_commit() for commits in self.commits.values())
+        return [commit for commit in found if commit is not None]
+
+    def _staged(self, uid: OperatorUid, rows: StagedRows, checkpoint_id: CheckpointId | None) -> StageFile:
+        committing = self.commits.get(uid)
+        index = self.files[uid].start() if committing is None else committing.start(checkpoint_id)
+        return StageFile(uid, index, rows.batches, rows.folder, rows.prepare, checkpoint_id)
 
     def ends(self) -> dict[OperatorUid, int]:
         """For each sink the number of files started so far."""
-        return {uid: staged.next_index for uid, staged in self.files.items()}
+        files = {uid: staged.next_index for uid, staged in self.files.items()}
+        return files | {uid: commits.next_index for uid, commits in self.commits.items()}
 
     def begin(self, snapshot: TaskSnapshot) -> None:
         """The synchronous part is done."""
@@ -252,7 +286,10 @@ class SnapshotTracker:
         if not snapshot.acknowledged:
             raise ProtocolError(f"checkpoint {checkpoint_id} completed without this task's acknowledgement")
         for uid, end in snapshot.ends.items():
-            self.files[uid].commit(end)
+            if uid in self.commits:
+                self.commits[uid].complete(end)
+            else:
+                self.files[uid].commit(end)
         return snapshot
 
     def abort_before(self, checkpoint_id: CheckpointId) -> list[str]:
@@ -260,14 +297,17 @@ class SnapshotTracker:
         older = [n for n in self._snapshots if n < checkpoint_id]
         return [path for number in older for path in self.abort(number)]
 
-    def to_acknowledge(self) -> list[tuple[TaskSnapshot, tuple[Committable, ...]]]:
-        """Snapshots that became fully durable, each with the files to commit. Marks them acknowledged."""
+    def to_acknowledge(self) -> list[tuple[TaskSnapshot, tuple[Committable, ...], tuple[PreparedRows, ...]]]:
+        """Snapshots that became fully durable, each with the files to commit, and the rows that the task commits
+        itself. Marks them acknowledged."""
         ready = []
         for snapshot in self._snapshots.values():
             if snapshot.acknowledged or snapshot.cancelled:
                 continue
-            covered = {uid: self.files[uid].covered(end) for uid, end in snapshot.ends.items()}
-            if not may_acknowledge(snapshot.missing, all(found is not None for found in covered.values())):
+            covered = {uid: files.covered(snapshot.ends[uid]) for uid, files in self.files.items()}
+            prepared = {uid: commits.covered(snapshot.ends[uid]) for uid, commits in self.commits.items()}
+            durable = all(found is not None for found in (*covered.values(), *prepared.values()))
+            if not may_acknowledge(snapshot.missing, durable):
                 continue
             snapshot.acknowledged = True
             committables = tuple(
@@ -275,7 +315,8 @@ class SnapshotTracker:
                 for uid, found in covered.items()
                 if found is not None and found[1]
             )
-            ready.append((snapshot, committables))
+            rows = tuple(each for found in prepared.values() for each in found or ())
+            ready.append((snapshot, committables, rows))
         return ready
 
     def _cancel(self, snapshot: TaskSnapshot) -> list[str]:

@@ -32,6 +32,7 @@ from tidegate.actors.task.invariants import check_hold, may_hold
 from tidegate.actors.task.output_gate import OutputGate
 from tidegate.actors.task.snapshots import ChangelogWriter, SnapshotPart, SnapshotTracker, TaskSnapshot, Written
 from tidegate.actors.task.split_positions import FrozenPositions
+from tidegate.actors.task.task_commits import SubtaskCommits
 from tidegate.actors.task.task_descriptor import TaskDescriptor
 from tidegate.protocol.failures import CheckpointFailureReason
 from tidegate.protocol.identity import ChannelId
@@ -75,7 +76,13 @@ class SubtaskCheckpoints:
         self.stopping: CheckpointId | None = None
         """The savepoint after which the task ends, once its snapshot was taken."""
         self.tracker = SnapshotTracker(
-            descriptor.task.subtask, {spec.uid: spec.table for spec in descriptor.operators if spec.table is not None}
+            descriptor.task.subtask,
+            {spec.uid: spec.table for spec in descriptor.operators if spec.table is not None},
+            {
+                spec.uid: SubtaskCommits(spec.uid, descriptor.job_id)
+                for spec in descriptor.operators
+                if spec.committing is not None
+            },
         )
 
     @property
@@ -354,7 +361,7 @@ class SubtaskCheckpoints:
 
     def _acknowledge_durable(self, at_ms: int) -> None:
         task = self._descriptor.task
-        for snapshot, committables in self.tracker.to_acknowledge():
+        for snapshot, committables, prepared in self.tracker.to_acknowledge():
             lineage = snapshot.lineage
             self._lineages.remember(lineage)
             in_flight = snapshot.written.get(SnapshotPart.CHANNELS, Written()).handle
@@ -368,6 +375,7 @@ class SubtaskCheckpoints:
                 lineage.layers,
                 lineage.native,
                 snapshot.read_splits,
+                prepared,
             )
             in_flight_bytes = 0 if in_flight is None else in_flight.size_bytes
             self._instruct(

@@ -14,7 +14,7 @@ from tidegate.operators.local_aggregation import LocalAggregation
 from tidegate.protocol.edges import Partitioning, SideOutput
 from tidegate.protocol.identity import ChannelId, TaskId
 from tidegate.state.common.options import StateBackendOptions
-from tidegate.storage.ids import AttemptNumber
+from tidegate.storage.ids import AttemptNumber, JobId
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,8 @@ class TaskDescriptor:
     """The backend of keyed state; the folder is this task's own."""
     asks_for_splits: bool = False
     """True if the coordinator assigns the splits of the source."""
+    job_id: JobId = JobId("")
+    """The job, for the tokens of commits."""
 
     @property
     def turn_rows(self) -> BatchRows:
@@ -79,6 +81,7 @@ def describe_task(
     exactly_once: bool = True,
     backend: StateBackendOptions | None = None,
     asks_for_splits: bool = False,
+    job_id: JobId = JobId(""),
 ) -> TaskDescriptor:
     """The descriptor of one task. `splits`: the splits with which a source task starts when it restores nothing."""
     vertex = graph.vertex(task.vertex)
@@ -119,6 +122,7 @@ def describe_task(
         exactly_once=exactly_once,
         backend=backend if backend is not None else StateBackendOptions(),
         asks_for_splits=asks_for_splits,
+        job_id=job_id,
     )
 
 

@@ -23,6 +23,7 @@ from tidegate.actors.task.operator_chain import OperatorChain, ProcessingTimeTim
 from tidegate.actors.task.snapshots import ChangelogWriter
 from tidegate.actors.task.source_cursor import SourceCursor, begin_source, report_ready
 from tidegate.actors.task.subtask_checkpoints import SnapshotParts, SubtaskCheckpoints
+from tidegate.actors.task.task_commits import COMMITS_BEHIND_MAX
 from tidegate.actors.task.task_descriptor import TaskDescriptor, TaskStatus
 from tidegate.actors.task.turn_pacer import Debloater, TaskPacers
 from tidegate.connectors.bad_rows import BAD_ROWS, RECORDS_LOST
@@ -100,6 +101,8 @@ class TaskMachine:
         self._source_metrics = UserMetrics("" if d.source is None else d.source.name)
         self._finishing: Iterator[None] = iter(())
         self._end = EndOfData(drain=True)
+        self._restored: ev.TaskRestored | None = None
+        """The checkpoint that the task starts from, until its prepared rows are committed."""
         self.covered_by: CheckpointId | None = None  # the completed checkpoint that lets the task end
         self._input_index = dict(zip(d.inputs, d.input_indices, strict=True))
         self._endings = InputEndings(self._input_index)
@@ -122,7 +125,8 @@ class TaskMachine:
         """Returns whether a turn would process something: there is input, and room for its output."""
         if self.status not in (TaskStatus.RUNNING, TaskStatus.FINISHING, TaskStatus.END_OF_DATA):
             return False
-        staging = self._checkpoints.tracker.files_in_flight >= STAGED_FILES_IN_FLIGHT_MAX
+        tracker = self._checkpoints.tracker
+        staging = tracker.files_in_flight >= STAGED_FILES_IN_FLIGHT_MAX or tracker.commits_behind >= COMMITS_BEHIND_MAX
         waits = self._chain.callers.blocked and self.status is not TaskStatus.END_OF_DATA
         if staging or waits or self._outputs.over_limit:
             return False
@@ -148,6 +152,7 @@ class TaskMachine:
         if self.status is TaskStatus.RUNNING and not self._operators_finished:
             self._processing_time.set()
         self._instructions += self._chain.callers.take_calls(self.status)
+        self._instructions += self._checkpoints.tracker.next_commits()
         self._read_ahead()
         instructions = list(self._instructions)
         self._instructions[:] = ()
@@ -170,8 +175,24 @@ class TaskMachine:
 
     @_on.register
     def _on_restored(self, event: ev.TaskRestored) -> None:
-        if self.status is not TaskStatus.CREATED:
+        if self.status is not TaskStatus.CREATED or self._restored is not None:
             raise ProtocolError(f"{self.descriptor.task} is {self.status.value} and got `TaskRestored` again")
+        for rows in event.prepared:
+            self._checkpoints.tracker.commits[rows.uid].restored((rows,))
+        self._restored = event
+        self._begin_if_committed()
+
+    @_on.register
+    def _on_rows_committed(self, event: ev.RowsCommitted) -> None:
+        self._checkpoints.tracker.commits[event.rows.uid].committed(event.rows)
+        self._begin_if_committed()
+
+    def _begin_if_committed(self) -> None:
+        """Opens the operators of a restored task, once the rows that its checkpoint holds are committed."""
+        event = self._restored
+        if event is None or not self._checkpoints.tracker.all_committed:
+            return
+        self._restored = None
         tables = dict(event.tables)
         self.source = begin_source(self.descriptor, self._chain, tables, event.finished)
         self._checkpoints.restored(event.lineage)
@@ -303,7 +324,7 @@ class TaskMachine:
 
     @_on.register
     def _on_staged(self, event: ev.FileStaged) -> None:
-        self._checkpoints.tracker.files[event.uid].durable(event.index, event.file)
+        self._checkpoints.tracker.staged(event)
 
     @_on.register
     def _on_answered(self, event: ev.CallsAnswered) -> None:
@@ -412,7 +433,8 @@ class TaskMachine:
         """Ends the task once all its output has left: afterwards it has nothing in flight and gets no barrier."""
         covered = self.covered_by is not None
         ended = self.status is TaskStatus.END_OF_DATA
-        if not (ended and may_leave(covered, self._endings.partitions_over, self._outputs.empty)):
+        committed = self._checkpoints.tracker.all_committed
+        if not (ended and may_leave(covered, self._endings.partitions_over, self._outputs.empty, committed)):
             return
         self._chain.close()
         self._outputs.broadcast(EndOfPartition())
@@ -429,7 +451,8 @@ class TaskMachine:
         return tuple(snapshots)
 
     def _stage(self, force: bool) -> None:
-        self._instructions += self._checkpoints.tracker.stage(self._chain.take_pending(force))
+        taken = self._chain.take_pending(force)
+        self._instructions += self._checkpoints.tracker.stage(taken, self._checkpoints.taken)
 
     # --- output and reading ---------------------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from tidegate.api.name_checks import location
 from tidegate.api.streams.expression_columns import known_schema
 from tidegate.api.streams.step import Step, StepOptions
 from tidegate.api.tables.output_tables import CollectedRows, OutputTable, TableOptions
+from tidegate.connectors.committing_sink import BUCKETS_MAX, CommittingSink
 from tidegate.operators.aggregates.column_expressions import column_names
 from tidegate.operators.changes import CHANGE
 from tidegate.operators.operator_errors import own_copy
@@ -98,13 +99,20 @@ def _written(
 
 
 def to_sink(
-    stream: Stream, sink: Sink, keys: str | Sequence[str], flush_bytes: str | int, options: StepOptions
+    stream: Stream,
+    sink: Sink | CommittingSink,
+    keys: str | Sequence[str],
+    flush_bytes: str | int,
+    options: StepOptions,
 ) -> None:
     """Builds `Stream.to_sink`."""
     name = options.name
-    if not isinstance(sink, Sink):
+    if not isinstance(sink, Sink | CommittingSink):
         what = f"{sink.__name__} is a class; give an object" if isinstance(sink, type) else "give a tg.Sink"
-        raise ConfigurationError(f"to_sink {name!r}: {what}, derived from tg.Sink, not {sink!r}")
+        raise ConfigurationError(f"to_sink {name!r}: {what}, derived from tg.Sink or tg.CommittingSink, not {sink!r}")
+    if isinstance(sink, CommittingSink):
+        parallelism = options.parallelism if options.parallelism is not None else stream._program.parallelism
+        check_buckets(f"to_sink {name!r}", sink, parallelism)
     own_copy(sink)
     columns = column_names(keys, f"to_sink {name!r}: keys=")
     flushed = parse_size_bytes(flush_bytes, setting="flush_bytes")
@@ -112,10 +120,12 @@ def to_sink(
         raise ConfigurationError(f"to_sink {name!r}: flush_bytes must be greater than 0, not {flush_bytes!r}")
     if stream.schema is not None and (unknown := [column for column in columns if column not in stream.schema.names]):
         raise ConfigurationError(f"to_sink {name!r}: there is no column {unknown[0]!r} for keys")
-    if stream._changelog is not None:
-        if stream._changelog.changes:
-            raise stream._changelog.refuse(repr(name), "a tg.Sink cannot retract rows")
-        stream._changelog.check_upsert(repr(name), columns)
+    changelog = stream._changelog
+    if changelog is not None:
+        if changelog.changes and not (isinstance(sink, CommittingSink) and sink.accepts_changes):
+            raise changelog.refuse(repr(name), f"{type(sink).__name__} cannot retract rows")
+        changelog.check_kind_is_no_key(repr(name), columns)
+        changelog.check_upsert(repr(name), columns)
     rows = _together(stream, columns, options.parallelism) if columns else stream
     node_uid = stream._program.new_uid(name, options.uid)
     rows._then(
@@ -123,11 +133,28 @@ def to_sink(
             operator=partial(UserSinkOperator, flushed),
             schema=stream.schema,
             options=StepOptions(name, node_uid, options.parallelism, slot=options.slot),
-            table=own_sink_place(node_uid),
-            changelog=stream._changelog,
-            sink=sink,
+            table=own_sink_place(node_uid) if isinstance(sink, Sink) else None,
+            changelog=changelog,
+            takes_changes=changelog is not None and changelog.changes,
+            deletes=changelog is not None and changelog.changes and not changelog.recorded,
+            sink=sink if isinstance(sink, Sink) else None,
+            committing=sink if isinstance(sink, CommittingSink) else None,
         )
     )
+
+
+def check_buckets(where: str, sink: CommittingSink, parallelism: int) -> None:
+    """Raises ConfigurationError if a subtask of the step would have no bucket, or if the number is not usable."""
+    buckets = sink.buckets
+    if not isinstance(buckets, int) or isinstance(buckets, bool) or not 1 <= buckets <= BUCKETS_MAX:
+        raise ConfigurationError(
+            f"{where}: buckets of {type(sink).__name__} must be a whole number from 1 to {BUCKETS_MAX}, not {buckets!r}"
+        )
+    if parallelism > buckets:
+        raise ConfigurationError(
+            f"{where}: {parallelism} subtasks cannot share the {buckets} buckets of {type(sink).__name__}: give the "
+            f"step parallelism={buckets} or less, or the sink more buckets before it writes for the first time"
+        )
 
 
 def collected_rows(stream: Stream, name: str, uid: str | None, *, handed_on: bool) -> CollectedRows:

@@ -15,6 +15,7 @@ import pyarrow as pa
 from tidegate.actors.graph.resources import Resources
 from tidegate.api.name_checks import check_name
 from tidegate.api.streams.changelog_mode import ChangelogMode
+from tidegate.connectors.committing_sink import CommittingSink
 from tidegate.operators.functions.async_map import AsyncFunction
 from tidegate.operators.local_aggregation import LocalAggregation
 from tidegate.operators.operator import OperatorFactory
@@ -75,6 +76,8 @@ class Step:
     table: str | None = None
     """The URL of the table, or the placeholder, that the operator writes to."""
     sink: Sink | None = None
+    committing: CommittingSink | None = None
+    """The sink that the operator writes to, if it commits in its tasks."""
     calls: AsyncFunction | None = None
     own: Collection[str] = ()
     """Columns of the result that tidegate itself adds."""

@@ -46,6 +46,7 @@ from tidegate.api.tables.output_tables import (
 )
 from tidegate.api.tables.shown_rows import ROWS_SHOWN, check_count, grid, html_columns
 from tidegate.connectors.bad_rows import BAD_ROWS
+from tidegate.connectors.committing_sink import CommittingSink
 from tidegate.operators.aggregates.aggregate import Aggregate
 from tidegate.operators.aggregates.column_expressions import column_names
 from tidegate.operators.batch_rows import check_batch_rows
@@ -1223,7 +1224,7 @@ class Stream(OtherNames):
 
     def to_sink(
         self,
-        sink: Sink,
+        sink: Sink | CommittingSink,
         *,
         keys: str | Sequence[str] = (),
         flush_bytes: str | int = FLUSH_BYTES,
@@ -1234,13 +1235,15 @@ class Stream(OtherNames):
     ) -> None:
         """Writes to a system of your own, exactly once. See `docs/own-sinks.md`.
 
-        - `sink`: a `tg.Sink`, which prepares rows for a checkpoint, and commits them when it is complete.
+        - `sink`: prepares rows for a checkpoint, which are committed when it is complete: by the coordinator all at
+          once (`tg.Sink`), or by each subtask (`tg.CommittingSink`).
         - `keys`: columns. Rows of one key go to one subtask, in their order. After a running aggregate
           (`emit="update"`) these are its keys, and the sink must replace the row with the same keys.
         - `flush_bytes`: the size of the batches that `write` gets, such as "8mb". A checkpoint flushes smaller ones.
         - `uid`: names prepared rows in checkpoints, so set it.
 
-        Raises ConfigurationError if `sink` is not a `tg.Sink`, and for a stream of changes.
+        Raises ConfigurationError if `sink` is neither, and for a stream of changes, unless `sink` is a
+        `tg.CommittingSink` that accepts changes.
 
         Example:
 
@@ -1413,6 +1416,7 @@ class Stream(OtherNames):
             factory=step.operator,
             table=step.table,
             sink=step.sink,
+            committing=step.committing,
             calls=step.calls,
             combines=combines if combines is not None and combines.is_exact else None,
             inputs=inputs[0] + inputs[1],

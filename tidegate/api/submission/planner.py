@@ -405,6 +405,9 @@ def _spec(request: JobRequest, graph: JobGraph, restore: RestorePoint | None) ->
         failover=FailoverStrategy(config.failover),
         adoption_timeout_ms=config.takeover_timeout,
         deploy_timeout_ms=config.deploy_timeout,
+        committing=tuple(
+            vertex.vertex for vertex in graph.vertices if any(spec.committing is not None for spec in vertex.operators)
+        ),
     )
 
 
@@ -704,6 +707,32 @@ def check_sinks(graph: JobGraph, covering: Sequence[CheckpointMetadata], allow_n
                 "were not committed with allow_non_restored_state=True"
             )
         log.warning("%s: these rows are dropped, because the program has no such sink", reason)
+    if covering:
+        _check_prepared(graph, covering[-1], allow_non_restored)
+
+
+def _check_prepared(graph: JobGraph, metadata: CheckpointMetadata, allow_non_restored: bool) -> None:
+    """Raises ConfigurationError if the sinks that commit in their tasks do not cover the checkpoint's prepared rows."""
+    buckets: dict[OperatorUid, int] = {}
+    for rows in (rows for subtask in metadata.subtasks for rows in subtask.prepared):
+        buckets[rows.uid] = max(buckets.get(rows.uid, 0), *(part.bucket for part in rows.parts))
+    for uid, bucket in sorted(buckets.items()):
+        spec = graph.committing.get(uid)
+        reason = f"the restored checkpoint has prepared rows of the sink with uid {uid!r}, which may not be committed"
+        if spec is None:
+            if not allow_non_restored:
+                raise ConfigurationError(
+                    f"{reason}, and the program has no such tg.CommittingSink: add the sink again, with this uid, or "
+                    "drop the rows that were not committed with allow_non_restored_state=True"
+                )
+            log.warning("%s: these rows are dropped, because the program has no such sink", reason)
+            continue
+        assert spec.committing is not None
+        if bucket >= spec.committing.buckets:
+            raise ConfigurationError(
+                f"{reason}: they are in bucket {bucket}, and the sink has {spec.committing.buckets} buckets now. Give "
+                "it the number of buckets that it had"
+            )
 
 
 def commit_left_over(graph: JobGraph, covering: Sequence[CheckpointMetadata], limit_ms: int) -> None:

@@ -150,7 +150,13 @@ def doubts(nodes: Sequence[StreamNode], periodic_checkpoints: bool) -> list[str]
     for node in nodes:
         which = f"{node.name!r} (uid {node.uid!r})"
         operator = made[id(node)]
-        if id(node) not in read and node.table is None and node.sink is None and not isinstance(operator, Peek):
+        if (
+            id(node) not in read
+            and node.table is None
+            and node.sink is None
+            and node.committing is None
+            and not isinstance(operator, Peek)
+        ):
             found.append(
                 f"{which} leads nowhere: its rows are computed, but no step, table or collect() reads them. Write "
                 "them, or remove the step"

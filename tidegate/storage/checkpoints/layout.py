@@ -15,10 +15,12 @@ from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid
 
 METADATA_NAME = "_metadata"
 CHANGELOG_NAME = "changelog"
+SINKS_NAME = "sinks"
 _CHECKPOINT_PREFIX = "chk-"
 _SAVEPOINT_PREFIX = "savepoint-"
 _CHANNELS_SUFFIX = "-channels"
 _BASE, _SEGMENT = "base", "segment"
+_ROWS = "rows"
 NATIVE_MARK = "="
 """Names of folders of native files contain it. Names of files next to them do not, because escaped names never do."""
 
@@ -97,6 +99,14 @@ class CheckpointLayout:
         kind = _BASE if whole else _SEGMENT
         return f"{self.changelog_dir()}/{escape(vertex)}-{subtask}.{attempt:06d}-{number:08d}.{kind}"
 
+    def sinks_dir(self) -> str:
+        """Returns the folder of the files of sinks that commit in their tasks."""
+        return f"{self.shared_dir()}/{SINKS_NAME}"
+
+    def sink_file(self, uid: OperatorUid, subtask: SubtaskIndex, attempt: AttemptNumber, number: int) -> str:
+        """Returns a file of one subtask of such a sink in one attempt."""
+        return f"{self.sinks_dir()}/{escape(uid)}-{subtask}.{attempt:06d}-{number:08d}.{_ROWS}"
+
     def path_in_savepoint(self, checkpoint_id: CheckpointId, path: str) -> str:
         """Returns where a savepoint stores a file of its checkpoint, relative to the savepoint's folder.
 
@@ -151,6 +161,14 @@ def parse_changelog_file_name(name: str) -> tuple[VertexId, SubtaskIndex, Attemp
     if found is None or not numbered or kind not in (_BASE, _SEGMENT):
         return None
     return *found, AttemptNumber(int(attempt))
+
+
+def parse_sink_file_name(name: str) -> AttemptNumber | None:
+    """Returns the attempt from the last part of a `sink_file` path, or None for any other name."""
+    task, numbers, kind = ("", "", *name.rsplit(".", 2))[-3:]
+    attempt, _, number = numbers.partition("-")
+    numbered = all(digits.isascii() and digits.isdigit() for digits in (attempt, number))
+    return AttemptNumber(int(attempt)) if task and numbered and kind == _ROWS else None
 
 
 def savepoint_name(job_id: JobId, checkpoint_id: CheckpointId) -> str:

@@ -16,9 +16,11 @@ from tidegate.storage.checkpoints.layout import (
     CHANGELOG_NAME,
     METADATA_NAME,
     NATIVE_MARK,
+    SINKS_NAME,
     parse_changelog_file_name,
     parse_channels_file_name,
     parse_checkpoint_name,
+    parse_sink_file_name,
     parse_state_file_name,
 )
 from tidegate.storage.errors import StateTooLargeError
@@ -65,6 +67,8 @@ def _owner_of(path: str) -> str | None:
         logged = parse_changelog_file_name(below) if part == CHANGELOG_NAME else None
         if logged is not None:
             return f"{logged[0]!r} subtask {logged[1]}"
+        if part == SINKS_NAME and parse_sink_file_name(below) is not None:
+            return f"prepared rows in {below}"
         if parse_checkpoint_name(part) is None or below == METADATA_NAME:
             continue
         name = below.partition(NATIVE_MARK)[0]

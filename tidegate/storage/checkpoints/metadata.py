@@ -205,6 +205,34 @@ class Committable:
 
 @wire
 @dataclass(frozen=True, slots=True)
+class PreparedPart:
+    """Prepared rows of one bucket of a sink that commits in its tasks. The sink interprets `data`.
+
+    `files` are paths of `CheckpointLayout.sink_file`.
+    """
+
+    bucket: int
+    data: bytes
+    files: tuple[str, ...] = ()
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class PreparedRows:
+    """Rows that one subtask of a sink has prepared for a checkpoint, and has not confirmed as committed.
+
+    `job_id` and `checkpoint_id` are the token of the commit. The checkpoint is the one that stores these rows, or an
+    earlier one that was aborted, or whose commit was not confirmed yet.
+    """
+
+    uid: OperatorUid
+    job_id: JobId
+    checkpoint_id: CheckpointId
+    parts: tuple[PreparedPart, ...]
+
+
+@wire
+@dataclass(frozen=True, slots=True)
 class TableHead:
     """How much of the log of the output table at `url` a job has seen.
 
@@ -248,6 +276,7 @@ class SubtaskState:
     `layers`: keyed state that is written incrementally, the base first, then the changes from one to the next.
     `native`: keyed state of operators whose backend writes files of its own.
     `read_splits`: the splits that a finished subtask of a source had read to the end.
+    `prepared`: rows of sinks that commit in their tasks, oldest first.
     """
 
     vertex: VertexId
@@ -259,6 +288,7 @@ class SubtaskState:
     layers: tuple[StateHandle, ...] = ()
     native: tuple[NativeState, ...] = ()
     read_splits: tuple[StoredSplit, ...] = ()
+    prepared: tuple[PreparedRows, ...] = ()
 
     @property
     def handles(self) -> tuple[StateHandle, ...]:
@@ -285,17 +315,24 @@ class SubtaskState:
         """Number of files, states and splits that it names: the cost of its description, to an order of magnitude."""
         states = sum(1 + len(handle.sections) for handle in self.handles)
         files = len(self.native_files) + sum(len(c.files) for c in self.committables)
-        return states + files + len(self.read_splits)
+        parts = sum(len(rows.parts) for rows in self.prepared)
+        return states + files + parts + len(self.sink_paths) + len(self.read_splits)
 
     @property
     def paths(self) -> tuple[str, ...]:
         """Every file, relative to the storage root."""
-        return (*(h.path for h in self.handles if h.path is not None), *(file.path for file in self.native_files))
+        handles = (h.path for h in self.handles if h.path is not None)
+        return (*handles, *(file.path for file in self.native_files), *self.sink_paths)
 
     @property
     def shared_paths(self) -> tuple[str, ...]:
         """Files that other checkpoints may refer to as well."""
         return (*(h.path for h in self.layers if h.path is not None), *(file.path for file in self.native_files))
+
+    @property
+    def sink_paths(self) -> tuple[str, ...]:
+        """Files of sinks that commit in their tasks. Other checkpoints may refer to them as well."""
+        return tuple(path for rows in self.prepared for part in rows.parts for path in part.files)
 
     @property
     def size_bytes(self) -> int:
@@ -311,12 +348,16 @@ class SubtaskState:
         def of_native(state: NativeState) -> NativeState:
             return replace(state, files=tuple(replace(file, path=path(file.path)) for file in state.files))
 
+        def of_part(part: PreparedPart) -> PreparedPart:
+            return replace(part, files=tuple(map(path, part.files)))
+
         return replace(
             self,
             handle=None if self.handle is None else of_handle(self.handle),
             in_flight=None if self.in_flight is None else of_handle(self.in_flight),
             layers=tuple(map(of_handle, self.layers)),
             native=tuple(map(of_native, self.native)),
+            prepared=tuple(replace(rows, parts=tuple(map(of_part, rows.parts))) for rows in self.prepared),
         )
 
 

@@ -58,6 +58,8 @@ EFFECTS = {
     "slot_lost": "a process died with several subtasks in it",
     "queue_lost": "a process died with frames between its subtasks in its queue",
     "sent_inside": "a subtask sent a frame to another subtask of its process",
+    "committed_in_task": "a task committed prepared rows of its sink",
+    "commit_repeated": "a restored task committed rows again that were committed before",
     "acknowledged_together": "one message had acknowledgements of several subtasks",
 }
 """For each effect, what must have been seen for it to count."""

@@ -9,7 +9,7 @@ import msgpack
 
 from tidegate.actors.task.incremental_base import IncrementalBase
 from tidegate.protocol.identity import TaskId
-from tidegate.storage.checkpoints.layout import CHANGELOG_NAME, CheckpointLayout
+from tidegate.storage.checkpoints.layout import CHANGELOG_NAME, SINKS_NAME, CheckpointLayout
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, StateHandle, decode_metadata
 from tidegate.storage.errors import CorruptionError, NotFoundError
 from tidegate.storage.files.envelope import HEADER_BYTES
@@ -210,7 +210,7 @@ class FilesOracle:
         needed = {f"chk-{number}" for metadata in self.present.values() for number in self.writers_of(metadata)}
         folders = self._disk.names(f"{self._root}/{self._layout.shared_dir()}")
         newest = self.newest or 0
-        own = (name for name in folders if name not in needed and name != CHANGELOG_NAME)
+        own = (name for name in folders if name not in needed and name not in (CHANGELOG_NAME, SINKS_NAME))
         return sum(int(name.removeprefix("chk-")) < newest for name in own)
 
     def _check_lineage(self, metadata: CheckpointMetadata) -> None:

@@ -80,6 +80,8 @@ class Watch:
                 self._builds(machine, instruction)
             case task_do.PersistChannelState():
                 self.oracle.channels_stored(machine, instruction)
+            case task_do.CommitPrepared(rows=rows):
+                self.oracle.commits.ordered(rows)
             case task_do.DiscardState():
                 self.coverage.saw("state_discarded")
             case task_do.ReportReady(origin=StateOrigin.MEMORY):
@@ -238,6 +240,8 @@ class Watch:
         self._acknowledged.clear()
         if restore is None:
             return
+        if from_itself:
+            self.oracle.commits.deployed(int(restore.checkpoint_id))
         number = int(restore.checkpoint_id)
         metadata = self.oracle.files.present.get(number) if from_itself else self._restored
         if metadata is None:
@@ -269,6 +273,7 @@ class Watch:
                 f"{self.oracle.completed} were completed",
             )
         self.oracle.records.ended(state)
+        self.oracle.commits.ended(state.status.value)
         if not state.gave_up:
             self.oracle.savepoints.ended(self.oracle.files.numbers)
         self.coverage.saw("statistics_agree")

@@ -29,6 +29,7 @@ from tidegate.protocol.identity import ChannelId, TaskId
 from tidegate.protocol.stream_elements import Element
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata
 from tidegate.testing.oracle import InvariantViolated
+from tidegate.testing.oracle.commits import CommitsOracle
 from tidegate.testing.oracle.coordinator_records import RecordsOracle, check_held
 from tidegate.testing.oracle.copies import SavepointFoldersOracle
 from tidegate.testing.oracle.coverage import Coverage
@@ -78,6 +79,7 @@ class Oracle:
         inherited: Covered | None = None,
         merged: MergedFiles | None = None,
         histories: Mapping[str, int] | None = None,
+        restored: CheckpointMetadata | None = None,
     ) -> None:
         self.coverage = coverage if coverage is not None else Coverage()
         merged = MergedFiles(disk, self.coverage) if merged is None else merged
@@ -86,6 +88,7 @@ class Oracle:
             self.tables.restored(spec.restore.job_id, spec.restore.checkpoint_id)
         self.files = FilesOracle(disk, spec.root, spec.job_id, self._completes, self.tables)
         self.records = RecordsOracle(disk, spec)
+        self.commits = CommitsOracle(self.coverage, restored)
         self.savepoints = SavepointFoldersOracle(disk, spec.job_id, self.coverage)
         self.splits = SplitsOracle(spec, self.coverage)
         self.alignment = AlignmentOracle(spec)
@@ -320,6 +323,7 @@ class Oracle:
             self.coverage.saw("finished_tasks_in_plan")
         self._check_cut(number, cut)
         self.records.completed(metadata)
+        self.commits.completed(metadata)
         self.splits.completes(metadata, {task for task, over in acknowledged.items() if over})
         kept = len(self.files.present)
         if kept > self.spec.checkpoints.retained + COMPLETED_WAITING_MAX + COPIES_MAX:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from tidegate.actors.coordinator import events as co
 from tidegate.actors.coordinator import instructions as do
 from tidegate.actors.coordinator.events import CoordinatorEvent
+from tidegate.actors.drivers.committing_sinks import CommitFailedError
 from tidegate.actors.drivers.coordinator_driver import CoordinatorDriver
 from tidegate.actors.drivers.coordinator_effects import CoordinatorEffects
 from tidegate.actors.drivers.job_context import JobContext
@@ -24,6 +25,7 @@ from tidegate.actors.graph.slot_plan import WorkerId
 from tidegate.actors.task import events as ev
 from tidegate.actors.task import instructions as task_do
 from tidegate.actors.task.task_machine import TaskMachine, is_order
+from tidegate.protocol.failures import OperatorError
 from tidegate.protocol.identity import TaskId
 from tidegate.protocol.stream_elements import Barrier
 from tidegate.storage.errors import StorageError
@@ -99,6 +101,8 @@ class WatchedHost(TaskDriver):
             return
         full = isinstance(event, ev.TurnGranted) and self._watch.oracle.before_turn(self.machine)
         self._ordered = event if is_order(event) else None
+        if isinstance(event, ev.RowsCommitted):
+            self._watch.oracle.commits.confirmed(event.rows)
         if isinstance(event, ev.FrameArrived):
             self._watch.oracle.local_queues.arrived(self._process.name, event)
         super().handle(event)
@@ -236,7 +240,13 @@ class SimulatedSubtask(Subtask):
                 return
             try:
                 event = work()
-            except StorageError as error:
+            except (StorageError, CommitFailedError) as error:
+                reason = str(error)
+                world.after(0, lambda: process.guarded(self, lambda: _raise(StorageError(reason))))
+                return
+            except OperatorError as error:
+                if not isinstance(error.__cause__, StorageError):
+                    raise  # A function or a sink of the pipeline has failed, and not the simulated storage.
                 reason = str(error)
                 world.after(0, lambda: process.guarded(self, lambda: _raise(StorageError(reason))))
                 return

@@ -42,6 +42,7 @@ from tidegate.testing.runtime.ports import WatchedEffects
 from tidegate.testing.runtime.simulated_job import SimulatedJob
 from tidegate.testing.world.disk import SimulatedDisk, SimulatedStore
 from tidegate.testing.world.faults import Faults
+from tidegate.testing.world.ledger import Ledger
 from tidegate.testing.world.virtual_time import World
 
 STORAGE = "sim://checkpoints"
@@ -146,6 +147,8 @@ class Simulation:
         self._protocol = protocol if protocol is not None else Protocol()
         self._jobs = 0
         self._covered: Covered = {}
+        self._ledgers: dict[str, Ledger] = {}
+        """Systems that sinks of the jobs commit to, by name."""
         self._merged = MergedFiles(self.disk, self.coverage)
         self.losses = TableLosses(self.disk)
         self.losses.listeners.append(self._merged.lost)
@@ -153,6 +156,10 @@ class Simulation:
     def open_store(self, url: str) -> Store:
         """Returns the store at a URL of this world."""
         return SimulatedStore(self.disk, url)
+
+    def ledger(self, name: str) -> Ledger:
+        """Returns the ledger of this name in this world."""
+        return self._ledgers.setdefault(name, Ledger(self.world))
 
     def run(self, setting: JobSetting) -> JobRun:
         """Runs one job to its end. Raises what `build` and planning raise."""
@@ -168,7 +175,14 @@ class Simulation:
         self._jobs += 1
         context = submission.context
         oracle = Oracle(
-            self.disk, submission.spec, context.graph, self.coverage, self._covered, self._merged, context.histories
+            self.disk,
+            submission.spec,
+            context.graph,
+            self.coverage,
+            self._covered,
+            self._merged,
+            context.histories,
+            restored,
         )
         self.losses.listeners.append(oracle.tables.lost)
         watch = Watch(oracle, self.coverage, restored)
@@ -232,6 +246,7 @@ class Simulation:
     def _plan(self, setting: JobSetting) -> tuple[Submission, CheckpointMetadata | None]:
         env = _Environment(_PlanOnly(self.open_store), setting.parallelism, options=setting.options)
         env.changed = setting.sources
+        env.ledger = self.ledger
         setting.build(env)
         self.disk.reliable = True
         submission = env.plan(
@@ -263,7 +278,8 @@ class Simulation:
         return submission, restored
 
     def _rows(self, context: JobContext) -> Rows:
-        return {table: self._rows_of(table) for table in context.table_urls}
+        ledgers = {name: ledger.rows for name, ledger in self._ledgers.items()}
+        return {table: self._rows_of(table) for table in context.table_urls} | ledgers
 
     def _rows_of(self, table: str) -> Counter[str]:
         try:
@@ -329,6 +345,8 @@ class _Environment(StreamEnvironment):
     """An environment whose sources are replaced by other sources."""
 
     changed: Callable[[Source], Source] | None = None
+    ledger: Callable[[str], Ledger]
+    """Returns the ledger of this name in the simulated world."""
 
     def from_source(
         self,

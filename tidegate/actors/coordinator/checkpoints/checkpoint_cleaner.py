@@ -68,7 +68,7 @@ class CheckpointCleaner:
         discard = state.discards.get(checkpoint_id)
         return (
             (discard is not None and discard.shared is not None)
-            or state.shared.can_be_base(checkpoint_id)
+            or checkpoint_id in state.shared.references
             or checkpoint_id in state.kept
         )
 

@@ -76,7 +76,11 @@ class CheckpointCoordinator:
             detail = f"the job is {state.status.value}"
             self.aborter.refuse((event.request,), reason, detail)
             return
-        if state.stopping is not None or any(r.properties.kind.stops for r in state.requests):
+        if (
+            state.stopping is not None
+            or state.ends_as is not None
+            or any(r.properties.kind.stops for r in state.requests)
+        ):
             self.aborter.refuse((event.request,), Reason.SCHEDULER_SHUTDOWN, _STOPPING)
             return
         if event.kind.is_savepoint and event.target is None:
@@ -162,14 +166,20 @@ class CheckpointCoordinator:
         return Demand(
             queue=state.requests,
             due=state.due_since_ms is not None,
-            final=len(state.ended) == len(self._context.spec.tasks) and at_ms >= state.final_not_before_ms,
+            final=self._wants_final(at_ms),
             pending=len(state.pending),
             commits_waiting=len(state.commits),
-            stopping=state.stopping is not None,
+            stopping=state.stopping is not None or state.ends_as is not None,
             last_completed_at_ms=state.last_completed_at_ms,
             savepoints=sum(pending.properties.kind.is_savepoint for pending in state.pending.values()),
             hooks=any(pending.phase is PendingPhase.HOOKS for pending in state.pending.values()),
         )
+
+    def _wants_final(self, at_ms: int) -> bool:
+        """Returns whether all operators have finished, and no completed checkpoint covers that yet."""
+        state = self._context.state
+        all_ended = len(state.ended) == len(self._context.spec.tasks)
+        return all_ended and at_ms >= state.final_not_before_ms and state.ends_as is None
 
     def tick(self, at_ms: int) -> None:
         """A periodic checkpoint is due. It starts as soon as it may; until then there are no further ticks."""

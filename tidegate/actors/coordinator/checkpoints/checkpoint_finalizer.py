@@ -243,10 +243,17 @@ class CheckpointFinalizer:
         state = self._context.state
         if state.stopping == pending.checkpoint_id:
             state.stopping = None
+        end: JobStatus | None = None
         if pending.properties.kind is SnapshotKind.SUSPEND:
-            self._context.end = JobStatus.SUSPENDED
+            end = JobStatus.SUSPENDED
         elif pending.properties.kind is SnapshotKind.TERMINATE or metadata.final:
-            self._context.end = JobStatus.FINISHED
+            end = JobStatus.FINISHED
+        if end is not None and self._context.spec.committing:
+            # The job runs until its tasks have committed and left. If one fails until then, all start from this
+            # checkpoint, and commit again.
+            state.ends_as = end
+        elif end is not None:
+            self._context.end = end
 
     def _count_committed(self, pending: PendingCheckpoint) -> None:
         """Remembers which sink files the completed checkpoint covers."""

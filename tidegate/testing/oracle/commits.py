@@ -1,0 +1,73 @@
+"""`CommitsOracle` checks the commits of sinks that commit in their tasks (invariant 6). Rules:
+
+- Only rows that a completed checkpoint stores are committed.
+- At the end of a job that has finished, or was stopped with a savepoint, all of these rows are committed.
+
+What goes back to an older checkpoint, because newer ones are damaged, drops the rows of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tidegate.storage.checkpoints.metadata import CheckpointMetadata, PreparedRows
+from tidegate.testing.oracle import InvariantViolated
+from tidegate.testing.oracle.coverage import Coverage
+
+_Key = tuple[str, str, int, int]
+"""Uid of the sink, job, checkpoint and bucket."""
+
+
+class CommitsOracle:
+    """Checks the commits of one job."""
+
+    def __init__(self, coverage: Coverage, restored: CheckpointMetadata | None) -> None:
+        """`restored`: the checkpoint that the job starts from, or None."""
+        self._coverage = coverage
+        self._covered: dict[_Key, int] = {}
+        """Prepared rows of completed checkpoints, with the first of these; 0 for a checkpoint of another job."""
+        self._confirmed: set[_Key] = set()
+        if restored is not None:
+            self._add(restored, 0)
+
+    def completed(self, metadata: CheckpointMetadata) -> None:
+        """Observes that a checkpoint is complete."""
+        self._add(metadata, int(metadata.checkpoint_id))
+
+    def ordered(self, rows: PreparedRows) -> None:
+        """Observes that a task orders a commit."""
+        unknown = [key for key in _keys([rows]) if key not in self._covered]
+        if unknown:
+            raise InvariantViolated(6, f"sink {rows.uid!r} commits {unknown[0]}, which no completed checkpoint covers")
+        if self._confirmed.issuperset(_keys([rows])):
+            self._coverage.saw("commit_repeated")
+
+    def confirmed(self, rows: PreparedRows) -> None:
+        """Observes that a task has received the answer to a commit."""
+        self._confirmed.update(_keys([rows]))
+        self._coverage.saw("committed_in_task")
+
+    def deployed(self, number: int) -> None:
+        """Observes that tasks start from this checkpoint of the job. Newer ones may be damaged."""
+        dropped = [key for key, first in self._covered.items() if first > number and key not in self._confirmed]
+        for key in dropped:
+            del self._covered[key]
+
+    def ended(self, status: str) -> None:
+        """Checks the end of the job."""
+        left = self._covered.keys() - self._confirmed
+        if left and status in ("finished", "suspended"):
+            raise InvariantViolated(6, f"the job {status}, and {len(left)} commits are missing, such as {min(left)}")
+
+    def _add(self, metadata: CheckpointMetadata, number: int) -> None:
+        for subtask in metadata.subtasks:
+            for key in _keys(subtask.prepared):
+                self._covered.setdefault(key, number)
+
+
+def _keys(prepared: Iterable[PreparedRows]) -> list[_Key]:
+    return [
+        (str(rows.uid), str(rows.job_id), int(rows.checkpoint_id), part.bucket)
+        for rows in prepared
+        for part in rows.parts
+    ]

@@ -1,0 +1,111 @@
+"""`Ledger`: a system outside the jobs to which a sink commits in its tasks, idempotent by token.
+
+It survives every crash, and every copy of its sink commits to it. Its faults are lost requests and lost answers of a
+commit, with the probability of storage faults. An answer that is lost has changed the ledger.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from tidegate.connectors.committing_sink import (
+    Committable,
+    Committer,
+    CommittingContext,
+    CommittingSink,
+    CommittingWriter,
+    CommitToken,
+)
+from tidegate.testing.world.virtual_time import World
+
+BUCKETS = 5
+"""Few and odd, so that subtasks have different numbers of them."""
+
+
+class Ledger:
+    """The rows that are visible, and the newest token of each job and bucket."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.rows: Counter[str] = Counter()
+        self._tokens: dict[tuple[str, int], CommitToken] = {}
+        self.repeated = 0
+        """Commits of a bucket that was committed already."""
+
+    def __deepcopy__(self, memo: object) -> Ledger:
+        return self
+
+    def commit(self, token: CommitToken, rows: dict[int, list[str]]) -> None:
+        """Adds the rows of each bucket, with the token, unless the bucket has it. Raises ConnectionError."""
+        if self._world.chance("storage"):
+            raise ConnectionError("the ledger cannot be reached")
+        for bucket, found in rows.items():
+            if token.is_covered_by(self._tokens.get((token.job_id, bucket))):
+                self.repeated += 1
+                continue
+            self.rows.update(found)
+            self._tokens[token.job_id, bucket] = token
+        if self._world.chance("storage"):
+            raise ConnectionError("the answer of the ledger is lost")
+
+
+class LedgerSink(CommittingSink):
+    """Writes rows to a ledger. Rows of even buckets wait in checkpoint storage, all others in committables."""
+
+    buckets = BUCKETS
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def open_writer(self, context: CommittingContext) -> CommittingWriter:
+        """Returns a writer."""
+        return _LedgerWriter(context)
+
+    def open_committer(self, context: CommittingContext) -> Committer:
+        """Returns a committer."""
+        return _LedgerCommitter(self._ledger, context)
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger, which outlives the sink."""
+        return self._ledger
+
+
+class _LedgerWriter(CommittingWriter):
+    def __init__(self, context: CommittingContext) -> None:
+        self._context = context
+        self._rows: dict[int, list[str]] = {}
+        self._next = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        buckets = self._context.buckets
+        for row in batch.to_pylist():
+            self._rows.setdefault(buckets[self._next % len(buckets)], []).append(repr(tuple(row.values())))
+            self._next += 1
+
+    def prepare(self, checkpoint_id: int) -> Sequence[Committable]:
+        rows = self._rows
+        self._rows = {}
+        return [self._prepared(bucket, json.dumps(found).encode()) for bucket, found in sorted(rows.items())]
+
+    def _prepared(self, bucket: int, data: bytes) -> Committable:
+        if bucket % 2:
+            return Committable(bucket, data)
+        return Committable(bucket, b"", (self._context.files.write([data]),))
+
+
+class _LedgerCommitter(Committer):
+    def __init__(self, ledger: Ledger, context: CommittingContext) -> None:
+        self._ledger = ledger
+        self._context = context
+
+    def commit(self, token: CommitToken, committables: Sequence[Committable]) -> None:
+        rows: dict[int, list[str]] = {}
+        for committable in committables:
+            data = committable.data or self._context.files.read(committable.files[0])
+            rows.setdefault(committable.bucket, []).extend(json.loads(data))
+        self._ledger.commit(token, rows)
