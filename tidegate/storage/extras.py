@@ -19,6 +19,7 @@ from typing import Any
 from tidegate.storage.errors import ConfigurationError
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {
+    "databases": ("adbc_driver_postgresql", "sqlalchemy"),
     "delta": ("deltalake",),
     "kafka": ("confluent_kafka",),
     "ray": ("ray",),

@@ -1,7 +1,7 @@
 """The contract of sinks as checks that any sink can be run against: `check_sink` and `check_committing_sink`.
 
 Each call uses a fresh copy of the sink, as if it ran in a process of its own. The effects of earlier calls are only in
-the system that the sink writes to. A violated rule raises AssertionError, which says what readers saw.
+the system that the sink writes to. A violated rule raises AssertionError with the rows that readers saw.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def check_committing_sink(sink: CommittingSink, batches: Sequence[pa.RecordBatch
     - `visible`: returns the rows that readers see, in any order.
 
     The checks kill the sink after each step, repeat commits, abort a checkpoint, change the parallelism between prepare
-    and commit, and let a lost subtask commit beside its successor. Files of the sink are in memory.
+    and commit, and let a lost subtask commit while its successor does. Files of the sink are in memory.
 
     Raises AssertionError if rows are visible before their commit, are lost, or are written twice.
     """
@@ -170,7 +170,7 @@ class _Check:
         self._files: dict[str, bytes] = {}
 
     def run(self) -> None:
-        """Runs all checks, each of which goes on from what the one before has left."""
+        """Runs all checks, each of which continues from the state after the one before."""
         self._nothing_before_a_commit()
         self._commits_are_repeated()
         self._aborted_checkpoint()

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a call of a sink has prepared: committables for the coordinator, or parts that the task commits itself."""
+    """The result of a call of a sink: committables for the coordinator, or parts that the task commits itself."""
 
     file: DataFile
     parts: tuple[PreparedPart, ...] = ()

@@ -1,4 +1,4 @@
-"""`StreamSources`: begins streams from memory, files, Kafka, Spark DataFrames, a rate, and sources of the user.
+"""`StreamSources`: begins streams from memory, files, Kafka, databases, Spark DataFrames, a rate, and own sources.
 
 `StreamEnvironment` inherits these methods, and adds the methods that run the streams.
 """
@@ -54,6 +54,8 @@ MAX_FILE_AGE = "7d"
 """How long a growing folder remembers files, and accepts late ones."""
 LANES_A_SUBTASK = 2
 """Lanes (splits) in the log of a streaming DataFrame, for each subtask that its source has when the log is made."""
+RANGES_A_SUBTASK = 4
+"""Ranges of a query for each subtask, so that a slow range delays the end little."""
 IDLENESS = "1min"
 """A lane of a streaming DataFrame without rows for this long does not hold event time back any more."""
 LOG_LIMIT = "1gb"
@@ -470,6 +472,70 @@ class StreamSources(OtherNames):
             return change_stream(stream, keys, options, _UNCHANGED_ADVICE)
         column = timestamp if not by_record else TIMESTAMP if isinstance(kind, pa.Schema) else "timestamp"
         return timed(stream, column, max_out_of_orderness, uid, idleness, alignment)
+
+    def from_sql(
+        self,
+        address: str,
+        query: str,
+        *,
+        partition_by: str | None = None,
+        partitions: int | None = None,
+        schema: SchemaLike | None = None,
+        timestamp: str | pl.Expr | None = None,
+        max_out_of_orderness: str | timedelta | int = 0,
+        alignment: WatermarkAlignment | None = None,
+        name: str = "from_sql",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        slot_sharing_group: str | None = None,
+    ) -> Stream:
+        """Begins a bounded stream over the rows of a query in a database.
+
+        With `partition_by` the query is read in ranges of a column, by all subtasks. Rows of a range that have changed
+        when it is read again, after a failure, fail the job. Needs `pip install 'tidegate[databases]'`; see
+        `docs/databases.md`.
+
+        - `address`: for PostgreSQL an address of libpq, such as "postgresql://user@host/database", else a URL of
+          SQLAlchemy, such as "sqlite:////folder/file.db".
+        - `query`: a SELECT without parameters. Its rows must not change while the job runs.
+        - `partition_by`: a column of integers, dates or timestamps without NULL, best one with an index.
+        - `partitions`: the number of ranges; by default four for each subtask.
+        - `schema`: the columns and types. PostgreSQL needs it only for columns of numeric without a precision.
+        - All other parameters: as in `from_batches`.
+
+        Raises ConfigurationError for a query that fails or has columns of other types, and for NULL in `partition_by`.
+
+        Example:
+
+            >>> import sqlite3
+            >>> shop = sqlite3.connect("shop.db")
+            >>> _ = shop.executescript("CREATE TABLE sales (id INTEGER); INSERT INTO sales VALUES (7)")
+            >>> env.from_sql("sqlite:///shop.db", "SELECT id FROM sales", schema={"id": int}).show()
+            +----+
+            | id |
+            +----+
+            |  7 |
+            +----+
+        """
+        from tidegate.connectors.sql.source import sql_source
+
+        if not isinstance(address, str):
+            raise ConfigurationError(f"from_sql(address={address!r}): give the address of a database, a string")
+        if partitions is not None and partition_by is None:
+            raise ConfigurationError("from_sql(partitions=): give partition_by=, the column to divide")
+        if partitions is not None and (type(partitions) is not int or partitions < 1):
+            raise ConfigurationError(f"from_sql(partitions={partitions!r}): give a whole number from 1 on")
+        subtasks = parallelism if parallelism is not None else self._program.parallelism
+        count = RANGES_A_SUBTASK * subtasks if partitions is None else partitions
+        given = pa.schema([]) if schema is None else as_schema(schema, "from_sql")
+        stream = self.from_source(
+            sql_source(address, query, given, partition_by, count),
+            name=name,
+            uid=uid,
+            parallelism=parallelism,
+            slot_sharing_group=slot_sharing_group,
+        )
+        return timed(stream, timestamp, max_out_of_orderness, uid, alignment=alignment)
 
     def from_rate(
         self,

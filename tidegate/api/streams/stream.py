@@ -18,10 +18,11 @@ import pyarrow as pa
 
 from tidegate.actors.graph.stream_graph import StreamNode
 from tidegate.api.program import Program
-from tidegate.api.streams import column_steps, join_steps, output_steps, row_steps
+from tidegate.api.streams import column_steps, database_steps, join_steps, output_steps, row_steps
 from tidegate.api.streams.aggregate_steps import keyed_aggregate, total_aggregate
 from tidegate.api.streams.changelog_mode import ChangelogMode
 from tidegate.api.streams.connected_streams import ConnectedStreams
+from tidegate.api.streams.database_steps import DatabaseTable
 from tidegate.api.streams.event_time import assigned_timestamps, uses_event_time
 from tidegate.api.streams.expression_columns import (
     aggregates_and_options,
@@ -47,6 +48,7 @@ from tidegate.api.tables.output_tables import (
 from tidegate.api.tables.shown_rows import ROWS_SHOWN, check_count, grid, html_columns
 from tidegate.connectors.bad_rows import BAD_ROWS
 from tidegate.connectors.committing_sink import CommittingSink
+from tidegate.connectors.sql.options import TOKEN_TABLE, OnConflict, WriteMode
 from tidegate.operators.aggregates.aggregate import Aggregate
 from tidegate.operators.aggregates.column_expressions import column_names
 from tidegate.operators.batch_rows import check_batch_rows
@@ -1257,6 +1259,76 @@ class Stream(OtherNames):
             >>> orders.to_sink(Printed(), uid="printed")
         """
         output_steps.to_sink(self, sink, keys, flush_bytes, StepOptions(name, uid, parallelism, slot=slot))
+
+    def to_postgres(
+        self,
+        dsn: str,
+        table: str,
+        *,
+        mode: WriteMode = "append",
+        keys: str | Sequence[str] = (),
+        on_conflict: OnConflict | None = None,
+        create: bool = False,
+        token_table: str = TOKEN_TABLE,
+        name: str = "to_postgres",
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> None:
+        """Writes to a table of PostgreSQL, exactly once: one transaction for each subtask and completed checkpoint.
+
+        The transaction also stores a token in a table of its own, so a repeated commit changes nothing. Columns and
+        keys are checked now, on the server. Needs `pip install 'tidegate[databases]'`; see `docs/databases.md`.
+
+        - `dsn`: an address of libpq, such as "postgresql://user@host/database". Leave passwords to `~/.pgpass`.
+        - `table`: a name, or "schema.table". It must exist, unless `create` is True.
+        - `mode`: "append" inserts every row. "upsert" replaces the row with the same `keys`, and a retracted row of a
+          stream of changes deletes it. Running aggregates need "upsert".
+        - `keys`: for "upsert", the columns of the primary key or of a unique index.
+        - `on_conflict`: what happens to a row whose key exists. For "append" "error", the default, or "ignore". For
+          "upsert" "update", the default, or "ignore".
+        - `create`: whether to create the table if it does not exist.
+        - `token_table`: the table for tokens, which is created if it does not exist.
+
+        Raises ConfigurationError for a table that does not fit, and if the server does not answer.
+
+        Example:
+
+            >>> orders.to_postgres("postgresql://ann@db/shop", "orders", uid="orders")  # doctest: +SKIP
+        """
+        given = DatabaseTable(dsn, table, mode, keys, on_conflict, create, token_table)
+        database_steps.to_postgres(self, given, StepOptions(name, uid, parallelism))
+
+    def to_sql(
+        self,
+        url: str,
+        table: str,
+        *,
+        mode: WriteMode = "append",
+        keys: str | Sequence[str] = (),
+        on_conflict: OnConflict | None = None,
+        create: bool = False,
+        token_table: str = TOKEN_TABLE,
+        name: str = "to_sql",
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> None:
+        """Writes to a table of SQLite, MySQL or MariaDB through SQLAlchemy, exactly once.
+
+        It works as `to_postgres` does, and is slower, because these drivers take one Python value at a time. Needs
+        `pip install 'tidegate[databases]'` and the driver of the database; see `docs/databases.md`.
+
+        - `url`: a URL of SQLAlchemy, such as "sqlite:////folder/file.db" or "mysql+pymysql://user@host/database".
+        - All other parameters are as in `to_postgres`.
+
+        Raises ConfigurationError for a table that does not fit, and if the database does not answer.
+
+        Example:
+
+            >>> orders.to_sql("sqlite:///orders.db", "orders", create=True, uid="orders")
+            >>> _ = env.execute(progress="off").wait()
+        """
+        given = DatabaseTable(url, table, mode, keys, on_conflict, create, token_table)
+        database_steps.to_sql(self, given, StepOptions(name, uid, parallelism))
 
     def collect(self, *, name: str = "collect", uid: str | None = None) -> CollectedRows:
         """Collects the rows, exactly once.

@@ -1,4 +1,4 @@
-"""What formats of change data have in common: rows as newest versions, before an operator makes changes of them.
+"""The common part of formats of change data: rows as newest versions, before an operator makes changes of them.
 
 A format of change data gives, for each event, the newest version of a row, or the keys of a deleted row, or a truncated
 table. Events do not always have the version before, and some come twice. `NewestRows` (`tidegate/operators/ranking`)

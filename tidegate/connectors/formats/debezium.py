@@ -501,7 +501,7 @@ def unscaled_decimals(column: pa.Array, wanted: pa.DataType, reasons: dict[int, 
 
 
 def _narrowed(whole: pa.Array, wanted: pa.DataType, unfit: NDArray[np.bool_]) -> pa.Array:
-    """Returns decimals of fewer digits, and marks those that have too many."""
+    """Returns decimals of fewer digits, and marks values that have too many."""
     try:
         return whole.cast(wanted)
     except pa.ArrowInvalid:

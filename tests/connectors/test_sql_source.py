@@ -1,0 +1,177 @@
+"""Queries of databases as sources: every row once, in ranges, from any position, or one clear error."""
+
+from __future__ import annotations
+
+import datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from local_jobs import finish, local, rows
+from postgres_server import PostgresDatabase
+from source_contract import check_source
+from stores_of_sql import Database
+
+import tidegate as tg
+from tidegate.connectors.sql.source import sql_source
+
+TYPES = pa.schema([("id", pa.int64()), ("v", pa.string())])
+EMPTY = pa.schema([])
+
+
+def sqlite(tmp_path: Path, count: int = 100) -> Database:
+    """A table with rows that differ only in some columns, in no order."""
+    database = Database(f"sqlite:///{tmp_path}/test.db")
+    database.execute("CREATE TABLE t (id INTEGER, v TEXT)")
+    values = ", ".join(f"({i * 37 % count // 2 - 5}, 'v{i % 3}')" for i in range(count))
+    database.execute(f"INSERT INTO t VALUES {values}")
+    return database
+
+
+@pytest.mark.parametrize("partition_by", [None, "id"])
+def test_a_query_keeps_the_contract_of_sources(tmp_path: Path, partition_by: str | None) -> None:
+    """From every position, with reads of every size, in ranges of a column or in one."""
+    database = sqlite(tmp_path)
+    source = sql_source(database.url, "SELECT id, v FROM t;", TYPES, partition_by, 7)
+    assert len(source.splits()) == (1 if partition_by is None else 7)
+    found = check_source(source)
+    assert sorted((row["id"], row["v"]) for row in found) == sorted(database.execute("SELECT id, v FROM t"))
+
+
+@pytest.mark.parametrize("partition_by", ["id", "day", "at", "zoned"])
+def test_a_query_of_postgres_keeps_the_contract(postgres: PostgresDatabase, partition_by: str) -> None:
+    """With ranges of integers, dates and timestamps."""
+    postgres.execute(
+        "CREATE TABLE t AS SELECT i % 50 AS id, date '1969-12-20' + i % 30 AS day, timestamp '1969-12-31 23:59:00' + "
+        "i * interval '1.5 s' AS at, timestamptz '2020-01-01 00:00:00+01' + i * interval '1 h' AS zoned, "
+        "'{}'::json AS j FROM generate_series(1, 120) i"
+    )
+    source = sql_source(postgres.dsn, "SELECT * FROM t -- all", EMPTY, partition_by, 5)
+    assert len(source.splits()) == 5
+    found = check_source(source)
+    expected = postgres.execute("SELECT id, day, at, zoned FROM t")
+    assert sorted(tuple(row.values())[:-1] for row in found) == sorted(expected)
+
+
+def test_types_of_postgres(postgres: PostgresDatabase) -> None:
+    """Types and values of columns; numeric has its digits from the table, or from the program."""
+    query = (
+        "SELECT 1::smallint AS a, 1.5::numeric(10, 2) AS b, '{\"x\": 1}'::jsonb AS c, 'é'::varchar(3) AS d, true AS e, "
+        "'\\xff'::bytea AS f, 1.25::real AS g, date '2020-01-02' AS h, time '01:02:03' AS i, 2.5::numeric AS j, "
+        "NULL::bigint AS k"
+    )
+    schema = {"j": pa.decimal128(6, 1)}
+    source = sql_source(postgres.dsn, query, pa.schema(list(schema.items())), None, 1)
+    assert check_source(source) == [
+        {
+            "a": 1,
+            "b": Decimal("1.50"),
+            "c": '{"x": 1}',
+            "d": "é",
+            "e": True,
+            "f": b"\xff",
+            "g": 1.25,
+            "h": datetime.date(2020, 1, 2),
+            "i": datetime.time(1, 2, 3),
+            "j": Decimal("2.5"),
+            "k": None,
+        }
+    ]
+    with pytest.raises(tg.ConfigurationError, match=r"'j' is numeric.*schema="):
+        sql_source(postgres.dsn, query, EMPTY, None, 1)
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("SELECT 1::numeric AS x", "give schema="),
+        ("SELECT '1.2.3.4'::inet AS x", "cast it to text"),
+        ("SELECT ARRAY[1] AS x", "cast it to text"),
+        ("SELECT 1 AS x, 2 AS x", "two columns of one name"),
+        ("SELECT * FROM none", "does not exist"),
+        ("t", "give a SELECT"),
+        ("", "give a SELECT"),
+    ],
+)
+def test_a_query_that_cannot_be_read_is_refused(postgres: PostgresDatabase, query: str, message: str) -> None:
+    """When the program is made."""
+    with pytest.raises(tg.ConfigurationError, match=message):
+        sql_source(postgres.dsn, query, EMPTY, None, 1)
+
+
+def test_rows_that_would_be_in_no_range_are_refused(tmp_path: Path) -> None:
+    """A null in the column of ranges, and a column without an order."""
+    database = sqlite(tmp_path)
+    database.execute("INSERT INTO t VALUES (NULL, 'x')")
+    with pytest.raises(tg.ConfigurationError, match="1 of 101 rows have NULL in partition_by='id'"):
+        sql_source(database.url, "SELECT id, v FROM t", TYPES, "id", 4)
+    with pytest.raises(tg.ConfigurationError, match="integers, dates or timestamps"):
+        sql_source(database.url, "SELECT id, v FROM t", TYPES, "v", 4)
+    with pytest.raises(tg.ConfigurationError, match="no column 'x'"):
+        sql_source(database.url, "SELECT id, v FROM t", TYPES, "x", 4)
+
+
+def test_rows_that_come_after_the_ranges_were_chosen_are_read(tmp_path: Path) -> None:
+    """Below the first, above the last range, and without a value."""
+    database = sqlite(tmp_path, 10)
+    source = sql_source(database.url, "SELECT id, v FROM t", TYPES, "id", 4)
+    database.execute("INSERT INTO t VALUES (NULL, 'late'), (-1000, 'late'), (1000, 'late')")
+    assert sorted(str(row["id"]) for row in check_source(source) if row["v"] == "late") == ["-1000", "1000", "None"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["DELETE FROM t WHERE id = -5", "UPDATE t SET v = 'other' WHERE id = -5", "INSERT INTO t VALUES (-6, 'new')"],
+)
+def test_rows_that_changed_after_they_were_read_fail_the_reader(tmp_path: Path, change: str) -> None:
+    """A reader that continues in a range compares what was read. Changes after its position are read."""
+    database = sqlite(tmp_path)
+    source = sql_source(database.url, "SELECT id, v FROM t", TYPES, None, 1)
+    (split,) = source.splits()
+    reader = source.reader()
+    first = reader.read(split, 0, 10)
+    reader.close()
+    assert first.payload is not None
+    after = tg.SourceSplit(split.split_id, first.payload)
+    database.execute("UPDATE t SET v = 'later' WHERE id > 30")
+    assert reader.read(after, 10, 5).next_offset == 15
+    reader.close()
+    database.execute(change)
+    with pytest.raises(tg.ConfigurationError, match="first 10 rows were read before, and have changed"):
+        reader.read(after, 10, 5)
+
+
+def test_values_that_do_not_fit_are_errors(tmp_path: Path) -> None:
+    """SQLite stores anything in a column. An infinite time of PostgreSQL has no value in Arrow."""
+    database = sqlite(tmp_path)
+    database.execute("INSERT INTO t VALUES (1, 'a'), ('seven', 'b')")
+    source = sql_source(database.url, "SELECT id, v FROM t", TYPES, None, 1)
+    with pytest.raises(tg.ConfigurationError, match=r"'id' has a value that does not fit int64"):
+        check_source(source)
+    with pytest.raises(tg.ConfigurationError, match="the query has the columns"):
+        sql_source(database.url, "SELECT v FROM t", TYPES, None, 1)
+    with pytest.raises(tg.ConfigurationError, match="give schema="):
+        sql_source(database.url, "SELECT v FROM t", EMPTY, None, 1)
+
+
+def test_an_infinite_time_is_an_error(postgres: PostgresDatabase) -> None:
+    """It has no value in Arrow."""
+    source = sql_source(postgres.dsn, "SELECT 'infinity'::timestamp AS at", EMPTY, None, 1)
+    with pytest.raises(tg.ConfigurationError, match="infinite time"):
+        check_source(source)
+
+
+@pytest.mark.slow
+def test_a_job_reads_ranges_in_parallel(tmp_path: Path, postgres: PostgresDatabase) -> None:
+    """Each row once, by two subtasks, from both kinds of databases."""
+    database = sqlite(tmp_path)
+    postgres.execute("CREATE TABLE t AS SELECT i::bigint AS id, 'v' || i AS v FROM generate_series(1, 1000) i")
+    for address, options in ((database.url, {"schema": TYPES}), (postgres.dsn, {})):
+        given: dict[str, Any] = options
+        with local(2) as env:
+            found = env.from_sql(address, "SELECT id, v FROM t", partition_by="id", partitions=6, **given).collect()
+            finish(env, tmp_path / f"checkpoints-{len(given)}")
+        expected = database.execute("SELECT id, v FROM t") if given else postgres.execute("SELECT id, v FROM t")
+        assert rows(found.to_arrow()) == sorted(expected, key=repr)

@@ -1,0 +1,1 @@
+"""Databases: PostgreSQL through ADBC, which exchanges Arrow batches, and everything else through SQLAlchemy."""

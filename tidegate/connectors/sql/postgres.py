@@ -1,0 +1,565 @@
+"""Tables of PostgreSQL through ADBC, which sends Arrow batches by COPY in its binary format.
+
+One transaction commits the rows of a subtask:
+
+1. The tokens are read. Buckets that have this checkpoint's token, or a later one, are skipped.
+2. COPY sends the rows: directly into the table in mode "append", else into a temporary table.
+3. The tokens are stored. This takes the locks of their rows. If another process has stored one of them meanwhile, the
+   transaction is rolled back and begins anew.
+4. Rows of the temporary table replace or delete rows of the table, one file after the other, in their order.
+
+The tokens are locked after the slow part, so a process that is stopped during COPY blocks no other. One that is stopped
+later is ended by the server after `idle_in_transaction_session_timeout`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from tidegate.connectors.sql.client import (
+    DELETED,
+    LOCK_WAIT_S,
+    TRIES_MAX,
+    CommitKey,
+    DatabaseError,
+    Files,
+    TableClient,
+    TableSession,
+    first_line,
+)
+from tidegate.connectors.sql.columns import Accepts, Format, TableColumn, TableShape, decimal_type, kind_of
+from tidegate.connectors.sql.options import TableWrite
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.extras import load
+
+log = logging.getLogger(__name__)
+
+FILE = "tidegate_file"
+"""The column of the temporary table with the number of the file that a row was in."""
+
+STAGING = "tidegate_rows"
+"""The temporary table."""
+
+_PERMANENT = ("22", "23", "42", "0A", "44")
+"""Classes of SQLSTATE that a repeated statement meets again: data, constraints, names and privileges, features."""
+
+_MICROS = 1_000_000
+TIMESTAMPS = (-210_866_803_200 * _MICROS, 9_224_318_016_000 * _MICROS - 1)
+"""The range of PostgreSQL's timestamps, in microseconds since 1970."""
+DATES = (-2_440_588, 2_145_031_948 - 2_440_588)
+
+_FLOAT_KEY = "equal floats may differ in their bytes (0.0 and -0.0, NaN)"
+_PADDED_KEY = "the database ignores spaces at the end of its values"
+_COMPARED_KEY = "the database treats different texts of it as equal; use text or varchar"
+
+
+def driver() -> Any:
+    """Returns the module of ADBC's driver. Raises ConfigurationError if it is not installed."""
+    return load("a table of PostgreSQL", "databases", "adbc_driver_postgresql.dbapi")
+
+
+def identifier(name: str) -> str:
+    """Returns a name as SQL writes it."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def literal(text: str) -> str:
+    """Returns a text as SQL writes it. Raises ConfigurationError for a NUL."""
+    if "\0" in text:
+        raise ConfigurationError(f"{text!r} contains NUL, which PostgreSQL cannot store")
+    quoted = text.replace("'", "''")
+    return f"'{quoted}'" if "\\" not in text else " E'" + quoted.replace("\\", "\\\\") + "'"
+
+
+def place_of(schema: str | None, table: str) -> str:
+    """Returns a table as SQL writes it."""
+    return identifier(table) if schema is None else f"{identifier(schema)}.{identifier(table)}"
+
+
+class PostgresConnection:
+    """A connection with transactions: the first statement begins one."""
+
+    def __init__(self, dsn: str) -> None:
+        self._raw = driver().connect(with_timeout(dsn))
+
+    def run(self, statement: str) -> int:
+        """Runs a statement. Returns the number of rows that it changed, -1 if that is unknown."""
+        with self._raw.cursor() as cursor:
+            cursor.execute(statement)
+            return int(cursor.rowcount)
+
+    def rows(self, query: str) -> list[tuple[Any, ...]]:
+        """Returns the rows of a query."""
+        with self._raw.cursor() as cursor:
+            cursor.execute(query)
+            found: list[tuple[Any, ...]] = cursor.fetchall()
+            return found
+
+    def reader(self, query: str, batch_bytes: int) -> Any:
+        """Returns a cursor with a query that was started. `fetch_record_batch` of it gives the rows."""
+        import adbc_driver_postgresql
+
+        cursor = self._raw.cursor()
+        try:
+            name = adbc_driver_postgresql.StatementOptions.BATCH_SIZE_HINT_BYTES.value
+            cursor.adbc_statement.set_options(**{name: str(batch_bytes)})
+            cursor.execute(query)
+        except BaseException:
+            cursor.close()
+            raise
+        return cursor
+
+    def copy(self, schema: str | None, table: str, rows: pa.RecordBatchReader, *, temporary: bool = False) -> None:
+        """Sends rows into a table, whose columns must have exactly the types of the rows."""
+        with self._raw.cursor() as cursor:
+            cursor.adbc_ingest(table, rows, mode="append", db_schema_name=schema, temporary=temporary)
+
+    def commit(self) -> None:
+        """Commits the transaction."""
+        self._raw.commit()
+
+    def rollback(self) -> None:
+        """Rolls the transaction back."""
+        self._raw.rollback()
+
+    def close(self) -> None:
+        """Disconnects. An open transaction is rolled back by the server."""
+        self._raw.close()
+
+
+def with_timeout(dsn: str) -> str:
+    """Returns the address with a limit for the time to connect, unless it has one."""
+    if "connect_timeout" in dsn:
+        return dsn
+    if "://" in dsn:
+        return f"{dsn}{'&' if '?' in dsn else '?'}connect_timeout=10"
+    return f"{dsn} connect_timeout=10"
+
+
+def is_permanent(error: BaseException) -> bool:
+    """Returns whether a statement that failed with this error would fail again."""
+    state = getattr(error, "sqlstate", None)
+    return isinstance(state, str) and state[:2] in _PERMANENT
+
+
+@dataclass(frozen=True)
+class PostgresClient(TableClient):
+    """A table of PostgreSQL. `dsn` is a URL or a connection string of libpq."""
+
+    dsn: str
+    write: TableWrite
+    where: str
+
+    def prepare(self, schema: pa.Schema, create: bool) -> TableShape:
+        """Returns the columns of the table, after all checks. Creates what is missing."""
+        try:
+            connection = PostgresConnection(self.dsn)
+        except driver().Error as error:
+            raise ConfigurationError(f"{self.where}: PostgreSQL does not answer: {first_line(error)}") from error
+        try:
+            if connection.rows("SELECT pg_is_in_recovery()") == [(True,)]:
+                raise ConfigurationError(f"{self.where}: this server is a read-only standby; give the primary server")
+            if create:
+                self._create(connection, schema)
+            self._create_tokens(connection)
+            shape = self._shape(connection)
+            connection.commit()
+        except driver().Error as error:
+            raise ConfigurationError(f"{self.where}: table {self.write.place}: {first_line(error)}") from error
+        finally:
+            connection.close()
+        return shape
+
+    def open(self, columns: tuple[TableColumn, ...], sent: pa.Schema) -> PostgresSession:
+        """Returns a session."""
+        return PostgresSession(self, columns, sent)
+
+    def _create(self, connection: PostgresConnection, schema: pa.Schema) -> None:
+        keys = self.write.keys
+        parts = []
+        for field in schema:
+            wanted = type_in_postgres(field.type)
+            if wanted is None:
+                raise ConfigurationError(
+                    f"{self.where}: create=True: column {field.name!r} has type {field.type}, for which PostgreSQL has "
+                    "no type here; cast it, or create the table yourself"
+                )
+            null = " NOT NULL" if field.name in keys or not field.nullable else ""
+            parts.append(f"{identifier(field.name)} {wanted}{null}")
+        if keys:
+            parts.append(f"PRIMARY KEY ({', '.join(map(identifier, keys))})")
+        place = place_of(self.write.schema, self.write.table)
+        # Several programs may create the table at once, which IF NOT EXISTS alone does not allow.
+        connection.run("SELECT pg_advisory_xact_lock(7224001)")
+        connection.run(f"CREATE TABLE IF NOT EXISTS {place} ({', '.join(parts)})")
+
+    def _create_tokens(self, connection: PostgresConnection) -> None:
+        place = place_of(self.write.token_schema, self.write.token_table)
+        if connection.rows(f"SELECT to_regclass({literal(place)}) IS NULL") == [(True,)]:
+            statement = (
+                f"CREATE TABLE IF NOT EXISTS {place} (sink text NOT NULL, job_id text NOT NULL, bucket integer NOT "
+                "NULL, checkpoint_id bigint NOT NULL, committed_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY "
+                "(sink, job_id, bucket))"
+            )
+            try:
+                connection.run("SELECT pg_advisory_xact_lock(7224001)")
+                connection.run(statement)
+            except driver().Error as error:
+                raise ConfigurationError(
+                    f"{self.where}: the table of tokens {self.write.token_place} does not exist and cannot be created: "
+                    f"{first_line(error)}. Create it: {statement}"
+                ) from error
+        found = connection.rows(
+            "SELECT relkind::text, relpersistence::text, has_table_privilege(oid, 'SELECT') AND "
+            "has_table_privilege(oid, 'INSERT') AND has_table_privilege(oid, 'UPDATE') "
+            f"FROM pg_class WHERE oid = to_regclass({literal(place)})"
+        )
+        if found != [("r", "p", True)]:
+            raise ConfigurationError(
+                f"{self.where}: the table of tokens {self.write.token_place} must be an ordinary, logged table, and "
+                "this user must be allowed to SELECT, INSERT and UPDATE: grant that, or give another token_table="
+            )
+
+    def _shape(self, connection: PostgresConnection) -> TableShape:
+        write = self.write
+        place = literal(place_of(write.schema, write.table))
+        upsert = write.mode == "upsert"
+        privileges = ["INSERT", *(["SELECT", "UPDATE"] if upsert else []), *(["DELETE"] if write.deletes else [])]
+        may = ", ".join(f"has_table_privilege(oid, '{name}')" for name in privileges)
+        found = connection.rows(
+            f"SELECT relkind::text, relpersistence::text, has_database_privilege(current_database(), 'TEMP'), {may} "
+            f"FROM pg_class WHERE oid = to_regclass({place})"
+        )
+        if not found:
+            raise ConfigurationError(f"{self.where}: there is no table {write.place}; create it, or give create=True")
+        kind, persistence, temporary, *granted = found[0]
+        if kind not in ("r", "p"):
+            raise ConfigurationError(f"{self.where}: {write.place} is a view or a foreign table; give a table")
+        if persistence != "p":
+            raise ConfigurationError(
+                f"{self.where}: table {write.place} is unlogged or temporary: the server empties it after a crash, and "
+                "rows that were committed would be lost. Use ALTER TABLE ... SET LOGGED"
+            )
+        lacking = [name for name, is_granted in zip(privileges, granted, strict=True) if not is_granted]
+        if lacking:
+            raise ConfigurationError(f"{self.where}: this user lacks {', '.join(lacking)} on table {write.place}")
+        columns = tuple(_column(*row) for row in connection.rows(_COLUMNS.format(place=place)))
+        if not temporary and (upsert or write.on_conflict == "ignore" or any(column.cast for column in columns)):
+            raise ConfigurationError(
+                f"{self.where}: this user may not create temporary tables, which hold rows before they are merged; "
+                "GRANT TEMPORARY ON DATABASE"
+            )
+        unique = tuple(frozenset(names) for (names,) in connection.rows(_UNIQUE.format(place=place)))
+        return TableShape(columns, unique)
+
+
+class PostgresSession(TableSession):
+    """Commits to one table over one connection, which is opened again after every error."""
+
+    def __init__(self, client: PostgresClient, columns: tuple[TableColumn, ...], sent: pa.Schema) -> None:
+        self._client, self._columns, self._sent = client, columns, sent
+        self._connection: PostgresConnection | None = None
+        write = client.write
+        self._staged = write.mode == "upsert" or write.on_conflict == "ignore" or any(c.cast for c in columns)
+        self._tokens = place_of(write.token_schema, write.token_table)
+
+    def commit(self, key: CommitKey, buckets: Set[int], files: Files) -> None:
+        """Writes rows and tokens in one transaction."""
+        try:
+            self._commit(key, buckets, files)
+        except driver().Error as error:
+            self.close()
+            if not is_permanent(error):
+                raise DatabaseError(f"{self._client.where}: {first_line(error)}") from error
+            # Another process may have committed the same rows meanwhile, which a unique index reports as an error.
+            if self._are_committed(key, buckets):
+                return
+            raise ConfigurationError(
+                f"{self._client.where}: PostgreSQL refuses the rows of checkpoint {key.checkpoint_id} for table "
+                f"{self._client.write.place}: {first_line(error)}. The rows wait in the checkpoint: correct the table, "
+                "and start the program again with restore"
+            ) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Disconnects."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _are_committed(self, key: CommitKey, buckets: Set[int]) -> bool:
+        try:
+            connection = self._connected()
+            missing = self._missing(connection, key, buckets)
+            connection.rollback()
+        except driver().Error as error:
+            self.close()
+            raise DatabaseError(f"{self._client.where}: {first_line(error)}") from error
+        return not missing
+
+    def _commit(self, key: CommitKey, buckets: Set[int], files: Files) -> None:
+        for _ in range(TRIES_MAX):
+            connection = self._connected()
+            missing = self._missing(connection, key, buckets)
+            if not missing:
+                connection.rollback()
+                return
+            count = self._send(connection, files(missing))
+            if not self._store_tokens(connection, key, missing):
+                log.info("%s: another process has committed meanwhile; checking again", self._client.where)
+                connection.rollback()
+                continue
+            if self._staged:
+                for number in range(count):
+                    self._merge(connection, number if count > 1 else None)
+            connection.commit()
+            return
+        raise DatabaseError(f"{self._client.where}: another process stores the same tokens again and again")
+
+    def _connected(self) -> PostgresConnection:
+        if self._connection is None:
+            connection = PostgresConnection(self._client.dsn)
+            try:
+                for name, value in _SESSION.items():
+                    connection.run(f"SET {name} = {literal(value)}")
+                # A commit that was answered must outlive a crash of the server. Stricter settings stay.
+                connection.run(
+                    "SELECT set_config('synchronous_commit', 'on', false) "
+                    "WHERE current_setting('synchronous_commit') = 'off'"
+                )
+                if self._staged:
+                    connection.run(self._staging_table())
+                connection.commit()
+            except BaseException:
+                connection.close()
+                raise
+            self._connection = connection
+        return self._connection
+
+    def _missing(self, connection: PostgresConnection, key: CommitKey, buckets: Set[int]) -> frozenset[int]:
+        """Returns the buckets that have not been committed."""
+        rows = connection.rows(
+            f"SELECT bucket FROM {self._tokens} WHERE sink = {literal(key.sink)} AND job_id = {literal(key.job_id)} "
+            f"AND checkpoint_id >= {key.checkpoint_id} AND bucket IN ({', '.join(map(str, sorted(buckets)))})"
+        )
+        return frozenset(buckets) - {bucket for (bucket,) in rows}
+
+    def _store_tokens(self, connection: PostgresConnection, key: CommitKey, buckets: Set[int]) -> bool:
+        """Stores the tokens. Returns False if another process has stored one of them, or a later one."""
+        values = f"{literal(key.sink)}, {literal(key.job_id)}, bucket, {key.checkpoint_id}"
+        stored = connection.run(
+            f"INSERT INTO {self._tokens} AS stored (sink, job_id, bucket, checkpoint_id) SELECT {values} "
+            f"FROM unnest(ARRAY[{', '.join(map(str, sorted(buckets)))}]::integer[]) AS bucket ORDER BY bucket "
+            "ON CONFLICT (sink, job_id, bucket) DO UPDATE SET checkpoint_id = EXCLUDED.checkpoint_id, "
+            "committed_at = now() WHERE stored.checkpoint_id < EXCLUDED.checkpoint_id"
+        )
+        return stored == len(buckets)
+
+    def _send(self, connection: PostgresConnection, batches: Iterator[pa.RecordBatch]) -> int:
+        """Sends the rows of all files by COPY. Returns the number of files."""
+        count = 0
+        write = self._client.write
+        for count, batch in enumerate(batches, 1):
+            rows = batch
+            if self._staged:
+                rows = batch.append_column(FILE, pa.repeat(pa.scalar(count - 1, pa.int32()), batch.num_rows))
+            reader = pa.RecordBatchReader.from_batches(rows.schema, [rows])
+            if self._staged:
+                connection.copy(None, STAGING, reader, temporary=True)
+            else:
+                connection.copy(write.schema, write.table, reader)
+        return count
+
+    def _merge(self, connection: PostgresConnection, file: int | None) -> None:
+        """Applies the rows of one file. Each key occurs once in it. `file` is None if there is only one file."""
+        write = self._client.write
+        place = place_of(write.schema, write.table)
+        of_file = "TRUE" if file is None else f"staged.{FILE} = {file}"
+        if write.deletes:
+            same = " AND ".join(
+                f"stored.{identifier(c.name)} = {_sent(c)}" for c in self._columns if c.name in write.keys
+            )
+            connection.run(
+                f"DELETE FROM {place} AS stored USING {STAGING} AS staged "
+                f"WHERE {of_file} AND staged.{DELETED} AND {same}"
+            )
+            of_file += f" AND NOT staged.{DELETED}"
+        names = ", ".join(identifier(column.name) for column in self._columns)
+        values = ", ".join(_sent(column) for column in self._columns)
+        connection.run(
+            f"INSERT INTO {place} ({names}) SELECT {values} FROM {STAGING} AS staged "
+            f"WHERE {of_file}{self._on_conflict()}"
+        )
+
+    def _on_conflict(self) -> str:
+        write = self._client.write
+        if write.on_conflict == "error":
+            return ""
+        target = f" ({', '.join(map(identifier, write.keys))})" if write.keys else ""
+        changed = [identifier(column.name) for column in self._columns if column.name not in write.keys]
+        if write.on_conflict == "ignore" or not changed:
+            return f" ON CONFLICT{target} DO NOTHING"
+        return f" ON CONFLICT{target} DO UPDATE SET {', '.join(f'{name} = EXCLUDED.{name}' for name in changed)}"
+
+    def _staging_table(self) -> str:
+        columns = [f"{identifier(field.name)} {type_in_postgres(field.type)}" for field in self._sent]
+        return f"CREATE TEMPORARY TABLE {STAGING} ({', '.join([*columns, f'{FILE} integer'])}) ON COMMIT DELETE ROWS"
+
+
+_SESSION = {
+    "application_name": "tidegate",
+    "idle_in_transaction_session_timeout": "60s",
+    "lock_timeout": f"{LOCK_WAIT_S}s",
+    "statement_timeout": "0",
+    "client_min_messages": "warning",
+}
+
+
+def _sent(column: TableColumn) -> str:
+    """Returns the SQL for a value of the temporary table in the type of the column."""
+    value = f"staged.{identifier(column.name)}"
+    return f"CAST({value} AS {column.type_text})" if column.cast else value
+
+
+def type_in_postgres(data_type: pa.DataType) -> str | None:
+    """Returns the type that stores values of an Arrow type, None if there is none."""
+    types = pa.types
+    if types.is_integer(data_type):
+        width = data_type.bit_width * (1 if types.is_signed_integer(data_type) else 2)
+        return {8: "smallint", 16: "smallint", 32: "integer", 64: "bigint", 128: "numeric(20, 0)"}[width]
+    if types.is_decimal(data_type):
+        return f"numeric({data_type.precision}, {data_type.scale})" if data_type.scale >= 0 else None
+    return _PLAIN.get(kind_of(data_type))
+
+
+_PLAIN = {
+    "bool": "boolean",
+    "float32": "real",
+    "float64": "double precision",
+    "text": "text",
+    "binary": "bytea",
+    "date": "date",
+    "time": "time",
+    "naive": "timestamp",
+    "zoned": "timestamptz",
+    "interval": "interval",
+}
+
+_COLUMNS = """
+SELECT a.attname::text, format_type(a.atttypid, a.atttypmod), t.typname::text, t.typtype::text, a.atttypmod,
+       NOT a.attnotnull, a.atthasdef OR a.attidentity <> '', a.attgenerated::text, a.attidentity::text,
+       coalesce(c.collisdeterministic, true),
+       (SELECT array_agg(e.enumlabel::text ORDER BY e.enumsortorder) FROM pg_enum e WHERE e.enumtypid = t.oid)
+FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid LEFT JOIN pg_collation c ON c.oid = a.attcollation
+WHERE a.attrelid = to_regclass({place}) AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
+"""
+
+_UNIQUE = """
+SELECT array_agg(a.attname::text) FROM pg_index i
+CROSS JOIN LATERAL unnest(i.indkey::smallint[]) WITH ORDINALITY AS part(number, position)
+JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = part.number
+WHERE i.indrelid = to_regclass({place}) AND i.indisunique AND i.indisvalid AND i.indimmediate
+  AND i.indpred IS NULL AND i.indexprs IS NULL AND part.position <= i.indnkeyatts
+GROUP BY i.indexrelid
+"""
+
+_Simple = tuple[Accepts, pa.DataType]
+_SIMPLE: dict[str, _Simple] = {
+    "bool": ("bool", pa.bool_()),
+    "int2": ("int", pa.int16()),
+    "int4": ("int", pa.int32()),
+    "int8": ("int", pa.int64()),
+    "float4": ("float32", pa.float32()),
+    "float8": ("float64", pa.float64()),
+    "text": ("text", pa.string()),
+    "varchar": ("text", pa.string()),
+    "bpchar": ("text", pa.string()),
+    "bytea": ("binary", pa.binary()),
+    "date": ("date", pa.date32()),
+}
+_TIMES: dict[str, Accepts] = {"time": "time", "timestamp": "naive", "timestamptz": "zoned"}
+_TEXTS = ("uuid", "json", "jsonb", "citext")
+_UNITS = {0: "s", 3: "ms", 6: "us", -1: "us"}
+
+
+def _column(
+    name: str,
+    type_text: str,
+    type_name: str,
+    type_kind: str,
+    modifier: int,
+    nullable: bool,
+    has_default: bool,
+    generated: str,
+    identity: str,
+    deterministic: bool,
+    labels: Sequence[str] | None,
+) -> TableColumn:
+    """Returns a column from a row of PostgreSQL's catalog."""
+    column = TableColumn(name, type_text, None, None, nullable, nullable or has_default or bool(generated))
+    if generated:
+        return replace(column, why_not="is computed by the database")
+    if identity == "a":
+        return replace(column, why_not="is GENERATED ALWAYS AS IDENTITY")
+    if type_kind == "e":
+        return replace(column, accepts="text", arrow=pa.string(), cast=True, labels=tuple(labels or ()))
+    if type_kind != "b":
+        return column
+    if type_name in _SIMPLE:
+        accepts, arrow = _SIMPLE[type_name]
+        column = replace(column, accepts=accepts, arrow=arrow)
+        if accepts in ("float32", "float64"):
+            return replace(column, why_no_key=_FLOAT_KEY)
+        if accepts == "date":
+            return replace(column, limits=DATES)
+        if accepts == "text":
+            why = _PADDED_KEY if type_name == "bpchar" else None if deterministic else _COMPARED_KEY
+            return replace(column, characters_max=modifier - 4 if modifier >= 4 else None, why_no_key=why)
+        return column
+    if type_name == "numeric":
+        return _numeric(column, modifier)
+    if type_name in _TIMES and modifier in _UNITS:
+        return _time(column, type_name, _UNITS[modifier])
+    if type_name == "interval" and modifier == -1:
+        return replace(column, accepts="interval", arrow=pa.duration("us"), why_no_key=_COMPARED_KEY)
+    if type_name in _TEXTS:
+        form: Format | None = "uuid" if type_name == "uuid" else "json" if type_name.startswith("json") else None
+        why = None if type_name == "uuid" else _COMPARED_KEY
+        return replace(
+            column,
+            accepts="text",
+            arrow=pa.string(),
+            cast=True,
+            format=form,
+            why_no_key=why,
+        )
+    return column
+
+
+def numeric_type(modifier: int) -> pa.DataType | None:
+    """Returns the decimal type for a modifier of numeric(precision, scale), None if Arrow has none."""
+    return decimal_type((modifier - 4) >> 16 & 0xFFFF, ((modifier - 4 & 0x7FF) ^ 1024) - 1024)
+
+
+def _numeric(column: TableColumn, modifier: int) -> TableColumn:
+    if modifier < 4:
+        return replace(column, accepts="decimal", arrow=None)
+    arrow = numeric_type(modifier)
+    return column if arrow is None else replace(column, accepts="decimal", arrow=arrow)
+
+
+def _time(column: TableColumn, type_name: str, unit: str) -> TableColumn:
+    accepts = _TIMES[type_name]
+    if accepts == "time":
+        arrow = pa.time64("us") if unit == "us" else pa.time32(unit)
+        return replace(column, accepts=accepts, arrow=arrow)
+    parts = {"s": _MICROS, "ms": 1_000, "us": 1}[unit]
+    arrow = pa.timestamp(unit, "UTC" if accepts == "zoned" else None)
+    return replace(column, accepts=accepts, arrow=arrow, limits=(TIMESTAMPS[0] // parts, TIMESTAMPS[1] // parts))

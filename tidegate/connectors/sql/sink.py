@@ -1,0 +1,237 @@
+"""`DatabaseSink` writes rows to a table of a database, exactly once.
+
+- A writer keeps rows in files in checkpoint storage, in the types that the database gets. With keys each file has at
+  most one row for each key, the newest, and its rows are sorted by bucket.
+- After the checkpoint completed, the committer reads the files and writes their rows and the tokens
+  `(sink, job, bucket) -> checkpoint` in one transaction. A bucket that has the token already is skipped.
+
+Rows without keys may be in any bucket, so a subtask uses only its first one. Rows with keys are in the bucket of their
+key group. So a subtask that takes a key over after a rescale also takes over its rows that are not committed yet, and
+commits them before newer ones.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import defaultdict
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tidegate.connectors.committing_sink import (
+    DEFAULT_BUCKETS,
+    Committable,
+    Committer,
+    CommittingContext,
+    CommittingSink,
+    CommittingWriter,
+    CommitToken,
+    SinkFiles,
+)
+from tidegate.connectors.sql.client import DELETED, CommitKey, TableClient, TableSession
+from tidegate.connectors.sql.columns import TableColumn, conform, sent_schema
+from tidegate.state.kernels.columns import plain
+from tidegate.state.kernels.hashing import hash_columns
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.batches import one_batch, together
+from tidegate.storage.state.key_groups import key_groups_of
+from tidegate.storage.user_values import value_text
+
+FILE_BYTES = 32 << 20
+"""A writer writes a file when its rows have this many bytes. A commit has one file in memory."""
+
+_KINDS = ("+I", "+U", "-U", "-D")
+_COMES = 2
+"""Kinds before this position mark added rows."""
+
+_RANGE = struct.Struct("<IQQ")
+"""The rows of a bucket in a file: number of the file in its checkpoint, first row, number of rows."""
+
+
+@dataclass(frozen=True)
+class DatabaseSink(CommittingSink):
+    """A sink for rows of `schema`. `columns` are the columns of the table, in the order of the stream.
+
+    `kind_column` is the column with the kind of changes, or None.
+    """
+
+    client: TableClient
+    columns: tuple[TableColumn, ...]
+    schema: pa.Schema
+    kind_column: str | None
+    buckets: int = DEFAULT_BUCKETS
+
+    @property
+    def accepts_changes(self) -> bool:  # type: ignore[override]
+        """True if rows have the kind of a change."""
+        return self.kind_column is not None
+
+    @property
+    def sent(self) -> pa.Schema:
+        """The columns of rows in files, as the database gets them."""
+        sent = sent_schema(self.schema, self.columns)
+        return sent if self.kind_column is None else sent.append(pa.field(DELETED, pa.bool_()))
+
+    def open_writer(self, context: CommittingContext) -> DatabaseWriter:
+        """Returns the writer of a subtask."""
+        return DatabaseWriter(self, context)
+
+    def open_committer(self, context: CommittingContext) -> DatabaseCommitter:
+        """Returns the committer of a subtask."""
+        return DatabaseCommitter(context.uid, context.files, self.client.open(self.columns, self.sent))
+
+
+class DatabaseWriter(CommittingWriter):
+    """Writes the rows of one subtask to files."""
+
+    def __init__(self, sink: DatabaseSink, context: CommittingContext) -> None:
+        self._sink, self._context = sink, context
+        self._keys = sink.client.write.keys
+        self._batches: list[pa.RecordBatch] = []
+        self._bytes = 0
+        self._files = 0
+        self._ranges: dict[int, list[bytes]] = defaultdict(list)
+        """The rows of each bucket since the last checkpoint."""
+        self._paths: dict[int, list[str]] = defaultdict(list)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Keeps rows, and writes a file when there are enough."""
+        if not batch.num_rows:
+            return
+        self._batches.append(batch)
+        self._bytes += batch.nbytes
+        if self._bytes >= FILE_BYTES:
+            self._write_file()
+
+    def prepare(self, checkpoint_id: int) -> Sequence[Committable]:
+        """Returns one committable for each bucket with rows."""
+        self._write_file()
+        prepared = [
+            Committable(bucket, b"".join(ranges), tuple(self._paths[bucket]))
+            for bucket, ranges in sorted(self._ranges.items())
+        ]
+        self._ranges.clear()
+        self._paths.clear()
+        self._files = 0
+        return prepared
+
+    def _write_file(self) -> None:
+        if not self._batches:
+            return
+        rows, counts = self._sent_rows(together(self._batches, self._sink.client.where))
+        self._batches, self._bytes = [], 0
+        out = pa.BufferOutputStream()
+        with pa.ipc.new_stream(out, rows.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as stream:
+            stream.write_batch(rows)
+        path = self._context.files.write([out.getvalue().to_pybytes()])
+        start = 0
+        for bucket, count in counts:
+            self._ranges[bucket].append(_RANGE.pack(self._files, start, count))
+            self._paths[bucket].append(path)
+            start += count
+        self._files += 1
+
+    def _sent_rows(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[tuple[int, int]]]:
+        """Returns rows as they are sent, sorted by bucket, and the number of rows in each bucket."""
+        where, columns, kinds = self._sink.client.where, self._sink.columns, self._sink.kind_column
+        if not self._keys:
+            rows = conform(batch, columns, frozenset(), where)
+            return rows, [(self._context.buckets[0], rows.num_rows)]
+        batch = newest_rows(batch, self._keys)
+        buckets = self._buckets_of(batch)
+        order = np.argsort(buckets, kind="stable")
+        batch = batch.take(pa.array(order))
+        found, counts = np.unique(buckets, return_counts=True)
+        parts = list(zip(found.tolist(), counts.tolist(), strict=True))
+        if kinds is None:
+            return conform(batch, columns, frozenset(self._keys), where), parts
+        return self._changes(batch, kinds), parts
+
+    def _buckets_of(self, batch: pa.RecordBatch) -> NDArray[np.uint16]:
+        """Returns the bucket of each row, which is the key group of its key."""
+        buckets = key_groups_of(hash_columns(batch, self._keys), self._sink.buckets)
+        mine = self._context.buckets
+        if len(buckets) and not mine.start <= buckets.min() <= buckets.max() < mine.stop:
+            raise ConfigurationError(
+                f"{self._sink.client.where}: the job does not have {self._sink.buckets} key groups, as it had when the "
+                "sink was made: set env.max_parallelism to a number before the program is made"
+            )
+        return buckets
+
+    def _changes(self, batch: pa.RecordBatch, kinds: str) -> pa.RecordBatch:
+        """Returns rows with the column `DELETED`. A deleted row needs its key alone, so other columns become null."""
+        comes = rows_that_come(batch, kinds)
+        where, columns, keys = self._sink.client.where, self._sink.columns, frozenset(self._keys)
+        kept = conform(batch.filter(comes), columns, keys, where)
+        gone = conform(batch.filter(~comes), [column for column in columns if column.name in keys], keys, where)
+        # Both parts keep their order, so row i of the batch is the next row of its part.
+        position = np.where(comes, np.cumsum(comes) - 1, kept.num_rows + np.cumsum(~comes) - 1)
+        arrays = []
+        for field in list(self._sink.sent)[:-1]:
+            lower = gone.column(field.name) if field.name in keys else pa.nulls(gone.num_rows, field.type)
+            arrays.append(pa.concat_arrays([kept.column(field.name), lower]).take(pa.array(position)))
+        return pa.RecordBatch.from_arrays([*arrays, pa.array(~comes)], schema=self._sink.sent)
+
+
+def rows_that_come(batch: pa.RecordBatch, kinds: str) -> NDArray[np.bool_]:
+    """Returns True for each added row of a batch of changes, False for each retracted row. Raises ValueError."""
+    column = plain(batch.column(kinds))
+    found = pc.index_in(column, pa.array(_KINDS, column.type))
+    if found.null_count:
+        wrong = column.filter(pc.is_null(found))[0].as_py()
+        raise ValueError(f"a row has {value_text(wrong)} in the column {kinds!r}; it takes {', '.join(_KINDS)}")
+    comes: NDArray[np.bool_] = found.to_numpy() < _COMES
+    return comes
+
+
+def newest_rows(batch: pa.RecordBatch, keys: Sequence[str]) -> pa.RecordBatch:
+    """Returns the last row of each key, in their order."""
+    import polars as pl
+
+    frame = pl.DataFrame(pa.table({name: batch.column(name) for name in keys}))
+    number = "".join(keys) + "#"
+    rows = frame.with_row_index(number).unique(subset=list(keys), keep="last").get_column(number).sort()
+    return batch if len(rows) == batch.num_rows else batch.take(rows.to_arrow())
+
+
+class DatabaseCommitter(Committer):
+    """Commits what one subtask has prepared."""
+
+    def __init__(self, uid: str, files: SinkFiles, session: TableSession) -> None:
+        self._uid, self._files, self._session = uid, files, session
+
+    def commit(self, token: CommitToken, committables: Sequence[Committable]) -> None:
+        """Writes the rows of the buckets that are not committed yet, and their tokens."""
+        by_bucket: dict[int, list[Committable]] = defaultdict(list)
+        for committable in committables:
+            by_bucket[committable.bucket].append(committable)
+
+        def files(buckets: Set[int]) -> Iterator[pa.RecordBatch]:
+            wanted: dict[tuple[int, str], list[tuple[int, int]]] = defaultdict(list)
+            for bucket in sorted(buckets):
+                for committable in by_bucket[bucket]:
+                    ranges = _RANGE.iter_unpack(committable.data)
+                    for (number, start, count), path in zip(ranges, committable.files, strict=True):
+                        wanted[number, path].append((start, count))
+            for (_, path), found in sorted(wanted.items()):
+                yield self._rows(path, sorted(found))
+
+        if by_bucket:
+            key = CommitKey(self._uid, token.job_id, token.checkpoint_id)
+            self._session.commit(key, by_bucket.keys(), files)
+
+    def close(self) -> None:
+        """Disconnects."""
+        self._session.close()
+
+    def _rows(self, path: str, ranges: Sequence[tuple[int, int]]) -> pa.RecordBatch:
+        """Returns ranges of the rows of a file."""
+        with pa.ipc.open_stream(pa.py_buffer(self._files.read(path))) as stream:
+            rows = one_batch(stream.read_all(), path)
+        if sum(count for _, count in ranges) == rows.num_rows:
+            return rows
+        return pa.concat_batches([rows.slice(start, count) for start, count in ranges])
