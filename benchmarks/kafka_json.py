@@ -3,11 +3,12 @@
     python benchmarks/kafka_json.py [--records 600000] [--rounds 5]
 
 One broker is started on loopback (needs Java and Maven, as the tests do), with one topic of four partitions. In each
-round the same records are read three times, one after the other: by a loop that consumes them, by a loop that also
-parses them (`pyarrow.json`, all records of a call at once, no checks), and by the reader of `from_kafka` with all its
-checks. They use the same settings of the client. The processor time is that of all threads of this process, the
-client's among them, because other work on the machine would count in wall time. The ratio is that of the medians of
-the loop that parses and the reader: over 1 the reader takes less.
+round the same records are read several times, one after the other: by a loop that consumes them, by a loop that also
+parses them (`pyarrow.json`, all records of a call at once, no checks), by the reader of `from_kafka` with all its
+checks, and by a whole job at parallelism 1, which drops the rows. They use the same settings of the client, with
+`fetch.queue.backoff.ms=10`; "defaults of the client" is the loop without it. The processor time is that of all threads
+of this process, the client's among them, because other work on the machine would count in wall time. The ratios are
+those of the medians of the loop that parses, and of the reader and the job: over 1 these take less.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import polars as pl
 import pyarrow as pa
 import pyarrow.json as pa_json
 from common import describe_machine
@@ -33,7 +35,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "suppo
 
 from kafka_server import KafkaServer, run_kafka
 
-from tidegate.connectors.kafka.client import client_settings
+import tidegate as tg
+from tidegate.connectors.kafka.options import Topics, client_settings
 from tidegate.connectors.kafka.records import RecordFormat
 from tidegate.connectors.kafka.source import KafkaSource
 
@@ -58,6 +61,7 @@ def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--records", type=int, default=600_000)
     arguments.add_argument("--rounds", type=int, default=5)
+    arguments.add_argument("--defaults", action="store_true", help="also consume with the client's own defaults")
     given = arguments.parse_args()
     console = Console()
     describe_machine(console)
@@ -67,23 +71,33 @@ def main() -> None:
         readings: dict[str, Callable[[], None]] = {
             "consume": lambda: plain(server.servers, given.records, parsed=False),
             "consume, parse": lambda: plain(server.servers, given.records, parsed=True),
-            "from_kafka": lambda: ours(server.servers, given.records),
+            "reader": lambda: ours(server.servers, given.records),
+            "job": lambda: job(server.servers, given.records, Path(folder)),
         }
+        if given.defaults:
+            readings["consume, defaults of the client"] = lambda: plain(
+                server.servers, given.records, parsed=False, backoff_ms=1_000
+            )
         seconds: dict[str, list[float]] = {name: [] for name in readings}
+        walls: dict[str, list[float]] = {name: [] for name in readings}
         for number in range(given.rounds + 1):
             for name, read in readings.items():
                 started_ns = time.process_time_ns()
+                begun_ns = time.perf_counter_ns()
                 read()
                 # Round 0 compiles kernels and fills caches.
                 if number:
                     seconds[name].append((time.process_time_ns() - started_ns) / 1e9)
-                    console.print(f"round {number}, {name}: {seconds[name][-1]:.2f} s of CPU")
-    table = Table("reading", "CPU s, median", "ns a record")
+                    walls[name].append((time.perf_counter_ns() - begun_ns) / 1e9)
+                    console.print(f"round {number}, {name}: {seconds[name][-1]:.2f} s of CPU, {walls[name][-1]:.2f} s")
+    table = Table("reading", "CPU s, median", "ns a record", "records/s, wall")
     medians = {name: statistics.median(each) for name, each in seconds.items()}
     for name, median in medians.items():
-        table.add_row(name, f"{median:.2f}", f"{median * 1e9 / given.records:,.0f}")
+        rate = given.records / statistics.median(walls[name])
+        table.add_row(name, f"{median:.2f}", f"{median * 1e9 / given.records:,.0f}", f"{rate:,.0f}")
     console.print(table)
-    console.print(f"consume, parse / from_kafka: {medians['consume, parse'] / medians['from_kafka']:.2f}")
+    for name in ("reader", "job"):
+        console.print(f"CPU of consume, parse / {name}: {medians['consume, parse'] / medians[name]:.2f}")
 
 
 def fill(server: KafkaServer, records: int) -> float:
@@ -112,9 +126,9 @@ def fill(server: KafkaServer, records: int) -> float:
     return total_bytes / records
 
 
-def plain(servers: str, records: int, parsed: bool) -> None:
+def plain(servers: str, records: int, parsed: bool, backoff_ms: int = 10) -> None:
     """Consume all records, and parse them or not."""
-    consumer = Consumer(client_settings(servers, {"group.id": "plain"}))
+    consumer = Consumer(client_settings(servers, {"group.id": "plain", "fetch.queue.backoff.ms": backoff_ms}))
     consumer.assign([TopicPartition(TOPIC, partition, 0) for partition in range(PARTITIONS)])
     rows = 0
     while rows < records:
@@ -135,7 +149,7 @@ def plain(servers: str, records: int, parsed: bool) -> None:
 
 def ours(servers: str, records: int) -> None:
     """Read all records as a task does."""
-    source = KafkaSource(servers, (TOPIC,), RecordFormat(SCHEMA), bounded=True)
+    source = KafkaSource(servers, Topics((TOPIC,)), RecordFormat(SCHEMA), end="latest")
     splits, reader, rows = list(source.splits()), source.reader(), 0
     while splits:
         before, left = rows, []
@@ -149,6 +163,17 @@ def ours(servers: str, records: int) -> None:
             time.sleep(0.005)
     assert rows == records
     reader.close()
+
+
+def job(servers: str, records: int, folder: Path) -> None:
+    """Read all records in a job, with a checkpoint a second."""
+    checkpoints = tg.CheckpointConfig(interval="1s", storage=str(folder / "checkpoints"))
+    with tg.StreamEnvironment.local(1) as env:
+        stream = env.from_kafka(servers, topics=[TOPIC], value=SCHEMA, end="latest", uid="records")
+        rows = stream.filter(pl.col("id") == records - 1).collect()
+        running = env.execute("kafka", checkpoints=checkpoints, progress="off")
+        assert running.wait("10min") == "finished"
+    assert len(rows.to_arrow()) == 1
 
 
 if __name__ == "__main__":

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 from kafka_broker import Broker, broker
 from kafka_server import KafkaServer
 from local_jobs import NO_RESTART, config, local
-from waiting import until
+from waiting import LIMIT_S, until
 
 import tidegate as tg
 from tidegate.actors.task import source_cursor
@@ -212,6 +215,54 @@ def test_a_topic_that_is_made_again_under_a_job_fails_it(kafka_server: KafkaServ
             job.wait("4min")
 
 
+def test_a_job_commits_the_offsets_of_its_checkpoints_and_shows_its_lag(
+    kafka_server: KafkaServer, tmp_path: Path
+) -> None:
+    """The group is at the savepoint when the job has stopped. The next job begins there, without a checkpoint."""
+    kafka_server.create("lagging", 2)
+    kafka_server.add("lagging", 0, *(b'{"x": %d}' % x for x in range(10)))
+
+    def lag() -> dict[str, float]:
+        found = job.user_metrics()
+        return {name: sum(metric.value for metric in found[name]) for name in found if name.startswith("pending")}
+
+    with local(1, rows_max=4) as env:
+        stream = env.from_kafka(
+            kafka_server.servers, topics=["lagging"], value=SCHEMA, properties=QUICK, uid="in", group="lagging",
+            commit_offsets=True,
+        )  # fmt: skip
+        table = stream.to_table(str(tmp_path / "out"), uid="out")
+        job = env.execute("job", checkpoints=config(tmp_path / "c", interval="20ms"))
+        until("rows", lambda: len(xs(table)) == 10, lambda: xs(table))
+        until(
+            "the offsets",
+            lambda: committed(kafka_server, "lagging") == [10, 0],
+            lambda: committed(kafka_server, "lagging"),
+        )
+        until("no lag", lambda: lag() == {"pendingRecords": 0, "pendingRecordsMax": 0}, lag)
+        kafka_server.add("lagging", 1, *(b'{"x": %d}' % x for x in range(10, 16)))
+        until("rows", lambda: len(xs(table)) == 16, lambda: xs(table))
+        job.stop(savepoint=str(tmp_path / "savepoint"))
+        assert job.wait("4min") == "suspended"
+    assert committed(kafka_server, "lagging") == [10, 6]
+    kafka_server.add("lagging", 1, b'{"x": 16}')
+    with local(1) as env:
+        rows = env.from_kafka(
+            kafka_server.servers, topics=["lagging"], value=SCHEMA, properties=QUICK, group="lagging", start="group",
+            end="latest",
+        ).collect()  # fmt: skip
+        assert env.execute("all", checkpoints=config(tmp_path / "all"), restart=NO_RESTART).wait("4min") == "finished"
+    assert rows.to_arrow()["x"].to_pylist() == [16]
+
+
+def committed(server: KafkaServer, group: str) -> list[int]:
+    """The offsets that a group has committed in the topic of its name, which has two partitions."""
+    asked = Consumer({"bootstrap.servers": server.servers, "group.id": group, "log_level": 0})
+    found = asked.committed([TopicPartition(group, number) for number in range(2)], timeout=LIMIT_S)
+    asked.close()
+    return [place.offset for place in found]
+
+
 @dataclass
 class BidClass:
     """Columns as a dataclass."""
@@ -257,7 +308,17 @@ def test_columns_as_python_types(kafka: Broker, tmp_path: Path, value: SchemaLik
     ("settings", "named"),
     [
         ({"topics": "bids"}, "give a list"),
-        ({"start": "first"}, "give 'earliest', 'latest', a time"),
+        ({"start": "first"}, "give 'earliest', 'latest', 'group', .* a time"),
+        ({"start": {"bids": 7}}, "7 for topic 'bids' may be an offset or a time"),
+        ({"start": {"bids": {0: -1}}}, "-1 for partition 0 of 'bids' is not an offset"),
+        ({"start": {"bids": {"0": 1}}}, "'0' is not a partition of 'bids'"),
+        ({"start": datetime(2026, 1, 1)}, "give the time zone"),
+        ({"start": "group"}, r"from_kafka\(start='group'\) needs a consumer group"),
+        ({"start": {"bids": {0: "group_or_latest"}}}, "needs a consumer group"),
+        ({"commit_offsets": True}, "needs a consumer group"),
+        ({"group": "a", "properties": {"group.id": "b"}}, r"properties= has another group\.id"),
+        ({"topics": ["bids", "bids"]}, "'bids' is there twice"),
+        ({"topics": re.compile(b"bids")}, "compile it from a string"),
         ({"value": "json"}, "give a schema, for JSON objects"),
         ({"value": None}, "give a schema, for JSON objects"),
         ({"value": int}, "takes a pa.schema, a dict of types"),
@@ -266,7 +327,8 @@ def test_columns_as_python_types(kafka: Broker, tmp_path: Path, value: SchemaLik
         ({"end": "latest", "discover": "1min"}, "remove end= or discover="),
         ({"properties": {"enable.auto.commit": True}}, r"'enable\.auto\.commit' is set by the source"),
         ({"bad_rows": "ignore"}, "one of 'fail', 'skip', 'side'"),
-        ({"end": "earliest"}, "'latest' or None"),
+        ({"end": "earliest"}, "give 'latest', a time"),
+        ({"end": {"bids": {0: "earliest"}}}, "for partition 0 of 'bids': give 'latest', an offset"),
         ({"value": pa.schema([("u", pa.month_day_nano_interval())])}, "which is not read from JSON"),
         ({"on_missing": "skip"}, "'fail', 'earliest' or 'latest'"),
         ({"key": "avro"}, "'bytes' or 'string'"),

@@ -14,10 +14,12 @@ from source_contract import check_source
 from waiting import until
 
 from tidegate.connectors.bad_rows import BadRows
-from tidegate.connectors.kafka import source as kafka_source
-from tidegate.connectors.kafka.client import Start, first_offset
+from tidegate.connectors.kafka import reader as kafka_reader
+from tidegate.connectors.kafka.client import offset_at
+from tidegate.connectors.kafka.options import STARTS, Start, Topics, check_place, place_of
 from tidegate.connectors.kafka.records import LETTERS, RecordFormat
-from tidegate.connectors.kafka.source import KafkaSource, PartitionAt, split_of
+from tidegate.connectors.kafka.source import KafkaSource
+from tidegate.connectors.kafka.splits import PartitionAt, split_of
 from tidegate.connectors.source import ReadResult, SourceSplit
 from tidegate.storage.codec import decode
 from tidegate.storage.errors import ConfigurationError
@@ -32,7 +34,7 @@ def kafka() -> Iterator[Broker]:
 
 def source(kafka: Broker, topic: str, **settings: object) -> KafkaSource:
     """Of one topic, as JSON."""
-    return KafkaSource(kafka.servers, (topic,), RecordFormat(SCHEMA), properties=QUICK, **settings)  # type: ignore[arg-type]
+    return KafkaSource(kafka.servers, Topics((topic,)), RecordFormat(SCHEMA), properties=QUICK, **settings)  # type: ignore[arg-type]
 
 
 def read_to_the_end(found: KafkaSource) -> list[dict[str, object]]:
@@ -80,8 +82,8 @@ def test_a_position_from_before_is_read_again(kafka: Broker) -> None:
 @pytest.mark.slow
 def test_what_a_reader_holds_is_bounded(kafka: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     """However little of it is read at a time; all comes in the end."""
-    monkeypatch.setattr(kafka_source, "BUFFERED_BYTES_MAX", 4 * 400)
-    monkeypatch.setattr(kafka_source, "CONSUMED_MAX", 3)
+    monkeypatch.setattr(kafka_reader, "BUFFERED_BYTES_MAX", 4 * 400)
+    monkeypatch.setattr(kafka_reader, "CONSUMED_MAX", 3)
     for partition in (0, 1):
         kafka.add("bounded", partition, *objects(*range(30)))
     found = source(kafka, "bounded")
@@ -139,7 +141,7 @@ def test_it_keeps_the_contract(kafka: Broker) -> None:
     """Up to what is there at submission."""
     kafka.add("contract", 0, *objects(1, 2, 3, 4))
     kafka.add("contract", 2, *objects(5))
-    assert [row["x"] for row in check_source(Waiting(source(kafka, "contract", bounded=True)))] == [1, 2, 3, 4, 5]
+    assert [row["x"] for row in check_source(Waiting(source(kafka, "contract", end="latest")))] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +157,7 @@ def test_where_it_begins_and_ends(kafka: Broker, start: object, expected: list[i
     name = f"start-{type(start).__name__}-{len(expected)}"
     kafka.add(name, 0, *objects(0, 1, 2, 3))
     start = {name: start["start"]} if isinstance(start, dict) else start
-    found = source(kafka, name, start=start, bounded=True)
+    found = source(kafka, name, start=start, end="latest")
     splits = found.splits()
     kafka.add(name, 0, *objects(99))
 
@@ -163,38 +165,65 @@ def test_where_it_begins_and_ends(kafka: Broker, start: object, expected: list[i
         def splits(self) -> list[SourceSplit]:
             return list(splits)
 
-    rows = read_to_the_end(Begun(found.servers, found.topics, found.form, found.start, True, properties=QUICK))
+    rows = read_to_the_end(Begun(found.servers, found.topics, found.form, found.start, found.end, properties=QUICK))
     assert [row["x"] for row in rows] == expected
 
 
 class Times:
-    """A consumer that knows which offset a time has; the mock broker does not."""
+    """A consumer with an offset for each time, and for a group; the mock broker has none."""
+
+    def __init__(self, committed: int = -1_001) -> None:
+        self._committed = committed
 
     def offsets_for_times(self, asked: list[TopicPartition], timeout: float) -> list[TopicPartition]:
         """Offsets are seconds, up to five."""
         (at,) = asked
         return [TopicPartition(at.topic, at.partition, at.offset // 1_000 if at.offset <= 5_000 else -1)]
 
-    def get_watermark_offsets(self, partition: TopicPartition, timeout: float) -> tuple[int, int]:
-        """The first one that there is, and the one behind the last."""
-        return 1, 6
+    def committed(self, asked: list[TopicPartition], timeout: float) -> list[TopicPartition]:
+        """The offset of the group, in every partition."""
+        return [TopicPartition(asked[0].topic, asked[0].partition, self._committed)]
 
 
 @pytest.mark.parametrize(
     ("start", "offset"),
-    [(4_000, 4), (datetime.fromtimestamp(3, UTC), 3), (9_000, 6), ("earliest", 1), ("latest", 6), ({"t": {0: 2}}, 2)],
+    [
+        (4_000, 4),
+        (datetime.fromtimestamp(3, UTC), 3),
+        (9_000, 6),
+        ("earliest", 1),
+        ("latest", 6),
+        ("group", None),
+        ("group_or_earliest", 1),
+        ("group_or_latest", 6),
+        ({"t": {0: 2}}, 2),
+        ({"t": {0: "latest"}}, 6),
+        ({"t": {0: datetime.fromtimestamp(3, UTC)}}, 3),
+        ({"t": "latest"}, 6),
+        ({"t": datetime.fromtimestamp(2, UTC)}, 2),
+    ],
 )
-def test_a_start_is_an_offset(start: Start, offset: int) -> None:
+def test_a_start_is_an_offset(start: Start, offset: int | None) -> None:
     """The first record at a time or later; the end, if there is none."""
-    assert first_offset(Times(), "t", 0, start) == offset  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="the offset for partition 3 of 't' is missing"):
-        first_offset(Times(), "t", 3, {"t": {0: 2}})  # type: ignore[arg-type]
+    check_place(start, STARTS, "start")
+    place = place_of(start, "t", 0, "start")
+    assert offset_at(Times(), "t", 0, place, (1, 6)) == offset  # type: ignore[arg-type]
+    if isinstance(place, str) and place.startswith("group"):
+        assert offset_at(Times(5), "t", 0, place, (1, 6)) == 5  # type: ignore[arg-type]
+
+
+def test_a_place_that_is_missing_is_named() -> None:
+    """By topic, or by partition."""
+    with pytest.raises(ConfigurationError, match="the place for partition 3 of 't' is missing"):
+        place_of({"t": {0: 2}}, "t", 3, "start")
+    with pytest.raises(ConfigurationError, match="topic 'u' is missing"):
+        place_of({"t": {0: 2}}, "u", 0, "start")
 
 
 def test_columns_are_sparks_without_a_schema(kafka: Broker) -> None:
     """Keys and values as they are; a record without a value has none."""
     kafka.add("raw", 1, b"\xff\n", None, at_ms=5_000)
-    found = replace(source(kafka, "raw", bounded=True), form=RecordFormat("bytes"))
+    found = replace(source(kafka, "raw", end="latest"), form=RecordFormat("bytes"))
     rows = read_to_the_end(found)
     assert [(r["key"], r["value"], r["topic"], r["partition"], r["offset"]) for r in rows] == [
         (b"1", b"\xff\n", "raw", 1, 0),
@@ -207,7 +236,7 @@ def test_keys_and_times_beside_json(kafka: Broker) -> None:
     """Line breaks within an object, fields that it lacks, and a record without a value."""
     kafka.add("json", 2, b'{"s": "a",\n "x": 1}', b"{}", None, at_ms=7_000)
     form = RecordFormat(SCHEMA, "string", ("timestamp", "tombstone"))
-    rows = read_to_the_end(replace(source(kafka, "json", bounded=True), form=form))
+    rows = read_to_the_end(replace(source(kafka, "json", end="latest"), form=form))
     assert [(r["x"], r["s"], r["kafka_key"]) for r in rows] == [(1, "a", "2"), (None, None, "2"), (None, None, "2")]
     assert [r["kafka_timestamp"].timestamp() for r in rows] == [7.0, 7.001, 7.002]  # type: ignore[attr-defined]
     assert [r["kafka_tombstone"] for r in rows] == [False, False, True]
@@ -217,12 +246,12 @@ def test_metadata_beside_values(kafka: Broker) -> None:
     """On request, with a schema and without one."""
     kafka.add("metadata", 1, b'{"x": 1}', None, at_ms=9_000)
     names = ("headers", "offset", "partition", "topic", "tombstone")
-    rows = read_to_the_end(replace(source(kafka, "metadata", bounded=True), form=RecordFormat(SCHEMA, None, names)))
+    rows = read_to_the_end(replace(source(kafka, "metadata", end="latest"), form=RecordFormat(SCHEMA, None, names)))
     assert [[row[f"kafka_{name}"] for name in names] for row in rows] == [
         [[], 0, 1, "metadata", False],
         [[], 1, 1, "metadata", True],
     ]
-    rows = read_to_the_end(replace(source(kafka, "metadata", bounded=True), form=RecordFormat("bytes", None, names)))
+    rows = read_to_the_end(replace(source(kafka, "metadata", end="latest"), form=RecordFormat("bytes", None, names)))
     assert [(row["offset"], row["headers"], row["tombstone"]) for row in rows] == [(0, [], False), (1, [], True)]
     with pytest.raises(ConfigurationError, match="unknown column 'size'"):
         RecordFormat("bytes", None, ("size",))
@@ -234,7 +263,7 @@ def test_a_record_is_read_alike_wherever_it_stands(kafka: Broker, around: int) -
     topic = f"alike-{around}"
     odd = [b'\xef\xbb\xbf{"x": 1}', b' \n{"x": 2}\n', b'{"x":\r\n3}', '{"x": 4, "s": "ü"}'.encode()]
     kafka.add(topic, 0, *objects(*range(10, 10 + around)), *odd, *objects(*range(20, 20 + around)))
-    rows = read_to_the_end(source(kafka, topic, bounded=True))
+    rows = read_to_the_end(source(kafka, topic, end="latest"))
     assert [row["x"] for row in rows] == [*range(10, 10 + around), 1, 2, 3, 4, *range(20, 20 + around)]
 
 
@@ -267,7 +296,7 @@ def test_a_record_that_cannot_be_read_is_named(kafka: Broker, bad: bytes) -> Non
     name = f"bad-{BAD.index(bad)}"
     kafka.add(name, 0, *objects(1, 2), bad, *objects(3))
     with pytest.raises(ConfigurationError, match=rf"offset 2 of partition 0 of '{name}' cannot be read: .*skip"):
-        read_to_the_end(source(kafka, name, bounded=True))
+        read_to_the_end(source(kafka, name, end="latest"))
 
 
 @pytest.mark.parametrize("rows_max", [1, 7, 1_000])
@@ -280,7 +309,7 @@ def test_records_that_cannot_be_read_are_dead_letters(
     values: list[bytes] = [value for number, bad in enumerate(BAD) for value in (*objects(number), bad)]
     kafka.add(topic, 0, *values)
     kafka.add(topic, 1, b"bad")
-    found = source(kafka, topic, bounded=True, bad_rows=policy)
+    found = source(kafka, topic, end="latest", bad_rows=policy)
     reader = found.reader()
     readings = [Reading(reader, split) for split in found.splits()]
     for reading in readings:
@@ -304,7 +333,7 @@ def test_records_that_cannot_be_read_are_dead_letters(
 def test_keys_and_values_that_are_no_text_are_dead_letters(kafka: Broker) -> None:
     """Where they are read as strings: beside values of any kind, and both together."""
     kafka.add("texts", 0, b"good", b"\xff", "ä".encode(), None)
-    found = replace(source(kafka, "texts", bounded=True, bad_rows="side"), form=RecordFormat("string", "string"))
+    found = replace(source(kafka, "texts", end="latest", bad_rows="side"), form=RecordFormat("string", "string"))
     reading = Reading(found.reader(), found.splits()[0])
     until("the end", lambda: reading.once().at_end)
     assert [(row["value"], row["offset"]) for row in reading.rows] == [("good", 0), ("ä", 2), (None, 3)]
@@ -315,7 +344,7 @@ def test_keys_and_values_that_are_no_text_are_dead_letters(kafka: Broker) -> Non
     for number, key in enumerate((b"k", b"\xff", b"\xff", b"k")):
         kafka.add("keys", 0, *(b"bad" if number > 1 else value for value in objects(number)), key=key)
     form = RecordFormat(SCHEMA, "string", ("offset",))
-    found = replace(source(kafka, "keys", bounded=True, bad_rows="side"), form=form)
+    found = replace(source(kafka, "keys", end="latest", bad_rows="side"), form=form)
     reading = Reading(found.reader(), found.splits()[0])
     until("the end", lambda: reading.once().at_end)
     assert reading.rows == [{"x": 0, "s": "s0", "kafka_key": "k", "kafka_offset": 0}]
@@ -348,16 +377,16 @@ def test_records_that_are_gone_are_an_error(kafka: Broker) -> None:
 def test_what_cannot_be_restored_is_refused() -> None:
     """Other topics, or another end. A search for new partitions may begin and end at a restore."""
     before = (split_of(PartitionAt("a", 0, 5)),)
-    base = KafkaSource("h:1", ("a",), RecordFormat("bytes"))
+    base = KafkaSource("h:1", Topics(("a",)), RecordFormat("bytes"))
     base.check_restored(before)
     for other, named in [
-        (replace(base, topics=("b",)), "topic 'a' is missing"),
-        (replace(base, topics=("a", "b")), "topic 'b' was not there"),
-        (replace(base, bounded=True), "no end='latest'"),
+        (replace(base, topics=Topics(("b",))), "topic 'a' is missing"),
+        (replace(base, topics=Topics(("a", "b"))), "topic 'b' was not there"),
+        (replace(base, end="latest"), "no end="),
     ]:
         with pytest.raises(ConfigurationError, match=named):
             other.check_restored(before)
     finding = replace(base, discover_ms=5)
     finding.check_restored(before)
     base.check_restored((*finding._finders({"a": 1}), *before))
-    replace(finding, topics=("a", "b")).check_restored((*finding._finders({"a": 1}), *before))
+    replace(finding, topics=Topics(("a", "b"))).check_restored((*finding._finders({"a": 1}), *before))

@@ -11,9 +11,12 @@ from kafka_reading import QUICK, SCHEMA, Reading, objects, partitions_of
 from kafka_server import KafkaServer
 from waiting import LIMIT_S, until
 
-from tidegate.connectors.kafka import source as kafka_source
+from tidegate.connectors.kafka import client
+from tidegate.connectors.kafka import reader as kafka_reader
+from tidegate.connectors.kafka.options import Topics
 from tidegate.connectors.kafka.records import RecordFormat
-from tidegate.connectors.kafka.source import FINDERS, KafkaSource, split_of
+from tidegate.connectors.kafka.source import KafkaSource
+from tidegate.connectors.kafka.splits import FINDERS, split_of
 from tidegate.connectors.source import SourceReader, SourceSplit
 from tidegate.storage.codec import decode
 from tidegate.storage.errors import ConfigurationError
@@ -21,7 +24,7 @@ from tidegate.storage.errors import ConfigurationError
 
 def source(server: KafkaServer, topic: str, **settings: object) -> KafkaSource:
     """Of one topic, as JSON."""
-    return KafkaSource(server.servers, (topic,), RecordFormat(SCHEMA), properties=QUICK, **settings)  # type: ignore[arg-type]
+    return KafkaSource(server.servers, Topics((topic,)), RecordFormat(SCHEMA), properties=QUICK, **settings)  # type: ignore[arg-type]
 
 
 def finders_of(reader: SourceReader, found: KafkaSource) -> list[Reading]:
@@ -108,7 +111,7 @@ def test_a_deleted_topic_is_reported_and_then_an_error(
         return "topic 'deleted' was deleted" in caplog.text
 
     until("the warning", reported, lambda: caplog.text)
-    monkeypatch.setattr(kafka_source, "GONE_MS", 0)
+    monkeypatch.setattr(kafka_reader, "GONE_MS", 0)
     with pytest.raises(ConfigurationError, match="its records that were not read are lost"):
         reading.once()
     with pytest.raises(ConfigurationError, match="topic 'deleted' no longer exists"):
@@ -221,13 +224,13 @@ def test_one_large_partition_neither_fills_the_memory_nor_holds_up_others(
 ) -> None:
     """What a reader keeps is limited in bytes; all records come in the end, in order."""
     limit_bytes = 1024 * 1024
-    monkeypatch.setattr(kafka_source, "BUFFERED_BYTES_MAX", limit_bytes)
+    monkeypatch.setattr(kafka_reader, "BUFFERED_BYTES_MAX", limit_bytes)
     kafka_server.create("large", 2)
     record_bytes = 50_000
     kafka_server.add("large", 0, *[b"%06d" % number + bytes(record_bytes) for number in range(200)])
     kafka_server.add("large", 1, *[b"%06d" % number for number in range(100)])
     client = (*QUICK, ("queued.max.messages.kbytes", 512), ("fetch.max.bytes", 500_000), ("message.max.bytes", 100_000))
-    found = KafkaSource(kafka_server.servers, ("large",), RecordFormat("bytes"), properties=client)
+    found = KafkaSource(kafka_server.servers, Topics(("large",)), RecordFormat("bytes"), properties=client)
     reader = found.reader()
     large, small = (Reading(reader, split) for split in partitions_of(found))
     most = 0
@@ -260,7 +263,7 @@ def test_brokers_that_are_away_are_reported_once(caplog: pytest.LogCaptureFixtur
     """Not with a line for each try of the client."""
     with caplog.at_level(logging.INFO):
         now_ms = 0
-        contact = kafka_source.BrokerContact("h:1", lambda: now_ms)
+        contact = client.BrokerContact("h:1", lambda: now_ms)
         for _ in range(100):
             contact.log(logging.ERROR, "%s [%s] %s", "FAIL", "consumer-1", "Connection refused")
             contact.log(logging.ERROR, "%s [%s] %s", "ERROR", "consumer-1", "Connection refused")
@@ -290,7 +293,7 @@ def test_offsets_with_gaps(kafka_server: KafkaServer) -> None:
         end = producer.abort_transaction if withdrawn else producer.commit_transaction
         end(LIMIT_S)
     form = RecordFormat(SCHEMA, metadata=("partition", "offset"))
-    found = KafkaSource(kafka_server.servers, ("gaps",), form, bounded=True, properties=QUICK, bad_rows="side")
+    found = KafkaSource(kafka_server.servers, Topics(("gaps",)), form, end="latest", properties=QUICK, bad_rows="side")
     reader = found.reader()
     readings = [Reading(reader, split) for split in partitions_of(found)]
 

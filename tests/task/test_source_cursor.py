@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 from source_reads import FIRST, SECOND, answer, at, cursor, read_of, unbounded
 
 from tidegate.actors.task.events import SourceBatchRead
+from tidegate.actors.task.instructions import NotifySource
 from tidegate.actors.task.source_cursor import SourceCursor
 from tidegate.actors.task.split_positions import SplitPosition, positions_from_tables
 from tidegate.connectors.source import SourceSplit
 from tidegate.operators.source_splits import SourceSplits
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError, ProtocolError
+from tidegate.storage.ids import CheckpointId
 
 
 def test_splits_are_read_one_after_the_other_to_their_end() -> None:
@@ -41,11 +43,11 @@ def test_only_processed_rows_count() -> None:
     source.batch_read(answer(read_of(source), 2, at_end=True))
     assert not source.at_end
 
-    assert source.freeze().positions == (SplitPosition(FIRST, 0, False),)
+    assert source.freeze(CheckpointId(1)).positions == (SplitPosition(FIRST, 0, False),)
     source.take()
-    assert source.freeze().positions == (SplitPosition(FIRST, 2, False),)
+    assert source.freeze(CheckpointId(1)).positions == (SplitPosition(FIRST, 2, False),)
     source.take()
-    assert source.freeze().positions == (SplitPosition(FIRST, 4, True),)
+    assert source.freeze(CheckpointId(1)).positions == (SplitPosition(FIRST, 4, True),)
 
 
 def test_read_ahead_is_bounded_and_one_read_is_under_way() -> None:
@@ -83,7 +85,7 @@ def test_an_empty_end_moves_on_without_a_batch() -> None:
     source.batch_read(answer(read_of(source), 0, at_end=True))
 
     assert source.take() == (None, None, 0, None)
-    assert source.freeze().positions == (SplitPosition(SECOND, 5, True),)
+    assert source.freeze(CheckpointId(1)).positions == (SplitPosition(SECOND, 5, True),)
     assert source.at_end
 
 
@@ -109,7 +111,7 @@ positions = st.builds(
 @settings(max_examples=60)
 def test_positions_come_back_from_their_tables(subtasks: list[list[SplitPosition]]) -> None:
     """Positions of several subtasks survive as list state, in order."""
-    tables = [table for p in subtasks for table in tables_of(SourceCursor(p, rows_max=1).freeze())]
+    tables = [table for p in subtasks for table in tables_of(SourceCursor(p, rows_max=1).freeze(CheckpointId(1)))]
 
     assert {table.kind for table in tables} <= {StateKind.LIST}
     assert positions_from_tables(tables) == tuple(p for subtask in subtasks for p in subtask)
@@ -127,7 +129,7 @@ def test_splits_that_go_on_are_read_in_turn() -> None:
         source.take()
 
     assert asked == [("a", 0), ("b", 7), ("c", 0), ("a", 2), ("c", 1)]
-    assert [p.next_offset for p in source.freeze().positions] == [4, 7, 3]
+    assert [p.next_offset for p in source.freeze(CheckpointId(1)).positions] == [4, 7, 3]
 
 
 def test_a_split_is_idle_when_what_came_before_was_taken() -> None:
@@ -204,12 +206,12 @@ def test_a_payload_counts_with_its_rows() -> None:
     source.batch_read(replace(answer(read_of(source), 2), payload=b"two"))
     ahead = read_of(source)
     assert (ahead.split, ahead.offset) == (replace(FIRST, payload=b"two"), 2)
-    assert source.freeze().positions == (SplitPosition(FIRST),)
+    assert source.freeze(CheckpointId(1)).positions == (SplitPosition(FIRST),)
 
     source.batch_read(answer(ahead, 1))
     for offset in (2, 3):
         source.take()
-        assert source.freeze().positions == (SplitPosition(replace(FIRST, payload=b"two"), offset),)
+        assert source.freeze(CheckpointId(1)).positions == (SplitPosition(replace(FIRST, payload=b"two"), offset),)
 
 
 def test_a_split_that_was_found_is_read_and_stored_with_what_its_finder_remembers() -> None:
@@ -218,10 +220,13 @@ def test_a_split_that_was_found_is_read_and_stored_with_what_its_finder_remember
     source = unbounded(SplitPosition(finder))
     found = replace(answer(read_of(source), 0), payload=b"one", found=(SECOND,))
     assert source.batch_read(found) is None
-    assert source.freeze().positions == (SplitPosition(finder),)
+    assert source.freeze(CheckpointId(1)).positions == (SplitPosition(finder),)
 
     source.take()
-    assert source.freeze().positions == (SplitPosition(replace(finder, payload=b"one")), SplitPosition(SECOND))
+    assert source.freeze(CheckpointId(1)).positions == (
+        SplitPosition(replace(finder, payload=b"one")),
+        SplitPosition(SECOND),
+    )
     asked = []
     for _ in range(2):
         read = read_of(source)
@@ -251,3 +256,33 @@ def test_a_split_that_is_found_twice_is_refused() -> None:
         event = replace(answer(read_of(source), 0), found=found)
         with pytest.raises(ConfigurationError, match=r"'finder' has found '[ab]', which this subtask reads already"):
             source.batch_read(event)
+
+
+def test_readers_are_notified_of_the_positions_of_a_completed_checkpoint() -> None:
+    """Once, also when an earlier one was given up; without `notified` never."""
+    source = cursor(SplitPosition(FIRST))
+    other = SourceCursor([SplitPosition(FIRST)], rows_max=2, in_turn=SourceSplits(), notified=True)
+    for each in (source, other):
+        each.freeze(CheckpointId(1))
+        read = read_of(each)
+        each.batch_read(replace(answer(read, 2), payload=b"two"))
+        each.take()
+        each.freeze(CheckpointId(2))
+    assert source.completed(CheckpointId(2)) == ()
+    assert other.completed(CheckpointId(2)) == (NotifySource(CheckpointId(2), (replace(FIRST, payload=b"two"),)),)
+    assert other.completed(CheckpointId(2)) == other.completed(CheckpointId(1)) == ()
+
+
+def test_the_records_behind_a_position_are_those_of_its_last_answer() -> None:
+    """When its rows are processed, and not when they are read ahead. A split at its end has none."""
+    source = SourceCursor([SplitPosition(FIRST), SplitPosition(SECOND)], rows_max=2, in_turn=SourceSplits())
+    source.batch_read(replace(answer(read_of(source), 2), behind=7))
+    assert list(source.behind) == []
+    source.take()
+    assert list(source.behind) == [7]
+    source.batch_read(replace(answer(read_of(source), 2), behind=3))
+    source.take()
+    assert sorted(source.behind) == [3, 7]
+    source.batch_read(answer(read_of(source), 0, at_end=True))
+    source.take()
+    assert list(source.behind) == [3]

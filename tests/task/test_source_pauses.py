@@ -18,6 +18,7 @@ from tidegate.actors.task.source_cursor import (
 from tidegate.actors.task.split_positions import SplitPosition
 from tidegate.connectors.source import SourceSplit
 from tidegate.operators.source_splits import SourceSplits
+from tidegate.storage.ids import CheckpointId
 
 
 def missed(source: SourceCursor) -> list[int | None]:
@@ -54,7 +55,7 @@ def test_nothing_is_asked_for_in_a_pause() -> None:
 
     source.resume()
     assert read_of(source).offset == 3
-    assert source.freeze().positions == (SplitPosition(SECOND, 3),)
+    assert source.freeze(CheckpointId(1)).positions == (SplitPosition(SECOND, 3),)
 
 
 def test_who_has_nothing_is_asked_again_when_the_rows_before_are_processed() -> None:
@@ -98,7 +99,7 @@ def test_after_a_pause_one_read_tries_many_splits() -> None:
     found = replace(answer(replace(read, offset=read.others[0][1]), 2), empty=1)
     assert source.batch_read(found) is None
     assert source.take()[0] == found.batch
-    assert [p.next_offset for p in source.freeze().positions] == [0, 2, 0]
+    assert [p.next_offset for p in source.freeze(CheckpointId(1)).positions] == [0, 2, 0]
 
     read = read_of(source)
     assert (read.split, [split for split, _ in read.others]) == (THIRD, [FIRST, SECOND])
@@ -200,9 +201,11 @@ def test_every_row_of_every_split_comes_once_and_in_order(data: st.DataObject) -
         while source.has_batch:
             taken = source.take()[0]
             if taken is not None:
-                number = next(n for n, p in enumerate(source.freeze().positions) if p.next_offset > read_rows[n])
+                number = next(
+                    n for n, p in enumerate(source.freeze(CheckpointId(1)).positions) if p.next_offset > read_rows[n]
+                )
                 assert taken.column(0).to_pylist() == list(range(read_rows[number], read_rows[number] + len(taken)))
                 read_rows[number] += len(taken)
-    assert read_rows == [p.next_offset for p in source.freeze().positions]
+    assert read_rows == [p.next_offset for p in source.freeze(CheckpointId(1)).positions]
     if sum(there) <= 20:
         assert read_rows == there

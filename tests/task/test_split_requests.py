@@ -11,7 +11,7 @@ from tidegate.actors.task.source_cursor import ASK_AGAIN_MS, SourceCursor, Split
 from tidegate.actors.task.split_positions import SplitPosition
 from tidegate.connectors.source import SourceSplit
 from tidegate.storage.errors import ProtocolError
-from tidegate.storage.ids import AttemptNumber
+from tidegate.storage.ids import AttemptNumber, CheckpointId
 
 ATTEMPT = AttemptNumber(3)
 ONE, TWO, THREE = (SourceSplit(name, b"", 2) for name in ("one", "two", "three"))
@@ -100,4 +100,4 @@ def test_a_snapshot_has_what_was_taken_in() -> None:
     source.reads()
     source.wants()
     source.gets(0, TWO)
-    assert [position.split for position in source.cursor.freeze().positions] == [ONE, TWO]
+    assert [position.split for position in source.cursor.freeze(CheckpointId(1)).positions] == [ONE, TWO]

@@ -30,6 +30,12 @@ SOURCE_STATE = "splits"
 """The list state in which a subtask of a source keeps its splits, one row each."""
 
 
+PENDING_RECORDS = "pendingRecords"
+"""The metric of records that exist in all splits of a subtask and were not read yet."""
+PENDING_RECORDS_MAX = "pendingRecordsMax"
+"""The metric of records that exist in one split and were not read yet, of the split with the most."""
+
+
 @wire
 @dataclass(frozen=True, slots=True)
 class SourceSplit:
@@ -60,6 +66,8 @@ class ReadResult:
     `lost`: number of records that were skipped because they had been deleted before they could be read. They have no
     row numbers.
 
+    `behind`: number of records of the split after these rows that exist already, for a metric; None if unknown.
+
     `skipped`: number of rows up to `next_offset` that are not in the batch, because the filter of a `FilterableSource`
     drops them. They count as read.
     """
@@ -73,6 +81,7 @@ class ReadResult:
     skipped: int = 0
     bad: pa.RecordBatch | None = None
     lost: int = 0
+    behind: int | None = None
 
     def is_empty(self, offset: int) -> bool:
         """Returns whether a read from `offset` on returned neither rows nor any other news."""
@@ -187,6 +196,31 @@ class DeadLetterSource(Protocol):
     @property
     def bad_rows_schema(self) -> pa.Schema | None:
         """The columns of dead letters; None if they are only counted and logged."""
+        ...
+
+
+@runtime_checkable
+class NotifiedSource(Protocol):
+    """A source with readers that may be notified of completed checkpoints (`NotifiedReader`)."""
+
+    @property
+    def notified(self) -> bool:
+        """True if its readers are notified."""
+        ...
+
+
+@runtime_checkable
+class NotifiedReader(Protocol):
+    """A reader that shows an outside system how far completed checkpoints are, such as offsets of a consumer group.
+
+    A notification may be missing, or come late: only the newest checkpoint counts.
+    """
+
+    def checkpoint_completed(self, splits: Sequence[SourceSplit]) -> None:
+        """Receives the splits of the subtask as they are in a completed checkpoint. Must not wait.
+
+        Called between two reads, by the same thread, and once more before `close`.
+        """
         ...
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,7 +16,7 @@ from tidegate.actors.graph.source_checks import checked_read
 from tidegate.actors.task.events import SourceBatchRead
 from tidegate.actors.task.instructions import ReadSource
 from tidegate.actors.task.source_cursor import PAUSE_MAX_MS
-from tidegate.connectors.source import ReadResult, SourceReader, SourceSplit
+from tidegate.connectors.source import NotifiedReader, ReadResult, SourceReader, SourceSplit
 from tidegate.storage.errors import StorageError
 from tidegate.storage.files.store import OpenStore
 from tidegate.storage.ids import JobId
@@ -44,6 +45,7 @@ class SplitReads:
     - A read may be patient: then it continues while no split has rows, with pauses, so that the task is not woken up
       ten times a second for nothing. Barriers do not wait for it: they pass on the task's own thread.
     - It returns at once when there is anything to report, when the job is held back, and when the task is over.
+    - A reader is notified of completed checkpoints between two reads, and for the last time when it is closed.
     """
 
     def __init__(
@@ -58,6 +60,12 @@ class SplitReads:
         self._lock = threading.Lock()
         self._reading = False
         self._closed = False
+        self._completed: deque[Sequence[SourceSplit]] = deque(maxlen=1)
+        """The splits of the newest completed checkpoint, until the reader was notified."""
+
+    def checkpoint_completed(self, splits: Sequence[SourceSplit]) -> None:
+        """Notifies the reader of these splits of a completed checkpoint, with its next read or when it is closed."""
+        self._completed.append(splits)
 
     def read(self, instruction: ReadSource, patient: bool) -> SourceBatchRead | None:
         """Reads one batch; nothing once this is closed. `patient`: it may take the time that the instruction gives."""
@@ -81,7 +89,7 @@ class SplitReads:
             with self._lock:
                 self._reading = False
                 if self._closed:
-                    reader.close()
+                    self._close(reader)
         result = tried.result
         return SourceBatchRead(
             self._now_ms(),
@@ -96,11 +104,13 @@ class SplitReads:
             empty=tried.empty,
             bad=result.bad,
             lost=result.lost,
+            behind=result.behind,
         )
 
     def _try(self, reader: SourceReader, instruction: ReadSource) -> _Tried:
         if self._held.wait():
             return _Tried(True, 0, ReadResult(None, instruction.offset, False), nothing=False)
+        self._notify(reader)
         split = instruction.split
         offset = instruction.offset
         empty = 0
@@ -126,8 +136,19 @@ class SplitReads:
                 return False
             self._closed = True
             if self._reader is not None and not self._reading:
-                self._reader.close()
+                self._close(self._reader)
             return True
+
+    def _close(self, reader: SourceReader) -> None:
+        try:
+            self._notify(reader)
+        finally:
+            reader.close()
+
+    def _notify(self, reader: SourceReader) -> None:
+        while self._completed:
+            assert isinstance(reader, NotifiedReader), "the readers of this source are notified"
+            reader.checkpoint_completed(self._completed.popleft())
 
 
 log = logging.getLogger(__name__)

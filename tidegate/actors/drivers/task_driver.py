@@ -286,6 +286,8 @@ class TaskDriver:
                     port.grant_credit(instruction)
                 case do.ReadSource():
                     port.run_io(partial(self._effects.read_source, instruction, patient=not port.virtual))
+                case do.NotifySource(splits=splits):
+                    self._effects.notify_source(splits)
                 case do.PersistSnapshot():
                     # A snapshot's synchronous part is most of what the machine did at this event.
                     if log.isEnabledFor(logging.DEBUG):

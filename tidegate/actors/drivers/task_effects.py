@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -27,6 +27,7 @@ from tidegate.actors.task import instructions as do
 from tidegate.actors.task.incremental_base import LAYERS_MAX, Chain, IncrementalBase
 from tidegate.actors.task.snapshots import Written
 from tidegate.actors.task.task_descriptor import TaskDescriptor
+from tidegate.connectors.source import SourceSplit
 from tidegate.protocol.identity import TaskId
 from tidegate.state.common.backend import KeyedBackend
 from tidegate.storage.checkpoints.memory_limit import MemoryStorage
@@ -160,6 +161,10 @@ class TaskEffects:
     def read_source(self, instruction: do.ReadSource, patient: bool = True) -> ev.SourceBatchRead | None:
         """Reads one batch; nothing once the task is closed. `patient`: it may take time to wait for rows."""
         return self._reads.read(instruction, patient)
+
+    def notify_source(self, splits: Sequence[SourceSplit]) -> None:
+        """Has the reader notified of these splits of a completed checkpoint, before its next read. Never waits."""
+        self._reads.checkpoint_completed(splits)
 
     def persist(self, instruction: do.PersistSnapshot, sync_ms: int) -> ev.SnapshotPersisted | ev.SnapshotFailed | None:
         """The asynchronous part of a snapshot: a few checksummed files, or inlined when small.

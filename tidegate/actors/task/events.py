@@ -136,6 +136,7 @@ class SourceBatchRead:
     subtask.
     `bad`: dead letters among the rows up to `next_offset`. `lost`: records that were passed over, because they were
     deleted.
+    `behind`: number of records of the split that exist after `next_offset`, None if unknown.
     `empty`: number of splits of the read that had nothing at all. The answer is about the split after them.
     """
 
@@ -151,6 +152,7 @@ class SourceBatchRead:
     empty: int = 0
     bad: pa.RecordBatch | None = None
     lost: int = 0
+    behind: int | None = None
 
 
 @wire

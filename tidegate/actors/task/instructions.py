@@ -74,6 +74,15 @@ class ReadSource:
 
 @wire
 @dataclass(frozen=True, slots=True)
+class NotifySource:
+    """Notify the source's reader that a checkpoint is complete. `splits`: the splits of the subtask in it."""
+
+    checkpoint_id: CheckpointId
+    splits: tuple[SourceSplit, ...]
+
+
+@wire
+@dataclass(frozen=True, slots=True)
 class RequestSplits:
     """Request more splits of the source from the coordinator; answered by `SplitsAssigned` with the same `first`.
 
@@ -284,6 +293,7 @@ TaskInstruction = (
     SendFrame
     | GrantCredit
     | ReadSource
+    | NotifySource
     | RequestSplits
     | ReportWatermark
     | PersistSnapshot

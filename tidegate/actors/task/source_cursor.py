@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -28,7 +28,7 @@ from tidegate.actors.task.operator_chain import OperatorChain
 from tidegate.actors.task.split_positions import FrozenPositions, SplitPosition, positions_from_tables
 from tidegate.actors.task.task_descriptor import TaskDescriptor
 from tidegate.actors.task.turn_pacer import ROWS_UNLIMITED
-from tidegate.connectors.source import SourceSplit, is_unbounded
+from tidegate.connectors.source import NotifiedSource, SourceSplit, is_unbounded
 from tidegate.operators.source_splits import SourceSplits
 from tidegate.operators.watermarks.watermark_generator import WatermarkAlignment, WatermarkGenerator
 from tidegate.protocol.stream_elements import MAX_WATERMARK_MS, MIN_WATERMARK_MS
@@ -48,6 +48,8 @@ IDLENESS_PARTS = 10
 QUIET_MS = 30_000
 """A split without rows for this long that holds event time back is logged, once, if no idleness was given."""
 QUIET_NAMED_MAX = 20
+FROZEN_MAX = 64
+"""How many checkpoints are remembered until they are complete, by a source with readers that are notified of them."""
 TRIED_MAX = 64
 """The most splits that one read tries. A task that is closed waits for at most one of them."""
 SPLITS_MAX = 100_000
@@ -77,6 +79,8 @@ class SourceCursor:
     With `requests` it gets more splits from the coordinator, while there are any. With `alignment` splits wait for
     others in event time.
 
+    With `notified` the reader is notified of completed checkpoints.
+
     `awaited`: the step that makes watermarks of the splits, if anything waits for them. A split that holds them back
     for QUIET_MS is logged, unless there is an idleness.
 
@@ -98,8 +102,14 @@ class SourceCursor:
         event_times: SourceSplits | None = None,
         alignment: SplitAlignment | None = None,
         awaited: WatermarkGenerator | None = None,
+        notified: bool = False,
     ) -> None:
         self._requests = requests
+        self._notified = notified
+        self._frozen: dict[CheckpointId, FrozenPositions] = {}
+        """Positions in checkpoints that are not complete yet, if readers are notified."""
+        self._behind: dict[int, int] = {}
+        """The number of records that exist after the position in a split, where it is known."""
         self.alignment = alignment
         self._all_held = False
         """True if every split that could be read now is too far ahead."""
@@ -169,6 +179,11 @@ class SourceCursor:
     def rows_read(self) -> int:
         """Rows of its splits that count as processed; an unknown length of a split (-1) counts as none."""
         return sum(max(0, position.next_offset) for position in self._positions)
+
+    @property
+    def behind(self) -> Collection[int]:
+        """The number of records in each split that exist and were not processed, where it is known."""
+        return self._behind.values()
 
     def next_steps(self, rows_max: int | None, at_ms: int) -> Sequence[TaskInstruction]:
         """Returns the next read, or the request for more splits when all were read, and the report of the watermark.
@@ -291,6 +306,7 @@ class SourceCursor:
         idle = rowless and self._begins_idling(index, event)
         if says_nothing and not self._ready and not idle:
             self._taken = index  # Nothing changes, so it needs no turn.
+            self._note_behind(index, event)
             return self._missed()
         self._ready.append((index, event, idle))
         if rowless:
@@ -315,6 +331,7 @@ class SourceCursor:
         self._positions[index] = SplitPosition(split, event.next_offset, event.at_end, position.event_times)
         for found in event.found:
             self._add(found)
+        self._note_behind(index, event)
         batch = event.batch if event.batch is not None and event.batch.num_rows else None
         if self._splits is not None:
             if batch is not None:
@@ -325,11 +342,30 @@ class SourceCursor:
                 self._splits.has_ended(index)
         return Taken(batch, event.bad, event.lost, event.induces)
 
-    def freeze(self) -> FrozenPositions:
-        """Positions of all splits of this subtask."""
+    def freeze(self, checkpoint_id: CheckpointId) -> FrozenPositions:
+        """Returns the positions of all splits of this subtask, for a checkpoint."""
         if self._event_times.newest_ms:
             self._note_event_times()
-        return FrozenPositions(tuple(self._positions))
+        frozen = FrozenPositions(tuple(self._positions))
+        if self._notified:
+            self._frozen[checkpoint_id] = frozen
+            if len(self._frozen) > FROZEN_MAX:
+                del self._frozen[min(self._frozen)]
+        return frozen
+
+    def completed(self, checkpoint_id: CheckpointId) -> tuple[TaskInstruction, ...]:
+        """Returns the notification of the reader after a checkpoint was completed."""
+        frozen = self._frozen.get(checkpoint_id)
+        self._frozen = {number: each for number, each in self._frozen.items() if number > checkpoint_id}
+        if frozen is None:
+            return ()
+        return (do.NotifySource(checkpoint_id, tuple(position.split for position in frozen.positions)),)
+
+    def _note_behind(self, index: int, event: SourceBatchRead) -> None:
+        if event.at_end:
+            self._behind.pop(index, None)
+        elif event.behind is not None:
+            self._behind[index] = event.behind
 
     def _note_event_times(self) -> None:
         """Stores event times in positions. Of splits that are read one after the other, only the last has all rows
@@ -444,6 +480,7 @@ def begin_source(
         event_times=chain.splits,
         alignment=alignment,
         awaited=chain.awaited_generator(any(edge.event_time for edge in d.outputs)),
+        notified=isinstance(d.source.source, NotifiedSource) and d.source.source.notified,
     )
 
 

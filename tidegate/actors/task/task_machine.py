@@ -27,6 +27,7 @@ from tidegate.actors.task.task_commits import COMMITS_BEHIND_MAX
 from tidegate.actors.task.task_descriptor import TaskDescriptor, TaskStatus
 from tidegate.actors.task.turn_pacer import Debloater, TaskPacers
 from tidegate.connectors.bad_rows import BAD_ROWS, RECORDS_LOST
+from tidegate.connectors.source import PENDING_RECORDS, PENDING_RECORDS_MAX
 from tidegate.operators.user_metrics import UserMetric, UserMetrics
 from tidegate.protocol.edges import RECORDS_IN_ERRORS, SideOutput
 from tidegate.protocol.failures import CheckpointFailureReason
@@ -116,8 +117,13 @@ class TaskMachine:
 
     @property
     def user_metrics(self) -> tuple[UserMetric, ...]:
-        """Returns what functions of the user have counted, and how many records of the source were bad."""
+        """Returns what functions of the user have counted, and the records of the source that were bad, lost, or not
+        read yet.
+        """
         source = self.descriptor.source
+        if self.source is not None and (behind := self.source.behind):
+            self._source_metrics.gauge(PENDING_RECORDS).set(sum(behind))
+            self._source_metrics.gauge(PENDING_RECORDS_MAX).set(max(behind))
         return (() if source is None else self._source_metrics.read(source.uid)) + self._chain.user_metrics
 
     @property
@@ -314,6 +320,8 @@ class TaskMachine:
         if event.attempt != self.attempt:
             return
         self._chain.checkpoint_completed(event.checkpoint_id)
+        if self.source is not None:
+            self._instructions += self.source.completed(event.checkpoint_id)
         snapshot = self._checkpoints.completed(event.checkpoint_id)
         if snapshot is not None and (snapshot.finished or event.checkpoint_id == self._checkpoints.stopping):
             self.covered_by = event.checkpoint_id
@@ -447,7 +455,7 @@ class TaskMachine:
     def _freeze(self, cut: Cut) -> tuple[OperatorSnapshot, ...]:
         snapshots = [] if self._operators_finished else self._chain.snapshot(cut)
         if self.source is not None and (source := self.descriptor.source) is not None:
-            snapshots.insert(0, OperatorSnapshot(source.uid, (self.source.freeze(),)))
+            snapshots.insert(0, OperatorSnapshot(source.uid, (self.source.freeze(self._checkpoints.taken),)))
         return tuple(snapshots)
 
     def _stage(self, force: bool) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
@@ -27,9 +28,20 @@ from tidegate.connectors.files.patterns import FilePattern
 from tidegate.connectors.files.source import FileForm, FolderSource, source_of_files
 from tidegate.connectors.formats.changes import UNCHANGED
 from tidegate.connectors.formats.debezium import DebeziumFormat
-from tidegate.connectors.kafka.client import Start, check_start, client_settings, kafka
+from tidegate.connectors.kafka.options import (
+    ENDS,
+    STARTS,
+    End,
+    OnMissing,
+    Start,
+    Topics,
+    check_place,
+    client_settings,
+    kafka,
+    with_group,
+)
 from tidegate.connectors.kafka.records import TIMESTAMP, RecordFormat
-from tidegate.connectors.kafka.source import KafkaSource, OnMissing
+from tidegate.connectors.kafka.source import KafkaSource
 from tidegate.connectors.memory_source import InMemory, MemorySource
 from tidegate.connectors.rate_source import RateSource
 from tidegate.connectors.socket_source import SocketSource
@@ -387,15 +399,17 @@ class StreamSources(OtherNames):
         self,
         servers: str,
         *,
-        topics: Sequence[str],
+        topics: Sequence[str] | re.Pattern[str],
         value: SchemaLike | Literal["bytes", "string"] = "bytes",
         key: Literal["bytes", "string"] | None = None,
         format: Literal["json", "debezium"] | DebeziumFormat = "json",
         keys: Sequence[str] = (),
         metadata: Sequence[str] = (),
         start: Start = "earliest",
-        end: Literal["latest"] | None = None,
+        end: End | None = None,
         discover: str | timedelta | int | None = None,
+        group: str | None = None,
+        commit_offsets: bool = False,
         properties: Mapping[str, object] | None = None,
         bad_rows: BadRows = "fail",
         on_missing: OnMissing = "fail",
@@ -412,7 +426,7 @@ class StreamSources(OtherNames):
 
         - `servers`: the brokers, "host:port,host:port".
         - `properties`: settings of librdkafka.
-        - `topics`: a list of names.
+        - `topics`: a list of names, or `re.compile(...)` for all topics with a name that matches as a whole.
         - `value`: "bytes" or "string": the columns are Spark's, key, value, topic, partition, offset and timestamp. Or
           a schema: records are JSON objects, with a column for each field.
         - `key`: with a schema, "bytes" or "string" adds the column `kafka_key`.
@@ -421,10 +435,15 @@ class StreamSources(OtherNames):
         - `keys`: with "debezium", the columns of the table's primary key.
         - `metadata`: adds columns: "topic", "partition", "offset", "timestamp", "headers" and "tombstone" (whether a
           record has no value). With a schema they are called `kafka_topic` and so on.
-        - `start`: "earliest", "latest", a time (a datetime, or milliseconds since 1970), or offsets
-          (`{"bids": {0: 17, 1: 4}}`).
-        - `end`: "latest" ends the stream after the records that exist at submission.
-        - `discover`: how often to look for new partitions, a duration; by default never.
+        - `start`: "earliest", "latest", a time (a datetime with a time zone, or milliseconds since 1970), "group" (the
+          committed offsets of `group`; "group_or_earliest" or "group_or_latest" for partitions without one), or such a
+          place for each topic or partition. There, an integer is an offset: `{"bids": {0: 17, 1: "latest"}}`.
+        - `end`: "latest" ends the stream after the records that exist at submission. Or a time, at most now, or offsets
+          as for `start`: the stream ends before that record.
+        - `discover`: how often to look for new partitions, and new topics that match, a duration; by default never.
+        - `group`: the consumer group.
+        - `commit_offsets`: whether to commit offsets to `group` after each completed checkpoint, so that tools show the
+          lag. The job itself never reads them.
         - `bad_rows`: a record that cannot be read fails the job ("fail"), is skipped with a warning ("skip"), or goes
           to `bad_rows()` of the result ("side").
         - `on_missing`: if the next record of a checkpoint no longer exists, the job fails ("fail"), or continues at the
@@ -441,27 +460,37 @@ class StreamSources(OtherNames):
             >>> bids = env.from_kafka("broker:9092", topics=["bids"], value={"price": int})  # doctest: +SKIP
         """
         policy = check_bad_rows(bad_rows, "from_kafka")
-        if end not in (None, "latest"):
-            raise ConfigurationError(f"from_kafka(end={end!r}): give 'latest' or None")
         if on_missing not in ("fail", "earliest", "latest"):
             raise ConfigurationError(f"from_kafka(on_missing={on_missing!r}): give 'fail', 'earliest' or 'latest'")
-        if isinstance(topics, str) or not topics:
-            raise ConfigurationError(f"from_kafka(topics={topics!r}): give a list of names")
+        named = Topics.of(topics)
         if end is not None and discover is not None:
             raise ConfigurationError(
                 "from_kafka: a bounded source does not look for new partitions; remove end= or discover="
             )
-        check_start(start)
+        check_place(start, STARTS, "start")
+        if end is not None:
+            check_place(end, ENDS, "end")
         kafka()
         kind: Any = value if isinstance(value, str) else as_schema(value, "from_kafka(value=)")
         by_record = isinstance(timestamp, str) and timestamp == "kafka"
         timed_by = ("timestamp",) if by_record and isinstance(kind, pa.Schema) else ()
-        changes = change_format(format, topics, keys, timestamp, discover)
+        changes = change_format(format, named.names, keys, timestamp, discover)
         form = RecordFormat(kind, key, tuple(dict.fromkeys((*timed_by, *metadata))), changes, tuple(keys))
         every_ms = None if discover is None else parse_duration_ms(discover, setting="from_kafka(discover)")
-        given = tuple((properties or {}).items())
-        client_settings(servers, dict(given))
-        source = KafkaSource(servers, tuple(topics), form, start, end is not None, every_ms, given, policy, on_missing)
+        given = with_group(properties or {}, group, start, commit_offsets)
+        client_settings(servers, given)
+        source = KafkaSource(
+            servers,
+            named,
+            form,
+            start,
+            end,
+            every_ms,
+            tuple(given.items()),
+            policy,
+            on_missing,
+            commit_offsets,
+        )
         own = () if changes is None else (UNCHANGED,)
         stream = self._begun(source, name, uid, parallelism, slot_sharing_group, own)
         if changes is not None:

@@ -1,4 +1,4 @@
-"""The client of Kafka (`confluent-kafka`, installed with `tidegate[kafka]`): settings, offsets, and topic descriptions.
+"""The client of Kafka (`confluent-kafka`, from `tidegate[kafka]`): offsets, descriptions of topics, and groups.
 
 Rules:
 
@@ -15,58 +15,21 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
+from tidegate.connectors.kafka.options import AtOffset, AtTime, Place, Topics, admin_settings, kafka
 from tidegate.storage.clock import monotonic_ms
 from tidegate.storage.errors import ConfigurationError
-from tidegate.storage.extras import load
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     import confluent_kafka
 
 TIMEOUT_S = 30.0
 """The time limit of one request to the brokers."""
-
-Start: TypeAlias = "str | int | datetime | Mapping[str, Mapping[int, int]]"
-"""`"earliest"`, `"latest"`, a time (milliseconds since 1970), or an offset for each partition of each topic."""
-
-_OURS = {"enable.auto.commit": False, "enable.auto.offset.store": False, "auto.offset.reset": "error"}
-"""Settings of the client on which correctness depends."""
-_DEFAULTS = {
-    "group.id": "tidegate",
-    # The client waits this long when it has enough of a partition; its own default is a second.
-    "fetch.queue.backoff.ms": 10,
-    # Bounds of the client's buffer for all partitions, and of one answer of a broker.
-    "queued.max.messages.kbytes": 16 * 1024,
-    "fetch.max.bytes": 16 * 1024 * 1024,
-}
-"""Settings of the client that `properties=` may change."""
-
-
-def kafka() -> Any:
-    """Returns the client library. Raises ConfigurationError if it is not installed."""
-    return load("from_kafka", "kafka", "confluent_kafka")
-
-
-def client_settings(servers: str, properties: Mapping[str, object]) -> dict[str, object]:
-    """Returns the settings of a consumer. Raises ConfigurationError for properties that are the source's own."""
-    taken = sorted({*_OURS, "bootstrap.servers", "enable.partition.eof"} & set(properties))
-    if taken:
-        raise ConfigurationError(f"from_kafka(properties=): {taken[0]!r} is set by the source; remove it")
-    settings: dict[str, object] = {**_DEFAULTS, **properties}
-    return settings | _OURS | {"bootstrap.servers": servers, "enable.partition.eof": True}
-
-
-def for_questions(settings: Mapping[str, object]) -> dict[str, Any]:
-    """Returns the settings of a client that requests metadata only, from the settings of a consumer."""
-    ours = {*_OURS, *_DEFAULTS, "enable.partition.eof"}
-    return {name: value for name, value in settings.items() if name not in ours}
 
 
 @contextmanager
@@ -83,47 +46,50 @@ def consumer(settings: Mapping[str, object]) -> Iterator[confluent_kafka.Consume
         opened.close()
 
 
-def first_offset(asked: confluent_kafka.Consumer, topic: str, partition: int, start: Start) -> int:
-    """Returns the offset at which to begin a partition. Raises KafkaException, ConfigurationError."""
-    library = kafka()
-    if isinstance(start, Mapping):
-        try:
-            return start[topic][partition]
-        except KeyError as error:
-            raise ConfigurationError(
-                f"from_kafka(start=): the offset for partition {partition} of {topic!r} is missing; add it"
-            ) from error
-    if not isinstance(start, str):
-        at_ms = int(start.timestamp() * 1000) if isinstance(start, datetime) else start
-        (found,) = asked.offsets_for_times([library.TopicPartition(topic, partition, at_ms)], timeout=TIMEOUT_S)
-        if found.offset >= 0:
-            return int(found.offset)
-    low, high = watermarks(asked, topic, partition)
-    return low if start == "earliest" else high
-
-
 def watermarks(asked: confluent_kafka.Consumer, topic: str, partition: int) -> tuple[int, int]:
     """Returns the first existing offset, and the offset after the last record. Raises KafkaException."""
-    low, high = asked.get_watermark_offsets(kafka().TopicPartition(topic, partition), timeout=TIMEOUT_S)
-    return int(low), int(high)
+    library = kafka()
+    found = asked.get_watermark_offsets(library.TopicPartition(topic, partition), timeout=TIMEOUT_S)
+    if found is None:
+        # The client reports this error, and no other, by None.
+        raise library.KafkaException(library.KafkaError(library.KafkaError._TIMED_OUT))
+    return int(found[0]), int(found[1])
 
 
-def end_offset(asked: confluent_kafka.Consumer, topic: str, partition: int) -> int:
-    """Returns the offset after the last record that exists now. Raises KafkaException."""
-    return watermarks(asked, topic, partition)[1]
+def offset_at(
+    asked: confluent_kafka.Consumer, topic: str, partition: int, place: Place, bounds: tuple[int, int]
+) -> int | None:
+    """Returns the offset of a place in a partition, or None if the consumer group has committed none.
+
+    `bounds`: the first existing offset, and the offset after the last record. A time after the last record is the end
+    of the partition. Raises KafkaException.
+    """
+    library = kafka()
+    if isinstance(place, AtOffset):
+        return place.offset
+    if isinstance(place, AtTime):
+        (found,) = asked.offsets_for_times([library.TopicPartition(topic, partition, place.at_ms)], timeout=TIMEOUT_S)
+        _raise_error_of(found)
+        return int(found.offset) if found.offset >= 0 else bounds[1]
+    if place.startswith("group"):
+        (found,) = asked.committed([library.TopicPartition(topic, partition)], timeout=TIMEOUT_S)
+        _raise_error_of(found)
+        if found.offset >= 0:
+            return int(found.offset)
+        place = place.removeprefix("group").removeprefix("_or_")
+    return {"earliest": bounds[0], "latest": bounds[1]}.get(place)
 
 
-def check_start(start: object) -> None:
-    """Raises ConfigurationError for an invalid start."""
-    if isinstance(start, bool) or not isinstance(start, str | int | datetime | Mapping):
-        raise ConfigurationError(f"from_kafka(start={start!r}): give 'earliest', 'latest', a time, or offsets")
-    if isinstance(start, str) and start not in ("earliest", "latest"):
-        raise ConfigurationError(f"from_kafka(start={start!r}): give 'earliest', 'latest', a time, or offsets")
+def _raise_error_of(found: confluent_kafka.TopicPartition) -> None:
+    if found.error is not None:
+        raise kafka().KafkaException(found.error)
 
 
 log = logging.getLogger(__name__)
 WATCH_MS = 1_000
 """The time between two requests for the description of topics."""
+LIST_MS = 60_000
+"""The time between two requests for a list of all topics, if new ones are only reported."""
 _ANSWER_S = 10.0
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 """Kafka's notation for a missing topic id."""
@@ -138,20 +104,24 @@ class TopicInfo:
 
 
 def describe_topics(
-    asked: confluent_kafka.Consumer, settings: Mapping[str, object], topics: Sequence[str]
+    asked: confluent_kafka.Consumer, settings: Mapping[str, object], topics: Topics, also: Iterable[str] = ()
 ) -> dict[str, TopicInfo]:
-    """Returns the current descriptions of topics. Waits for the answer. Raises KafkaException."""
+    """Returns the current descriptions of topics, and of the topics named by `also`. Waits for the answer.
+
+    Raises KafkaException.
+    """
     library = kafka()
-    clusters = {topic: asked.list_topics(topic, timeout=TIMEOUT_S) for topic in topics}
+    cluster = asked.list_topics(timeout=TIMEOUT_S)
+    names = dict.fromkeys([*topics.names, *also, *filter(topics.matches, sorted(cluster.topics))])
     found = {}
-    for topic, cluster in clusters.items():
-        about = cluster.topics[topic]
-        found[topic] = TopicInfo("", len(about.partitions) if about.error is None else 0)
-    if any(cluster.controller_id not in cluster.brokers for cluster in clusters.values()):
-        # A mock broker: it has no controller, and librdkafka waits for one before it requests a description.
+    for name in names:
+        about = cluster.topics.get(name)
+        found[name] = TopicInfo("", len(about.partitions) if about is not None and about.error is None else 0)
+    if not names or cluster.controller_id not in cluster.brokers:
+        # A mock broker has no controller, and librdkafka waits for one before it requests a description.
         return found
-    describer = _Describer(settings, BrokerContact(str(settings["bootstrap.servers"])))
-    for topic, future in describer.ask(topics).items():
+    admin = _AdminClient(settings, BrokerContact(str(settings["bootstrap.servers"])))
+    for topic, future in admin.describe(list(names)).items():
         try:
             found[topic] = _info(future.result(TIMEOUT_S))
         except library.KafkaException as error:
@@ -162,33 +132,50 @@ def describe_topics(
 
 
 class TopicWatch:
-    """Requests descriptions of topics repeatedly, between the reads of one thread. Never blocks."""
+    """Requests descriptions of topics repeatedly, between the reads of one thread. Never blocks.
+
+    With a pattern it also lists the topics that match, by a thread of its own, because the client can only wait for a
+    list.
+    """
 
     def __init__(
         self,
         settings: Mapping[str, object],
-        topics: Sequence[str],
+        topics: Topics,
         contact: BrokerContact,
         clock_ms: Callable[[], int],
         every_ms: int = WATCH_MS,
+        list_every_ms: int = LIST_MS,
     ) -> None:
         """`settings`: settings of the consumer. `contact` is notified whether the brokers answer."""
         self._settings = settings
-        self._topics = topics
+        self._pattern = topics
+        self._topics = dict.fromkeys(topics.names)
         self._contact = contact
         self._clock_ms = clock_ms
         self._every_ms = every_ms
-        self._describer: _Describer | None = None
+        self._list_every_ms = list_every_ms
+        self._admin: _AdminClient | None = None
         self._pending: dict[str, Future[Any]] = {}
-        self._asked_at_ms = 0
+        self._due_at_ms = 0
         self._infos: dict[str, TopicInfo] = {}
+        self._lister: ThreadPoolExecutor | None = None
+        self._listing: Future[list[str]] | None = None
+        self._listed_at_ms = 0
         self.requests = 0
         """Number of requests that were sent."""
         self.answered = 0
         """Number of the last request that was answered for every topic."""
 
+    @property
+    def topics(self) -> Sequence[str]:
+        """The names of all topics that are described."""
+        return tuple(self._topics)
+
     def info(self, topic: str) -> TopicInfo | None:
-        """Returns the last description of the topic, or None before the first answer."""
+        """Returns the last description of the topic, or None before the first answer. It is described from now on."""
+        if topic not in self._topics:
+            self._add([topic])
         return self._infos.get(topic)
 
     def poll(self, *, at_once: bool = False) -> None:
@@ -196,12 +183,46 @@ class TopicWatch:
         if self._pending and all(future.done() for future in self._pending.values()):
             self._take()
         now_ms = self._clock_ms()
-        if self._pending or not (at_once or not self.requests or now_ms - self._asked_at_ms >= self._every_ms):
+        if self._pending or not self._topics or not (at_once or not self.requests or now_ms >= self._due_at_ms):
             return
-        self._describer = self._describer or _Describer(self._settings, self._contact)
-        self._asked_at_ms = now_ms
-        self._pending = self._describer.ask(self._topics)
+        self._admin = self._admin or _AdminClient(self._settings, self._contact)
+        self._due_at_ms = now_ms + self._every_ms
+        self._pending = self._admin.describe(list(self._topics))
         self.requests += 1
+
+    def poll_list(self) -> None:
+        """Receives a list of topics, and requests one if it is time. Without a pattern this does nothing."""
+        if self._pattern.pattern is None:
+            return
+        if self._listing is not None:
+            if not self._listing.done():
+                return
+            failure = self._listing.exception()
+            if failure is None:
+                self._add([name for name in self._listing.result() if self._pattern.matches(name)])
+            elif isinstance(failure, kafka().KafkaException):
+                self._contact.failed(f"topics are listed later: {failure}")
+            else:
+                raise failure
+            self._listing = None
+        now_ms = self._clock_ms()
+        if self._lister is not None and now_ms - self._listed_at_ms < self._list_every_ms:
+            return
+        self._admin = self._admin or _AdminClient(self._settings, self._contact)
+        self._lister = self._lister or ThreadPoolExecutor(1, thread_name_prefix="tidegate-kafka-topics")
+        self._listed_at_ms = now_ms
+        self._listing = self._lister.submit(self._admin.topic_names)
+
+    def close(self) -> None:
+        """Ends the thread that lists topics, after the request that it waits for."""
+        if self._lister is not None:
+            self._lister.shutdown(wait=False, cancel_futures=True)
+
+    def _add(self, topics: Sequence[str]) -> None:
+        new = [topic for topic in topics if topic not in self._topics]
+        self._topics.update(dict.fromkeys(new))
+        if new:
+            self._due_at_ms = self._clock_ms()
 
     def _take(self) -> None:
         library = kafka()
@@ -221,15 +242,15 @@ class TopicWatch:
             self._contact.answered()
 
 
-class _Describer:
-    """A client for descriptions, with the settings of a consumer."""
+class _AdminClient:
+    """A client that consumes nothing, with the settings of a consumer."""
 
     def __init__(self, settings: Mapping[str, object], contact: BrokerContact) -> None:
         from confluent_kafka.admin import AdminClient
 
-        self._admin = AdminClient(for_questions(settings), logger=contact)
+        self._admin = AdminClient(admin_settings(settings), logger=contact)
 
-    def ask(self, topics: Sequence[str]) -> dict[str, Future[Any]]:
+    def describe(self, topics: Sequence[str]) -> dict[str, Future[Any]]:
         """Requests descriptions of topics; the answers come later."""
         from confluent_kafka import TopicCollection
 
@@ -237,6 +258,18 @@ class _Describer:
             TopicCollection(list(topics)), request_timeout=_ANSWER_S
         )
         return answers
+
+    def commit(self, group: str, offsets: Mapping[tuple[str, int], int]) -> Future[Any]:
+        """Commits offsets of a consumer group; the answer comes later."""
+        library = kafka()
+        places = [library.TopicPartition(topic, number, offset) for (topic, number), offset in offsets.items()]
+        request = library.ConsumerGroupTopicPartitions(group, places)
+        answers: dict[str, Future[Any]] = self._admin.alter_consumer_group_offsets([request], request_timeout=_ANSWER_S)
+        return answers[group]
+
+    def topic_names(self) -> list[str]:
+        """Returns the names of all topics. Waits for the answer. Raises KafkaException."""
+        return list(self._admin.list_topics(timeout=_ANSWER_S).topics)
 
 
 def _info(description: Any) -> TopicInfo:
@@ -248,6 +281,111 @@ def _is_unknown(error: confluent_kafka.KafkaError) -> bool:
     return bool(error.code() == kafka().KafkaError.UNKNOWN_TOPIC_OR_PART)
 
 
+class GroupOffsets:
+    """Commits offsets to a consumer group, so that tools show how far the job is. The job never depends on them.
+
+    One request is pending at a time. Newer offsets replace offsets that wait for it. A request that fails is repeated
+    after RETRY_MS. Nothing blocks, except `close` for up to CLOSE_S.
+    """
+
+    def __init__(self, settings: Mapping[str, object], contact: BrokerContact, clock_ms: Callable[[], int]) -> None:
+        """`settings`: settings of the consumer, with its group."""
+        self._group = str(settings["group.id"])
+        self._admin = _AdminClient(settings, contact)
+        self._clock_ms = clock_ms
+        self._waiting: Mapping[tuple[str, int], int] = {}
+        self._sent: Mapping[tuple[str, int], int] = {}
+        self._committed: Mapping[tuple[str, int], int] = {}
+        self._pending: Future[Any] | None = None
+        self._due_at_ms: int | None = None
+        """When a request that failed is repeated."""
+        self._failing_since_ms: int | None = None
+        self._reported_at_ms: int | None = None
+
+    def commit(self, offsets: Mapping[tuple[str, int], int]) -> None:
+        """Commits the next offsets of partitions, unless they are committed already."""
+        self._waiting = offsets
+        self.poll()
+
+    def poll(self) -> None:
+        """Receives an answer, and sends the offsets that wait."""
+        if self._pending is not None:
+            if not self._pending.done():
+                return
+            failure = self._failure_of(self._pending)
+            self._pending = None
+            if failure is None:
+                self._succeeded()
+            else:
+                self._failed(failure)
+        if self._due_at_ms is None or self._clock_ms() >= self._due_at_ms:
+            self._send()
+
+    def close(self) -> None:
+        """Waits for the pending request, and for a last one."""
+        until_ms = self._clock_ms() + int(CLOSE_S * 1000)
+        for _ in range(2):
+            if self._pending is None:
+                self._send()
+            if self._pending is None:
+                return
+            try:
+                self._pending.exception(max(0, until_ms - self._clock_ms()) / 1000)
+            except TimeoutError:
+                log.warning("offsets of consumer group %r are not committed in time at the end", self._group)
+                return
+            self.poll()
+
+    def _send(self) -> None:
+        new = {place: offset for place, offset in self._waiting.items() if self._committed.get(place) != offset}
+        self._waiting = {}
+        if new:
+            self._sent = new
+            self._pending = self._admin.commit(self._group, new)
+
+    def _failure_of(self, answer: Future[Any]) -> confluent_kafka.KafkaError | None:
+        failure = answer.exception()
+        if failure is None:
+            errors = [place.error for place in answer.result().topic_partitions if place.error is not None]
+            return errors[0] if errors else None
+        if not isinstance(failure, kafka().KafkaException):
+            raise failure
+        error: confluent_kafka.KafkaError = failure.args[0]
+        return error
+
+    def _succeeded(self) -> None:
+        self._committed = {**self._committed, **self._sent}
+        self._due_at_ms = self._failing_since_ms = None
+        if self._reported_at_ms is not None:
+            self._reported_at_ms = None
+            log.info("offsets of consumer group %r are committed again", self._group)
+
+    def _failed(self, error: confluent_kafka.KafkaError) -> None:
+        now_ms = self._clock_ms()
+        self._waiting = self._waiting or self._sent
+        self._due_at_ms = now_ms + RETRY_MS
+        if self._failing_since_ms is None:
+            self._failing_since_ms = now_ms
+        passes = error.retriable() and now_ms - self._failing_since_ms < PATIENCE_MS
+        reported = self._reported_at_ms is not None and now_ms - self._reported_at_ms < _AGAIN_MS
+        if passes or reported:
+            log.debug("offsets of consumer group %r are not committed: %s", self._group, error)
+            return
+        self._reported_at_ms = now_ms
+        log.warning(
+            "offsets of consumer group %r are not committed: %s. They are only for monitoring, and the job continues "
+            "without them",
+            self._group,
+            error,
+        )
+
+
+RETRY_MS = 500
+"""The time after which offsets are committed again after a failure."""
+PATIENCE_MS = 10_000
+"""How long a failure that may pass is not reported, such as a group that the broker is still loading."""
+CLOSE_S = 1.0
+"""How long a reader that is closed waits for the offsets of its last checkpoint."""
 _AGAIN_MS = 60_000
 _SETTLED_MS = 15_000
 """A time without failures after which all brokers answer: longer than the client's pause between connects."""
