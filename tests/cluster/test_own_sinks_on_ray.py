@@ -1,4 +1,4 @@
-"""Calls that wait and a sink of the user's on Ray: a process is killed in the middle, and each row is written once."""
+"""Calls that wait and sinks of the user's on Ray: processes are killed in the middle, and each row is written once."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import signal
 from pathlib import Path
 
+import committing_sinks
 import pyarrow as pa
 import sink_contract
 from ray import cloudpickle
@@ -16,6 +17,7 @@ from tidegate.actors.ray.ray_runtime import RayRuntime, SlotPlacement
 from tidegate.spark_bridge import RayDPSession
 
 # Processes of the job cannot import the modules of the tests: they are sent by value.
+cloudpickle.register_pickle_by_value(committing_sinks)
 cloudpickle.register_pickle_by_value(sink_contract)
 
 ROWS = pa.table({"k": [x % 5 for x in range(3_000)], "x": list(range(3_000))})
@@ -47,3 +49,18 @@ def test_rows_are_written_once_through_the_loss_of_a_process(raydp_session: RayD
     assert flag.exists()
     assert sorted(row["x"] for row in sink.rows()) == list(range(3_000))  # type: ignore[type-var]
     assert sink.rows("staged") == []
+
+
+def test_subtasks_commit_once_through_the_loss_of_their_process(raydp_session: RayDPSession, tmp_path: Path) -> None:
+    """A process dies before its commit, and another after it: the restored tasks commit the same checkpoint again."""
+    bundles = tuple(raydp_session.bundle_of_slot(slot) for slot in range(raydp_session.slots))
+    runtime = RayRuntime(SlotPlacement(raydp_session.placement_group, bundles), standbys=0)
+    sink = committing_sinks.DyingLedger(tmp_path / "out")
+    with tg.StreamEnvironment(runtime, parallelism=2, options=tg.DataPlaneOptions(source_rows_max=100)) as env:
+        env.from_batches(ROWS, splits=2).to_sink(sink, uid="sink", flush_bytes=2_000)
+        config = tg.CheckpointConfig(interval="50ms", storage=str(tmp_path / "checkpoints"))
+        job = env.execute("committing", checkpoints=config, restart=tg.RestartStrategy.fixed_delay(5, 0))
+        assert job.wait("4min") == "finished"
+    assert (tmp_path / "out.before").exists()
+    assert (tmp_path / "out.after").exists()
+    assert sorted(row["x"] for row in sink.rows()) == list(range(3_000))  # type: ignore[type-var]

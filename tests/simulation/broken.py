@@ -16,6 +16,7 @@ from broken_alignment import ALIGNMENT_FIXED, ALIGNMENT_PATCHES
 from broken_causes import CAUSE_BREAKS, CAUSE_FIXED, CAUSE_PATCHES
 from broken_changelog import CHANGELOG_FIXED, CHANGELOG_PATCHES
 from broken_combining import COMBINING_FIXED, COMBINING_PATCHES
+from broken_commits import COMMIT_FIXED, COMMIT_PATCHES
 from broken_coordinator import COORDINATOR_BREAKS
 from broken_copies import COPY_FIXED, COPY_PATCHES
 from broken_failover import FAILOVER_FIXED, FAILOVER_PATCHES
@@ -95,6 +96,7 @@ _FIXED: Mapping[str, Mapping[str, Hashable]] = {
     **COMBINING_FIXED,
     **ALIGNMENT_FIXED,
     **SLOT_FIXED,
+    **COMMIT_FIXED,
 }
 """Fixed values of breaks that need several unlikely events at once. With drawn values they would need hundreds of
 seeds.
@@ -137,6 +139,7 @@ BROKEN: dict[str, Break] = {
             | COMBINING_PATCHES
             | ALIGNMENT_PATCHES
             | SLOT_PATCHES
+            | COMMIT_PATCHES
         ).items()
     },
 }
@@ -167,5 +170,7 @@ FAST = (
     "slots: a barrier overtakes rows on the queue",
     "slots: one subtask acknowledges for its slot",
     "slots: a message has the first report alone",
+    "commits: rows are committed before their checkpoint is complete",
+    "commits: the token is ignored",
 )
 """Breaks that show within very few seeds: the tests try these, the benchmark `mutations.py` all."""

@@ -6,7 +6,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from broken import BROKEN
+from broken_commits import COMMIT_PATCHES
+from ledger_topology import known, scenario_of
 from pipelines import HARSH
+from random_jobs.scenarios import simulate_scenario
 
 from tidegate.testing import SimulatedPipeline
 from tidegate.testing.world.ledger import LedgerSink
@@ -33,3 +37,25 @@ def test_every_row_is_visible_once(pipeline: SimulatedPipeline, seed: int) -> No
     """Whatever crashes, between any two steps, and however often a commit is repeated."""
     report = pipeline.run(seed, HARSH)
     assert report.ok, f"{report}\n{report.sequence()}"
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *(0, 1, 2, 5, 8, 12),
+        pytest.param(209, id="the notification that the final checkpoint is complete is lost"),
+        pytest.param(642, id="the same of a job whose tasks were adopted"),
+        pytest.param(810, id="the same of unaligned checkpoints"),
+    ],
+)
+def test_two_jobs_write_every_row_once(seed: int) -> None:
+    """Random jobs that end by a cancel, a failure, a stop or themselves, and go on at another parallelism."""
+    with known():
+        report = simulate_scenario(scenario_of(seed), shrink=False)
+    assert report.ok, f"{report}\n{report.sequence()}"
+
+
+@pytest.mark.parametrize("rule", COMMIT_PATCHES)
+def test_each_broken_rule_is_noticed(rule: str) -> None:
+    """Within a few seeds, by the oracle of commits or by the rows of the ledger."""
+    assert any(not BROKEN[rule].simulate(seed).ok for seed in range(12))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
@@ -99,3 +101,30 @@ class SqliteCommitter(tg.Committer):
     def close(self) -> None:
         """Disconnect."""
         self._db.close()
+
+
+class _DyingCommitter(SqliteCommitter):
+    """Its process dies once before a commit, and once after one, before the task has the answer."""
+
+    def __init__(self, path: str, context: tg.CommittingContext) -> None:
+        super().__init__(path, context)
+        self._path = path
+
+    def commit(self, token: tg.CommitToken, committables: Sequence[tg.Committable]) -> None:
+        self._die_once("before")
+        super().commit(token, committables)
+        self._die_once("after")
+
+    def _die_once(self, when: str) -> None:
+        flag = Path(f"{self._path}.{when}")
+        if not flag.exists():
+            flag.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class DyingLedger(SqliteLedger):
+    """A ledger at which processes die while they commit."""
+
+    def open_committer(self, context: tg.CommittingContext) -> tg.Committer:
+        """Connects."""
+        return _DyingCommitter(self.path, context)

@@ -31,7 +31,7 @@ from tidegate.actors.coordinator.coordinator_context import CoordinatorContext
 from tidegate.actors.coordinator.coordinator_state import CoordinatorState, SharedStateRegistry
 from tidegate.actors.coordinator.deployment import Deployer, pass_over
 from tidegate.actors.coordinator.failover import Failover, Restarts, Takeover
-from tidegate.actors.coordinator.job_spec import COPIES_TIMEOUT_MS, ENDING_TIMEOUT_MS
+from tidegate.actors.coordinator.job_spec import COPIES_TIMEOUT_MS, ENDING_TIMEOUT_MS, REMINDER_MS, pause_ms
 from tidegate.actors.coordinator.phases import OVER_BY, JobInput, JobStatus, PendingPhase
 from tidegate.actors.coordinator.source_coordinator import assign
 from tidegate.protocol.failures import CheckpointFailureReason as Reason
@@ -205,6 +205,8 @@ class CoordinatorMachine:
             self._deployer.repeat_hooks(int(argument))
         elif name == "tables":
             self._deployer.repeat_tables(int(argument))
+        elif name == "leave":
+            self._repeat_completion(event.at_ms)
         elif name == "ending":
             self._forget_tasks()
         elif name == "copies":
@@ -347,6 +349,27 @@ class CoordinatorMachine:
             self._forget_tasks()
         self._checkpoints.copies.drop(at_ms, reason or status.value)
 
+    def _begin_to_leave(self, at_ms: int) -> None:
+        """Sets the timer of `_repeat_completion`, once in each attempt and for each coordinator."""
+        state = self.state
+        if state.ends_as is not None and state.leaving != (state.generation, state.attempt):
+            state.leaving = (state.generation, state.attempt)
+            state.notified = 0
+            self._repeat_later(at_ms)
+
+    def _repeat_completion(self, at_ms: int) -> None:
+        """Notifies the tasks again that the last checkpoint is complete: the message may be lost. They commit then, and
+        end, and no later checkpoint would notify them."""
+        newest = self.state.completed[-1].checkpoint_id
+        for attempt, tasks in self.state.listening:
+            self._instructions.append(do.NotifyCompleted(attempt, newest, tasks))
+        self.state.notified += 1
+        self._repeat_later(at_ms)
+
+    def _repeat_later(self, at_ms: int) -> None:
+        due_at_ms = at_ms + pause_ms(REMINDER_MS, self.state.notified + 1)
+        self._instructions.append(do.SetTimer(f"leave:{self.state.attempt}", due_at_ms))
+
     def _forget_tasks(self) -> None:
         """The end of the job waits for no task any more."""
         self.state.finished = dict.fromkeys(self._context.spec.tasks)
@@ -364,6 +387,7 @@ class CoordinatorMachine:
             self._deployer.deploy(at_ms)
         elif state.status is JobStatus.RUNNING:
             self._checkpoints.trigger_if_due(at_ms)
+            self._begin_to_leave(at_ms)
         elif state.status is JobStatus.ENDING:
             self._end_if_over(at_ms)
 
@@ -520,6 +544,7 @@ def _has_passed(timer: str, state: CoordinatorState) -> bool:
         "ask": lambda: bool(state.adopting) and number == state.generation,
         "adopt": lambda: bool(state.adopting) and number == state.generation,
         "periodic": lambda: state.status is JobStatus.RUNNING and number == state.attempt,
+        "leave": lambda: state.status is JobStatus.RUNNING and state.ends_as is not None and number == state.attempt,
         "final": lambda: state.status is JobStatus.RUNNING and number == state.attempt,
         "timeout": lambda: pending is not None and pending.phase.open,
         "export": lambda: number in state.copies or (pending is not None and pending.phase is PendingPhase.EXPORTING),

@@ -371,6 +371,11 @@ class CoordinatorState:
     ends_as: JobStatus | None = None
     """How the job ends as soon as its tasks have committed the rows of its last checkpoint, which is complete. None
     while there is no such checkpoint, or no task commits."""
+    leaving: tuple[int, int] = (-1, -1)
+    """The newest generation and attempt for which a timer repeats the notification that the last checkpoint is
+    complete."""
+    notified: int = 0
+    """How often that notification was repeated."""
     stopping: CheckpointId | None = None
     """The pending savepoint after which the job ends."""
     restart_due: bool = False

@@ -143,6 +143,7 @@ _TIMERS = {
     "adopt": "tasks had not answered coordinator generation {} in time",
     "periodic": "a periodic checkpoint was due in attempt {}",
     "final": "the final checkpoint was due in attempt {}",
+    "leave": "it was time to notify tasks of attempt {} again that they may commit and end",
     "timeout": "checkpoint {} had taken too long",
     "export": "it was time to write the folder of savepoint {} again",
     "copy": "the copy of savepoint {} had taken too long",

@@ -35,6 +35,8 @@ DEPLOY_TIMEOUT_MS = 600_000
 """Longer than the default of `slot.request.timeout`; functions that load a large model when they open need minutes."""
 COPIES_TIMEOUT_MS = 2_000
 """How long the end of a job waits, when all else is done, until copies of savepoints have stopped and are deleted."""
+REMINDER_MS = 500
+"""The pause before tasks are notified again that the last checkpoint of a job is complete. It grows each time."""
 ENDING_TIMEOUT_MS = 120_000
 """How long the end of a job waits for tasks that were ordered to finish."""
 
