@@ -415,7 +415,8 @@ class ChangedVertices:
         states = [*self._staying(subtask), *self._put(subtask.vertex, subtask.subtask)]
         path = f"{self.folder}/{escape(subtask.vertex)}-{subtask.subtask}"
         handle = write_state(self.store, path, states)
-        return replace(subtask, handle=handle, in_flight=None, layers=(), native=())
+        rest = replace(subtask, handle=None, in_flight=None, layers=(), native=())
+        return replace(self._copied(rest) if rest.sink_paths else rest, handle=handle)
 
     def _staying(self, subtask: SubtaskState) -> Iterator[tuple[OperatorUid, FrozenState]]:
         """Yields the states of a subtask of the base that stay, as rows."""
