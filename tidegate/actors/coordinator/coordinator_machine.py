@@ -31,7 +31,13 @@ from tidegate.actors.coordinator.coordinator_context import CoordinatorContext
 from tidegate.actors.coordinator.coordinator_state import CoordinatorState, SharedStateRegistry
 from tidegate.actors.coordinator.deployment import Deployer, pass_over
 from tidegate.actors.coordinator.failover import Failover, Restarts, Takeover
-from tidegate.actors.coordinator.job_spec import COPIES_TIMEOUT_MS, ENDING_TIMEOUT_MS, REMINDER_MS, pause_ms
+from tidegate.actors.coordinator.job_spec import (
+    COPIES_TIMEOUT_MS,
+    ENDING_TIMEOUT_MS,
+    REMINDER_MS,
+    REMINDERS_MAX,
+    pause_ms,
+)
 from tidegate.actors.coordinator.phases import OVER_BY, JobInput, JobStatus, PendingPhase
 from tidegate.actors.coordinator.source_coordinator import assign
 from tidegate.protocol.failures import CheckpointFailureReason as Reason
@@ -359,7 +365,14 @@ class CoordinatorMachine:
 
     def _repeat_completion(self, at_ms: int) -> None:
         """Notifies the tasks again that the last checkpoint is complete: the message may be lost. They commit then, and
-        end, and no later checkpoint would notify them."""
+        end, and no later checkpoint would notify them.
+
+        A task may also wait for the end of an input that was lost on its way. After `REMINDERS_MAX` all tasks start
+        from that checkpoint instead, commit what it holds, and the job ends when they are ready.
+        """
+        if self.state.notified >= REMINDERS_MAX:
+            self._start_anew("its tasks have not ended after the last checkpoint", at_ms)
+            return
         newest = self.state.completed[-1].checkpoint_id
         for attempt, tasks in self.state.listening:
             self._instructions.append(do.NotifyCompleted(attempt, newest, tasks))

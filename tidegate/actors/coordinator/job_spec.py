@@ -37,6 +37,8 @@ COPIES_TIMEOUT_MS = 2_000
 """How long the end of a job waits, when all else is done, until copies of savepoints have stopped and are deleted."""
 REMINDER_MS = 500
 """The pause before tasks are notified again that the last checkpoint of a job is complete. It grows each time."""
+REMINDERS_MAX = 16
+"""How often they are notified, in about two minutes, before they start again only to commit."""
 ENDING_TIMEOUT_MS = 120_000
 """How long the end of a job waits for tasks that were ordered to finish."""
 
