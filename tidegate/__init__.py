@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         SinkFiles,
     )
     from tidegate.connectors.formats.debezium import DebeziumFormat
+    from tidegate.connectors.sink import CommitContext, Sink, SinkContext
     from tidegate.connectors.source import MasterHook, ReadResult, Source, SourceReader, SourceSplit
     from tidegate.operators.aggregates.aggregate import (
         Aggregate,
@@ -71,7 +72,6 @@ if TYPE_CHECKING:
         ProcessContext,
         ProcessFunction,
     )
-    from tidegate.operators.sinks.sink import CommitContext, Sink, SinkContext
     from tidegate.operators.state.keyed_state import (
         AggregateFunction,
         AggregatingState,
@@ -125,7 +125,7 @@ else:
         "CollectedRows": "api.tables.output_tables",
         "ConfigurationError": "storage.errors",
         "ConnectedStreams": "api.streams.connected_streams",
-        "CommitContext": "operators.sinks.sink",
+        "CommitContext": "connectors.sink",
         "CommitToken": "connectors.committing_sink",
         "Committable": "connectors.committing_sink",
         "Committer": "connectors.committing_sink",
@@ -165,8 +165,8 @@ else:
         "RestartStrategy": "recovery.restart_strategy",
         "RestoreReport": "api.submission.restoring",
         "Session": "operators.windows.window_specs",
-        "Sink": "operators.sinks.sink",
-        "SinkContext": "operators.sinks.sink",
+        "Sink": "connectors.sink",
+        "SinkContext": "connectors.sink",
         "SinkFiles": "connectors.committing_sink",
         "Sliding": "operators.windows.window_specs",
         "Source": "connectors.source",

@@ -21,6 +21,7 @@ from tidegate.storage.errors import ConfigurationError
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "databases": ("adbc_driver_postgresql", "sqlalchemy"),
     "delta": ("deltalake",),
+    "iceberg": ("pyiceberg",),
     "kafka": ("confluent_kafka",),
     "ray": ("ray",),
     "raydp": ("ray", "pyspark", "raydp"),

@@ -21,7 +21,7 @@ from tidegate.connectors.committing_sink import (
     CommittingWriter,
     CommitToken,
 )
-from tidegate.operators.sinks.sink import CommitContext, Sink, SinkContext
+from tidegate.connectors.sink import CommitContext, Sink, SinkContext
 from tidegate.storage.errors import NotFoundError
 from tidegate.storage.state.key_groups import key_group_range
 

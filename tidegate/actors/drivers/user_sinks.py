@@ -20,8 +20,8 @@ from tidegate.actors.task.instructions import StageFile
 from tidegate.actors.task.task_descriptor import TaskDescriptor
 from tidegate.connectors.committing_sink import Committable as PreparedCommittable
 from tidegate.connectors.committing_sink import CommittingContext, CommittingSink, CommittingWriter
+from tidegate.connectors.sink import COMMITTABLES_BYTES_MAX, CommitContext, Sink, SinkContext
 from tidegate.operators.operator_errors import is_failure, own_copy
-from tidegate.operators.sinks.sink import COMMITTABLES_BYTES_MAX, CommitContext, Sink, SinkContext
 from tidegate.protocol.failures import OperatorError, error_text, failure_text, log_failure
 from tidegate.storage.checkpoints.metadata import Committable, DataFile, PreparedPart
 from tidegate.storage.errors import ConfigurationError, TidegateError

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from tidegate.actors.graph.resources import Resources
 from tidegate.connectors.committing_sink import CommittingSink
 from tidegate.connectors.pushed_filters import Rows
+from tidegate.connectors.sink import Sink
 from tidegate.connectors.source import Source
 from tidegate.operators.batch_rows import BatchRows
 from tidegate.operators.functions.async_map import AsyncFunction
 from tidegate.operators.local_aggregation import LocalAggregation
 from tidegate.operators.operator import OperatorFactory
-from tidegate.operators.sinks.sink import Sink
 from tidegate.protocol.edges import Partitioning, PartitioningKind, SideOutput
 from tidegate.protocol.identity import ChannelId, TaskId
 from tidegate.storage.checkpoints.metadata import OperatorInfo, StateMeaning

@@ -27,12 +27,12 @@ from tidegate.actors.graph.job_graph import (
 )
 from tidegate.actors.graph.resources import Resources
 from tidegate.connectors.committing_sink import CommittingSink
+from tidegate.connectors.sink import Sink
 from tidegate.connectors.source import Source, is_unbounded
 from tidegate.operators.batch_rows import BatchRows
 from tidegate.operators.functions.async_map import AsyncFunction
 from tidegate.operators.local_aggregation import CombiningMode, LocalAggregation
 from tidegate.operators.operator import OperatorFactory
-from tidegate.operators.sinks.sink import Sink
 from tidegate.operators.watermarks.watermark_generator import EventTimeCheck
 from tidegate.protocol.edges import ErrorTag, OutputTag, Partitioning, PartitioningKind, SideOutput
 from tidegate.storage.checkpoints.metadata import StateMeaning

@@ -19,10 +19,14 @@ from tidegate.api.streams.expression_columns import known_schema
 from tidegate.api.streams.step import Step, StepOptions
 from tidegate.api.tables.output_tables import CollectedRows, OutputTable, TableOptions
 from tidegate.connectors.committing_sink import BUCKETS_MAX, CommittingSink
+from tidegate.connectors.iceberg.client import TableLayout, TablePlace, check_writable
+from tidegate.connectors.iceberg.options import CatalogLike, CatalogOptions, check_columns
+from tidegate.connectors.iceberg.sink import IcebergAppend, IcebergUpsert
+from tidegate.connectors.sink import Sink
 from tidegate.operators.aggregates.column_expressions import column_names
 from tidegate.operators.changes import CHANGE
 from tidegate.operators.operator_errors import own_copy
-from tidegate.operators.sinks.sink import Sink, UserSinkOperator
+from tidegate.operators.sinks.sink import FLUSH_BYTES, UserSinkOperator
 from tidegate.operators.sinks.table_sink import table_sink
 from tidegate.operators.state.keys import key_schema
 from tidegate.storage.checkpoints.metadata import own_sink_place
@@ -155,6 +159,59 @@ def check_buckets(where: str, sink: CommittingSink, parallelism: int) -> None:
             f"{where}: {parallelism} subtasks cannot share the {buckets} buckets of {type(sink).__name__}: give the "
             f"step parallelism={buckets} or less, or the sink more buckets before it writes for the first time"
         )
+
+
+def to_iceberg(
+    stream: Stream,
+    catalog: CatalogLike,
+    table: str,
+    mode: TableMode,
+    keys: str | Sequence[str],
+    create: bool,
+    partition_by: str | Sequence[str],
+    target_file_size: str | int,
+    options: StepOptions,
+) -> None:
+    """Builds `Stream.to_iceberg`."""
+    where = f"to_iceberg {options.name!r}"
+    file_bytes = parse_size_bytes(target_file_size, setting="to_iceberg(target_file_size)")
+    if file_bytes <= 0:
+        raise ConfigurationError(f"{where}: target_file_size must be greater than 0, not {target_file_size!r}")
+    if not isinstance(table, str) or "." not in table.strip("."):
+        raise ConfigurationError(f"{where}: table={table!r}; give namespace and name, such as 'shop.orders'")
+    names = column_names(keys, f"{where}: keys=")
+    info = _table_info(stream, where, mode, names)
+    place = TablePlace(CatalogOptions.of(catalog, where), table)
+    parts = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
+    if create:
+        place.create(info.arrow_schema, parts, where)
+    elif parts:
+        raise ConfigurationError(f"{where}: partition_by= is for a new table: give create=True, or remove it")
+    found = place.load()
+    check_writable(found, place)
+    check_columns(found.schema(), info.arrow_schema, f"{where}: {place.named}")
+    layout = TableLayout.of(found)
+    sink = IcebergUpsert(place, layout, names, file_bytes) if names else IcebergAppend(place, layout, file_bytes)
+    _upserted(stream, sink, info, options)
+
+
+def _upserted(stream: Stream, sink: Sink, info: TableInfo, options: StepOptions) -> None:
+    """Adds a sink that keeps the newest row of each key, or every row without keys."""
+    changelog = stream._changelog
+    if changelog is not None:
+        changelog.check_upsert(repr(options.name), info.keys)
+    rows = _together(stream, info.keys, options.parallelism) if info.keys else stream
+    node_uid = stream._program.new_uid(options.name, options.uid)
+    rows._then(
+        Step(
+            operator=partial(UserSinkOperator, FLUSH_BYTES, info.deletes),
+            schema=stream.schema,
+            options=StepOptions(options.name, node_uid, options.parallelism, slot=options.slot),
+            table=own_sink_place(node_uid),
+            changelog=changelog,
+            sink=sink,
+        )
+    )
 
 
 def collected_rows(stream: Stream, name: str, uid: str | None, *, handed_on: bool) -> CollectedRows:

@@ -28,6 +28,9 @@ from tidegate.connectors.files.patterns import FilePattern
 from tidegate.connectors.files.source import FileForm, FolderSource, source_of_files
 from tidegate.connectors.formats.changes import UNCHANGED
 from tidegate.connectors.formats.debezium import DebeziumFormat
+from tidegate.connectors.iceberg.client import TablePlace
+from tidegate.connectors.iceberg.options import CatalogLike, CatalogOptions
+from tidegate.connectors.iceberg.source import Changes, IcebergFollower, IcebergSource
 from tidegate.connectors.kafka.options import (
     ENDS,
     STARTS,
@@ -62,6 +65,8 @@ if TYPE_CHECKING:
 
 FOLDER_SPLITS = 16
 """Number of splits of a growing folder."""
+ICEBERG_SPLITS = 8
+"""Number of splits of an Iceberg table that is followed."""
 MAX_FILE_AGE = "7d"
 """How long a growing folder remembers files, and accepts late ones."""
 LANES_A_SUBTASK = 2
@@ -394,6 +399,68 @@ class StreamSources(OtherNames):
             source, name=name, uid=uid, parallelism=parallelism, slot_sharing_group=slot_sharing_group
         )
         return timed(stream, timestamp, max_out_of_orderness, uid, alignment=alignment)
+
+    def from_iceberg(
+        self,
+        *,
+        catalog: CatalogLike,
+        table: str,
+        snapshot_id: int | None = None,
+        follow: str | timedelta | int | None = None,
+        start: str | int | None = None,
+        changes: Changes | None = None,
+        splits: int | None = None,
+        timestamp: str | pl.Expr | None = None,
+        max_out_of_orderness: str | timedelta | int = 0,
+        idleness: str | timedelta | int | None = None,
+        alignment: WatermarkAlignment | None = None,
+        name: str = "from_iceberg",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        slot_sharing_group: str | None = None,
+    ) -> Stream:
+        """Begins a stream over an Apache Iceberg table. Needs `pip install 'tidegate[iceberg]'`.
+
+        Without `follow` it is bounded: the rows of one snapshot. A restored job continues in the snapshot that the
+        first job has read.
+
+        - `catalog`: the name of a catalog in pyiceberg's configuration, its properties, or an object of pyiceberg.
+        - `table`: namespace and name, "shop.orders".
+        - `snapshot_id`: the snapshot to read; by default the current one when the job is submitted.
+        - `follow`: how often to look for new snapshots, a duration. The stream does not end then.
+        - `start`: with `follow`, "all" (the default) begins with the rows of the current snapshot, "new" with the next
+          snapshot, and the id of a snapshot with the snapshot after that.
+        - `changes`: with `follow`, a snapshot that replaces or deletes rows fails the job ("fail", the default), or is
+          skipped with a warning ("skip").
+        - `splits`: with `follow`, into how many splits (8) the files are divided.
+        - All other parameters: as in `from_files`.
+
+        Raises ConfigurationError if the table or the snapshot does not exist (`docs/iceberg.md`).
+
+        Example:
+
+            >>> orders = env.from_iceberg(catalog="lake", table="shop.orders", follow="10s")  # doctest: +SKIP
+        """
+        place = TablePlace(CatalogOptions.of(catalog, "from_iceberg"), table)
+        source: Source
+        if follow is None:
+            _refuse_for_bounded("from_iceberg", start=start, changes=changes, splits=splits, idleness=idleness)
+            source = IcebergSource.open(place, snapshot_id)
+        else:
+            every_ms = parse_duration_ms(follow, setting="from_iceberg(follow)")
+            lanes = ICEBERG_SPLITS if splits is None else splits
+            if every_ms < 1 or lanes < 1:
+                raise ConfigurationError(f"from_iceberg(follow={follow!r}, splits={lanes}): both must be positive")
+            if snapshot_id is not None:
+                raise ConfigurationError("from_iceberg: with follow= give start= in place of snapshot_id=")
+            if changes not in (None, "fail", "skip"):
+                raise ConfigurationError(f"from_iceberg(changes={changes!r}): give 'fail' or 'skip'")
+            source = IcebergFollower.open(place, start or "all", every_ms, lanes, changes or "fail")
+            idleness = idleness if idleness is not None or timestamp is None else IDLENESS
+        stream = self.from_source(
+            source, name=name, uid=uid, parallelism=parallelism, slot_sharing_group=slot_sharing_group
+        )
+        return timed(stream, timestamp, max_out_of_orderness, uid, idleness, alignment)
 
     def from_kafka(
         self,
@@ -752,6 +819,7 @@ def _bad_rows(source: Source) -> tuple[OutputTag, ...]:
 
 _UNBOUNDED = {
     "from_dataframe": "streaming DataFrames, and this one is bounded",
+    "from_iceberg": "a table that is followed, and without follow= one snapshot is read",
     "from_files": "a growing folder, and without discover= the folder is bounded",
 }
 

@@ -16,10 +16,10 @@ from tidegate.actors.graph.resources import Resources
 from tidegate.api.name_checks import check_name
 from tidegate.api.streams.changelog_mode import ChangelogMode
 from tidegate.connectors.committing_sink import CommittingSink
+from tidegate.connectors.sink import Sink
 from tidegate.operators.functions.async_map import AsyncFunction
 from tidegate.operators.local_aggregation import LocalAggregation
 from tidegate.operators.operator import OperatorFactory
-from tidegate.operators.sinks.sink import Sink
 from tidegate.operators.watermarks.watermark_generator import EventTimeCheck
 from tidegate.protocol.edges import OutputTag
 from tidegate.storage.checkpoints.metadata import StateMeaning

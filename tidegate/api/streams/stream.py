@@ -48,6 +48,8 @@ from tidegate.api.tables.output_tables import (
 from tidegate.api.tables.shown_rows import ROWS_SHOWN, check_count, grid, html_columns
 from tidegate.connectors.bad_rows import BAD_ROWS
 from tidegate.connectors.committing_sink import CommittingSink
+from tidegate.connectors.iceberg.options import CatalogLike
+from tidegate.connectors.sink import Sink
 from tidegate.connectors.sql.options import TOKEN_TABLE, OnConflict, WriteMode
 from tidegate.operators.aggregates.aggregate import Aggregate
 from tidegate.operators.aggregates.column_expressions import column_names
@@ -58,7 +60,7 @@ from tidegate.operators.functions.process_functions import MapGroups, ProcessFun
 from tidegate.operators.joins.join_operator import JoinHow
 from tidegate.operators.joins.latest_join import LatestEmit
 from tidegate.operators.ranking.deduplicate import Deduplicate
-from tidegate.operators.sinks.sink import FLUSH_BYTES, Sink
+from tidegate.operators.sinks.sink import FLUSH_BYTES
 from tidegate.operators.state.ttl import StateTtl
 from tidegate.operators.watermarks.watermark_generator import WatermarkAlignment, WindowEnd
 from tidegate.operators.windows.window_specs import Sliding, Tumbling
@@ -1223,6 +1225,44 @@ class Stream(OtherNames):
             f"to_delta {name!r}", if_exists, target_file_size, auto_compact, schema_evolution, history
         )
         return output_steps.to_delta(self, url, partition_by, table_options, StepOptions(name, uid, parallelism))
+
+    def to_iceberg(
+        self,
+        *,
+        catalog: CatalogLike,
+        table: str,
+        mode: TableMode = "append",
+        keys: str | Sequence[str] = (),
+        create: bool = False,
+        partition_by: str | Sequence[str] = (),
+        target_file_size: str | int = FILE_BYTES,
+        name: str = "to_iceberg",
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> None:
+        """Writes to an Apache Iceberg table, exactly once. Each completed checkpoint that has rows is one snapshot.
+
+        Needs `pip install 'tidegate[iceberg]'`; see `docs/iceberg.md`.
+
+        - `catalog`: the name of a catalog in pyiceberg's configuration, or its properties, such as `{"type": "rest",
+          "uri": "http://..."}`, or an object of pyiceberg.
+        - `table`: namespace and name, "shop.orders".
+        - `mode`: "append" adds rows. "upsert" replaces the row with the same `keys`, and deletes retracted rows of a
+          stream of changes, by rewriting files.
+        - `create`: creates the table with the columns of the stream unless it exists.
+        - `partition_by`: for a new table, columns, "day(column)" (or year, month, hour), "bucket(16, column)" or
+          "truncate(8, column)".
+        - `target_file_size`: a subtask begins another file after this many bytes of rows in memory.
+        - `uid`: names prepared rows in checkpoints, so set it.
+
+        Raises ConfigurationError if there is no such table, TableError if the columns of the stream do not fit it.
+
+        Example:
+
+            >>> orders.to_iceberg(catalog="lake", table="shop.orders", uid="orders")  # doctest: +SKIP
+        """
+        options = StepOptions(name, uid, parallelism)
+        output_steps.to_iceberg(self, catalog, table, mode, keys, create, partition_by, target_file_size, options)
 
     def to_sink(
         self,

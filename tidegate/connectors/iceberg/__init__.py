@@ -1,0 +1,1 @@
+"""Reads and writes Apache Iceberg tables through pyiceberg."""

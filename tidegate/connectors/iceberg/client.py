@@ -1,0 +1,225 @@
+"""The client of Iceberg tables (`pyiceberg`, installed with `tidegate[iceberg]`): opening, and commits that are fenced.
+
+pyiceberg repeats a commit that lost against another writer on top of that writer's snapshot. For a sink that is wrong:
+if the other writer was a second coordinator with the same rows, they would be in the table twice. So commits are made
+here without pyiceberg's repetition. Rules:
+
+- The token of a checkpoint is looked up in the metadata of one snapshot. The commit requires that the table's branch
+  still is at that snapshot. If it is not, nothing is written, and the look-up is done again.
+- The token is in two places. A property of the table has the newest checkpoint of each job and sink, and is set by the
+  commit that adds the rows. Expired snapshots do not remove it. The summary of the snapshot has it as well, for people
+  and for a table whose properties were removed.
+- The commit also requires the table's UUID. A table that was dropped and created again is another table.
+- After a commit that was refused, the table is loaded again before its manifests are deleted: the answer to an earlier
+  try may have been lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from tidegate.connectors.iceberg.options import CatalogOptions, partition_transforms
+from tidegate.connectors.sink import CommitContext
+from tidegate.storage.errors import ConfigurationError, StorageError, TableError
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+    from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.table.update.snapshot import UpdateSnapshot, _SnapshotProducer
+
+RACES_MAX = 32
+"""How often one commit may lose against other writers before the caller has to pause."""
+FORMAT_VERSION_MAX = 2
+"""pyiceberg writes tables of the format versions 1 and 2."""
+_PROPERTY = "tidegate-committed"
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlace:
+    """The name of a table in a catalog."""
+
+    catalog: CatalogOptions
+    table: str
+
+    @property
+    def named(self) -> str:
+        """The table, for errors."""
+        return f"the Iceberg table {self.table} of the catalog {self.catalog.name!r}"
+
+    def load(self) -> Table:
+        """Returns the table as it is now. Raises ConfigurationError if it does not exist."""
+        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+
+        try:
+            return self.catalog.open().load_table(self.table)
+        except (NoSuchTableError, NoSuchNamespaceError) as error:
+            raise ConfigurationError(f"{self.named} does not exist: create it, or correct the name") from error
+
+    def create(self, schema: pa.Schema, partition_by: tuple[str, ...], where: str) -> None:
+        """Creates the table, and its namespace, unless it exists. Raises ConfigurationError, TableError."""
+        from pyiceberg.exceptions import NamespaceAlreadyExistsError, TableAlreadyExistsError
+
+        transforms = partition_transforms(partition_by, where)
+        if unknown := [column for column, _ in transforms if column not in schema.names]:
+            raise ConfigurationError(f"{where}: there is no column {unknown[0]!r} for partition_by")
+        catalog = self.catalog.open()
+        if catalog.table_exists(self.table):
+            return
+        namespace = self.table.rpartition(".")[0]
+        try:
+            if not catalog.namespace_exists(namespace):
+                catalog.create_namespace(namespace)
+        except NamespaceAlreadyExistsError:
+            pass  # another program was faster
+        try:
+            with catalog.create_table_transaction(self.table, schema) as transaction:
+                if transforms:
+                    with transaction.update_spec() as spec:
+                        for column, transform in transforms:
+                            spec.add_field(column, transform)
+        except TableAlreadyExistsError:
+            return  # another program was faster
+        except (ValueError, TypeError) as error:
+            raise TableError(f"{where}: {self.named} cannot be created: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class TableLayout:
+    """The identity, columns and partitions that a table had when a program was submitted.
+
+    Writers keep the columns and partitions of the submission, so that a table may get columns while a job runs.
+    """
+
+    uuid: str
+    schema_id: int
+    spec_id: int
+
+    @staticmethod
+    def of(table: Table) -> TableLayout:
+        """Returns the layout of the table as it is now."""
+        metadata = table.metadata
+        return TableLayout(str(metadata.table_uuid), metadata.current_schema_id, metadata.default_spec_id)
+
+    def check(self, table: Table, place: TablePlace) -> None:
+        """Raises TableError if the table is another one of the same name, or has lost these columns or partitions."""
+        metadata = table.metadata
+        if str(metadata.table_uuid) != self.uuid:
+            raise TableError(
+                f"{place.named} was dropped and created again, and rows of a checkpoint belong to the former one. Give "
+                "the sink another uid, and start it without its state"
+            )
+        if self.schema_id not in {schema.schema_id for schema in metadata.schemas}:
+            raise TableError(f"{place.named} has lost the schema {self.schema_id} with which the job writes")
+        if self.spec_id not in {spec.spec_id for spec in metadata.partition_specs}:
+            raise TableError(f"{place.named} has lost the partition spec {self.spec_id} with which the job writes")
+
+    def pinned(self, metadata: TableMetadata) -> TableMetadata:
+        """Returns the metadata with this layout as the current one."""
+        return metadata.model_copy(update={"current_schema_id": self.schema_id, "default_spec_id": self.spec_id})
+
+
+def check_writable(table: Table, place: TablePlace) -> None:
+    """Raises TableError for a table that pyiceberg cannot write."""
+    if table.metadata.format_version > FORMAT_VERSION_MAX:
+        raise TableError(
+            f"{place.named} has format version {table.metadata.format_version}; versions up to {FORMAT_VERSION_MAX} "
+            "can be written. Write to another table, or use for_each_checkpoint with another writer"
+        )
+
+
+def token_property(context: CommitContext) -> str:
+    """Returns the name of the table's property that has the newest committed checkpoint of a job's sink."""
+    return f"{_PROPERTY}.{context.uid}.{context.job_id}"
+
+
+def token_summary(context: CommitContext) -> dict[str, str]:
+    """Returns what the summary of the snapshot has of a checkpoint."""
+    return {
+        "tidegate-job": context.job_id,
+        "tidegate-sink": context.uid,
+        "tidegate-checkpoint": str(context.checkpoint_id),
+    }
+
+
+def is_committed(metadata: TableMetadata, context: CommitContext) -> bool:
+    """Returns whether the table has the rows of a checkpoint, or of a later one of the same job.
+
+    Checkpoints of a job are committed in their order.
+    """
+    if _reaches(metadata.properties.get(token_property(context)), context.checkpoint_id):
+        return True
+    for snapshot in metadata.snapshots:
+        summary: Mapping[str, Any] = {} if snapshot.summary is None else snapshot.summary.additional_properties
+        same = (summary.get("tidegate-job"), summary.get("tidegate-sink")) == (context.job_id, context.uid)
+        if same and _reaches(summary.get("tidegate-checkpoint"), context.checkpoint_id):
+            return True
+    return False
+
+
+def _reaches(found: str | None, checkpoint_id: int) -> bool:
+    return found is not None and found.isdecimal() and int(found) >= checkpoint_id
+
+
+def commit_once(
+    place: TablePlace,
+    context: CommitContext,
+    check: Callable[[Table], TableLayout],
+    stage: Callable[[Table, UpdateSnapshot], _SnapshotProducer[Any] | None],
+) -> bool:
+    """Commits a checkpoint, unless it is committed. Returns whether this call has committed it.
+
+    - `check`: returns the layout of the rows, or raises TableError if the table does not fit them.
+    - `stage`: adds the files to a new snapshot, and returns its producer; None if the checkpoint changes no file. It is
+      called again for each snapshot that another writer has committed meanwhile.
+
+    Raises TableError, and StorageError if other writers were always faster.
+    """
+    for _ in range(RACES_MAX):
+        table = place.load()
+        layout = check(table)
+        if is_committed(table.metadata, context):
+            return False
+        if _try(place, table, layout, context, stage):
+            return True
+    raise StorageError(f"cannot commit to {place.named}: {RACES_MAX} times another writer was faster")
+
+
+def _try(
+    place: TablePlace,
+    table: Table,
+    layout: TableLayout,
+    context: CommitContext,
+    stage: Callable[[Table, UpdateSnapshot], _SnapshotProducer[Any] | None],
+) -> bool:
+    """Commits on top of the snapshot that `table` shows. Returns False if the table has another one by now."""
+    from pyiceberg.exceptions import CommitFailedException, ValidationException
+    from pyiceberg.table import Table
+    from pyiceberg.table.refs import MAIN_BRANCH
+    from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID, SetPropertiesUpdate
+
+    # Manifests are written with the partitions of the files, also if the table has others by now.
+    metadata = table.metadata.model_copy(update={"default_spec_id": layout.spec_id})
+    view = Table(table.name(), metadata, table.metadata_location, table.io, table.catalog)
+    update = view.transaction().update_snapshot(snapshot_properties=token_summary(context))
+    producer = stage(view, update)
+    current = table.metadata.current_snapshot()
+    head = None if current is None else current.snapshot_id
+    try:
+        updates, _ = ((), ()) if producer is None else producer._commit()
+        table._do_commit(
+            (*updates, SetPropertiesUpdate(updates={token_property(context): str(context.checkpoint_id)})),
+            (
+                AssertTableUUID(uuid=table.metadata.table_uuid),
+                AssertRefSnapshotId(ref=MAIN_BRANCH, snapshot_id=head),
+            ),
+        )
+    except (CommitFailedException, ValidationException):
+        if producer is None or place.load().metadata.snapshot_by_id(producer.snapshot_id) is None:
+            if producer is not None:
+                producer._clean_all_uncommitted()
+            return False
+    return True

@@ -1,0 +1,320 @@
+"""`IcebergAppend` and `IcebergUpsert`: sinks that commit each checkpoint as one snapshot of an Iceberg table.
+
+Each subtask writes Parquet files, and the coordinator adds the files of all subtasks in one commit (`client.py`).
+Rules:
+
+- *Append*: the files are data files of the table, with its partitions and statistics. A committable describes them as a
+  manifest does, in pyiceberg's own encoding. So a commit reads none of them.
+- *Upsert*: rows wait in files outside of the table (`upserts.py`). The commit rewrites the data files that have rows
+  with these keys, without these rows, and adds the new rows (copy-on-write). Readers see both in one snapshot. Files
+  are chosen by the least and greatest keys in the table's statistics.
+- A file of rows that wait is deleted after the commit. A repeated commit finds its token first, and needs no file.
+- Files of failed attempts, and of commits that lost against another writer, belong to no snapshot. Iceberg's removal of
+  orphan files deletes them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from tidegate.connectors.iceberg.client import TableLayout, TablePlace, commit_once
+from tidegate.connectors.iceberg.options import check_columns
+from tidegate.connectors.sink import COMMITTABLES_BYTES_MAX, CommitContext, Sink, SinkContext
+from tidegate.connectors.upserts import StagedUpserts, last_of_each_key, rows_with_other_keys, split_changes
+from tidegate.storage.codec import decode, encode, wire
+from tidegate.storage.errors import ConfigurationError, TableError
+from tidegate.storage.schemas.arrow_types import decoded_type
+
+if TYPE_CHECKING:
+    from pyiceberg.expressions import BooleanExpression
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import FileScanTask, Table
+    from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.table.update.snapshot import UpdateSnapshot, _SnapshotProducer
+
+STAGED_FOLDER = "tidegate-staged"
+"""The folder in the table's location in which rows of an upsert wait."""
+KEYS_IN_FILTER_MAX = 200
+"""With more keys files are chosen by the range of the keys. Iceberg looks at no more values of an `in` either."""
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class IcebergFiles:
+    """The data files of one `prepare`: a manifest of them, compressed, and the layout with which they were written."""
+
+    uuid: str
+    schema_id: int
+    spec_id: int
+    manifest: bytes
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class IcebergRows:
+    """Files with rows of an upsert, in their order, and the table that they are for."""
+
+    uuid: str
+    paths: tuple[str, ...]
+
+
+class IcebergAppend(Sink):
+    """Adds rows to the table at `place`."""
+
+    def __init__(self, place: TablePlace, layout: TableLayout, bytes_max: int) -> None:
+        """`bytes_max`: a writer begins another file after this many bytes of rows."""
+        self._place = place
+        self._layout = layout
+        self._bytes_max = bytes_max
+
+    def open(self, context: SinkContext) -> None:
+        """Loads the table."""
+        table = self._place.load()
+        self._layout.check(table, self._place)
+        self._metadata = self._layout.pinned(table.metadata)
+        self._io = table.io
+        self._counter = itertools.count()
+        self._pending: list[pa.RecordBatch] = []
+        self._pending_bytes = 0
+        self._files: list[DataFile] = []
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Buffers rows, and writes a file once there are enough."""
+        self._pending.append(batch)
+        self._pending_bytes += batch.nbytes
+        if self._pending_bytes >= self._bytes_max:
+            self._flush()
+
+    def prepare(self) -> Iterable[bytes]:
+        """Returns one committable, with all files since the last call."""
+        from tidegate.connectors.iceberg.manifests import encoded_files
+
+        self._flush()
+        if not self._files:
+            return []
+        manifest = zlib.compress(encoded_files(self._metadata, self._files))
+        layout = self._layout
+        committable = encode(IcebergFiles(layout.uuid, layout.schema_id, layout.spec_id, manifest))
+        if len(committable) > COMMITTABLES_BYTES_MAX:
+            raise ConfigurationError(
+                f"one checkpoint of one subtask has {len(self._files)} files for {self._place.named}, more than a "
+                "checkpoint can describe: partition the table by columns with fewer values, or take checkpoints more "
+                "often"
+            )
+        self._files = []
+        return [committable]
+
+    def commit(self, committables: Sequence[bytes], context: CommitContext) -> None:
+        """Adds the files to the table, unless the table has them."""
+        from tidegate.connectors.iceberg.manifests import decoded_files
+
+        prepared = [_decoded(committable, IcebergFiles) for committable in committables]
+        layouts = {TableLayout(one.uuid, one.schema_id, one.spec_id) for one in prepared}
+        if len(layouts) > 1:
+            raise TableError(f"checkpoint {context.checkpoint_id} has files of several layouts of {self._place.named}")
+        (layout,) = layouts
+
+        def check(table: Table) -> TableLayout:
+            layout.check(table, self._place)
+            return layout
+
+        def stage(table: Table, update: UpdateSnapshot) -> _SnapshotProducer[Any]:
+            producer = update.fast_append()
+            for one in prepared:
+                for file in decoded_files(zlib.decompress(one.manifest), one.spec_id):
+                    producer.append_data_file(file)
+            return producer
+
+        commit_once(self._place, context, check, stage)
+
+    def _flush(self) -> None:
+        if self._pending:
+            rows = rows_of_table(self._pending, self._metadata.schema(), self._place)
+            self._files += new_files(self._metadata, rows, self._io, self._counter)
+            self._pending, self._pending_bytes = [], 0
+
+
+class IcebergUpsert(Sink):
+    """Replaces and deletes rows of the table at `place` by their keys."""
+
+    def __init__(self, place: TablePlace, layout: TableLayout, keys: tuple[str, ...], bytes_max: int) -> None:
+        """`bytes_max`: a writer begins another file after this many bytes of rows."""
+        self._place = place
+        self._layout = layout
+        self._keys = keys
+        self._bytes_max = bytes_max
+
+    def open(self, context: SinkContext) -> None:
+        """Loads the table."""
+        table = self._place.load()
+        self._layout.check(table, self._place)
+        unique = f"{context.prefix}-{uuid4().hex[:8]}"
+        names = (f"{unique}-{number}.parquet" for number in itertools.count())
+        folder = f"{table.location().rstrip('/')}/{STAGED_FOLDER}"
+
+        def write(rows: pa.Table) -> str:
+            path = f"{folder}/{next(names)}"
+            data = BytesIO()
+            pq.write_table(rows, data)
+            with table.io.new_output(path).create(overwrite=True) as stream:
+                stream.write(data.getvalue())
+            return path
+
+        self._staged = StagedUpserts(self._keys, write, self._bytes_max)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Stores rows for the next commit. Raises ConfigurationError for a key without a value."""
+        self._staged.add(batch)
+
+    def prepare(self) -> Iterable[bytes]:
+        """Returns one committable, with all files since the last call."""
+        paths = self._staged.take()
+        return [encode(IcebergRows(self._layout.uuid, tuple(paths)))] if paths else []
+
+    def commit(self, committables: Sequence[bytes], context: CommitContext) -> None:
+        """Makes the changes in one snapshot, unless they are made, and deletes the files of the rows."""
+        prepared = [_decoded(committable, IcebergRows) for committable in committables]
+
+        def check(table: Table) -> TableLayout:
+            for one in prepared:
+                if one.uuid != str(table.metadata.table_uuid):
+                    TableLayout(one.uuid, self._layout.schema_id, self._layout.spec_id).check(table, self._place)
+            return TableLayout.of(table)
+
+        def stage(table: Table, update: UpdateSnapshot) -> _SnapshotProducer[Any] | None:
+            return self._changed(table, update, [path for one in prepared for path in one.paths])
+
+        commit_once(self._place, context, check, stage)
+        io = self._place.load().io
+        for one in prepared:
+            for path in one.paths:
+                # A repeated commit may have deleted it before.
+                if io.new_input(path).exists():
+                    io.delete(path)
+
+    def _changed(self, table: Table, update: UpdateSnapshot, paths: Sequence[str]) -> _SnapshotProducer[Any] | None:
+        staged = [pq.read_table(BytesIO(_content(table, path))) for path in paths]
+        changes = last_of_each_key(pa.concat_tables(staged), self._keys)
+        metadata = table.metadata
+        check_columns(metadata.schema(), split_changes(changes)[0].schema, self._place.named)
+        counter = itertools.count()
+        replaced: list[DataFile] = []
+        added: list[DataFile] = []
+        for task in _tasks(table, key_filter(changes, self._keys)):
+            rows = _rows_of(table, task)
+            kept = rows.filter(pa.array(rows_with_other_keys(rows, changes, self._keys)))
+            if kept.num_rows == rows.num_rows:
+                continue
+            replaced.append(task.file)
+            if kept.num_rows:
+                added += new_files(metadata, kept, table.io, counter)
+        new, _ = split_changes(changes)
+        if new.num_rows:
+            rows = rows_of_table(new.to_batches(), metadata.schema(), self._place)
+            added += new_files(metadata, rows, table.io, counter)
+        if not replaced and not added:
+            return None
+        producer = update.overwrite() if replaced else update.fast_append()
+        for file in replaced:
+            producer.delete_data_file(file)
+        for file in added:
+            producer.append_data_file(file)
+        return producer
+
+
+def _content(table: Table, path: str) -> bytes:
+    with table.io.new_input(path).open() as stream:
+        data: bytes = stream.read()
+    return data
+
+
+def _tasks(table: Table, row_filter: BooleanExpression) -> Iterable[FileScanTask]:
+    return table.scan(row_filter=row_filter).plan_files() if table.metadata.current_snapshot() is not None else ()
+
+
+def _rows_of(table: Table, task: FileScanTask) -> pa.Table:
+    """Returns the rows of a data file, without rows that delete files remove."""
+    from pyiceberg.expressions import AlwaysTrue
+    from pyiceberg.io.pyarrow import ArrowScan
+
+    return ArrowScan(table.metadata, table.io, table.metadata.schema(), AlwaysTrue()).to_table([task])
+
+
+def key_filter(changes: pa.Table, keys: Sequence[str]) -> BooleanExpression:
+    """Returns a condition that holds for every row with one of these keys, and for few others."""
+    from pyiceberg.expressions import AlwaysTrue, And, GreaterThanOrEqual, In, LessThanOrEqual
+
+    found: BooleanExpression = AlwaysTrue()
+    for name in keys:
+        column = changes.column(name)
+        if not _is_ordered(column.type):
+            continue
+        values = pc.unique(column)
+        if len(values) <= KEYS_IN_FILTER_MAX:
+            found = And(found, In(name, values.to_pylist()))  # type: ignore[call-arg]
+        else:
+            least = pc.min(column).as_py()
+            greatest = pc.max(column).as_py()
+            found = And(found, GreaterThanOrEqual(name, least))  # type: ignore[call-arg]
+            found = And(found, LessThanOrEqual(name, greatest))  # type: ignore[call-arg]
+    return found
+
+
+def _is_ordered(data_type: pa.DataType) -> bool:
+    """Returns whether pyiceberg compares values of a type as Arrow does."""
+    types = pa.types
+    return bool(types.is_integer(data_type) or types.is_string(data_type) or types.is_date32(data_type))
+
+
+def rows_of_table(batches: Sequence[pa.RecordBatch], schema: Schema, place: TablePlace) -> pa.Table:
+    """Returns rows with the columns of an Iceberg schema. Columns that they lack are null.
+
+    Raises TableError if a required column has no value.
+    """
+    from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+    wanted = schema_to_pyarrow(schema, include_field_ids=False)
+    rows = pa.Table.from_batches(batches)
+    columns = []
+    for field in wanted:
+        if field.name in rows.schema.names:
+            found = rows.column(field.name)
+            plain = found.cast(decoded_type(found.type))
+            column = plain if plain.type.equals(field.type) else plain.cast(field.type)
+        else:
+            column = pa.chunked_array([pa.nulls(rows.num_rows, field.type)])
+        if not field.nullable and column.null_count:
+            raise TableError(
+                f"{place.named} requires a value in the column {field.name!r}, and {column.null_count} rows have none: "
+                "filter them, or make the column optional"
+            )
+        columns.append(column)
+    return pa.Table.from_arrays(columns, schema=wanted)
+
+
+def new_files(metadata: TableMetadata, rows: pa.Table, io: Any, counter: Iterator[int]) -> list[DataFile]:
+    """Writes rows as data files of a table, which no snapshot has yet."""
+    from pyiceberg.io.pyarrow import _dataframe_to_data_files
+
+    return list(_dataframe_to_data_files(metadata, rows, io, counter=counter))  # type: ignore[arg-type]
+
+
+def _decoded(committable: bytes, kind: type[Any]) -> Any:
+    found = decode(committable)
+    if not isinstance(found, kind):
+        raise ConfigurationError(
+            f"the sink was restored with rows of {type(found).__name__}, and now needs {kind.__name__}: give it the "
+            "mode that it had"
+        )
+    return found

@@ -1,0 +1,114 @@
+"""`StagedUpserts`: rows of an upsert that wait in Parquet files for their commit. Delta and Iceberg tables share it.
+
+A table of a lake is changed by one commit for all subtasks of a checkpoint. Until then each subtask writes its rows to
+files of its own. Rules:
+
+- A file holds the last row of each key. All rows of a key come to one subtask, in order, so the last file of a key has
+  its newest row.
+- The hidden column `_tidegate_deleted` marks a key whose last row was retracted (`UserSinkOperator`).
+- A key without a value is refused, because tables compare a null with nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tidegate.state.key_index.key_index import KeyIndex
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.arrow_types import decoded_type, settled_type
+from tidegate.storage.tables.table_info import DELETED_COLUMN
+
+STAGED_BYTES_MAX = 64 << 20
+"""A writer begins another file after this many bytes of rows."""
+
+
+class StagedUpserts:
+    """The rows of one writer since the last checkpoint."""
+
+    def __init__(self, keys: tuple[str, ...], write: Callable[[pa.Table], str], bytes_max: int) -> None:
+        """`write` stores rows durably in a new file, and returns its path."""
+        self._keys = keys
+        self._write = write
+        self._bytes_max = bytes_max
+        self._pending: list[pa.RecordBatch] = []
+        self._pending_bytes = 0
+        self._paths: list[str] = []
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Takes rows. Raises ConfigurationError for a key without a value."""
+        check_keys(batch, self._keys)
+        self._pending.append(batch)
+        self._pending_bytes += batch.nbytes
+        if self._pending_bytes >= self._bytes_max:
+            self._flush()
+
+    def take(self) -> list[str]:
+        """Returns the files with the rows since the last call, in the order of their rows."""
+        self._flush()
+        paths = self._paths
+        self._paths = []
+        return paths
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        rows = last_of_each_key(plain_table(pa.Table.from_batches(self._pending)), self._keys)
+        self._pending, self._pending_bytes = [], 0
+        self._paths.append(self._write(rows))
+
+
+def check_keys(batch: pa.RecordBatch, keys: Sequence[str]) -> None:
+    """Raises ConfigurationError if a key column has a row without a value."""
+    for name in keys:
+        if batch.column(name).null_count:
+            raise ConfigurationError(
+                f"the key column {name!r} has a row without a value, which no row of a table equals: filter such rows, "
+                "or give them a value"
+            )
+
+
+def plain_table(rows: pa.Table) -> pa.Table:
+    """Returns the rows without dictionaries and views, which Parquet readers may return as other types."""
+    fields = [pa.field(field.name, settled_type(decoded_type(field.type))) for field in rows.schema]
+    wanted = pa.schema(fields)
+    return rows if rows.schema.equals(wanted) else rows.cast(wanted)
+
+
+def last_of_each_key(rows: pa.Table, keys: tuple[str, ...]) -> pa.Table:
+    """Returns the last row of each key, in the order of these rows."""
+    index = KeyIndex(keys)
+    slots = index.upsert(_key_batch(rows, keys)).slots
+    last = np.empty(index.size, dtype=np.int64)
+    last[slots] = np.arange(rows.num_rows, dtype=np.int64)  # NumPy assigns in order: the last row stays
+    last.sort()
+    return rows if len(last) == rows.num_rows else rows.take(pa.array(last))
+
+
+def rows_with_other_keys(rows: pa.Table, changes: pa.Table, keys: tuple[str, ...]) -> NDArray[np.bool_]:
+    """Returns for each row whether none of the changes has its key. The changes decide the types of the key columns."""
+    index = KeyIndex(keys)
+    index.upsert(_key_batch(changes, keys))
+    changed = index.size
+    there = pa.schema([changes.schema.field(name) for name in keys])
+    others: NDArray[np.bool_] = index.upsert(_key_batch(rows.select(list(keys)).cast(there), keys)).slots >= changed
+    return others
+
+
+def split_changes(changes: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """Returns the rows that the table shows after the changes, and the rows whose keys it then lacks."""
+    if DELETED_COLUMN not in changes.schema.names:
+        return changes, changes.slice(0, 0)
+    deleted = changes.column(DELETED_COLUMN)
+    rows = changes.drop_columns([DELETED_COLUMN])
+    return rows.filter(pc.invert(deleted)), rows.filter(deleted)
+
+
+def _key_batch(rows: pa.Table, keys: tuple[str, ...]) -> pa.RecordBatch:
+    chosen = rows.select(list(keys)).combine_chunks()
+    batches = chosen.to_batches()
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], chosen.schema)
