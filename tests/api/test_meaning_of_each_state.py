@@ -14,16 +14,19 @@ import pytest
 import tidegate as tg
 from tidegate import operators
 from tidegate.actors.graph.stream_graph import StreamNode
+from tidegate.api.streams.change_steps import change_stream
 from tidegate.api.streams.connected_streams import ConnectedStreams
+from tidegate.api.streams.step import Step, StepOptions
 from tidegate.api.streams.stream import KeyedStream, Stream
 from tidegate.api.streams.windowed_stream import WindowedStream
+from tidegate.connectors.formats.changes import UNCHANGED, version_schema
 from tidegate.operators.functions.async_map import AsyncMap
 from tidegate.operators.operator import Operator
 from tidegate.operators.sinks.table_sink import PartitionedTableSink, TableSink
 
 ROWS = pa.table({"k": [1, 2, 1], "t": [0, 1000, 2000], "v": [3, 4, 5]})
 N = pa.schema({"n": pa.int64()})
-Step = Callable[[Stream], Any]
+Program = Callable[[Stream], Any]
 
 
 class _Rows(tg.ProcessFunction):
@@ -79,7 +82,7 @@ def _right(stream: Stream) -> Stream:
 
 TUMBLING, CLOCK = tg.Tumbling("1s"), {"time": "processing"}
 
-VERBS: dict[str, list[Step]] = {
+VERBS: dict[str, list[Program]] = {
     "Stream.aggregate": [
         lambda s: s.aggregate(n=tg.count(), emit="final"),
         lambda s: s.aggregate(n=tg.count()),
@@ -158,12 +161,16 @@ VERBS: dict[str, list[Step]] = {
 }
 """Programs by the verb that makes state: each operator with state is made by one of them."""
 
+SOURCES: dict[str, list[Program]] = {"from_kafka, with changes": [lambda s: _newest(s)]}
+"""The same for sources that add a step of their own."""
+
 STATELESS = {
     *["allowed_lateness", "as_changes", "assign_timestamps", "bad_rows", "broadcast", "connect", "filter", "flat_map"],
     *["key_by", "lookup_join", "map", "map_batches", "rebalance", "select", "side_output", "union"],
     *["branch", "cast", "drop", "explode", "peek", "pipe", "print", "rename", "show", "where"],
     *["window", "with_columns", "dead_letters", "late_rows", "early_results"],
     *["collect", "for_each_checkpoint", "to_delta", "to_sink", "to_table"],
+    *["to_iceberg", "to_kafka", "to_postgres", "to_sql"],
 }
 """Verbs whose operators keep nothing, or what tidegate's own files mean."""
 
@@ -171,14 +178,23 @@ SINKS = (TableSink, PartitionedTableSink)
 """They keep numbers of tidegate's own, which no program chooses."""
 
 
-def _nodes(step: Step) -> list[StreamNode]:
+def _newest(stream: Stream) -> Stream:
+    """The step that `from_kafka` adds for a format of change data."""
+    operator = stream.map_batches(lambda batch: batch, schema=stream.schema)._program.nodes[-1].factory
+    assert operator is not None
+    schema = version_schema(stream.schema)
+    versions = stream._then(Step(operator=operator, schema=schema, options=StepOptions("versions"), own=(UNCHANGED,)))
+    return change_stream(versions, ["k"], StepOptions("changes"), "")
+
+
+def _nodes(step: Program) -> list[StreamNode]:
     with tg.StreamEnvironment.local(2) as env:
         made = step(env.from_batches(ROWS, timestamp="t"))
         return list(made._program.nodes)
 
 
 def _stateful() -> Iterator[tuple[str, StreamNode, Operator]]:
-    for verb, steps in VERBS.items():
+    for verb, steps in (VERBS | SOURCES).items():
         for number, step in enumerate(steps):
             for node in _nodes(step):
                 if node.factory is not None and _keeps_state(operator := node.factory()):
@@ -222,7 +238,7 @@ def test_every_verb_with_state_is_described() -> None:
     }
     assert verbs == set(VERBS)
     made = {verb for verb, _, _ in _stateful()}
-    assert made == {f"{verb} {number}" for verb, steps in VERBS.items() for number in range(len(steps))}
+    assert made == {f"{verb} {number}" for verb, steps in (VERBS | SOURCES).items() for number in range(len(steps))}
 
 
 def test_meanings_differ_where_expressions_do() -> None:

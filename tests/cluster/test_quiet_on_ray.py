@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,7 @@ def test_a_job_that_runs_well_prints_nothing(
     def plus(row: Mapping[str, Any]) -> Mapping[str, Any]:
         if row["x"] == 7:
             # One write with its newline: Ray reads the file of a worker at any time, also between two writes.
-            print("a function sees seven\n", end="")
+            print(f"a function sees seven, pid {os.getpid()}\n", end="")
         return {"x": row["x"] + 1}
 
     bundles = tuple(raydp_session.bundle_of_slot(slot) for slot in range(raydp_session.slots))
@@ -48,5 +50,9 @@ def test_a_job_that_runs_well_prints_nothing(
     print_there: Any = ray.remote(print)
     ray.get(print_there.remote(MARK))
     until("the mark", lambda: told(MARK), lambda: written)
-    lines = [line for line in "".join(written).splitlines() if "a function sees seven" not in line and MARK not in line]
-    assert lines == []
+    said = "".join(written)
+    worker = re.findall(r"a function sees seven, pid (\d+)", said)[0]
+    lines = [line for line in said.splitlines() if "a function sees seven" not in line and MARK not in line]
+    # Ray reports late that an earlier test has killed a process.
+    of_others = [line for line in lines if "A worker died" in line and f"Worker PID: {worker} " not in line]
+    assert [line for line in lines if line not in of_others] == []

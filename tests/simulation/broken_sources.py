@@ -12,6 +12,7 @@ from tidegate.actors.task.events import SourceBatchRead
 from tidegate.actors.task.instructions import ReadSource
 from tidegate.actors.task.source_cursor import SourceCursor
 from tidegate.actors.task.split_positions import FrozenPositions
+from tidegate.storage.ids import CheckpointId
 
 Patch = Callable[[], AbstractContextManager[Any]]
 
@@ -27,7 +28,7 @@ def _from_the_greatest_row(self: SourceCursor, *rows_max: int) -> ReadSource | N
     return None if read is None else replace(read, offset=max(self._offsets))
 
 
-def _with_what_was_read_ahead(self: SourceCursor) -> FrozenPositions:
+def _with_what_was_read_ahead(self: SourceCursor, taken: CheckpointId) -> FrozenPositions:
     positions = (replace(p, split=split) for p, split in zip(self._positions, self._read_in, strict=True))
     return FrozenPositions(tuple(positions))
 
@@ -39,8 +40,8 @@ def _found_when_read(self: SourceCursor, event: SourceBatchRead) -> int | None:
     return pause_ms
 
 
-def _without_what_was_found(self: SourceCursor) -> FrozenPositions:
-    frozen = _freeze(self)
+def _without_what_was_found(self: SourceCursor, taken: CheckpointId) -> FrozenPositions:
+    frozen = _freeze(self, taken)
     return replace(frozen, positions=tuple(p for p in frozen.positions if p.split.rows == 0))
 
 

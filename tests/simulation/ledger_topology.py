@@ -21,6 +21,8 @@ from tidegate.testing.runtime.run import Rows, counted
 from tidegate.testing.world.ledger import BUCKETS, LedgerSink
 
 NAME = "ledger"
+COMMITS_IN_TASKS = {"committed_in_task", "commit_repeated"}
+"""The effects that only jobs with such a sink show."""
 _GOING_BACK = ("damage", "lost entries")
 """Faults after which a job may continue from an older checkpoint, and write later rows again."""
 MIXES = tuple(name for name in FAULT_MIXES if name not in _GOING_BACK)

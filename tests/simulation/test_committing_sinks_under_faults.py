@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from broken import BROKEN
 from broken_commits import COMMIT_PATCHES
-from ledger_topology import known, scenario_of
+from ledger_topology import COMMITS_IN_TASKS, known, scenario_of
 from pipelines import HARSH
 from random_jobs.scenarios import simulate_scenario
 
@@ -54,6 +54,12 @@ def test_two_jobs_write_every_row_once(seed: int) -> None:
     with known():
         report = simulate_scenario(scenario_of(seed), shrink=False)
     assert report.ok, f"{report}\n{report.sequence()}"
+
+
+def test_the_seeds_exercise_every_effect_of_commits(pipeline: SimulatedPipeline) -> None:
+    """Tasks commit, and commit again after a restore."""
+    seen = {effect for seed in range(SEEDS) for effect in pipeline.run(seed, HARSH).coverage}
+    assert seen >= COMMITS_IN_TASKS
 
 
 @pytest.mark.parametrize("rule", COMMIT_PATCHES)
