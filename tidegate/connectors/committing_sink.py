@@ -183,6 +183,13 @@ class CommittingSink(ABC):
     accepts_changes: bool = False
     """True if batches may have the column `row_kind`, and the sink retracts rows. `to_sink` then needs `keys`."""
 
+    def check(self) -> None:
+        """Called when a job is submitted, in the program that submits it, before anything starts.
+
+        Raise ConfigurationError if the system cannot take the rows. Attributes that are set here travel to the tasks.
+        """
+        return
+
     @abstractmethod
     def open_writer(self, context: CommittingContext) -> CommittingWriter:
         """Called once in each subtask that has rows, before the first of them."""

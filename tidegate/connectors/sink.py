@@ -59,6 +59,12 @@ class Sink:
     copy come from one thread at a time.
     """
 
+    def check(self) -> None:
+        """Called when a job is submitted, in the program that submits it, before anything starts.
+
+        Raise ConfigurationError if the system cannot take the rows. Attributes that are set here travel to the tasks.
+        """
+
     def open(self, context: SinkContext) -> None:
         """Called once in each subtask that has rows, before the first of them."""
 

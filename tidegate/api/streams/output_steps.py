@@ -88,7 +88,7 @@ def _written(
         changelog.check_upsert(repr(options.name), info.keys)
     table = OutputTable(url, info, table_options, stream._program.open_store)
     stream._program.add_table(table)
-    rows = stream if info.mode == "append" else _together(stream, info.keys, options.parallelism)
+    rows = stream if info.mode == "append" else partitioned_by_key(stream, info.keys, options.parallelism)
     rows._then(
         Step(
             operator=partial(table_sink, info),
@@ -130,7 +130,7 @@ def to_sink(
             raise changelog.refuse(repr(name), f"{type(sink).__name__} cannot retract rows")
         changelog.check_kind_is_no_key(repr(name), columns)
         changelog.check_upsert(repr(name), columns)
-    rows = _together(stream, columns, options.parallelism) if columns else stream
+    rows = partitioned_by_key(stream, columns, options.parallelism) if columns else stream
     node_uid = stream._program.new_uid(name, options.uid)
     rows._then(
         Step(
@@ -200,7 +200,7 @@ def _upserted(stream: Stream, sink: Sink, info: TableInfo, options: StepOptions)
     changelog = stream._changelog
     if changelog is not None:
         changelog.check_upsert(repr(options.name), info.keys)
-    rows = _together(stream, info.keys, options.parallelism) if info.keys else stream
+    rows = partitioned_by_key(stream, info.keys, options.parallelism) if info.keys else stream
     node_uid = stream._program.new_uid(options.name, options.uid)
     rows._then(
         Step(
@@ -278,7 +278,7 @@ def _table_info(
     return TableInfo.of(schema, mode, keys, partition_by, delta_id, deletes, order_by)
 
 
-def _together(stream: Stream, keys: tuple[str, ...], parallelism: int | None) -> Stream:
+def partitioned_by_key(stream: Stream, keys: tuple[str, ...], parallelism: int | None) -> Stream:
     """Returns the stream, partitioned so that rows with the same `keys` meet in one subtask of the next operator."""
     upstream, partitioning = stream._inputs[0]
     wanted = parallelism if parallelism is not None else stream._program.parallelism

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from tidegate.actors.graph.stream_graph import StreamNode
 from tidegate.api.program import Program
-from tidegate.api.streams import column_steps, database_steps, join_steps, output_steps, row_steps
+from tidegate.api.streams import column_steps, database_steps, join_steps, kafka_steps, output_steps, row_steps
 from tidegate.api.streams.aggregate_steps import keyed_aggregate, total_aggregate
 from tidegate.api.streams.changelog_mode import ChangelogMode
 from tidegate.api.streams.connected_streams import ConnectedStreams
@@ -31,6 +31,7 @@ from tidegate.api.streams.expression_columns import (
     known_schema,
 )
 from tidegate.api.streams.join_steps import On
+from tidegate.api.streams.kafka_steps import KafkaOptions, PayloadFormat, RecordParts
 from tidegate.api.streams.other_names import KEYED_STREAMS, STREAMS, OtherNames
 from tidegate.api.streams.ranking_steps import RankEmit, ranked_stream, ranked_windows, ranking_of
 from tidegate.api.streams.state_meanings import column_of, meaning, ttl_text, with_computed_keys, with_rows
@@ -49,6 +50,7 @@ from tidegate.api.tables.shown_rows import ROWS_SHOWN, check_count, grid, html_c
 from tidegate.connectors.bad_rows import BAD_ROWS
 from tidegate.connectors.committing_sink import CommittingSink
 from tidegate.connectors.iceberg.options import CatalogLike
+from tidegate.connectors.kafka.sink import Delivery
 from tidegate.connectors.sink import Sink
 from tidegate.connectors.sql.options import TOKEN_TABLE, OnConflict, WriteMode
 from tidegate.operators.aggregates.aggregate import Aggregate
@@ -1369,6 +1371,75 @@ class Stream(OtherNames):
         """
         given = DatabaseTable(url, table, mode, keys, on_conflict, create, token_table)
         database_steps.to_sql(self, given, StepOptions(name, uid, parallelism))
+
+    def to_kafka(
+        self,
+        servers: str,
+        *,
+        topic: str | pl.Expr,
+        key: str | Sequence[str] = (),
+        value: str | Sequence[str] | None = None,
+        format: PayloadFormat = "json",
+        key_format: PayloadFormat | None = None,
+        headers: Mapping[str, str] | str | None = None,
+        partition: str | None = None,
+        timestamp: str | None = None,
+        delivery: Delivery = "exactly_once",
+        create: bool | int = False,
+        partitioner: str = "murmur2_random",
+        delivery_timeout: str | timedelta | int = "1min",
+        token_topic: str = "tidegate-commits",
+        transactional_id_prefix: str = "tidegate",
+        properties: Mapping[str, object] | None = None,
+        errors_to: OutputTag | str | None = None,
+        name: str = "to_kafka",
+        uid: str | None = None,
+        parallelism: int | None = None,
+        **slot: Unpack[SlotOptions],
+    ) -> Stream:
+        """Writes rows to a topic of Kafka. Needs `pip install 'tidegate[kafka]'`. See `docs/kafka.md`.
+
+        A stream of changes or updates needs `key`. Its rows are upserts: the newest record of a key is its row, and a
+        retracted row becomes a tombstone.
+
+        - `servers`: the brokers, "host:port,host:port".
+        - `topic`: a name, or a column with names, as `pl.col("topic")`.
+        - `key`: the columns of the key. One column of strings or bytes is written as it is; otherwise the key is an
+          object in `key_format`.
+        - `value`: the columns of the value; by default all that are not the topic, the partition or the headers.
+        - `format`: the format of values: "json", "raw" (the bytes or the text of one column; null is a tombstone), or a
+          format such as `tg.JsonFormat()`.
+        - `key_format`: the format of keys, as `format`.
+        - `headers`: a column for each header, by name, or one column with a list of structs (key, value).
+        - `partition`: a column with the number of the partition. A null leaves the choice to `partitioner`.
+        - `timestamp`: a column of timestamps, or of milliseconds since 1970; by default the time of sending.
+        - `delivery`: "exactly_once": records become visible after each checkpoint, in a transaction. Readers need
+          `isolation.level=read_committed`. "at_least_once": records are sent as they come, and come again after a
+          failure.
+        - `create`: True creates the topic if it does not exist, a number creates it with this many partitions.
+        - `partitioner`: of librdkafka; the default is the one of Kafka's Java clients.
+        - `delivery_timeout`: how long the client tries to deliver a record, a duration.
+        - `token_topic`: the compacted topic of commit tokens; created if it does not exist.
+        - `transactional_id_prefix`: how transactional ids begin, for access rules of the brokers.
+        - `properties`: settings of librdkafka.
+        - `errors_to`: a side output for rows that cannot be a record, such as one that is too large; by default such a
+          row fails the job.
+        - `uid`: names prepared records in checkpoints, so set it.
+
+        Returns the stream of records, which is needed for `side_output` only.
+
+        Raises ConfigurationError for wrong settings and columns. `execute` raises it for topics that do not exist.
+
+        Example:
+
+            >>> _ = orders.to_kafka("broker:9092", topic="orders", key="user", uid="orders")  # doctest: +SKIP
+        """
+        parts = RecordParts(topic, key, value, format, key_format, headers, partition, timestamp)
+        kafka = KafkaOptions(
+            delivery, create, partitioner, delivery_timeout, token_topic, transactional_id_prefix, properties
+        )
+        options = StepOptions(name, uid, parallelism, slot=slot)
+        return kafka_steps.to_kafka(self, servers, parts, kafka, errors_to, options)
 
     def collect(self, *, name: str = "collect", uid: str | None = None) -> CollectedRows:
         """Collects the rows, exactly once.

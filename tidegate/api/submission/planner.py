@@ -264,6 +264,7 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
     covering = with_places(covering, {placeholder: table.url for placeholder, table in bound.items()})
     check_sinks(request.graph, covering, request.allow_non_restored_state)
     check_tables(tables, request.job_id, covering, open_store, now_ms())
+    check_targets(request.graph)
     folder = partial(taskowned_url, request.root, request.job_id, SOURCE)
     savepoints = request.checkpoints.savepoints
 
@@ -733,6 +734,14 @@ def _check_prepared(graph: JobGraph, metadata: CheckpointMetadata, allow_non_res
                 f"{reason}: they are in bucket {bucket}, and the sink has {spec.committing.buckets} buckets now. Give "
                 "it the number of buckets that it had"
             )
+
+
+def check_targets(graph: JobGraph) -> None:
+    """Has each sink of the program check the system that it writes to. Raises ConfigurationError."""
+    for spec in (spec for vertex in graph.vertices for spec in vertex.operators):
+        for sink in (spec.sink, spec.committing):
+            if sink is not None:
+                sink.check()
 
 
 def commit_left_over(graph: JobGraph, covering: Sequence[CheckpointMetadata], limit_ms: int) -> None:

@@ -210,8 +210,13 @@ _SPECIAL = re.compile(rb'["\\\x00-\x1f]')
 
 def _escaped(texts: pa.Array) -> pa.Array:
     """Returns strings with quotes, backslashes and control characters escaped."""
-    _, _, data = texts.buffers()
-    present = set() if data is None or _SPECIAL.search(data) is None else set(_SPECIAL.findall(data))
+    _, offset_buffer, data = texts.buffers()
+    present: set[bytes] = set()
+    if data is not None and len(texts):
+        # A slice shares the buffers of its parent, whose other texts do not count.
+        offsets = np.frombuffer(offset_buffer, dtype=np.int32, count=len(texts) + 1, offset=4 * texts.offset)
+        own = memoryview(data)[offsets[0] : offsets[-1]]
+        present = set() if _SPECIAL.search(own) is None else set(_SPECIAL.findall(own))
     for found in sorted(present, key=lambda each: each != b"\\"):
         texts = pc.replace_substring(texts, found.decode(), json.dumps(found.decode())[1:-1])
     return texts

@@ -1,0 +1,210 @@
+"""Jobs that write to Apache Kafka: each record once through failures, kills and restores, or at least once."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from kafka_commits import read, values_of
+from kafka_server import KafkaServer
+from local_jobs import NO_RESTART, GatedSource, config, finish, local, opening
+from waiting import until
+
+import tidegate as tg
+
+pytestmark = pytest.mark.slow
+RESTART = tg.RestartStrategy.fixed_delay(5, "10ms")
+SCHEMA = pa.schema([("k", pa.string()), ("x", pa.int64())])
+
+
+def xs(servers: str, topic: str, isolation: str = "read_committed") -> list[int]:
+    """Return the numbers that a reader sees, sorted."""
+    return sorted(json.loads(value)["x"] for _, value in read(servers, topic, isolation) if value is not None)
+
+
+@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
+def test_rows_become_records(kafka_server: KafkaServer, tmp_path: Path, delivery: str) -> None:
+    """With keys, in JSON; the topic is created."""
+    topic = f"rows-{delivery}"
+    with local() as env:
+        rows = env.from_rows([{"k": "a", "x": 1}, {"k": "b", "x": 2}], schema=SCHEMA)
+        rows.to_kafka(kafka_server.servers, topic=topic, key="k", create=2, delivery=delivery, uid="kafka")  # type: ignore[arg-type]
+        finish(env, tmp_path / "c")
+    assert sorted(read(kafka_server.servers, topic)) == [(b"a", b'{"k":"a","x":1}'), (b"b", b'{"k":"b","x":2}')]
+
+
+@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
+def test_a_job_that_fails_writes_again_what_no_checkpoint_covers(
+    kafka_server: KafkaServer, tmp_path: Path, delivery: str
+) -> None:
+    """Exactly once, readers see each row once. At least once, they see rows of the failed attempt twice."""
+    topic = f"failing-{delivery}"
+    kafka_server.create(topic, 3)
+    source, flag = GatedSource(200, 150, gates=(100,)), tmp_path / "failed"
+
+    def fails_once(row: dict[str, int]) -> dict[str, int]:
+        if row["x"] == 140 and not flag.exists():
+            flag.touch()
+            raise ValueError("odd")
+        return row
+
+    with opening(source), local() as env:
+        rows = env.from_source(source).map(fails_once, schema=source.schema, traced=False)
+        rows.to_kafka(kafka_server.servers, topic=topic, delivery=delivery, uid="kafka")  # type: ignore[arg-type]
+        job = env.execute("job", checkpoints=config(tmp_path / "c"), restart=RESTART)
+        source.await_gate(100)
+        job.trigger_checkpoint()
+        until("the first half", lambda: len(xs(kafka_server.servers, topic)) >= 200)
+        source.open_all()
+        assert job.wait("4min") == "finished"
+    assert flag.exists()
+    expected = sorted(source.table()["x"].to_pylist())
+    found = xs(kafka_server.servers, topic)
+    if delivery == "exactly_once":
+        assert found == expected
+    else:
+        assert set(found) == set(expected)
+        assert not Counter(expected) - Counter(found)
+
+
+def test_a_restored_job_with_another_parallelism_writes_each_row_once(
+    kafka_server: KafkaServer, tmp_path: Path
+) -> None:
+    """Through three jobs, from a savepoint and from a checkpoint of a job that was cancelled."""
+    kafka_server.create("rescaled", 4)
+    source = GatedSource(300, 300, gates=(100, 200))
+    restore: str | None = None
+    with opening(source):
+        for parallelism, gate in ((2, 100), (4, 200), (1, None)):
+            with local(parallelism) as env:
+                env.from_source(source, uid="numbers").to_kafka(kafka_server.servers, topic="rescaled", uid="kafka")
+                job = env.execute("job", checkpoints=config(tmp_path / "c"), restart=RESTART, restore=restore)
+                if gate is None:
+                    source.open_all()
+                    assert job.wait("4min") == "finished"
+                    break
+                source.await_gate(gate)
+                if gate == 100:
+                    restore = job.stop(savepoint=str(tmp_path / "s"))
+                    assert job.wait("4min") == "suspended"
+                else:
+                    restore = job.trigger_checkpoint()
+                    job.cancel()
+                source.open_gate(gate)
+    assert xs(kafka_server.servers, "rescaled") == sorted(source.table()["x"].to_pylist())
+
+
+def test_changes_become_upserts_and_tombstones(kafka_server: KafkaServer, tmp_path: Path) -> None:
+    """The newest record of each key is the row that it has at the end, or a tombstone."""
+    kafka_server.create("changes", 2, **{"cleanup.policy": "compact"})
+    recorded = [
+        {"id": 1, "team": "a", "row_kind": "+I"},
+        {"id": 2, "team": "a", "row_kind": "+I"},
+        {"id": 1, "team": "a", "row_kind": "-U"},
+        {"id": 1, "team": "b", "row_kind": "+U"},
+        {"id": 2, "team": "a", "row_kind": "-D"},
+        {"id": 3, "team": "c", "row_kind": "+I"},
+    ]
+    with local(2, rows_max=2) as env:
+        people = env.from_batches(pa.Table.from_pylist(recorded), splits=1).as_changes(keys=["id"])
+        people.to_kafka(kafka_server.servers, topic="changes", key="id", uid="people")
+        teams = people.key_by("team").aggregate(people=tg.count(), emit="changes")
+        teams.to_kafka(kafka_server.servers, topic="teams", key="team", create=True, uid="teams")
+        finish(env, tmp_path / "c")
+    newest = dict(read(kafka_server.servers, "changes"))
+    assert newest == {
+        b'{"id":1}': b'{"id":1,"team":"b"}',
+        b'{"id":2}': None,
+        b'{"id":3}': b'{"id":3,"team":"c"}',
+    }
+    assert dict(read(kafka_server.servers, "teams")) == {
+        b"a": None,
+        b"b": b'{"team":"b","people":1}',
+        b"c": b'{"team":"c","people":1}',
+    }
+
+
+def test_rows_that_cannot_be_records_go_aside(kafka_server: KafkaServer, tmp_path: Path) -> None:
+    """With the reason: a record that is too large, a topic that is not a name, NaN in JSON."""
+    kafka_server.create("aside", 1, **{"max.message.bytes": "2000"})
+    rows = [
+        {"to": "aside", "s": "fits", "f": 0.5},
+        {"to": "not a topic", "s": "", "f": 0.5},
+        {"to": "aside", "s": "", "f": float("nan")},
+        {"to": "aside", "s": "x" * 3_000, "f": 0.5},
+    ]
+    with local(1) as env:
+        stream = env.from_rows(rows)
+        properties = {"message.max.bytes": 2_000}
+        records = stream.to_kafka(
+            kafka_server.servers, topic=pl.col("to"), errors_to="bad", properties=properties, uid="kafka"
+        )
+        bad = records.side_output("bad").collect()
+        finish(env, tmp_path / "c")
+    assert values_of(read(kafka_server.servers, "aside")) == ['{"s":"fits","f":0.5}']
+    reasons = {row["s"][:1]: row["error"] for row in bad.to_arrow().to_pylist() if row["to"] == "aside"}
+    assert "NaN" in reasons[""]
+    assert "bytes; the topic takes up to" in reasons["x"]
+    assert len(bad.to_arrow()) == 3
+
+
+def test_a_row_that_cannot_be_a_record_fails_the_job_with_its_reason(kafka_server: KafkaServer, tmp_path: Path) -> None:
+    """And with the row."""
+    kafka_server.create("failing-row", 1, **{"max.message.bytes": "2000"})
+    with local(1) as env:
+        rows = env.from_rows([{"s": "a"}, {"s": "b" * 3_000}])
+        rows.to_kafka(kafka_server.servers, topic="failing-row", uid="kafka")
+        job = env.execute("job", checkpoints=config(tmp_path / "c"), restart=NO_RESTART)
+        with pytest.raises(tg.JobFailedError, match=r"'to_kafka records'.*3\d\d\d bytes; the topic takes up to 1872"):
+            job.wait("4min")
+    assert read(kafka_server.servers, "failing-row") == []
+
+
+def test_it_is_refused_before_anything_runs(kafka_server: KafkaServer, tmp_path: Path) -> None:
+    """Settings in the call, topics by `execute`."""
+    with local() as env:
+        rows = env.from_rows([{"k": "a", "x": 1}], schema=SCHEMA)
+        for settings, reason in (
+            ({"topic": "no topic"}, r"a name has 1 to 249 letters"),
+            ({"topic": pl.col("k") + "x"}, "or a column as pl.col"),
+            ({"topic": pl.col("x")}, "must have strings"),
+            ({"topic": "t", "properties": {"transactional.id": "mine"}}, "remove 'transactional.id'"),
+            ({"topic": "t", "properties": {"acks": 1, "enable.idempotence": False}}, "remove 'enable.idempotence'"),
+            ({"topic": "t", "delivery": "once"}, "delivery='once'"),
+            ({"topic": "t", "partitioner": "mine"}, "give partition=, a column"),
+            ({"topic": "t", "format": "raw"}, "the bytes or the text of one column"),
+            ({"topic": "t", "format": "xml"}, "give 'json', 'raw', or a format"),
+            ({"topic": "t", "value": ["missing"]}, "no column 'missing'"),
+            ({"topic": "t", "create": 0}, "the number of partitions"),
+            ({"topic": pl.col("k"), "create": True}, "not known at submission"),
+            ({"topic": "t", "token_topic": "t"}, "is the token topic, too"),
+            ({"topic": "t", "delivery_timeout": "1ms"}, "at least a second"),
+        ):
+            with pytest.raises(tg.ConfigurationError, match=reason):
+                rows.to_kafka(kafka_server.servers, **settings)  # type: ignore[arg-type]
+        updates = rows.key_by("k").aggregate(n=tg.count())
+        with pytest.raises(tg.ConfigurationError, match="cannot follow"):
+            updates.to_kafka(kafka_server.servers, topic="t")
+        changes = rows.key_by("k").aggregate(n=tg.count(), emit="changes")
+        with pytest.raises(tg.ConfigurationError, match="delivery"):
+            changes.to_kafka(kafka_server.servers, topic="t", key="k", delivery="at_least_once")
+    with local() as env:
+        rows = env.from_rows([{"k": "a", "x": 1}], schema=SCHEMA)
+        rows.to_kafka(kafka_server.servers, topic="nowhere", uid="kafka")
+        with pytest.raises(tg.ConfigurationError, match="topic 'nowhere' does not exist"):
+            env.execute("job", checkpoints=config(tmp_path / "c"))
+    assert not (tmp_path / "c").exists() or not list((tmp_path / "c").rglob("*.meta"))
+
+
+def test_running_aggregates_become_upserts(kafka_server: KafkaServer, tmp_path: Path) -> None:
+    """The newest record of each key is its final result."""
+    with local() as env:
+        rows = env.from_rows([{"k": "ab"[x % 2], "x": x} for x in range(10)], schema=SCHEMA)
+        counts = rows.key_by("k").aggregate(total=tg.sum("x"))
+        counts.to_kafka(kafka_server.servers, topic="counts", key="k", create=1, delivery="at_least_once", uid="kafka")
+        finish(env, tmp_path / "c")
+    assert dict(read(kafka_server.servers, "counts")) == {b"a": b'{"k":"a","total":20}', b"b": b'{"k":"b","total":25}'}

@@ -1,0 +1,327 @@
+"""Commits to Apache Kafka: each record once, whatever happens between two steps of a commit."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from kafka_commits import (
+    STEPS,
+    CommittingProcess,
+    commit,
+    context_of,
+    prepared,
+    read,
+    records_of,
+    values_of,
+)
+from kafka_server import KafkaServer
+from waiting import LIMIT_S, until
+
+from tidegate.connectors.committing_sink import CommitToken
+from tidegate.connectors.kafka import sink as kafka_sink
+from tidegate.connectors.kafka.producer import KafkaWriteError
+from tidegate.connectors.kafka.sink import KafkaSink, KafkaTarget
+from tidegate.connectors.kafka.transactions import Token, TokenTopic, read_token
+from tidegate.storage.errors import ConfigurationError, CorruptionError
+from tidegate.testing.sink_contract import check_committing_sink
+
+pytestmark = pytest.mark.slow
+
+
+def target(server: KafkaServer, topic: str, partitions: int = 1, **settings: object) -> KafkaTarget:
+    """Return a checked target, with a new topic."""
+    server.create(topic, partitions)
+    found = KafkaTarget(server.servers, topic, **settings)  # type: ignore[arg-type]
+    found.check()
+    return found
+
+
+def lane_of(folder: Path) -> str:
+    """Return the lane of the first bucket of the first job of a test."""
+    return f"{context_of(folder).job_id}/sink/0"
+
+
+def stable_end(reader: Consumer, topic: str) -> int:
+    """Return the offset up to which a reader of committed records gets. Each transaction has a mark at its end."""
+    _, end = reader.get_watermark_offsets(TopicPartition(topic, 0), timeout=LIMIT_S)
+    return end
+
+
+def token_of(found: KafkaTarget, lane: str) -> Token | None:
+    """Return the token of a lane."""
+    assert found.tokens is not None
+    return read_token(found.servers, {}, found.tokens, lane)
+
+
+def test_prepared_records_are_invisible_until_the_commit(kafka_server: KafkaServer, tmp_path: Path) -> None:
+    """Readers of uncommitted records see none either: nothing is open at the brokers."""
+    found = target(kafka_server, "invisible", 2)
+    context = context_of(tmp_path)
+    committables = prepared(found, context, 1, "a", "b", "c")
+    assert read(found.servers, "invisible", "read_uncommitted") == []
+    commit(found, context, 1, committables)
+    assert values_of(read(found.servers, "invisible")) == ["a", "b", "c"]
+    assert token_of(found, lane_of(tmp_path)) == Token(1, 1)
+
+
+def test_a_repeated_commit_changes_nothing(kafka_server: KafkaServer, tmp_path: Path) -> None:
+    """By the same committer and by another one, of the last checkpoint and of an earlier one."""
+    found = target(kafka_server, "repeated")
+    context = context_of(tmp_path)
+    first, second = prepared(found, context, 1, "a"), prepared(found, context, 2, "b")
+    with closing(KafkaSink(found).open_committer(context)) as committer:
+        for _ in range(2):
+            committer.commit(CommitToken(context.job_id, 1), first)
+        committer.commit(CommitToken(context.job_id, 2), second)
+    for checkpoint, committables in ((2, second), (1, first), (2, second)):
+        commit(found, context, checkpoint, committables)
+    assert values_of(read(found.servers, "repeated")) == ["a", "b"]
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_process_that_is_killed_in_a_commit_loses_and_doubles_nothing(
+    kafka_server: KafkaServer, tmp_path: Path, step: str
+) -> None:
+    """Wherever it is killed. Afterwards no transaction is open, so readers are not held up."""
+    topic = f"killed-{step}"
+    found = target(kafka_server, topic)
+    commit(found, context_of(tmp_path), 1, prepared(found, context_of(tmp_path), 1, "before"))
+    with closing(CommittingProcess(found, tmp_path, 2, ["a", "b"], step, signal.SIGKILL)) as killed:
+        killed.wait_until_stopped()
+        commit(found, context_of(tmp_path, attempt=1), 2, killed.committables)
+    assert values_of(read(found.servers, topic)) == ["a", "b", "before"]
+    later = prepared(found, context_of(tmp_path, attempt=1), 3, "later")
+    commit(found, context_of(tmp_path, attempt=1), 3, later)
+    assert values_of(read(found.servers, topic)) == ["a", "b", "before", "later"]
+
+
+@pytest.mark.parametrize("step", ["begin_transaction", "token", "commit_transaction"])
+def test_a_process_that_comes_back_writes_nothing(kafka_server: KafkaServer, tmp_path: Path, step: str) -> None:
+    """It was stopped in a commit, another process has committed since, and it continues. Its repetition is harmless."""
+    topic = f"zombie-{step}"
+    found = target(kafka_server, topic)
+    with closing(CommittingProcess(found, tmp_path, 1, ["a", "b"], step, signal.SIGSTOP)) as stopped:
+        stopped.wait_until_stopped()
+        context = context_of(tmp_path, attempt=1)
+        with closing(KafkaSink(found).open_committer(context)) as committer:
+            committer.commit(CommitToken(context.job_id, 1), stopped.committables)
+            assert values_of(read(found.servers, topic)) == ["a", "b"]
+            outcome = stopped.resume().splitlines()
+            assert outcome[0].startswith("failed: could not commit checkpoint 1"), outcome
+            assert outcome[1] == "committed"
+            assert values_of(read(found.servers, topic)) == ["a", "b"]
+            # The zombie has fenced this committer in turn, which finds out and continues.
+            later = prepared(found, context, 2, "c")
+            with pytest.raises(KafkaWriteError, match="could not commit checkpoint 2"):
+                committer.commit(CommitToken(context.job_id, 2), later)
+            committer.commit(CommitToken(context.job_id, 2), later)
+    assert values_of(read(found.servers, topic)) == ["a", "b", "c"]
+
+
+def test_an_open_transaction_of_a_lost_process_ends_with_the_next_commit(
+    kafka_server: KafkaServer, tmp_path: Path
+) -> None:
+    """Until then it holds up readers, and no longer."""
+    found = target(kafka_server, "open")
+    with closing(CommittingProcess(found, tmp_path, 1, ["a"], "commit_transaction", signal.SIGKILL)) as killed:
+        killed.wait_until_stopped()
+        kafka_server.add("open", 0, b"of another producer")
+        assert read(found.servers, "open", wait=False) == []
+        commit(found, context_of(tmp_path, attempt=1), 1, killed.committables)
+    assert values_of(read(found.servers, "open")) == ["a", "of another producer"]
+
+
+def test_tokens_are_read_to_the_end_or_not_at_all(kafka_server: KafkaServer, tmp_path: Path) -> None:
+    """A transaction of another process in the partition of the tokens is waited for, and then an error."""
+    found = target(kafka_server, "held-up")
+    assert found.tokens is not None
+    lane = lane_of(tmp_path)
+    commit(found, context_of(tmp_path), 1, prepared(found, context_of(tmp_path), 1, "a"))
+    other = Producer({"bootstrap.servers": found.servers, "transactional.id": "another", "log_level": 0})
+    other.init_transactions(LIMIT_S)
+    other.begin_transaction()
+    other.produce(found.tokens.name, b"x", b"another", found.tokens.partition_of(lane))
+    assert other.flush(LIMIT_S) == 0
+    with pytest.raises(KafkaWriteError, match=r"could not read the commit tokens in partition \d+ .* to their end"):
+        read_token(found.servers, {}, found.tokens, lane, limit_ms=1_000)
+    other.abort_transaction(LIMIT_S)
+    assert token_of(found, lane) == Token(1, 1)
+
+
+@pytest.mark.parametrize("parallelism", [1, 2, 8])
+def test_a_restored_job_commits_with_another_parallelism(
+    kafka_server: KafkaServer, tmp_path: Path, parallelism: int
+) -> None:
+    """Whoever owns a bucket now commits what is in it, once; some was committed before the job was lost."""
+    topic = f"rescaled-{parallelism}"
+    found = target(kafka_server, topic, 3)
+    contexts = [context_of(tmp_path, subtask=subtask, parallelism=4) for subtask in range(4)]
+    committables = [prepared(found, context, 5, f"{context.subtask}") for context in contexts]
+    commit(found, contexts[1], 5, committables[1])
+    commit(found, contexts[3], 5, committables[3])
+    for subtask in range(parallelism):
+        context = context_of(tmp_path, job="job-2", subtask=subtask, parallelism=parallelism)
+        mine = [each for some in committables for each in some if each.bucket in context.buckets]
+        with closing(KafkaSink(found).open_committer(context)) as committer:
+            for _ in range(2):
+                committer.commit(CommitToken(contexts[0].job_id, 5), mine)
+            # The new job counts its checkpoints by itself.
+            committer.commit(CommitToken(context.job_id, 1), prepared(found, context, 1, f"new-{subtask}"))
+    new = [f"new-{subtask}" for subtask in range(parallelism)]
+    assert values_of(read(found.servers, topic)) == sorted(["0", "1", "2", "3", *new])
+
+
+def test_many_records_are_committed_in_parts(
+    kafka_server: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each part is a transaction, and a commit that fails between two of them continues with the next part."""
+    monkeypatch.setattr(kafka_sink, "CHUNK_RECORDS", 10)
+    monkeypatch.setattr(kafka_sink, "PART_RECORDS_MAX", 20)
+    found = target(kafka_server, "parts", 2)
+    context = context_of(tmp_path)
+    values = [f"{number:03}" for number in range(95)]
+    committables = prepared(found, context, 1, *values)
+    (path,) = committables[0].files[2:3]
+    data = Path(path).read_bytes()
+    Path(path).write_bytes(data[:-9] + b"?" + data[-8:])
+    with pytest.raises(CorruptionError, match=r"staged records .* have changed"):
+        commit(found, context, 1, committables)
+    assert values_of(read(found.servers, "parts")) == values[:40]
+    assert token_of(found, lane_of(tmp_path)) == Token(1, 2)
+    Path(path).write_bytes(data)
+    commit(found, context, 1, committables)
+    assert values_of(read(found.servers, "parts")) == values
+
+
+def test_a_record_that_the_topic_refuses_fails_the_commit_as_a_whole(kafka_server: KafkaServer, tmp_path: Path) -> None:
+    """The limit was lowered after the submission. The error names topic and setting."""
+    kafka_server.create("small", 1, **{"max.message.bytes": "1000"})
+    found = KafkaTarget(kafka_server.servers, "small")
+    found.check()
+    found = replace(found, record_bytes_max=None)
+    context = context_of(tmp_path)
+    committables = prepared(found, context, 1, "fits", "x" * 5_000)
+    with pytest.raises(KafkaWriteError, match=r"records were not delivered.*topic 'small'.*max\.message\.bytes"):
+        commit(found, context, 1, committables)
+    assert read(found.servers, "small") == []
+    assert token_of(found, lane_of(tmp_path)) is None
+
+
+def test_another_token_topic_of_the_same_name_is_refused(kafka_server: KafkaServer, tmp_path: Path) -> None:
+    """A recreated token topic has lost its tokens, so the commit cannot be judged."""
+    found = target(kafka_server, "judged", token_topic="judged-tokens")
+    context = context_of(tmp_path)
+    committables = prepared(found, context, 1, "a")
+    commit(found, context, 1, committables)
+    kafka_server.delete("judged-tokens")
+    with pytest.raises(KafkaWriteError, match="does not exist any more"):
+        commit(found, context, 1, committables)
+    KafkaTarget(found.servers, "judged", token_topic="judged-tokens").check()
+    with pytest.raises(KafkaWriteError, match="is another topic of this name"):
+        commit(found, context, 1, committables)
+    assert found.tokens is not None
+    kafka_server.create("judged-grown", 1, **{"cleanup.policy": "compact"})
+    grown = replace(found, token_topic="judged-grown")
+    grown.check()
+    committables = prepared(grown, context, 2, "b")
+    kafka_server.grow("judged-grown", 3)
+    with pytest.raises(KafkaWriteError, match="has 3 partitions, and had 1"):
+        commit(grown, context, 2, committables)
+    assert values_of(read(found.servers, "judged")) == ["a"]
+
+
+def test_a_foreign_record_in_the_place_of_a_token_is_refused(kafka_server: KafkaServer, tmp_path: Path) -> None:
+    """It is not taken for "nothing was committed"."""
+    found = target(kafka_server, "foreign", token_topic="foreign-tokens")
+    assert found.tokens is not None
+    producer = Producer({"bootstrap.servers": found.servers, "log_level": 0})
+    producer.produce("foreign-tokens", b"{}", lane_of(tmp_path).encode(), found.tokens.partition_of(lane_of(tmp_path)))
+    assert producer.flush(LIMIT_S) == 0
+    with pytest.raises(KafkaWriteError, match="Another program writes to the token topic"):
+        commit(found, context_of(tmp_path), 1, prepared(found, context_of(tmp_path), 1, "a"))
+    assert read(found.servers, "foreign") == []
+
+
+def test_topics_are_checked_at_submission(kafka_server: KafkaServer) -> None:
+    """Nothing is created if one of them is refused."""
+    missing = KafkaTarget(kafka_server.servers, "missing", token_topic="never-made")
+    with pytest.raises(ConfigurationError, match=r"topic 'missing' does not exist at .*create=True"):
+        missing.check()
+    kafka_server.create("not-compacted", 1)
+    kafka_server.create("half-compacted", 1, **{"cleanup.policy": "compact,delete"})
+    for topic in ("not-compacted", "half-compacted"):
+        found = KafkaTarget(kafka_server.servers, "missing", create=True, token_topic=topic)
+        with pytest.raises(ConfigurationError, match=rf"token topic '{topic}' has cleanup\.policy=.*compact"):
+            found.check()
+    producer = Producer({"bootstrap.servers": kafka_server.servers, "log_level": 0})
+    assert {"missing", "never-made"}.isdisjoint(producer.list_topics(timeout=LIMIT_S).topics)
+
+
+def test_topics_are_created_on_request(kafka_server: KafkaServer) -> None:
+    """With so many partitions; the token topic is compacted."""
+    found = KafkaTarget(kafka_server.servers, "wished", create=3, token_topic="wished-tokens")
+    found.check()
+    assert isinstance(found.tokens, TokenTopic)
+    assert found.tokens.name == "wished-tokens"
+    assert found.record_bytes_max == 1_048_588
+    producer = Producer({"bootstrap.servers": kafka_server.servers, "log_level": 0})
+    assert len(producer.list_topics("wished", timeout=LIMIT_S).topics["wished"].partitions) == 3
+    found.check()
+
+
+def test_brokers_that_are_not_there_are_named(tmp_path: Path) -> None:
+    """And settings that the client refuses."""
+    with pytest.raises(ConfigurationError, match="the client refuses its settings"):
+        KafkaTarget("127.0.0.1:1", "t", properties={"no.such.setting": 1}).check()
+
+
+def test_records_keep_their_order_in_a_partition(kafka_server: KafkaServer, tmp_path: Path) -> None:
+    """Over many checkpoints, and readers of committed records are at the end after each."""
+    found = target(kafka_server, "ordered")
+    context = context_of(tmp_path)
+    reader = Consumer({"bootstrap.servers": found.servers, "group.id": "order", "isolation.level": "read_committed"})
+    values: list[str] = []
+    with closing(KafkaSink(found).open_committer(context)) as committer, closing(reader):
+        writer = KafkaSink(found).open_writer(context)
+        for checkpoint in range(1, 6):
+            some = [f"{checkpoint}-{number}" for number in range(100)]
+            writer.write(records_of(some))
+            committer.commit(CommitToken(context.job_id, checkpoint), writer.prepare(checkpoint))
+            values += some
+            until("the committed records", lambda: stable_end(reader, "ordered") == len(values) + checkpoint)  # noqa: B023
+    assert [value.decode() for _, value in read(found.servers, "ordered") if value is not None] == values
+
+
+def test_a_topic_in_a_column_must_exist(kafka_server: KafkaServer, tmp_path: Path) -> None:
+    """Else a commit could never succeed. It must take records as large as the sink writes them."""
+    kafka_server.create("there")
+    kafka_server.create("there-small", 1, **{"max.message.bytes": "1000"})
+    found = KafkaTarget(kafka_server.servers, None)
+    found.check()
+    writer = KafkaSink(found).open_writer(context_of(tmp_path))
+    for topic, reason in (("not-there", "does not exist"), ("there-small", "max.message.bytes=1000")):
+        with pytest.raises(KafkaWriteError, match=rf"topic '{topic}', which a row names, .*{reason}"):
+            writer.write(records_of(["a"]).append_column("topic", pa.array([topic])))
+    writer.write(records_of(["a"]).append_column("topic", pa.array(["there"])))
+    commit(found, context_of(tmp_path), 1, writer.prepare(1))
+    assert values_of(read(found.servers, "there")) == ["a"]
+
+
+def test_the_sink_keeps_the_contract_of_committing_sinks(kafka_server: KafkaServer) -> None:
+    """Kills, repeated commits, an aborted checkpoint, another parallelism, zombies, another job."""
+    found = target(kafka_server, "contract", 2)
+
+    def visible() -> list[dict[str, object]]:
+        return [{"key": key, "value": value} for key, value in read(found.servers, "contract")]
+
+    batches = [
+        pa.RecordBatch.from_pylist([{"key": key, "value": value} for key, value in pairs])
+        for pairs in ([(b"a", b"1"), (b"b", b"2")], [(b"a", b"3")])
+    ]
+    check_committing_sink(KafkaSink(found), batches, visible)

@@ -1,0 +1,223 @@
+"""Builds `Stream.to_kafka`: a step that makes records of rows, and the sink that writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+
+from tidegate.api.streams.expression_columns import known_schema
+from tidegate.api.streams.output_steps import partitioned_by_key, to_sink
+from tidegate.api.streams.step import Step, StepOptions
+from tidegate.connectors.formats.format import Format, PayloadUse, WriteFormat
+from tidegate.connectors.formats.json_format import JsonFormat
+from tidegate.connectors.kafka.encoding import RecordLayout
+from tidegate.connectors.kafka.producer import PARTITIONERS, TRANSACTION_MS_MAX, check_properties, library
+from tidegate.connectors.kafka.sink import Delivery, KafkaSink, KafkaTarget
+from tidegate.connectors.kafka.topics import is_topic_name
+from tidegate.operators.aggregates.column_expressions import column_names
+from tidegate.operators.changes import CHANGE
+from tidegate.operators.functions.failing_rows import error_tag
+from tidegate.operators.sinks.kafka_sink import KafkaAtLeastOnce, KafkaRecords
+from tidegate.operators.sinks.sink import FLUSH_BYTES
+from tidegate.protocol.edges import OutputTag
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.units import parse_duration_ms
+
+if TYPE_CHECKING:
+    import polars as pl
+    import pyarrow as pa
+
+    from tidegate.api.streams.stream import Stream
+
+PayloadFormat: TypeAlias = "Literal['json', 'raw'] | Format"
+"""The format of keys or values that `to_kafka` takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordParts:
+    """The parameters of `to_kafka` for the parts of a record."""
+
+    topic: str | pl.Expr
+    key: str | Sequence[str]
+    value: str | Sequence[str] | None
+    format: PayloadFormat
+    key_format: PayloadFormat | None
+    headers: Mapping[str, str] | str | None
+    partition: str | None
+    timestamp: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaOptions:
+    """The parameters of `to_kafka` for the writing itself."""
+
+    delivery: Delivery
+    create: bool | int
+    partitioner: str
+    delivery_timeout: str | timedelta | int
+    token_topic: str
+    transactional_id_prefix: str
+    properties: Mapping[str, object] | None
+
+
+def to_kafka(
+    stream: Stream,
+    servers: str,
+    parts: RecordParts,
+    given: KafkaOptions,
+    errors_to: OutputTag | str | None,
+    options: StepOptions,
+) -> Stream:
+    """Builds `Stream.to_kafka`. Returns the stream of records."""
+    library()
+    schema = known_schema(stream, "to_kafka")
+    changelog = stream._changelog
+    topic, topic_column = _topic(parts.topic)
+    target = _target(servers, topic, given)
+    layout = _layout(schema, topic, topic_column, parts)
+    layout.check(schema)
+    if changelog is not None:
+        changelog.check_kind_is_no_key("to_kafka", layout.columns)
+        changelog.check_upsert("to_kafka", layout.key)
+        if changelog.changes and not changelog.recorded and given.delivery != "exactly_once":
+            raise changelog.refuse(
+                'to_kafka(delivery="at_least_once")',
+                "after a failure a key that was deleted before its change comes again could stay in the topic; use "
+                'delivery="exactly_once"',
+            )
+    deletes = changelog is not None and changelog.changes
+    tag = None if errors_to is None else error_tag(errors_to, schema, "to_kafka")
+    uid = stream._program.new_uid(options.name, options.uid)
+    rows = stream if changelog is None else partitioned_by_key(stream, layout.key, options.parallelism)
+    records = rows._then(
+        Step(
+            operator=partial(KafkaRecords, target, layout, tag, deletes=deletes),
+            schema=layout.schema,
+            options=StepOptions(f"{options.name} records", f"{uid}-records", options.parallelism, slot=options.slot),
+            changelog=None if deletes else changelog,
+            takes_changes=deletes,
+            side_outputs=() if tag is None else (tag,),
+        )
+    )
+    # Records are rows like any others: a record that replaces another one is written after it.
+    records = records._derived(timestamp=None)
+    sink = KafkaSink(target) if given.delivery == "exactly_once" else KafkaAtLeastOnce(target)
+    # At least once records are sent without delay.
+    flush_bytes = FLUSH_BYTES if given.delivery == "exactly_once" else 1
+    to_sink(records, sink, (), flush_bytes, StepOptions(options.name, uid, options.parallelism, slot=options.slot))
+    return records
+
+
+def _topic(topic: object) -> tuple[str | None, str | None]:
+    """Returns the name of the topic, or the column that has the names."""
+    if isinstance(topic, str):
+        if not is_topic_name(topic):
+            raise ConfigurationError(
+                f"to_kafka(topic={topic!r}): a name has 1 to 249 letters, digits, dots, underscores and hyphens. For a "
+                "column with names give pl.col(...)"
+            )
+        return topic, None
+    import polars as pl
+
+    if isinstance(topic, pl.Expr) and topic.meta.is_column():
+        return None, topic.meta.output_name()
+    raise ConfigurationError(
+        f"to_kafka(topic={topic!r}): give a name, or a column as pl.col(...). Compute it in a step before"
+    )
+
+
+def _target(servers: str, topic: str | None, given: KafkaOptions) -> KafkaTarget:
+    if not isinstance(servers, str) or not servers:
+        raise ConfigurationError(f"to_kafka({servers!r}): give the brokers, 'host:port,host:port'")
+    if given.delivery not in get_args(Delivery):
+        raise ConfigurationError(f"to_kafka(delivery={given.delivery!r}): give 'exactly_once' or 'at_least_once'")
+    if given.partitioner not in PARTITIONERS:
+        raise ConfigurationError(
+            f"to_kafka(partitioner={given.partitioner!r}): give one of {', '.join(PARTITIONERS)}; for partitions of "
+            "your own give partition=, a column with their numbers"
+        )
+    create = given.create
+    if not isinstance(create, int) or (not isinstance(create, bool) and create < 1):
+        raise ConfigurationError(f"to_kafka(create={create!r}): give True, or the number of partitions")
+    if create is not False and topic is None:
+        raise ConfigurationError("to_kafka(create=): the topics in a column are not known at submission; create them")
+    properties = dict(given.properties or {})
+    check_properties(properties)
+    timeout_ms = parse_duration_ms(given.delivery_timeout, setting="to_kafka(delivery_timeout)")
+    if timeout_ms < 1_000:
+        raise ConfigurationError("to_kafka(delivery_timeout=): give at least a second")
+    if timeout_ms > TRANSACTION_MS_MAX and given.delivery == "exactly_once":
+        raise ConfigurationError("to_kafka(delivery_timeout=): a transaction of Kafka takes 15 minutes at most")
+    if not is_topic_name(given.token_topic):
+        raise ConfigurationError(f"to_kafka(token_topic={given.token_topic!r}) is not the name of a topic")
+    if given.token_topic == topic:
+        raise ConfigurationError(f"to_kafka: topic {topic!r} is the token topic, too; give token_topic= another name")
+    prefix = given.transactional_id_prefix
+    if not isinstance(prefix, str) or not prefix:
+        raise ConfigurationError(f"to_kafka(transactional_id_prefix={prefix!r}): give a text")
+    return KafkaTarget(
+        servers,
+        topic,
+        given.delivery,
+        create,
+        given.partitioner,
+        timeout_ms,
+        given.token_topic,
+        prefix,
+        properties,
+    )
+
+
+def _layout(schema: pa.Schema, topic: str | None, topic_column: str | None, parts: RecordParts) -> RecordLayout:
+    headers = parts.headers
+    if headers is not None and not isinstance(headers, str | Mapping):
+        raise ConfigurationError(
+            f"to_kafka(headers={headers!r}): give {{header: column}}, or the name of a column of headers"
+        )
+    key = column_names(parts.key, "to_kafka: key=")
+    aside = {topic_column, parts.partition, headers if isinstance(headers, str) else None, CHANGE}
+    value = (
+        tuple(name for name in schema.names if name not in aside)
+        if parts.value is None
+        else column_names(parts.value, "to_kafka: value=")
+    )
+    if not value:
+        raise ConfigurationError("to_kafka(value=): there is no column for the value; name one")
+    plain = RecordLayout(value, key=key, topic=topic_column, partition=parts.partition, timestamp=parts.timestamp)
+    for name in plain.columns - set(schema.names):
+        raise ConfigurationError(f"to_kafka: there is no column {name!r}; the stream has {schema.names}")
+    topics = () if topic is None else (topic,)
+    key_format = parts.key_format
+    if key_format is None and key:
+        raw = len(key) == 1 and str(schema.field(key[0]).type) in ("string", "large_string", "binary", "large_binary")
+        key_format = "raw" if raw else "json"
+    return RecordLayout(
+        value,
+        _bound(parts.format, schema, value, PayloadUse("to_kafka", topics, "value")),
+        key,
+        _bound(key_format, schema, key, PayloadUse("to_kafka", topics, "key")) if key_format and key else None,
+        topic_column,
+        parts.partition,
+        parts.timestamp,
+        headers,
+    )
+
+
+def _bound(given: PayloadFormat, schema: pa.Schema, columns: Sequence[str], use: PayloadUse) -> WriteFormat | None:
+    """Returns the format of some columns, or None for the bytes of a single column."""
+    import pyarrow as pa
+
+    if given == "raw":
+        if len(columns) != 1:
+            raise ConfigurationError(
+                f"to_kafka(format='raw'): a {use.part} is the bytes or the text of one column, and {use.part}= has "
+                f"{len(columns)}: {list(columns)}. Name one column"
+            )
+        return None
+    found = JsonFormat() if given == "json" else given
+    if not isinstance(found, Format):
+        raise ConfigurationError(f"to_kafka(format={given!r}): give 'json', 'raw', or a format such as tg.JsonFormat()")
+    return found.for_writing(pa.schema([schema.field(name) for name in columns]), use)

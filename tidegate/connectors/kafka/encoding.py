@@ -1,0 +1,292 @@
+"""`RecordLayout`: which columns of a row become the parts of a record of Kafka, and `RecordMaker`, which makes them.
+
+Rules:
+
+- Batches of rows become batches of records (`RECORD_FIELDS` of `producer.py`), a column at a time.
+- A row that cannot be a record is bad: it is reported by its number with the reason, and the other rows are written.
+- A key of one column of strings or bytes is written as it is. Any other key is an object in `key_format`.
+- Values of a `raw` layout are the bytes of one column. A null there is a tombstone. In other formats a value has an
+  object with the value columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tidegate.connectors.formats.format import EncodedRecords, PayloadEncoder, WriteFormat
+from tidegate.connectors.kafka.producer import HEADERS
+from tidegate.connectors.kafka.topics import is_topic_name
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.user_values import value_text
+
+_HEADER_BYTES = 12
+"""The most bytes of a header besides its name and value."""
+_TEXTS = (pa.types.is_string, pa.types.is_large_string)
+_BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordLayout:
+    """The columns of each part of a record, and the formats of keys and values. None if the part is absent."""
+
+    value: tuple[str, ...]
+    value_format: WriteFormat | None = None
+    """None for the bytes or the text of the only value column."""
+    key: tuple[str, ...] = ()
+    key_format: WriteFormat | None = None
+    """None for the bytes or the text of the only key column."""
+    topic: str | None = None
+    partition: str | None = None
+    timestamp: str | None = None
+    headers: Mapping[str, str] | str | None = None
+    """A column for each header, by name, or one column with all headers of a record."""
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """The columns that are read."""
+        headers = [self.headers] if isinstance(self.headers, str) else (self.headers or {}).values()
+        single = [name for name in (self.topic, self.partition, self.timestamp) if name is not None]
+        return frozenset([*self.value, *self.key, *single, *headers])
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of a batch of records."""
+        parts = [pa.field("topic", pa.string())] if self.topic is not None else []
+        parts += [pa.field("partition", pa.int32())] if self.partition is not None else []
+        parts += [pa.field("key", pa.binary())] if self.key else []
+        parts.append(pa.field("value", pa.binary()))
+        parts += [pa.field("headers", HEADERS)] if self.headers is not None else []
+        parts += [pa.field("timestamp", pa.int64())] if self.timestamp is not None else []
+        return pa.schema(parts)
+
+    def check(self, schema: pa.Schema) -> None:
+        """Raises ConfigurationError for columns that do not exist or have another type than their part needs."""
+        where = "to_kafka"
+        for column in sorted(self.columns):
+            if column not in schema.names:
+                raise ConfigurationError(f"{where}: there is no column {column!r}; the stream has {schema.names}")
+        needs: list[tuple[str, str | None, Iterable[Any], str]] = [
+            ("topic", self.topic, _TEXTS, "strings"),
+            ("partition", self.partition, (pa.types.is_integer,), "integers"),
+            ("timestamp", self.timestamp, (pa.types.is_timestamp, pa.types.is_integer), "timestamps"),
+        ]
+        if self.value_format is None:
+            needs.append(("value", self.value[0], (*_TEXTS, *_BYTES), "strings or bytes"))
+        if self.key and self.key_format is None:
+            needs.append(("key", self.key[0], (*_TEXTS, *_BYTES), "strings or bytes"))
+        if isinstance(self.headers, str):
+            needs.append(("headers", self.headers, (_holds_headers,), "lists of structs (key: string, value: bytes)"))
+        else:
+            named = (self.headers or {}).values()
+            needs += [("headers", column, (*_TEXTS, *_BYTES), "strings or bytes") for column in named]
+        for part, name, tests, wanted in needs:
+            if name is not None and not any(test(schema.field(name).type) for test in tests):
+                raise ConfigurationError(
+                    f"{where}({part}=): column {name!r} is {schema.field(name).type}; it must have {wanted}. Convert "
+                    "it in a step before"
+                )
+
+
+def _holds_headers(kind: pa.DataType) -> bool:
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not pa.types.is_struct(kind.value_type):
+        return False
+    names = [each.name for each in kind.value_type]
+    if names != ["key", "value"]:
+        return False
+    key, value = (each.type for each in kind.value_type)
+    return any(test(key) for test in _TEXTS) and any(test(value) for test in (*_TEXTS, *_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class MadeRecords:
+    """The records of the good rows, in order, and the numbers of the bad rows, each with the reason."""
+
+    records: pa.RecordBatch
+    bad: dict[int, str] = field(default_factory=dict)
+
+
+class RecordMaker:
+    """Makes records of rows. Called from one thread at a time."""
+
+    def __init__(self, layout: RecordLayout, topic: str | None, record_limit: int) -> None:
+        """`topic`: of layouts without a topic column. `record_limit`: bytes of the largest record."""
+        self._layout = layout
+        self._topic = topic
+        self._record_limit = record_limit
+        self._schema = layout.schema
+        self._values = layout.value_format.encoder() if layout.value_format is not None else None
+        self._keys = layout.key_format.encoder() if layout.key_format is not None else None
+
+    def close(self) -> None:
+        """Closes the encoders."""
+        for encoder in (self._values, self._keys):
+            if encoder is not None:
+                encoder.close()
+
+    def make(self, batch: pa.RecordBatch, retracted: NDArray[np.bool_] | None = None) -> MadeRecords:
+        """Returns records. `retracted`: rows that become tombstones, so they have a key and no value."""
+        layout = self._layout
+        bad: dict[int, str] = {}
+        made: dict[str, pa.Array] = {}
+        count = batch.num_rows
+        if layout.topic is not None:
+            made["topic"] = _topics(batch.column(layout.topic), layout.topic, bad)
+        if layout.partition is not None:
+            made["partition"] = _partitions(batch.column(layout.partition), layout.partition, bad)
+        if layout.key:
+            made["key"] = self._payloads(self._keys, batch.select(list(layout.key)), made.get("topic"), bad)
+        unread: dict[int, str] = {}
+        made["value"] = self._payloads(self._values, batch.select(list(layout.value)), made.get("topic"), unread)
+        if retracted is not None:
+            unread = {number: reason for number, reason in unread.items() if not retracted[number]}
+            made["value"] = pc.if_else(pa.array(retracted), pa.scalar(None, pa.binary()), made["value"])
+            if layout.key and made["key"].null_count:
+                for number in np.flatnonzero(made["key"].is_null().to_numpy(zero_copy_only=False)).tolist():
+                    bad.setdefault(number, "the key is null, so that a later change of the row could not replace it")
+        bad = {**unread, **bad}
+        if layout.headers is not None:
+            made["headers"] = _headers(batch, layout.headers)
+        if layout.timestamp is not None:
+            made["timestamp"] = _timestamps(batch.column(layout.timestamp), layout.timestamp, bad)
+        self._check_sizes(made, count, bad)
+        records = pa.RecordBatch.from_arrays([made[name] for name in self._schema.names], schema=self._schema)
+        if bad:
+            keep = np.ones(count, dtype=np.bool_)
+            keep[list(bad)] = False
+            records = records.filter(pa.array(keep))
+        return MadeRecords(records, bad)
+
+    def _payloads(
+        self, encoder: PayloadEncoder | None, rows: pa.RecordBatch, topics: pa.Array | None, bad: dict[int, str]
+    ) -> pa.Array:
+        if encoder is None:
+            return _as_bytes(rows.column(0))
+        if topics is None:
+            return _aligned(encoder.encode(rows, self._topic or ""), rows.num_rows, bad)
+        parts = list(_by_topic(topics))
+        if len(parts) == 1 and len(parts[0][1]) == rows.num_rows:
+            return _aligned(encoder.encode(rows, parts[0][0]), rows.num_rows, bad)
+        found: list[pa.Array] = []
+        places: list[NDArray[np.int64]] = []
+        for topic, numbers in parts:
+            reasons: dict[int, str] = {}
+            found.append(_aligned(encoder.encode(rows.take(pa.array(numbers)), topic), len(numbers), reasons))
+            places.append(numbers)
+            bad |= {int(numbers[number]): reason for number, reason in reasons.items()}
+        # Rows without a valid topic are bad already, and have no payload.
+        order = np.full(rows.num_rows, -1, dtype=np.int64)
+        if places:
+            order[np.concatenate(places)] = np.arange(sum(map(len, places)))
+        return pa.concat_arrays(found or [pa.array([], pa.binary())]).take(pa.array(order, mask=order < 0))
+
+    def _check_sizes(self, made: Mapping[str, pa.Array], count: int, bad: dict[int, str]) -> None:
+        sizes = np.zeros(count, dtype=np.int64)
+        for name in ("key", "value"):
+            if name in made:
+                sizes += pc.fill_null(pc.binary_length(made[name]), 0).to_numpy()
+        if "headers" in made:
+            sizes += _header_sizes(made["headers"])
+        for number in np.flatnonzero(sizes > self._record_limit).tolist():
+            bad.setdefault(
+                number,
+                f"the record has {int(sizes[number])} bytes; the topic takes up to {self._record_limit}. Raise "
+                "max.message.bytes of the topic (and message.max.bytes in properties=, if it is set)",
+            )
+
+
+def _as_bytes(column: pa.Array) -> pa.Array:
+    """Returns strings or bytes as an array of bytes with 32-bit offsets."""
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        column = column.cast(pa.binary() if pa.types.is_string(column.type) else pa.large_binary())
+    return column if column.type == pa.binary() else column.cast(pa.binary())
+
+
+def _aligned(encoded: EncodedRecords, count: int, bad: dict[int, str]) -> pa.Array:
+    """Returns a payload for each row, null for bad rows, and adds these to `bad`."""
+    payloads = encoded.payloads if encoded.payloads.type == pa.binary() else encoded.payloads.cast(pa.binary())
+    if isinstance(payloads, pa.ChunkedArray):
+        payloads = payloads.combine_chunks()
+    if not encoded.bad:
+        return payloads
+    bad |= encoded.bad
+    good = np.ones(count, dtype=np.bool_)
+    good[list(encoded.bad)] = False
+    places = np.cumsum(good) - 1
+    return payloads.take(pa.array(places, mask=~good))
+
+
+def _by_topic(topics: pa.Array) -> Iterator[tuple[str, NDArray[np.int64]]]:
+    """Yields each topic with the numbers of its rows. Rows without a topic are left."""
+    encoded = topics.dictionary_encode()
+    codes = pc.fill_null(encoded.indices, -1).to_numpy()
+    for code, topic in enumerate(encoded.dictionary.to_pylist()):
+        yield topic, np.flatnonzero(codes == code)
+
+
+def _topics(column: pa.Array, name: str, bad: dict[int, str]) -> pa.Array:
+    column = column.cast(pa.string())
+    encoded = column.dictionary_encode()
+    names = encoded.dictionary.to_pylist()
+    wrong = {code for code, topic in enumerate(names) if not is_topic_name(topic)}
+    codes = pc.fill_null(encoded.indices, -1).to_numpy()
+    faulty = codes < 0
+    for code in wrong:
+        faulty |= codes == code
+    for number in np.flatnonzero(faulty).tolist():
+        found = "null" if codes[number] < 0 else value_text(names[codes[number]])
+        bad[number] = f"column {name!r} is {found}, which is not the name of a topic"
+    return pc.if_else(pa.array(faulty), pa.scalar(None, pa.string()), column) if faulty.any() else column
+
+
+def _partitions(column: pa.Array, name: str, bad: dict[int, str]) -> pa.Array:
+    values = pc.fill_null(column.cast(pa.int64(), safe=False), -1).to_numpy()
+    null = column.is_null().to_numpy(zero_copy_only=False)
+    faulty = ~null & ((values < 0) | (values > np.iinfo(np.int32).max))
+    for number in np.flatnonzero(faulty).tolist():
+        bad.setdefault(number, f"column {name!r} is {int(values[number])}, which is not a partition")
+    return pa.array(np.where(faulty, 0, values).astype(np.int32), mask=null)
+
+
+def _timestamps(column: pa.Array, name: str, bad: dict[int, str]) -> pa.Array:
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("ms", column.type.tz), safe=False)
+    values = column.cast(pa.int64(), safe=False)
+    filled = pc.fill_null(values, 0).to_numpy()
+    faulty = filled < 0
+    for number in np.flatnonzero(faulty).tolist():
+        bad.setdefault(number, f"column {name!r} is before 1970, which is not a timestamp of Kafka")
+    return values
+
+
+def _headers(batch: pa.RecordBatch, headers: Mapping[str, str] | str) -> pa.Array:
+    if isinstance(headers, str):
+        return batch.column(headers).cast(HEADERS)
+    count = batch.num_rows
+    columns = [_as_bytes(batch.column(column)) for column in headers.values()]
+    keys = pa.DictionaryArray.from_arrays(
+        pa.array(np.tile(np.arange(len(headers), dtype=np.int32), count)), pa.array(list(headers), pa.string())
+    ).cast(pa.string())
+    # Columns, one after the other, become rows with a value of each.
+    order = np.arange(len(columns) * count, dtype=np.int64).reshape(len(columns), count).T.ravel()
+    values = pa.concat_arrays(columns).take(pa.array(order))
+    pairs = pa.StructArray.from_arrays([keys, values], fields=list(HEADERS.value_type))
+    offsets = np.arange(0, len(columns) * count + 1, len(columns), dtype=np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pairs).cast(HEADERS)
+
+
+def _header_sizes(headers: pa.Array) -> NDArray[np.int64]:
+    lengths = pc.fill_null(pc.list_value_length(headers), 0).to_numpy()
+    pairs = pc.list_flatten(headers)
+    keys, values = pairs.flatten()
+    sizes = pc.binary_length(keys).to_numpy() + pc.fill_null(pc.binary_length(values), 0).to_numpy() + _HEADER_BYTES
+    sums = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+    ends = np.cumsum(lengths)
+    found: NDArray[np.int64] = sums[ends] - sums[ends - lengths]
+    return found

@@ -1,0 +1,286 @@
+"""Producers of Kafka: their settings, and how the records of a batch go to the client.
+
+A batch of records has some of the columns of `RECORD_FIELDS`. `KafkaRecords` (`tidegate/operators/sinks/kafka_sink.py`)
+makes such batches of rows.
+
+Rules:
+
+- The client has a queue of its own, which is bounded by `QUEUED_RECORDS_MAX`. A caller passes on at most that many
+  records between two calls of `flush` or `commit_transaction`, or waits for room (`wait_for_room`).
+- Only failed deliveries are reported by the client (`delivery.report.only.error`): a call of Python for each record
+  would cost as much as the record. `Deliveries` keeps the first failure, with topic and partition.
+- Records of one partition keep their order, and the client's retries add no duplicates (`enable.idempotence`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.connectors.kafka.client import BrokerContact
+from tidegate.storage.clock import monotonic_ms
+from tidegate.storage.errors import ConfigurationError, TidegateError
+from tidegate.storage.extras import load
+
+if TYPE_CHECKING:
+    import confluent_kafka
+
+log = logging.getLogger(__name__)
+
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+RECORD_FIELDS: Mapping[str, pa.DataType] = {
+    "topic": pa.string(),
+    "partition": pa.int32(),
+    "key": pa.binary(),
+    "value": pa.binary(),
+    "headers": HEADERS,
+    "timestamp": pa.int64(),
+}
+"""Columns of a batch of records. `timestamp`: milliseconds since 1970. Only `value` is in every batch.
+
+A null stands for: the client's partitioner, no key, a tombstone, no headers, the time of sending.
+"""
+
+QUEUED_RECORDS_MAX = 500_000
+"""The most records in the queue of one client."""
+CHUNK_RECORDS = 20_000
+"""Records that are passed to the client between two looks for failed deliveries."""
+DELIVERY_TIMEOUT_MS = 60_000
+TRANSACTION_MS_MAX = 900_000
+"""The longest `transaction.timeout.ms` that brokers accept by default."""
+PARTITIONERS = ("murmur2_random", "murmur2", "consistent_random", "consistent", "fnv1a_random", "fnv1a", "random")
+
+_FORCED = {"enable.idempotence": True, "delivery.report.only.error": True}
+"""Settings of the client on which correctness depends."""
+_RESERVED = {
+    **dict.fromkeys(_FORCED, "it is set by the sink"),
+    "bootstrap.servers": "give the brokers as the first argument",
+    "transactional.id": "the sink has transactional ids of its own, which fence lost processes; choose how they begin "
+    "with transactional_id_prefix=",
+    "partitioner": "give partitioner=",
+    "delivery.timeout.ms": "give delivery_timeout=",
+    "message.timeout.ms": "give delivery_timeout=",
+    "isolation.level": "it is set by the sink",
+    "group.id": "the sink has no consumer group",
+}
+_OF_PRODUCERS = {
+    "linger.ms": 5,
+    # The sink bounds what it passes to the client. These limits are above its own, so that the queue is never full.
+    "queue.buffering.max.messages": 2 * QUEUED_RECORDS_MAX,
+    "queue.buffering.max.kbytes": 2_097_151,
+}
+"""Settings that `properties=` may change, except the limits of the queue."""
+
+
+class KafkaWriteError(TidegateError):
+    """Records could not be written to Kafka."""
+
+
+def library() -> Any:
+    """Returns the client library. Raises ConfigurationError if it is not installed."""
+    return load("to_kafka", "kafka", "confluent_kafka")
+
+
+def check_properties(properties: Mapping[str, object]) -> None:
+    """Raises ConfigurationError for settings of the client that belong to the sink."""
+    for name in properties:
+        if not isinstance(name, str):
+            raise ConfigurationError(f"to_kafka(properties=): {name!r} is not the name of a setting of librdkafka")
+        if name in _RESERVED:
+            raise ConfigurationError(f"to_kafka(properties=): remove {name!r}: {_RESERVED[name]}")
+        if name.startswith("queue.buffering.max.") and name != "queue.buffering.max.ms":
+            raise ConfigurationError(
+                f"to_kafka(properties=): remove {name!r}: the sink bounds the client's queue itself"
+            )
+
+
+def producer_settings(
+    servers: str,
+    properties: Mapping[str, object],
+    *,
+    partitioner: str,
+    delivery_timeout_ms: int,
+    record_bytes_max: int | None = None,
+    transactional_id: str | None = None,
+) -> dict[str, object]:
+    """Returns the settings of a producer.
+
+    `record_bytes_max`: the largest batch that the topic accepts, in bytes. The client's batches are as small, because
+    a batch of several records may be too large although each record is not.
+    """
+    settings: dict[str, object] = {**_OF_PRODUCERS, **properties, **_FORCED}
+    settings["bootstrap.servers"] = servers
+    settings["partitioner"] = partitioner
+    settings["delivery.timeout.ms"] = delivery_timeout_ms
+    if record_bytes_max is not None:
+        settings["message.max.bytes"] = record_bytes_max
+        settings.setdefault("batch.size", min(1_000_000, record_bytes_max))
+    if transactional_id is not None:
+        settings["transactional.id"] = transactional_id
+        # A transaction that takes longer is aborted by the brokers. It must outlast the delivery of its records.
+        settings.setdefault("transaction.timeout.ms", max(60_000, delivery_timeout_ms))
+    return settings
+
+
+def client_settings(servers: str, properties: Mapping[str, object]) -> dict[str, object]:
+    """Returns the settings of a client that writes no records."""
+    return {**properties, "bootstrap.servers": servers}
+
+
+class Deliveries:
+    """Collects failed deliveries of one producer. Its callback runs in the thread that calls the client."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._failed = 0
+        self._first = ""
+        self._too_large = False
+
+    def report(self, error: confluent_kafka.KafkaError | None, message: confluent_kafka.Message) -> None:
+        """Receives the report on one record."""
+        if error is None:
+            return
+        with self._lock:
+            self._failed += 1
+            if self._failed > 1:
+                return
+            partition = message.partition()
+            where = "" if partition is None or partition < 0 else f", partition {partition}"
+            self._first = f"{error.str()} (topic {message.topic()!r}{where})"
+            self._too_large = error.code() == library().KafkaError.MSG_SIZE_TOO_LARGE
+
+    def check(self, doing: str) -> None:
+        """Raises KafkaWriteError if a record was not delivered. `doing`: what was being done, for the error."""
+        with self._lock:
+            failed = self._failed
+            first = self._first
+            too_large = self._too_large
+        if not failed:
+            return
+        advice = (
+            "The topic's max.message.bytes is smaller than when the job was submitted; raise it, or restart the job"
+            if too_large
+            else "See that the brokers answer and the topic exists; delivery_timeout= is the time that a record has"
+        )
+        raise KafkaWriteError(f"{doing}: {failed} records were not delivered: {first}. {advice}")
+
+
+@contextmanager
+def kafka_errors(doing: str) -> Iterator[None]:
+    """Turns an error of the client inside into a KafkaWriteError that begins with `doing`.
+
+    For a fatal error the client's calls may break: Python then raises SystemError, with the error as its cause or
+    without any.
+    """
+    try:
+        yield
+    except (library().KafkaException, SystemError) as error:
+        raise KafkaWriteError(f"{doing}: {error_of(error)}") from error
+
+
+def error_of(error: BaseException) -> str:
+    """Returns the text of an exception of the client."""
+    if isinstance(error, SystemError):
+        if error.__cause__ is None:
+            return "a fatal error of the client. Another process may have taken over"
+        return error_of(error.__cause__)
+    given: Any = error.args[0] if error.args else error
+    return f"{given.str()} ({given.name()})" if isinstance(given, library().KafkaError) else str(given)
+
+
+_OF_TRANSACTIONS = {"ADDPARTS", "ENDTXN", "FATAL", "GETPID", "TXNERR", "TXNINIT"}
+
+
+class ProducerContact(BrokerContact):
+    """Tracks whether the brokers answer one producer. Failures of transactions are DEBUG: they are raised as well."""
+
+    def log(self, level: int, text: str, *values: object) -> None:
+        """Receives a line of the client's log, as `logging.Logger.log` does."""
+        if values and str(values[0]) in _OF_TRANSACTIONS:
+            log.debug(text, *values)
+        else:
+            super().log(level, text, *values)
+
+
+def client_error(error: confluent_kafka.KafkaError) -> None:
+    """Receives errors of the client as a whole. Without a callback a fatal error would break the call under way.
+
+    The next call of the client raises a fatal error. Other errors pass, or become failed deliveries.
+    """
+    log.debug("the client reports %s", error.str())
+
+
+def make_producer(settings: Mapping[str, object], deliveries: Deliveries) -> confluent_kafka.Producer:
+    """Returns a producer. Raises ConfigurationError for settings that the client refuses."""
+    ours = {"on_delivery": deliveries.report, "error_cb": client_error}
+    contact = ProducerContact(str(settings["bootstrap.servers"]))
+    try:
+        made: confluent_kafka.Producer = library().Producer({**settings, **ours}, logger=contact)
+    except library().KafkaException as error:
+        raise ConfigurationError(f"to_kafka: the client refuses its settings: {error_of(error)}") from error
+    return made
+
+
+def send(producer: confluent_kafka.Producer, records: pa.RecordBatch, topic: str | None, doing: str) -> None:
+    """Passes records to the client's queue, in their order. `topic`: for records without a column `topic`.
+
+    Raises KafkaWriteError. The caller sees to it that the queue has room.
+    """
+    names = records.schema.names
+    columns = {name: _values(records.column(name), name) for name in names}
+    with kafka_errors(doing):
+        try:
+            _send(producer, columns, topic, records.num_rows)
+        except BufferError as error:
+            raise KafkaWriteError(f"{doing}: the queue of the client is full") from error
+
+
+def _send(
+    producer: confluent_kafka.Producer, columns: Mapping[str, Sequence[Any]], topic: str | None, count: int
+) -> None:
+    produce = producer.produce
+    values = columns["value"]
+    keys = columns.get("key") or [None] * count
+    if topic is not None and columns.keys() <= {"key", "value"}:
+        for value, key in zip(values, keys, strict=True):
+            produce(topic, value, key)
+        return
+    topics = columns.get("topic") or [topic] * count
+    partitions = columns.get("partition") or [-1] * count
+    times = columns.get("timestamp") or [0] * count
+    headers = columns.get("headers") or [None] * count
+    for to, value, key, partition, at_ms, pairs in zip(topics, values, keys, partitions, times, headers, strict=True):
+        produce(to, value, key, partition, None, None, at_ms, pairs)
+
+
+def _values(column: pa.Array, name: str) -> list[Any]:
+    if name in ("partition", "timestamp"):
+        filled: list[Any] = pc.fill_null(column, -1 if name == "partition" else 0).to_pylist()
+        return filled
+    if name == "headers":
+        lists = column.to_pylist()
+        return [None if pairs is None else [(pair["key"], pair["value"]) for pair in pairs] for pairs in lists]
+    objects: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
+    return objects
+
+
+def wait_for_room(
+    producer: confluent_kafka.Producer, count: int, deliveries: Deliveries, doing: str, limit_ms: int
+) -> None:
+    """Waits until the client's queue takes `count` more records. Raises KafkaWriteError for a failed delivery.
+
+    `limit_ms`: a record that was not delivered within this time has failed, so the wait ends then at the latest.
+    """
+    deadline_ms = monotonic_ms() + limit_ms
+    while len(producer) + count > QUEUED_RECORDS_MAX:
+        with kafka_errors(doing):
+            producer.poll(0.01)
+        deliveries.check(doing)
+        if monotonic_ms() > deadline_ms:
+            raise KafkaWriteError(f"{doing}: the brokers took no records for {limit_ms} ms")

@@ -1,0 +1,351 @@
+"""The Kafka sink: where records go (`KafkaTarget`), its checks at submission, and the sink that commits exactly once.
+
+Exactly once, rows pass through three places:
+
+1. `_StagingWriter` writes batches of records to files of checkpoint storage. Nothing is open at the brokers.
+2. The files and a description of them (`_Staged`) are in the checkpoint.
+3. After the checkpoint completed, `_KafkaCommitter` sends each file in a transaction (`transactions.py`).
+
+At least once (`KafkaSender`), records are sent as they come, and a checkpoint waits until all of them are delivered.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, TypeAlias
+
+import pyarrow as pa
+import xxhash
+
+from tidegate.connectors.committing_sink import (
+    Committable,
+    Committer,
+    CommittingContext,
+    CommittingSink,
+    CommittingWriter,
+    CommitToken,
+    SinkFiles,
+)
+from tidegate.connectors.kafka import topics
+from tidegate.connectors.kafka.producer import (
+    CHUNK_RECORDS,
+    DELIVERY_TIMEOUT_MS,
+    QUEUED_RECORDS_MAX,
+    Deliveries,
+    KafkaWriteError,
+    client_settings,
+    error_of,
+    kafka_errors,
+    library,
+    make_producer,
+    producer_settings,
+    send,
+    wait_for_room,
+)
+from tidegate.connectors.kafka.transactions import LaneCommitter, Part, Token, TokenTopic
+from tidegate.storage.codec import decode, encode, wire
+from tidegate.storage.errors import ConfigurationError, CorruptionError
+
+log = logging.getLogger(__name__)
+
+Delivery: TypeAlias = Literal["exactly_once", "at_least_once"]
+TOKEN_TOPIC = "tidegate-commits"
+PREFIX = "tidegate"
+PART_BYTES_MAX = 64 << 20
+"""The size of a staged file, and so of a transaction. Such a transaction takes about a second."""
+PART_RECORDS_MAX = QUEUED_RECORDS_MAX - 1
+"""The most records of a transaction; together with the token they fit into the client's queue."""
+_BATCH_OVERHEAD_BYTES = 128
+"""Bytes of a batch and of a record in it, besides key, value and headers."""
+_DEFAULT_RECORD_BYTES = 1_000_000
+"""The client's default of `message.max.bytes`, for topics that are not known at submission."""
+
+
+@dataclass(slots=True)
+class KafkaTarget:
+    """The place that a sink writes to. The last fields are found at submission, by `check`, and travel to the tasks."""
+
+    servers: str
+    topic: str | None
+    """None if a column has the topics."""
+    delivery: Delivery = "exactly_once"
+    create: bool | int = False
+    partitioner: str = "murmur2_random"
+    delivery_timeout_ms: int = DELIVERY_TIMEOUT_MS
+    token_topic: str = TOKEN_TOPIC
+    transactional_id_prefix: str = PREFIX
+    properties: Mapping[str, object] = field(default_factory=dict)
+    record_bytes_max: int | None = None
+    """The largest batch that the topic accepts; None before submission, or if it is not known."""
+    tokens: TokenTopic | None = None
+    """The token topic; None before submission, and at least once."""
+
+    def check(self) -> None:
+        """Checks the topics, and creates missing ones. Called when the job is submitted.
+
+        Raises ConfigurationError; then nothing was changed.
+        """
+        kafka = library()
+        settings = client_settings(self.servers, self.properties)
+        try:
+            client = topics.admin(settings)
+            self._check(client)
+        except kafka.KafkaException as error:
+            raise ConfigurationError(
+                f"to_kafka: the brokers at {self.servers} did not answer as they should: {error_of(error)}. Check the "
+                "address, the settings in properties=, and the rights to describe the topics and their configuration"
+            ) from error
+
+    @property
+    def record_limit(self) -> int:
+        """The largest record in bytes: key, value and headers."""
+        given = self.properties.get("message.max.bytes")
+        limits = [int(str(given))] if given is not None else []
+        if self.record_bytes_max is not None:
+            limits.append(self.record_bytes_max)
+        return min(limits, default=_DEFAULT_RECORD_BYTES) - _BATCH_OVERHEAD_BYTES
+
+    def known_topics(self) -> topics.KnownTopics | None:
+        """Returns a check of topics in a column, or None if the topic is fixed, and checked already."""
+        if self.topic is not None:
+            return None
+        settings = client_settings(self.servers, self.properties)
+        return topics.KnownTopics(settings, self.record_limit + _BATCH_OVERHEAD_BYTES)
+
+    def producer_settings(self, transactional_id: str | None = None) -> dict[str, object]:
+        """Returns the settings of a producer."""
+        given = self.properties.get("message.max.bytes")
+        largest = self.record_bytes_max
+        if given is not None and largest is not None:
+            largest = min(largest, int(str(given)))
+        return producer_settings(
+            self.servers,
+            self.properties,
+            partitioner=self.partitioner,
+            delivery_timeout_ms=self.delivery_timeout_ms,
+            record_bytes_max=largest,
+            transactional_id=transactional_id,
+        )
+
+    def _check(self, client: Any) -> None:
+        exactly_once = self.delivery == "exactly_once"
+        # The client checks its settings when it is made. It contacts no broker for that.
+        make_producer(self.producer_settings("check" if exactly_once else None), Deliveries())
+        found = topics.describe(client, self.topic) if self.topic is not None else None
+        if self.topic is not None and found is None and self.create is False:
+            raise ConfigurationError(
+                f"to_kafka: topic {self.topic!r} does not exist at {self.servers}. Create it, or give create=True, or "
+                "create=12 for 12 partitions"
+            )
+        token_topic = topics.describe(client, self.token_topic) if exactly_once else None
+        if token_topic is not None:
+            topics.check_token_topic(token_topic)
+        if self.topic is not None and found is None:
+            topics.create(client, self.topic, -1 if self.create is True else int(self.create))
+            found = topics.created(client, self.topic)
+        self.record_bytes_max = None if found is None else topics.max_record_bytes(found)
+        if not exactly_once:
+            return
+        if token_topic is None:
+            topics.create_token_topic(client, self.token_topic)
+            token_topic = topics.created(client, self.token_topic)
+            topics.check_token_topic(token_topic)
+        self.tokens = TokenTopic(token_topic.name, token_topic.topic_id, token_topic.partitions)
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class StagedPart:
+    """A staged file. The committable has its path at the same position. `checksum`: xxh3, 64 bits."""
+
+    records: int
+    size_bytes: int
+    checksum: int
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class StagedRecords:
+    """The records that a subtask has prepared for one checkpoint, with everything that a commit by any program needs.
+
+    `topic`: empty if a column of the records has the topics. `prefix`: how the transactional id begins.
+    """
+
+    uid: str
+    topic: str
+    prefix: str
+    tokens: TokenTopic
+    parts: tuple[StagedPart, ...]
+
+
+class KafkaSink(CommittingSink):
+    """Writes batches of records exactly once."""
+
+    def __init__(self, target: KafkaTarget) -> None:
+        self.target = target
+
+    def check(self) -> None:
+        """Checks the target, when the job is submitted. Raises ConfigurationError."""
+        self.target.check()
+
+    def open_writer(self, context: CommittingContext) -> CommittingWriter:
+        """Returns the writer of one subtask."""
+        return _StagingWriter(self.target, context)
+
+    def open_committer(self, context: CommittingContext) -> Committer:
+        """Returns the committer of one subtask."""
+        return _KafkaCommitter(self.target, context)
+
+
+class _StagingWriter(CommittingWriter):
+    """Stages records in files. All records of a subtask go to its first bucket, so a checkpoint is one lane."""
+
+    def __init__(self, target: KafkaTarget, context: CommittingContext) -> None:
+        assert target.tokens is not None, "the target is checked when the job is submitted"
+        self._target = target
+        self._tokens = target.tokens
+        self._context = context
+        self._batches: list[pa.RecordBatch] = []
+        self._records = 0
+        self._bytes = 0
+        self._parts: list[StagedPart] = []
+        self._paths: list[str] = []
+        self._known_topics = target.known_topics()
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Buffers records, up to the size of a file. Raises KafkaWriteError for a topic that does not exist."""
+        if self._known_topics is not None:
+            self._known_topics.check(batch.column("topic"))
+        for start in range(0, batch.num_rows, CHUNK_RECORDS):
+            chunk = batch.slice(start, CHUNK_RECORDS)
+            size_bytes = chunk.nbytes
+            full = self._bytes + size_bytes > PART_BYTES_MAX or self._records + chunk.num_rows > PART_RECORDS_MAX
+            if self._batches and full:
+                self._stage()
+            self._batches.append(chunk)
+            self._records += chunk.num_rows
+            self._bytes += size_bytes
+
+    def prepare(self, checkpoint_id: int) -> Sequence[Committable]:
+        """Stages the rest, and returns one committable."""
+        if self._batches:
+            self._stage()
+        if not self._parts:
+            return []
+        staged = StagedRecords(
+            self._context.uid,
+            self._target.topic or "",
+            self._target.transactional_id_prefix,
+            self._tokens,
+            tuple(self._parts),
+        )
+        paths = tuple(self._paths)
+        self._parts, self._paths = [], []
+        return [Committable(self._context.buckets[0], encode(staged), paths)]
+
+    def _stage(self) -> None:
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, self._batches[0].schema) as writer:
+            for batch in self._batches:
+                writer.write_batch(batch)
+        data = sink.getvalue()
+        path = self._context.files.write([memoryview(data).tobytes()])
+        self._paths.append(path)
+        self._parts.append(StagedPart(self._records, data.size, xxhash.xxh3_64_intdigest(memoryview(data))))
+        self._batches, self._records, self._bytes = [], 0, 0
+
+
+class _KafkaCommitter(Committer):
+    """Commits what a subtask has prepared, and lanes of earlier jobs that it has taken over."""
+
+    def __init__(self, target: KafkaTarget, context: CommittingContext) -> None:
+        self._target = target
+        self._context = context
+        self._lanes: dict[str, LaneCommitter] = {}
+
+    def commit(self, token: CommitToken, committables: Sequence[Committable]) -> None:
+        """Sends the records of committables, unless they are visible already."""
+        for committable in committables:
+            staged = decode(committable.data)
+            lane = f"{token.job_id}/{staged.uid}/{committable.bucket}"
+            if lane not in self._lanes:
+                self._lanes[lane] = self._lane(lane, staged)
+            try:
+                self._lanes[lane].commit(self._parts(token.checkpoint_id, committable, staged))
+            finally:
+                if token.job_id != self._context.job_id:
+                    # A lane of an earlier job gets no further records.
+                    self._lanes.pop(lane).close()
+
+    def close(self) -> None:
+        """Drops the producers."""
+        for lane in self._lanes.values():
+            lane.close()
+        self._lanes = {}
+
+    def _lane(self, lane: str, staged: StagedRecords) -> LaneCommitter:
+        transactional_id = f"{staged.prefix}/{lane}"
+        target = self._target
+        settings = target.producer_settings(transactional_id)
+        return LaneCommitter(target.servers, target.properties, settings, staged.tokens, lane)
+
+    def _parts(self, checkpoint_id: int, committable: Committable, staged: StagedRecords) -> Iterator[Part]:
+        for number, (path, part) in enumerate(zip(committable.files, staged.parts, strict=True)):
+            yield Part(
+                Token(checkpoint_id, number + 1),
+                partial(_staged_batches, self._context.files, path, part),
+                staged.topic or None,
+            )
+
+
+def _staged_batches(files: SinkFiles, path: str, part: StagedPart) -> Iterator[pa.RecordBatch]:
+    """Yields the records of a staged file. Raises CorruptionError if it is not what was written."""
+    data = files.read(path)
+    if len(data) != part.size_bytes or xxhash.xxh3_64_intdigest(data) != part.checksum:
+        raise CorruptionError(
+            f"the staged records in {path} have changed since they were written ({len(data)} bytes; "
+            f"{part.size_bytes} were written). They cannot be committed; restore an earlier checkpoint"
+        )
+    with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
+        yield from reader
+
+
+class KafkaSender:
+    """Sends records as they come. `flush` returns when the brokers have all of them."""
+
+    def __init__(self, target: KafkaTarget) -> None:
+        self._target = target
+        self._deliveries = Deliveries()
+        self._producer = make_producer(target.producer_settings(), self._deliveries)
+        self._doing = f"could not write to Kafka at {target.servers}"
+        self._known_topics = target.known_topics()
+
+    def send(self, batch: pa.RecordBatch) -> None:
+        """Passes records to the client, as soon as its queue has room. Raises KafkaWriteError."""
+        if self._known_topics is not None:
+            self._known_topics.check(batch.column("topic"))
+        for start in range(0, batch.num_rows, CHUNK_RECORDS):
+            chunk = batch.slice(start, CHUNK_RECORDS)
+            limit_ms = 2 * self._target.delivery_timeout_ms
+            wait_for_room(self._producer, chunk.num_rows, self._deliveries, self._doing, limit_ms)
+            send(self._producer, chunk, self._target.topic, self._doing)
+            with kafka_errors(self._doing):
+                self._producer.poll(0)
+        self._deliveries.check(self._doing)
+
+    def flush(self) -> None:
+        """Waits until all records are delivered. Raises KafkaWriteError if one is not."""
+        with kafka_errors(self._doing):
+            left = self._producer.flush(2 * self._target.delivery_timeout_ms / 1000)
+        self._deliveries.check(self._doing)
+        if left:
+            raise KafkaWriteError(f"{self._doing}: {left} records were not delivered in time")
+
+    def close(self) -> None:
+        """Drops records that were not delivered. They come again after a restore."""
+        with kafka_errors(self._doing):
+            self._producer.purge()
+            self._producer.poll(0)

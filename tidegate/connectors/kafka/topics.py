@@ -1,0 +1,191 @@
+"""Topics that a sink writes to: what they are, whether they fit, and how they are created at submission.
+
+Rules:
+
+- A topic that does not exist is refused, or created if the program asks for it (`create=`).
+- The token topic must be compacted, and nothing else: with `delete` in its cleanup policy the brokers delete old
+  tokens, and a repeated commit would write its records again. It is created if it is not there.
+- Nothing is created before everything was checked.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Mapping
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tidegate.connectors.kafka.client import BrokerContact
+from tidegate.connectors.kafka.producer import KafkaWriteError, error_of, kafka_errors, library
+from tidegate.storage.clock import monotonic_ms
+from tidegate.storage.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from confluent_kafka.admin import AdminClient
+
+log = logging.getLogger(__name__)
+
+TOKEN_PARTITIONS = 16
+_TOKEN_CONFIG = {
+    "cleanup.policy": "compact",
+    # Compacts often: the topic gets a record for each commit, and a committer that starts reads a partition as a whole.
+    "min.cleanable.dirty.ratio": "0.1",
+    "segment.ms": "3600000",
+    "segment.bytes": "33554432",
+}
+_ANSWER_S = 30.0
+_AGAIN_S = 0.1
+_KNOWN_MAX = 100_000
+_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+_NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
+"""Kafka's notation for a missing topic id."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDescription:
+    """A topic that exists. `topic_id` is empty for brokers older than 2.8."""
+
+    name: str
+    topic_id: str
+    partitions: int
+    config: Mapping[str, str]
+
+
+def is_topic_name(name: object) -> bool:
+    """Returns whether Kafka takes this as the name of a topic."""
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None and name not in (".", "..")
+
+
+def admin(settings: Mapping[str, Any]) -> AdminClient:
+    """Returns a client for topics. Raises ConfigurationError for settings that the client refuses."""
+    from confluent_kafka.admin import AdminClient
+
+    try:
+        return AdminClient(dict(settings), logger=BrokerContact(str(settings["bootstrap.servers"])))
+    except library().KafkaException as error:
+        raise ConfigurationError(f"to_kafka: the client refuses its settings: {error_of(error)}") from error
+
+
+def describe(client: AdminClient, topic: str, *, with_config: bool = True) -> TopicDescription | None:
+    """Returns a topic, or None if it does not exist. Raises KafkaException if the brokers do not answer."""
+    from confluent_kafka import TopicCollection
+    from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
+
+    kafka = library()
+    try:
+        found: Any = _answer(
+            client.describe_topics(TopicCollection([topic]), request_timeout=_ANSWER_S)[topic], "describe topic", topic
+        )
+    except kafka.KafkaException as error:
+        if error.args[0].code() == kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
+            return None
+        raise
+    config: dict[str, str] = {}
+    if with_config:
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        answers = client.describe_configs([resource], request_timeout=_ANSWER_S)
+        entries: Any = _answer(answers[resource], "read the configuration of topic", topic)
+        config = {name: str(entry.value) for name, entry in entries.items()}
+    topic_id = str(found.topic_id)
+    return TopicDescription(topic, "" if topic_id == _NO_ID else topic_id, len(found.partitions), config)
+
+
+def create(client: AdminClient, topic: str, partitions: int, config: Mapping[str, str] | None = None) -> None:
+    """Creates a topic, with the brokers' default number of replicas. `partitions`: -1 for the brokers' default.
+
+    A topic that another process creates at the same moment is fine. Raises ConfigurationError if that is not allowed.
+    """
+    from confluent_kafka.cimpl import NewTopic
+
+    kafka = library()
+    made = NewTopic(topic, num_partitions=partitions, replication_factor=-1, config=dict(config or {}))
+    try:
+        _answer(client.create_topics([made], request_timeout=_ANSWER_S)[topic], "create topic", topic)
+    except kafka.KafkaException as error:
+        if error.args[0].code() == kafka.KafkaError.TOPIC_ALREADY_EXISTS:
+            return
+        raise ConfigurationError(
+            f"to_kafka: topic {topic!r} cannot be created: {error_of(error)}. Create it with the tools of Kafka"
+        ) from error
+    log.info("created topic %r (%s)", topic, ", ".join(f"{key}={value}" for key, value in (config or {}).items()))
+
+
+def create_token_topic(client: AdminClient, topic: str) -> None:
+    """Creates the topic of commit tokens. Raises ConfigurationError."""
+    create(client, topic, TOKEN_PARTITIONS, _TOKEN_CONFIG)
+
+
+def created(client: AdminClient, topic: str) -> TopicDescription:
+    """Returns a topic that was just created, as soon as the brokers describe it. Raises ConfigurationError."""
+    deadline_ms = monotonic_ms() + int(_ANSWER_S * 1000)
+    while monotonic_ms() < deadline_ms:
+        found = describe(client, topic)
+        if found is not None:
+            return found
+        time.sleep(_AGAIN_S)
+    raise ConfigurationError(f"to_kafka: topic {topic!r} was created, but the brokers do not describe it; try again")
+
+
+def check_token_topic(found: TopicDescription) -> None:
+    """Raises ConfigurationError for a topic that would lose commit tokens."""
+    policy = found.config.get("cleanup.policy", "delete")
+    if {each.strip() for each in policy.split(",")} != {"compact"}:
+        raise ConfigurationError(
+            f"to_kafka: the token topic {found.name!r} has cleanup.policy={policy}, so the brokers delete old commit "
+            "tokens, and records would be written twice after a restore. Set cleanup.policy=compact, or give the name "
+            "of another topic, token_topic=; a topic that does not exist is created"
+        )
+
+
+def max_record_bytes(found: TopicDescription) -> int | None:
+    """Returns the largest batch of records that a topic accepts, in bytes, or None if it is unknown."""
+    given = found.config.get("max.message.bytes", "")
+    return int(given) if given.isdigit() else None
+
+
+class KnownTopics:
+    """Checks topics of a column, before the first record of each is written. Called from one thread at a time."""
+
+    def __init__(self, settings: Mapping[str, object], record_bytes_max: int) -> None:
+        """`record_bytes_max`: the largest batch of records that the sink writes."""
+        self._settings = settings
+        self._record_bytes_max = record_bytes_max
+        self._known: set[str] = set()
+
+    def check(self, column: pa.Array) -> None:
+        """Raises KafkaWriteError for a topic that does not exist, or takes smaller records only."""
+        unknown = [topic for topic in column.unique().to_pylist() if topic not in self._known]
+        if not unknown:
+            return
+        with kafka_errors("could not describe topics"):
+            client = admin(self._settings)
+            for topic in unknown:
+                self._check(topic, describe(client, topic))
+        if len(self._known) > _KNOWN_MAX:
+            self._known.clear()
+        self._known.update(unknown)
+
+    def _check(self, topic: str, found: TopicDescription | None) -> None:
+        if found is None:
+            raise KafkaWriteError(
+                f"to_kafka: topic {topic!r}, which a row names, does not exist. Create it, or filter such rows in a "
+                "step before"
+            )
+        largest = max_record_bytes(found)
+        if largest is not None and largest < self._record_bytes_max:
+            raise KafkaWriteError(
+                f"to_kafka: topic {topic!r}, which a row names, has max.message.bytes={largest}, and the sink writes "
+                f"up to {self._record_bytes_max}. Raise it, or set message.max.bytes to {largest} in properties="
+            )
+
+
+def _answer(future: Any, doing: str, topic: str) -> Any:
+    try:
+        return future.result(_ANSWER_S + 5)
+    except FutureTimeoutError as error:
+        kafka = library()
+        raise kafka.KafkaException(kafka.KafkaError(kafka.KafkaError._TIMED_OUT, f"{doing} {topic!r}")) from error

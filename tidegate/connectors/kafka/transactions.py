@@ -1,0 +1,312 @@
+"""Commits to Kafka: one short transaction has records and a commit token, and a repeated commit finds the token.
+
+A *lane* is what one bucket of a sink has prepared under one job. Its records are committed in *parts*, the files that
+the writer has staged. Each part is one transaction, so a transaction stays short however many rows a checkpoint has.
+Rules:
+
+- Each lane has a transactional id of its own. `init_transactions` therefore fences any earlier process that commits the
+  same lane, and waits until its open transaction has ended.
+- Only then the token of the lane is read, up to the end of its partition, by a reader that sees committed records only.
+  A part that the token covers is done. If the end cannot be read, the commit fails: it never assumes anything.
+- The token of a lane is written in the same transaction as the records. So both are visible, or neither.
+- After any failure the outcome of the transaction is unknown. The producer is dropped, and the next try begins with
+  `init_transactions` and the token again.
+- A lane has its tokens in one partition, chosen by a hash of its name. A commit is refused if the token topic is not
+  the topic that the job was submitted with, or has another number of partitions: tokens would not be found.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from tidegate.connectors.kafka import topics
+from tidegate.connectors.kafka.client import TIMEOUT_S, BrokerContact
+from tidegate.connectors.kafka.producer import (
+    Deliveries,
+    KafkaWriteError,
+    client_error,
+    client_settings,
+    error_of,
+    kafka_errors,
+    library,
+    make_producer,
+    send,
+)
+from tidegate.storage.clock import monotonic_ms
+from tidegate.storage.codec import wire
+
+if TYPE_CHECKING:
+    import confluent_kafka
+
+log = logging.getLogger(__name__)
+
+_CALL_S = 60.0
+"""The time limit of one call of the client that changes the state of a transaction."""
+_READ_LIMIT_MS = 120_000
+"""The time limit of reading a partition of tokens. A transaction of a lost process may hold up its end for a while."""
+_READ_RECORDS = 1_000
+_READ_S = 0.02
+"""A read waits this long for more records, also at the end of a partition."""
+_AGAIN_S = 0.05
+_SLOW_READ_MS = 5_000
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class TokenTopic:
+    """The topic of commit tokens, as it was when the job was submitted. `topic_id` is empty for old brokers."""
+
+    name: str
+    topic_id: str
+    partitions: int
+
+    def partition_of(self, lane: str) -> int:
+        """Returns the partition that has the tokens of a lane. Never changes for a topic."""
+        return zlib.crc32(lane.encode()) % self.partitions
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Token:
+    """How far a lane is committed: everything before this checkpoint, and the first `parts` parts of it."""
+
+    checkpoint_id: int
+    parts: int
+
+    def encoded(self) -> bytes:
+        """Returns the value of the record."""
+        return json.dumps({"checkpoint": self.checkpoint_id, "parts": self.parts}).encode()
+
+    @staticmethod
+    def decoded(value: bytes | None, lane: str) -> Token:
+        """Returns the token in a record. Raises KafkaWriteError for a record that tidegate has not written."""
+        try:
+            found = json.loads(value or b"")
+            return Token(int(found["checkpoint"]), int(found["parts"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise KafkaWriteError(
+                f"the commit token of {lane!r} cannot be understood: {value!r}. Another program writes to the token "
+                "topic; give this job a token topic of its own (token_topic=)"
+            ) from error
+
+
+def read_token(
+    servers: str, properties: Mapping[str, object], topic: TokenTopic, lane: str, limit_ms: int = _READ_LIMIT_MS
+) -> Token | None:
+    """Returns the newest committed token of a lane, or None if there is none.
+
+    Everything up to the end of the partition is read, where the end is taken when this is called. Raises
+    KafkaWriteError if that is not possible within `limit_ms`.
+    """
+    partition = topic.partition_of(lane)
+    doing = f"read the commit tokens in partition {partition} of topic {topic.name!r} to their end"
+    settings = client_settings(servers, properties)
+    with kafka_errors(f"could not {doing}"):
+        end = _end_offset(settings, topic.name, partition)
+        reader = _reader(settings, "read_committed")
+        with closing(reader):
+            reader.assign([library().TopicPartition(topic.name, partition, library().OFFSET_BEGINNING)])
+            return _read_to(reader, end, lane, doing, limit_ms)
+
+
+def _end_offset(settings: Mapping[str, object], topic: str, partition: int) -> int:
+    """Returns the offset after the last record of a partition, also if its transaction has not ended."""
+    # A reader of committed records would return the end of the committed part only.
+    with closing(_reader(settings, "read_uncommitted")) as asked:
+        found = asked.get_watermark_offsets(library().TopicPartition(topic, partition), timeout=TIMEOUT_S)
+    if found is None:
+        raise KafkaWriteError(f"the brokers did not return the end of partition {partition} of topic {topic!r} in time")
+    return int(found[1])
+
+
+def _read_to(reader: confluent_kafka.Consumer, end: int, lane: str, doing: str, limit_ms: int) -> Token | None:
+    kafka = library()
+    key = lane.encode()
+    newest: Token | None = None
+    began_ms = monotonic_ms()
+    position = 0
+    while position < end:
+        if monotonic_ms() - began_ms > limit_ms:
+            raise KafkaWriteError(
+                f"could not {doing}: reached offset {position} of {end} in {limit_ms} ms. An open transaction of "
+                "another process may hold up readers; it ends by its transaction.timeout.ms at the latest"
+            )
+        for message in reader.consume(_READ_RECORDS, timeout=_READ_S):
+            error = message.error()
+            if error is None:
+                position = max(position, _offset(message) + 1)
+                if message.key() == key:
+                    newest = Token.decoded(message.value(), lane)
+            elif error.code() == kafka.KafkaError._PARTITION_EOF:
+                # The offset is behind records that readers do not see, such as the marks of transactions.
+                position = max(position, _offset(message))
+            elif error.retriable():
+                log.debug("reading of commit tokens is tried again: %s", error.str())
+            else:
+                raise KafkaWriteError(f"could not {doing}: {error.str()} ({error.name()})")
+    took_ms = monotonic_ms() - began_ms
+    if took_ms > _SLOW_READ_MS:
+        log.warning("It took %d ms to %s (%d records). Is the topic compacted?", took_ms, doing, end)
+    return newest
+
+
+def _offset(message: confluent_kafka.Message) -> int:
+    offset = message.offset()
+    assert offset is not None, "a consumed message has an offset"
+    return offset
+
+
+def _reader(settings: Mapping[str, object], isolation: str) -> confluent_kafka.Consumer:
+    contact = BrokerContact(str(settings["bootstrap.servers"]))
+    ours = {
+        "group.id": "tidegate-commits",
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "enable.partition.eof": True,
+        "auto.offset.reset": "error",
+        "isolation.level": isolation,
+        "fetch.wait.max.ms": 10,
+        "error_cb": client_error,
+    }
+    made: confluent_kafka.Consumer = library().Consumer({**settings, **ours}, logger=contact)
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One transaction. `batches` returns its records."""
+
+    done: Token
+    """The token that the transaction writes."""
+    batches: Callable[[], Iterable[pa.RecordBatch]]
+    topic: str | None
+    """The topic of records without a column `topic`."""
+
+
+class LaneCommitter:
+    """Commits the parts of one lane, in their order. Not thread-safe."""
+
+    def __init__(
+        self,
+        servers: str,
+        properties: Mapping[str, object],
+        producer: Mapping[str, object],
+        tokens: TokenTopic,
+        lane: str,
+    ) -> None:
+        """`producer`: settings of a producer, with the lane's transactional id."""
+        self._servers = servers
+        self._properties = properties
+        self._settings = producer
+        self._tokens = tokens
+        self._lane = lane
+        self._producer: confluent_kafka.Producer | None = None
+        self._deliveries = Deliveries()
+        self._token: Token | None = None
+
+    def commit(self, parts: Iterable[Part]) -> None:
+        """Commits the parts that are not committed yet. Raises KafkaWriteError; then some of them may be committed."""
+        if self._producer is None:
+            self._open()
+        for part in parts:
+            if self._token is not None and part.done <= self._token:
+                log.info("%s of %r is committed already", part.done, self._lane)
+                continue
+            try:
+                self._transaction(part)
+            except BaseException:
+                self._drop()
+                raise
+            self._token = part.done
+
+    def close(self) -> None:
+        """Drops the producer. A transaction is never open between two calls of `commit`."""
+        self._producer = None
+
+    def _open(self) -> None:
+        """Fences earlier processes, and reads how far they came."""
+        self._deliveries = Deliveries()
+        producer = make_producer(self._settings, self._deliveries)
+        doing = f"could not begin to commit {self._lane!r}"
+        self._call(doing, producer.init_transactions)
+        with kafka_errors(doing):
+            self._check_token_topic()
+        self._token = read_token(self._servers, self._properties, self._tokens, self._lane)
+        self._producer = producer
+
+    def _check_token_topic(self) -> None:
+        """Raises KafkaWriteError if the token topic is another one than at submission."""
+        tokens = self._tokens
+        found = topics.describe(
+            topics.admin(client_settings(self._servers, self._properties)), tokens.name, with_config=False
+        )
+        changed = None
+        if found is None:
+            changed = "does not exist any more"
+        elif found.topic_id != tokens.topic_id:
+            changed = "is another topic of this name than when the records were prepared"
+        elif found.partitions != tokens.partitions:
+            changed = f"has {found.partitions} partitions, and had {tokens.partitions} when the records were prepared"
+        if changed is not None:
+            raise KafkaWriteError(
+                f"could not commit {self._lane!r}: the token topic {tokens.name!r} {changed}, so it is unknown which "
+                "records are committed. Restore the topic. To give up the prepared records, start the job with another "
+                "uid for to_kafka and allow_non_restored_state=True"
+            )
+
+    def _transaction(self, part: Part) -> None:
+        producer = self._producer
+        assert producer is not None
+        doing = f"could not commit checkpoint {part.done.checkpoint_id} of {self._lane!r}"
+        with kafka_errors(doing):
+            producer.begin_transaction()
+            for batch in part.batches():
+                send(producer, batch, part.topic, doing)
+                producer.poll(0)
+                self._deliveries.check(doing)
+            token = pa.RecordBatch.from_pydict(
+                {"key": [self._lane.encode()], "value": [part.done.encoded()], "partition": [self._partition]},
+                pa.schema([("key", pa.binary()), ("value", pa.binary()), ("partition", pa.int32())]),
+            )
+            send(producer, token, self._tokens.name, doing)
+        try:
+            self._call(doing, producer.commit_transaction)
+        finally:
+            # The reports have the reason. The error of the commit itself is only that a record has failed.
+            self._deliveries.check(doing)
+
+    @property
+    def _partition(self) -> int:
+        return self._tokens.partition_of(self._lane)
+
+    def _call(self, doing: str, call: Callable[[float], Any]) -> None:
+        """Calls the client, and calls again where it asks for that, within a limit. Raises KafkaWriteError."""
+        deadline_ms = monotonic_ms() + int(_CALL_S * 1000)
+        while True:
+            try:
+                call(max(0.1, (deadline_ms - monotonic_ms()) / 1000))
+                return
+            except (library().KafkaException, SystemError) as error:
+                passes = not isinstance(error, SystemError) and error.args[0].retriable()
+                if not passes or monotonic_ms() >= deadline_ms:
+                    raise KafkaWriteError(f"{doing}: {error_of(error)}") from error
+            time.sleep(_AGAIN_S)
+
+    def _drop(self) -> None:
+        """Ends an open transaction as far as possible, so that readers need not wait for the next try."""
+        producer, self._producer = self._producer, None
+        if producer is None:
+            return
+        try:
+            producer.purge()
+            producer.abort_transaction(5.0)
+        except (library().KafkaException, SystemError) as error:
+            log.debug("the transaction of %r is ended by the next try: %s", self._lane, error_of(error))

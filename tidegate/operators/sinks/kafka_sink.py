@@ -1,0 +1,137 @@
+"""`KafkaRecords` makes records of Kafka from rows, and `KafkaAtLeastOnce` sends them as they come.
+
+Rules:
+
+- `KafkaRecords` runs in the task, chained before the sink, so that a row that cannot be a record fails like a row of
+  any other step: it fails the job, or goes to a side output (`errors_to`).
+- In a stream of changes the last row of a key in each batch counts. If it is retracted, the record is a tombstone. So
+  the newest record of each key is the row that the key has now, or a tombstone.
+- At least once, `KafkaAtLeastOnce` sends each batch at once. A checkpoint waits until all records are delivered, and
+  has nothing to commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.connectors.kafka.encoding import RecordLayout, RecordMaker
+from tidegate.connectors.kafka.sink import KafkaSender, KafkaTarget
+from tidegate.connectors.sink import CommitContext, Sink, SinkContext
+from tidegate.operators.changes import CHANGE, rows_that_come
+from tidegate.operators.functions.failing_rows import FailingRows
+from tidegate.operators.operator import Columns, Emit, Operator, OperatorContext
+from tidegate.operators.operator_errors import blame, failure, first_row
+from tidegate.protocol.edges import OutputTag
+from tidegate.state.kernels.partition import gather
+from tidegate.state.key_index.key_index import KeyIndex
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.arrow_types import widened
+from tidegate.storage.state.snapshot import StateTable
+
+
+class KafkaRecords(Operator):
+    """Emits the records of rows.
+
+    - `deletes`: the rows are changes, and the columns of the key identify them.
+    """
+
+    def __init__(
+        self, target: KafkaTarget, layout: RecordLayout, errors_to: OutputTag | None = None, *, deletes: bool = False
+    ) -> None:
+        self._target = target
+        self._layout = layout
+        self._deletes = deletes
+        self._failing = None if errors_to is None else FailingRows(errors_to)
+        self._maker: RecordMaker | None = None
+
+    def needed_columns(self, after: Columns) -> Columns:
+        """Returns the columns of the layout; all columns if failing rows go to a side output."""
+        if self._failing is not None:
+            return None
+        return self._layout.columns | ({CHANGE} if self._deletes else set())
+
+    def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
+        """Opens the encoders."""
+        super().open(context, restored)
+        self._maker = RecordMaker(self._layout, self._target.topic, self._target.record_limit)
+
+    def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Emits a batch of records. Raises OperatorError for a row that cannot be one, without `errors_to`."""
+        assert self._maker is not None
+        retracted = None
+        with blame(self.context, batch):
+            rows = widened(batch)
+            if self._deletes:
+                rows, retracted = self._last_rows(rows)
+            made = self._maker.make(rows, retracted)
+        if made.bad:
+            self._fail(rows, made.bad)
+        if made.records.num_rows:
+            emit(made.records)
+
+    def close(self) -> None:
+        """Closes the encoders."""
+        if self._maker is not None:
+            self._maker.close()
+
+    def _last_rows(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, NDArray[np.bool_]]:
+        """Returns the last row of each key, and which of them are retracted."""
+        index = KeyIndex(self._layout.key)
+        slots = index.upsert(rows).slots
+        last = np.empty(index.size, dtype=np.int32)
+        last[slots] = np.arange(rows.num_rows, dtype=np.int32)  # NumPy assigns in order: the last row stays
+        last.sort()
+        comes = rows_that_come(rows)
+        return (rows if len(last) == rows.num_rows else gather(rows, last)), ~comes[last]
+
+    def _fail(self, rows: pa.RecordBatch, bad: dict[int, str]) -> None:
+        if self._failing is None:
+            number = min(bad)
+            row = first_row(rows.slice(number, 1))
+            error = ConfigurationError(
+                f"{bad[number]}. Correct or filter such rows in a step before, or send them to a side output with "
+                'to_kafka(errors_to="...")'
+            )
+            raise failure(self.context, error, f"row {number} of the batch", row, rows)
+        for number, reason in bad.items():
+            self._failing.add(number, ValueError(reason))
+        self._failing.leave(rows, self.context)
+
+
+class KafkaAtLeastOnce(Sink):
+    """Sends records as they come."""
+
+    def __init__(self, target: KafkaTarget) -> None:
+        self.target = target
+        self._sender: KafkaSender | None = None
+
+    def check(self) -> None:
+        """Checks the target, when the job is submitted. Raises ConfigurationError."""
+        self.target.check()
+
+    def open(self, context: SinkContext) -> None:
+        """Makes a producer."""
+        self._sender = KafkaSender(self.target)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Sends records."""
+        assert self._sender is not None
+        self._sender.send(batch)
+
+    def prepare(self) -> Iterable[bytes]:
+        """Waits until all records are delivered."""
+        assert self._sender is not None
+        self._sender.flush()
+        return ()
+
+    def close(self) -> None:
+        """Drops what was not delivered."""
+        if self._sender is not None:
+            self._sender.close()
+
+    def commit(self, committables: Sequence[bytes], context: CommitContext) -> None:
+        """Does nothing, because records are visible as soon as they are delivered."""
