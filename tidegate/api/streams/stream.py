@@ -1407,8 +1407,7 @@ class Stream(OtherNames):
         - `key`: the columns of the key. One column of strings or bytes is written as it is; otherwise the key is an
           object in `key_format`.
         - `value`: the columns of the value; by default all that are not the topic, the partition or the headers.
-        - `format`: the format of values: "json", "raw" (the bytes or the text of one column; null is a tombstone), or a
-          format such as `tg.JsonFormat()`.
+        - `format`: the format of values: "json", "raw" (the bytes or the text of one column; null is a tombstone).
         - `key_format`: the format of keys, as `format`.
         - `headers`: a column for each header, by name, or one column with a list of structs (key, value).
         - `partition`: a column with the number of the partition. A null leaves the choice to `partitioner`.
