@@ -83,8 +83,8 @@ def throughput(console: Console, server: KafkaServer, folder: Path, records: int
                 console.print(f"round {number}, {name}: {took:.2f} s")
     floor = statistics.median(seconds["bare loop"])
     table = Table("", "records a second", "of the bare loop")
-    for name, took in seconds.items():
-        median = statistics.median(took)
+    for name, rounds_s in seconds.items():
+        median = statistics.median(rounds_s)
         table.add_row(name, f"{records / median:,.0f}", f"{floor / median:.2f}")
     console.print(table)
 
@@ -206,7 +206,7 @@ def read_latencies(server: KafkaServer, topic: str, found: list[float], over: th
             messages = reader.consume(10_000, timeout=0.002)
             now = time.perf_counter()
             for message in messages:
-                sent, measured, _ = json.loads(message.value())
+                sent, measured, _ = json.loads(message.value() or b"")
                 if measured:
                     found.append(1_000 * (now - sent))
 

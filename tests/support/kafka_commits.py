@@ -17,7 +17,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartiti
 from waiting import LIMIT_S
 
 from tidegate.connectors.committing_sink import Committable, CommittingContext, CommitToken
-from tidegate.connectors.kafka import transactions
+from tidegate.connectors.kafka import producer, transactions
 from tidegate.connectors.kafka.sink import KafkaSink, KafkaTarget
 from tidegate.connectors.kafka.transactions import LaneCommitter, TokenTopic
 
@@ -107,8 +107,11 @@ def read(servers: str, topic: str, isolation: str = "read_committed", *, wait: b
                 found.append((message.key(), message.value()))
             else:
                 assert error.code() == KafkaError._PARTITION_EOF, error
-                if message.offset() >= ends[message.partition()]:
-                    left.discard(message.partition())
+                partition, offset = message.partition(), message.offset()
+                assert partition is not None
+                assert offset is not None
+                if offset >= ends[partition]:
+                    left.discard(partition)
     return found
 
 
@@ -128,7 +131,7 @@ def stop_at(step: str, stop: Callable[[], None]) -> None:
     call, opened, sent, transaction = (
         LaneCommitter._call,
         transactions.read_token,
-        transactions.send,
+        producer.send,
         LaneCommitter._transaction,
     )
     count = 0
@@ -157,10 +160,13 @@ def stop_at(step: str, stop: Callable[[], None]) -> None:
         transaction(self, part)
         before("committed")
 
-    LaneCommitter._call = patched_call  # type: ignore[method-assign]
-    LaneCommitter._transaction = patched_transaction  # type: ignore[method-assign]
-    transactions.read_token = patched_read  # type: ignore[assignment]
-    transactions.send = patched_send
+    for owner, name, patched in (
+        (LaneCommitter, "_call", patched_call),
+        (LaneCommitter, "_transaction", patched_transaction),
+        (transactions, "read_token", patched_read),
+        (transactions, "send", patched_send),
+    ):
+        setattr(owner, name, patched)
 
 
 class CommittingProcess:
@@ -230,7 +236,7 @@ def main() -> None:
         try:
             committer.commit(CommitToken(context.job_id, given["checkpoint"]), committables)
             print("committed")
-        except transactions.KafkaWriteError as error:
+        except producer.KafkaWriteError as error:
             print(f"failed: {error}")
 
 
