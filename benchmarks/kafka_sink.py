@@ -16,12 +16,12 @@ One broker is started on loopback (needs Java and Maven, as the tests do).
 from __future__ import annotations
 
 import argparse
-import json
+import multiprocessing
 import statistics
 import sys
 import tempfile
-import threading
 import time
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -156,59 +156,63 @@ def latencies(console: Console, server: KafkaServer, folder: Path, seconds: floa
 
 
 def latency(server: KafkaServer, folder: Path, delivery: str, interval: str, seconds: float) -> list[float]:
-    """Return the milliseconds that each record took, without those of the first seconds."""
+    """Return the milliseconds that each record took, without those of the first seconds.
+
+    The sender and the reader are processes of their own, so that they do not compete with the job for its interpreter.
+    Their clock is the monotonic clock of the machine.
+    """
     source, target = f"in-{delivery}", f"out-{delivery}"
     server.create(source, PARTITIONS)
     server.create(target, PARTITIONS)
-    found: list[float] = []
-    over = threading.Event()
     with tg.StreamEnvironment.local(1) as env:
-        quick = {"fetch.wait.max.ms": 5}
-        rows = env.from_kafka(server.servers, topics=[source], value="bytes", properties=quick, uid="in")
+        rows = env.from_kafka(
+            server.servers, topics=[source], value="bytes", properties={"fetch.wait.max.ms": 5}, uid="in"
+        )
         rows.select("value").to_kafka(
             server.servers, topic=target, value="value", format="raw", delivery=delivery, uid="out"  # type: ignore[arg-type]
         )  # fmt: skip
         storage = str(folder / f"checkpoints-{delivery}")
         job = env.execute(target, checkpoints=tg.CheckpointConfig(interval=interval, storage=storage))
-        reader = threading.Thread(target=read_latencies, args=(server, target, found, over))
-        reader.start()
-        send_steadily(server, source, seconds + WARM_UP_S)
-        time.sleep(2.0)
-        over.set()
-        reader.join()
+        spawn = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(2, mp_context=spawn) as pool:
+            read = pool.submit(read_latencies, server.servers, target, seconds + WARM_UP_S + 5.0)
+            pool.submit(send_steadily, server.servers, source, seconds + WARM_UP_S).result()
+            found = read.result()
         job.cancel()
     return found
 
 
-def send_steadily(server: KafkaServer, topic: str, seconds: float) -> None:
+def send_steadily(servers: str, topic: str, seconds: float) -> None:
     """Send records at the rate, each with its time."""
-    producer = Producer({"bootstrap.servers": server.servers, "linger.ms": 1})
+    producer = Producer({"bootstrap.servers": servers, "linger.ms": 1})
     began = time.perf_counter()
     filler = "x" * (LATENCY_BYTES - 40)
     sent = 0
     while (elapsed := time.perf_counter() - began) < seconds:
         due = int(elapsed * RATE)
         for _ in range(due - sent):
-            measured = elapsed > WARM_UP_S
-            producer.produce(topic, json.dumps([time.perf_counter(), measured, filler]))
+            producer.produce(topic, f"{time.perf_counter()!r} {int(elapsed > WARM_UP_S)} {filler}")
         sent = due
         producer.poll(0)
         time.sleep(0.001)
     assert producer.flush(30) == 0
 
 
-def read_latencies(server: KafkaServer, topic: str, found: list[float], over: threading.Event) -> None:
-    """Read committed records, and note how long each took."""
-    settings = {"bootstrap.servers": server.servers, "group.id": "latency", "fetch.wait.max.ms": 5}
+def read_latencies(servers: str, topic: str, seconds: float) -> list[float]:
+    """Read committed records for a while; how long each took."""
+    found: list[float] = []
+    settings = {"bootstrap.servers": servers, "group.id": "latency", "fetch.wait.max.ms": 5}
+    until = time.perf_counter() + seconds
     with closing(Consumer({**settings, "isolation.level": "read_committed"})) as reader:
         reader.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in range(PARTITIONS)])
-        while not over.is_set():
-            messages = reader.consume(10_000, timeout=0.002)
+        while time.perf_counter() < until:
+            messages = reader.consume(1_000, timeout=0.002)
             now = time.perf_counter()
             for message in messages:
-                sent, measured, _ = json.loads(message.value() or b"")
-                if measured:
-                    found.append(1_000 * (now - sent))
+                sent, measured, _ = (message.value() or b"").split(b" ", 2)
+                if measured == b"1":
+                    found.append(1_000 * (now - float(sent)))
+    return found
 
 
 if __name__ == "__main__":

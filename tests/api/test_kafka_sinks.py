@@ -177,7 +177,7 @@ def test_it_is_refused_before_anything_runs(kafka_server: KafkaServer, tmp_path:
             ({"topic": "t", "delivery": "once"}, "delivery='once'"),
             ({"topic": "t", "partitioner": "mine"}, "give partition=, a column"),
             ({"topic": "t", "format": "raw"}, "the bytes or the text of one column"),
-            ({"topic": "t", "format": "xml"}, "give 'json', 'raw', or a format"),
+            ({"topic": "t", "format": "xml"}, "give 'json' or 'raw'"),
             ({"topic": "t", "value": ["missing"]}, "no column 'missing'"),
             ({"topic": "t", "create": 0}, "the number of partitions"),
             ({"topic": pl.col("k"), "create": True}, "not known at submission"),

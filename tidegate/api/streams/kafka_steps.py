@@ -219,5 +219,5 @@ def _bound(given: PayloadFormat, schema: pa.Schema, columns: Sequence[str], use:
         return None
     found = JsonFormat() if given == "json" else given
     if not isinstance(found, Format):
-        raise ConfigurationError(f"to_kafka(format={given!r}): give 'json', 'raw', or a format such as tg.JsonFormat()")
+        raise ConfigurationError(f"to_kafka(format={given!r}): give 'json' or 'raw'")
     return found.for_writing(pa.schema([schema.field(name) for name in columns]), use)
