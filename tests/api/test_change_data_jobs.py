@@ -29,7 +29,7 @@ def kafka() -> Iterator[Broker]:
 
 
 def names(rows: dict[int, dict[str, Any]]) -> list[tuple[Any, ...]]:
-    """Of each row columns that are written in events as they are."""
+    """Returns columns of each row that events contain unchanged."""
     return sorted((row["id"], row["name"], row["ok"], row["big"], row["f"], row["data"]) for row in rows.values())
 
 
@@ -88,7 +88,7 @@ def test_the_table_equals_the_source_after_every_event(
 
 
 def test_the_table_equals_the_source_with_apache_kafka(kafka_server: KafkaServer, tmp_path: Path) -> None:
-    """The same in a topic of one partition."""
+    """A topic of one partition ends in the same table."""
     kafka_server.create("items")
     producer = Producer({"bootstrap.servers": kafka_server.servers, "log_level": 0})
 

@@ -162,7 +162,7 @@ VERBS: dict[str, list[Program]] = {
 """Programs by the verb that makes state: each operator with state is made by one of them."""
 
 SOURCES: dict[str, list[Program]] = {"from_kafka, with changes": [lambda s: _newest(s)]}
-"""The same for sources that add a step of their own."""
+"""Programs of sources that add a step of their own."""
 
 STATELESS = {
     *["allowed_lateness", "as_changes", "assign_timestamps", "bad_rows", "broadcast", "connect", "filter", "flat_map"],

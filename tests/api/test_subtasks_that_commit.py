@@ -83,7 +83,7 @@ def test_a_job_has_committed_all_rows_when_it_is_finished(tmp_path: Path) -> Non
 
 
 def test_rows_are_visible_after_their_checkpoint_and_not_before(tmp_path: Path) -> None:
-    """A checkpoint makes the rows before it visible, while the job goes on."""
+    """A checkpoint makes the rows before it visible, while the job continues."""
     source, sink = GatedSource(100, 80, gates=(50,)), SqliteLedger(tmp_path / "out")
     with opening(source), local() as env:
         env.from_source(source, uid="source").to_sink(sink, uid="sink")
@@ -200,7 +200,7 @@ def test_a_restored_job_commits_what_the_one_before_has_not(tmp_path: Path, para
 
 @pytest.mark.parametrize("drain", [False, True])
 def test_a_stop_commits_before_the_job_ends(tmp_path: Path, drain: bool) -> None:
-    """All rows that the savepoint covers are visible when the job has ended. A restored job adds the rest."""
+    """Rows that the savepoint covers are visible when the job has ended. A restored job adds the rest."""
     source, sink = GatedSource(100, 80, gates=(50,)), SqliteLedger(tmp_path / "out")
     with opening(source), local() as env:
         env.from_source(source, uid="source").to_sink(sink, uid="sink")
@@ -327,7 +327,7 @@ class _Wrong(SqliteLedger):
     ],
 )
 def test_wrong_committables_are_refused_with_the_step(tmp_path: Path, prepared: object, message: str) -> None:
-    """What could not be committed fails the task before it is in a checkpoint."""
+    """Rows that could not be committed fail the task before a checkpoint has them."""
     with local(1) as env:
         env.from_batches(ROWS).to_sink(_Wrong(tmp_path / "out", prepared), uid="sink")
         job = env.execute("sinks", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART)

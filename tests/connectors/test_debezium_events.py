@@ -157,7 +157,7 @@ def test_times_are_integers_in_the_unit_of_their_type() -> None:
 
 
 def test_decimals_may_be_text_or_numbers() -> None:
-    """As `decimal.handling.mode` sets it."""
+    """Decimals follow `decimal.handling.mode`."""
     columns = pa.schema([("id", pa.int64()), ("v", pa.decimal128(10, 2))])
     for mode, value in (("string", "1234.50"), ("double", 1234.5)):
         found = _decoder(columns, decimals=mode).decode([_event("c", {"id": 1, "v": value})], [_key(1)])

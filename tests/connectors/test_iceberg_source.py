@@ -132,7 +132,7 @@ def test_a_table_that_was_empty_is_followed(properties: Properties) -> None:
 
 @pytest.mark.slow
 def test_snapshots_that_change_rows_fail_or_are_skipped(properties: Properties) -> None:
-    """What was read cannot be taken back."""
+    """Rows that were read cannot be taken back."""
     table = created(properties, [numbers(0, 10)])
     source = follower(properties)
     table.delete("k == 'odd'")

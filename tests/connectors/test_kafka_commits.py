@@ -264,7 +264,7 @@ def test_topics_are_checked_at_submission(kafka_server: KafkaServer) -> None:
 
 
 def test_topics_are_created_on_request(kafka_server: KafkaServer) -> None:
-    """With so many partitions; the token topic is compacted."""
+    """Creates a topic with this number of partitions; the token topic is compacted."""
     found = KafkaTarget(kafka_server.servers, "wished", create=3, token_topic="wished-tokens")
     found.check()
     assert isinstance(found.tokens, TokenTopic)

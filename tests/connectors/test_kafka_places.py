@@ -1,4 +1,4 @@
-"""Where the Kafka source begins and ends, which topics match a pattern, how far behind it is, and consumer groups.
+"""Starts and ends of the Kafka source, patterns of topics, lag, and consumer groups.
 
 All against Apache Kafka.
 """
@@ -28,7 +28,7 @@ from tidegate.storage.errors import ConfigurationError
 
 
 def source(server: KafkaServer, *topics: str, group: str = "readers", **settings: object) -> KafkaSource:
-    """Of some topics, as JSON."""
+    """Returns a source of some topics with JSON."""
     properties = (*QUICK, ("group.id", group))
     return KafkaSource(server.servers, Topics(topics), RecordFormat(SCHEMA), properties=properties, **settings)  # type: ignore[arg-type]
 
@@ -132,7 +132,7 @@ def test_an_end_is_reached_or_waited_for(kafka_server: KafkaServer) -> None:
 
 
 def test_a_start_outside_of_a_partition_follows_on_missing(kafka_server: KafkaServer) -> None:
-    """As a checkpoint does whose records were deleted, with the number of lost records."""
+    """The number of lost records is reported, as for a checkpoint whose records were deleted."""
     timed(kafka_server, "outside")
     found = source(kafka_server, "outside", start={"outside": {0: 1, 1: 0}}, on_missing="earliest")
     reading = Reading(found.reader(), partitions_of(found)[0])
