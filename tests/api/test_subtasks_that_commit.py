@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from committing_sinks import FileWriter, SqliteCommitter, SqliteLedger
 from local_jobs import NO_RESTART, GatedSource, config, finish, local, opening
-from waiting import until
+from waiting import files_below, until
 
 import tidegate as tg
 from tidegate.actors.drivers import committing_sinks
@@ -247,7 +247,7 @@ def test_files_of_committed_rows_are_deleted(tmp_path: Path) -> None:
     source, sink = GatedSource(100, 80, gates=(25, 50)), SqliteLedger(tmp_path / "out")
 
     def files() -> set[str]:
-        return {path.name for path in (tmp_path / "checkpoints").rglob("*.rows")}
+        return {path.name for path in files_below(tmp_path / "checkpoints", ".rows")}
 
     with opening(source), local() as env:
         env.from_source(source, uid="source").to_sink(sink, uid="sink")

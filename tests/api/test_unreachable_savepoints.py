@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from local_jobs import NO_RESTART, WAIT_S, GatedSource, config, opening
-from waiting import until
+from waiting import files_below, until
 
 import tidegate as tg
 from tidegate import recovery
@@ -139,7 +139,7 @@ def test_a_job_goes_on_and_ends_while_a_savepoint_hangs(tmp_path: Path) -> None:
             hanging.result(WAIT_S)
         assert job.wait(f"{WAIT_S}s") == "cancelled"
         assert not storage.answers.is_set()
-    until("a folder that is left by its copy", lambda: not list((tmp_path / "silent").rglob("*")))
+    until("a folder that is left by its copy", lambda: not files_below(tmp_path / "silent"))
 
 
 def test_a_job_is_stopped_with_a_savepoint_while_another_one_hangs(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_the_savepoint_of_a_stop_that_is_cancelled_does_not_become_whole_later(t
         with pytest.raises(tg.CheckpointError, match="the job is ending"):
             stopping.result(WAIT_S)
         storage.answers.set()
-        until("a folder that is left by its copy", lambda: not list((tmp_path / "late").rglob("*")))
+        until("a folder that is left by its copy", lambda: not files_below(tmp_path / "late"))
 
 
 @pytest.mark.slow

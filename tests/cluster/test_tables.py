@@ -22,9 +22,10 @@ from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import ConfigurationError, TableError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.ids import CheckpointId, JobId
+from tidegate.storage.schemas.column_names import VERSION_COLUMN
 from tidegate.storage.tables.partitions import folder_name
 from tidegate.storage.tables.table_files import read_table, write_data_file
-from tidegate.storage.tables.table_info import VERSION_COLUMN, TableInfo
+from tidegate.storage.tables.table_info import TableInfo
 from tidegate.storage.tables.table_log import TableLog
 
 JOB = JobId("job-00000001")

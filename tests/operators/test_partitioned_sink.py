@@ -13,8 +13,9 @@ from operator_harness import opened, run
 from tidegate.operators.sinks.sink import StagedRows
 from tidegate.operators.sinks.table_sink import PARTITIONS_MAX, PartitionedTableSink, TableSink, table_sink
 from tidegate.protocol.failures import OperatorError
+from tidegate.storage.schemas.column_names import VERSION_COLUMN
 from tidegate.storage.tables.partitions import HIVE_NULL, folder_name
-from tidegate.storage.tables.table_info import VERSION_COLUMN, TableInfo
+from tidegate.storage.tables.table_info import TableInfo
 
 _TEXTS = st.none() | st.sampled_from(["", "AA", "a/b", "..", "é", HIVE_NULL])
 _SCHEMA = pa.schema([("s", pa.string()), ("n", pa.int32()), ("row", pa.int64())])

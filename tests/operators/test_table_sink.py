@@ -14,8 +14,8 @@ from tidegate.operators.sinks.table_sink import TableSink
 from tidegate.protocol.failures import OperatorError
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.column_names import VERSION_COLUMN
 from tidegate.storage.state.snapshot import StateTable
-from tidegate.storage.tables.table_info import VERSION_COLUMN
 
 
 def _sink(sink: TableSink, restored: list[StateTable] | None = None) -> TableSink:

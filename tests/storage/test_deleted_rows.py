@@ -15,9 +15,10 @@ from table_logs import SCHEMA, A, B
 from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import TableError
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
+from tidegate.storage.schemas.column_names import DELETED_COLUMN
 from tidegate.storage.tables.maintenance import CompactionSettings, RunningCompaction, rewrites_of, rewritten
 from tidegate.storage.tables.table_files import data_dir, read_data_file, read_table, stored_schema, write_data_file
-from tidegate.storage.tables.table_info import DELETED_COLUMN, TableInfo
+from tidegate.storage.tables.table_info import TableInfo
 from tidegate.storage.tables.table_log import TableLog
 
 INFO = TableInfo.of(SCHEMA, "upsert", ("k",), deletes=True)

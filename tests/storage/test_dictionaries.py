@@ -24,8 +24,9 @@ from tidegate.storage.schemas.arrow_types import (
     widened_schema,
     widened_type,
 )
+from tidegate.storage.schemas.column_names import VERSION_COLUMN
 from tidegate.storage.tables.table_files import read_data_file, read_table, write_data_file
-from tidegate.storage.tables.table_info import VERSION_COLUMN, TableInfo, TableMode
+from tidegate.storage.tables.table_info import TableInfo, TableMode
 from tidegate.storage.tables.table_log import TableLog
 
 _JOB = JobId("demo-1")

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from tidegate.storage.errors import ConfigurationError, CorruptionError
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
+from tidegate.storage.schemas.column_names import VERSION_COLUMN
 from tidegate.storage.tables.partitions import HIVE_NULL, PartitionFilter, matching_files, partition_folders
 from tidegate.storage.tables.table_files import data_dir, read_table, write_data_file
-from tidegate.storage.tables.table_info import VERSION_COLUMN, TableInfo
+from tidegate.storage.tables.table_info import TableInfo
 from tidegate.storage.tables.table_log import TableLog
 
 _JOB = JobId("demo-1")

@@ -12,6 +12,7 @@ from table_logs import SCHEMA, A, B, X
 from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import CorruptionError, StorageError
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
+from tidegate.storage.schemas.column_names import VERSION_COLUMN
 from tidegate.storage.tables.maintenance import CompactionSettings, RunningCompaction
 from tidegate.storage.tables.table_files import (
     compacted_dir,
@@ -19,7 +20,7 @@ from tidegate.storage.tables.table_files import (
     read_table,
     write_data_file,
 )
-from tidegate.storage.tables.table_info import VERSION_COLUMN, TableInfo
+from tidegate.storage.tables.table_info import TableInfo
 from tidegate.storage.tables.table_log import TableLog
 
 _APPEND = TableInfo.of(SCHEMA, "append")

@@ -14,10 +14,11 @@ from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import FencedError, InvariantError, TableError
 from tidegate.storage.files.file_system_store import FileSystemStore
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId
+from tidegate.storage.schemas.column_names import VERSION_COLUMN
 from tidegate.storage.tables.maintenance import rewrites_of, rewritten, worth_it
 from tidegate.storage.tables.partitions import folder_of
 from tidegate.storage.tables.table_files import data_dir, read_data_file, write_data_file
-from tidegate.storage.tables.table_info import VERSION_COLUMN, TableInfo
+from tidegate.storage.tables.table_info import TableInfo
 from tidegate.storage.tables.table_log import TableLog
 
 _LIMIT = 100

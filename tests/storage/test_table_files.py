@@ -19,6 +19,7 @@ from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import CorruptionError, NotFoundError, TableError
 from tidegate.storage.files.file_system_store import FileSystemStore, open_store
 from tidegate.storage.ids import AttemptNumber, CheckpointId, JobId, OperatorUid, SubtaskIndex
+from tidegate.storage.schemas.column_names import VERSION_COLUMN
 from tidegate.storage.tables import table_files
 from tidegate.storage.tables.table_files import (
     data_dir,
@@ -30,7 +31,7 @@ from tidegate.storage.tables.table_files import (
     write_data_file,
     write_joined_file,
 )
-from tidegate.storage.tables.table_info import VERSION_COLUMN, TableInfo
+from tidegate.storage.tables.table_info import TableInfo
 from tidegate.storage.tables.table_log import TableLog
 
 _JOB = JobId("demo-1")

@@ -17,10 +17,12 @@ Only waits of the test's own thread end like that. Waits of functions and fakes 
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
@@ -80,6 +82,11 @@ class Watched:
 
 
 watched = Watched()
+
+
+def files_below(folder: Path, ending: str = "") -> list[Path]:
+    """Returns the files of this ending below a folder, also while folders are deleted: Path.rglob may raise then."""
+    return [Path(where, name) for where, _, names in os.walk(folder) for name in names if name.endswith(ending)]
 
 
 def until(

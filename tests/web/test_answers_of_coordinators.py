@@ -66,6 +66,13 @@ def test_the_snapshot_that_shows_the_end_has_the_answer_to_the_stop(monkeypatch:
     later[0].join()
 
 
+def test_the_end_has_the_answer_to_a_request_that_came_after_the_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server sent its question before its client asked for the stop, and does not look at the ended job again."""
+    one = Coordinator("stop")
+    one._answers.give("stop", DONE)
+    assert one.show(monkeypatch, JobStatus.SUSPENDED) == {"stop": DONE}
+
+
 def test_while_a_job_runs_nobody_waits_for_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is not there yet is left out, and asked for again."""
     one = Coordinator("open", "given")

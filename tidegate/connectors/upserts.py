@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tidegate.state.key_index.key_index import KeyIndex
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.arrow_types import decoded_type, settled_type
-from tidegate.storage.tables.table_info import DELETED_COLUMN
+from tidegate.storage.schemas.column_names import DELETED_COLUMN
 
 STAGED_BYTES_MAX = 64 << 20
 """A writer begins another file after this many bytes of rows."""

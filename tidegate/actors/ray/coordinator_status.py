@@ -89,9 +89,9 @@ class StatusEndpoint:
     def snapshot(self, known: Known, requests: tuple[str, ...] = ()) -> JobSnapshot | None:
         """Returns the parts of the job's state that the caller lacks, or None while the log is replayed.
 
-        `known`: the parts that the caller has. `requests`: requests to answer along. Their answers are read after the
-        snapshot: the answer to a stop comes with the end of the job, and a snapshot before it would be the last one
-        without it.
+        `known`: the parts that the caller has. `requests`: requests to answer along. At the end of the job every
+        request is answered: the caller does not look again, and may have asked before it made its last request. Answers
+        are read after the snapshot, because the answer to a stop comes with the end of the job.
         """
         host = self._host
         if host is None:
@@ -108,9 +108,10 @@ class StatusEndpoint:
             vertices=self._reports.vertices(host),
             recovery_ends=self._deployment.recoveries.ends,
         )
-        asked, wait_s = requests[:REQUESTS_MAX], END_WAIT_S if shown.status.terminal else 0.0
-        deadline = time.monotonic() + wait_s
-        answers = {name: self._answer_until(name, deadline) for name in asked}
+        over = shown.status.terminal
+        asked = set(requests[:REQUESTS_MAX]).union(self._answers.requests() if over else ())
+        deadline = time.monotonic() + (END_WAIT_S if over else 0.0)
+        answers = {name: self._answer_until(name, deadline) for name in sorted(asked)}
         return replace(shown, answers={name: answer for name, answer in answers.items() if answer is not None})
 
     def _answer_until(self, request: str, deadline: float) -> Answer | None:
@@ -192,6 +193,11 @@ class Answers:
             return future.result(wait_s)
         except TimeoutError:
             return None
+
+    def requests(self) -> tuple[str, ...]:
+        """Returns the requests that are kept, whether they have an answer or not."""
+        with self._lock:
+            return tuple(self._futures)
 
     def given(self) -> dict[str, Answer]:
         """Returns all answers that are kept."""

@@ -21,7 +21,7 @@ from tidegate.operators.operator_errors import blame
 from tidegate.operators.output_schema import PinnedSchema
 from tidegate.state.kernels.partition import compact
 from tidegate.storage.schemas.arrow_types import widened
-from tidegate.storage.tables.table_info import DELETED_COLUMN
+from tidegate.storage.schemas.column_names import DELETED_COLUMN
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,9 +45,10 @@ from tidegate.state.key_index.key_index import KeyIndex
 from tidegate.storage.checkpoints.metadata import StateKind
 from tidegate.storage.errors import ConfigurationError, TableError
 from tidegate.storage.schemas.arrow_types import widened
+from tidegate.storage.schemas.column_names import DELETED_COLUMN, VERSION_COLUMN
 from tidegate.storage.state.snapshot import Cut, FrozenTable, OperatorSnapshot, StateTable
 from tidegate.storage.tables.partitions import check_texts, partition_folders
-from tidegate.storage.tables.table_info import DELETED_COLUMN, VERSION_COLUMN, TableInfo, TableMode
+from tidegate.storage.tables.table_info import TableInfo, TableMode
 
 FILE_BYTES_MAX = 64 << 20
 

@@ -26,10 +26,11 @@ from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.files.store import Store
+from tidegate.storage.schemas.column_names import DELETED_COLUMN, VERSION_COLUMN
 from tidegate.storage.tables.log.versions import AsOf
 from tidegate.storage.tables.partitions import PartitionFilter, matching_files
 from tidegate.storage.tables.table_files import read_data_file, with_added
-from tidegate.storage.tables.table_info import DELETED_COLUMN, VERSION_COLUMN, TableInfo
+from tidegate.storage.tables.table_info import TableInfo
 from tidegate.storage.tables.table_log import TableLog
 
 _AS_WRITTEN = {"datetimeRebaseMode": "CORRECTED", "int96RebaseMode": "CORRECTED"}

@@ -30,6 +30,12 @@ def own_name(word: str) -> str:
     return f"{RESERVED_PREFIX}{word}"
 
 
+VERSION_COLUMN = own_name("version")
+"""Hidden int64 column of an upsert table's files: a later row of a key has a higher value."""
+DELETED_COLUMN = own_name("deleted")
+"""Hidden boolean column of an upsert table that allows deletions: whether the row deletes its key."""
+
+
 def part_name(column: str, suffix: str) -> str:
     """Returns the name of a part of a user's column, such as `_tidegate_price.sum`. `suffix` begins with a dot.
 

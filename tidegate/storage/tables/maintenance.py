@@ -27,6 +27,7 @@ from tidegate.storage.checkpoints.metadata import DataFile
 from tidegate.storage.errors import InvariantError
 from tidegate.storage.files.store import Store
 from tidegate.storage.ids import CheckpointId, JobId
+from tidegate.storage.schemas.column_names import DELETED_COLUMN
 from tidegate.storage.tables.log.entries import TableEntry, TableFold, covers, in_order
 from tidegate.storage.tables.log.vacuum import Retention
 from tidegate.storage.tables.partitions import DATA_FILE_SUFFIX, folder_of
@@ -41,7 +42,7 @@ from tidegate.storage.tables.table_files import (
     write_data_file,
     write_joined_file,
 )
-from tidegate.storage.tables.table_info import DELETED_COLUMN, TableInfo
+from tidegate.storage.tables.table_info import TableInfo
 from tidegate.storage.tables.table_log import TableLog
 
 

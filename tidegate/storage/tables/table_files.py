@@ -31,10 +31,11 @@ from tidegate.storage.files.file_system_store import FileSystemStore, join_url
 from tidegate.storage.files.store import Buffer, Store
 from tidegate.storage.ids import AttemptNumber, JobId, OperatorUid, SubtaskIndex
 from tidegate.storage.schemas.arrow_types import decoded_type, widened_schema
+from tidegate.storage.schemas.column_names import DELETED_COLUMN, VERSION_COLUMN
 from tidegate.storage.schemas.polars_frames import polars_has
 from tidegate.storage.tables.log.versions import AsOf
 from tidegate.storage.tables.partitions import DATA_FILE_SUFFIX, PartitionFilter, matching_files
-from tidegate.storage.tables.table_info import DELETED_COLUMN, VERSION_COLUMN, TableInfo
+from tidegate.storage.tables.table_info import TableInfo
 from tidegate.storage.tables.table_log import TableLog
 
 DATA_FOLDER = "data"

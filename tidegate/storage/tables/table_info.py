@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 from tidegate.storage.codec import wire
 from tidegate.storage.errors import TableError
 from tidegate.storage.schemas.arrow_types import check_dictionaries, decoded_type, widened_schema
-from tidegate.storage.schemas.column_names import own_name
 from tidegate.storage.tables.partitions import check_partitioning
 
 TableMode = Literal["append", "upsert"]
@@ -161,12 +160,6 @@ def _check_order(schema: pa.Schema, mode: TableMode, order_by: str | None) -> No
     kinds = (pa.types.is_primitive, pa.types.is_decimal, pa.types.is_string, pa.types.is_large_string)
     if pa.types.is_nested(found) or not any(kind(found) for kind in kinds):
         raise TableError(f"order_by column {order_by!r} is {found}; take numbers, strings, dates, times or timestamps")
-
-
-VERSION_COLUMN = own_name("version")
-"""Hidden int64 column of an upsert table's files: a later row of a key has a higher value."""
-DELETED_COLUMN = own_name("deleted")
-"""Hidden boolean column of an upsert table that allows deletions: whether the row deletes its key."""
 
 
 def check_parquet_types(schema: pa.Schema) -> None:
