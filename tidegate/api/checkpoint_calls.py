@@ -46,22 +46,30 @@ log = logging.getLogger(__name__)
 
 RETRIES_MAX, BEHIND_MAX = 1_000, 100_000
 PAUSE_S_FIRST, PAUSE_S_MAX = 0.5, 60.0
-"""Seconds between two calls with the same rows; each pause is twice as long as the one before it."""
+"""First and longest pause, in seconds, before a failed call is repeated with the same rows. Each pause is twice as long
+as the one before.
+"""
 LOOK_S_FIRST, LOOK_S_MAX = 0.02, 0.5
-"""Seconds between two looks at the log; they grow while nothing is committed."""
+"""Shortest and longest pause, in seconds, between two reads of the table's log. The pause grows while the log has no
+new entry.
+"""
 LEAVE_WAIT_S = 10.0
-"""How long a cancelled job waits for a running call."""
+"""How many seconds the end of a cancelled job waits for a call of the function that is still running."""
 _MARK_PAUSES_S = (0.1, 0.4, 1.6, 6.4)
 
 FunctionOfRows = Callable[[Any, int], object]
-"""A function of the user. Its arguments are the rows of a checkpoint, and the checkpoint's id."""
+"""The function that the user passed to `for_each_checkpoint`. Its arguments are the rows of a checkpoint and the id of
+the checkpoint.
+"""
 MakeCall = Callable[[FunctionOfRows, HandedRows, WaitingCommit, str], None]
-"""Calls a function with the rows of a commit. The text describes the call in logs and errors."""
+"""Calls the user's function with the rows of one commit. The string argument describes the call in logs and errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFunction:
-    """A function that is called with the rows of each checkpoint, and its limits."""
+    """The function of `for_each_checkpoint`, with its number of retries and the number of commits that may wait
+    for it.
+    """
 
     fn: FunctionOfRows
     rows: CollectedRows
@@ -75,7 +83,9 @@ class CheckpointFunction:
 
 
 def check_function(fn: object, retries: object, max_behind: object, name: str) -> None:
-    """Raises ConfigurationError if `fn` cannot be called as `fn(df, checkpoint_id)`, or a limit is out of range."""
+    """Raises ConfigurationError if `fn` cannot be called as `fn(df, checkpoint_id)`, or if `retries` or `max_behind` is
+    out of range.
+    """
     if not callable(fn):
         raise ConfigurationError(
             f"{name}: {fn!r} is not a function; give a function that can be called as fn(df, checkpoint_id)"
@@ -100,7 +110,9 @@ def check_function(fn: object, retries: object, max_behind: object, name: str) -
 
 
 def check_functions(functions: Sequence[CheckpointFunction], config: CheckpointConfig, *, detached: bool) -> None:
-    """Raises ConfigurationError for a job that would lose rows of a function, or outlive the driver that calls it."""
+    """Raises ConfigurationError if a job with `for_each_checkpoint` is detached, or deletes its checkpoints when it
+    ends. Such a job would outlive the driver that calls the function, or lose rows that wait for the function.
+    """
     for function in functions[:1]:
         if detached:
             raise ConfigurationError(
@@ -148,7 +160,7 @@ class CheckpointCalls(DriverService):
         self._rows: HandedRows
         self._job_over = threading.Event()
         self._ended = False
-        """True once the log has been read to its end after the end of the job."""
+        """True once the log has been read to its end, after the job has ended."""
 
     def start(self, fail: Callable[[str], None]) -> None:
         """Begins to follow the log. Raises TidegateError if the log cannot be read."""
@@ -186,7 +198,7 @@ class CheckpointCalls(DriverService):
             self._release()
 
     def _release(self) -> None:
-        """Lets the sources read again. Both threads call this when they end, so the job is not held back afterwards."""
+        """Lets the sources read again. Both threads call this when they end, so that the sources do not stay paused."""
         try:
             self._rows.hold(False)
         except StorageError as error:
@@ -206,7 +218,7 @@ class CheckpointCalls(DriverService):
                 return
 
     def _look(self) -> bool:
-        """Reads new entries of the log, and returns whether there were any.
+        """Reads new entries of the table's log, and returns whether there were any.
 
         Raises FencedError if another job took the table over.
         """
@@ -274,7 +286,9 @@ class CheckpointCalls(DriverService):
         return False
 
     def _mark(self, commit: WaitingCommit) -> None:
-        """Marks the commit as done. After a StorageError the mark may or may not exist, so it is made again."""
+        """Marks the commit as done in the table. Called again after a StorageError, because the mark may or may not
+        have been written.
+        """
         for pause_s in (*_MARK_PAUSES_S, None):
             try:
                 self._rows.done(commit)

@@ -83,7 +83,7 @@ _Otherwise = TypeVar("_Otherwise")
 log = logging.getLogger(__name__)
 
 PREVIEW_INTERVAL = "100ms"
-"""Interval of checkpoints of a job that only shows rows. The job ends as soon as a checkpoint covers enough rows."""
+"""Interval between checkpoints of the job that `show` runs, which ends as soon as a checkpoint covers enough rows."""
 PREVIEW_LOOK_MS = 50
 
 
@@ -133,10 +133,12 @@ class StreamEnvironment(StreamSources):
         self._standbys = standbys
         self._connection: Connection | None = None
         self._submitted: Callable[[Job, bool], object] | None = None
-        """Called with each job, and whether the job is detached. None if there is no listener."""
+        """A function that is called with each submitted job, and with whether it is detached. None if there is no
+        listener.
+        """
         self._jobs_with_services: list[JobWithServices] = []
         self._temporary: deque[TemporaryJob] = deque(maxlen=ENDED_MAX)
-        """Folders of the newest jobs without storage, which their pages show."""
+        """Folders of the newest jobs without storage. They are kept as long as the job page shows these jobs."""
         self._closed = False
         self._web = WebAccess(runtime)
         self._functions = UserFunctions()
@@ -439,7 +441,9 @@ class StreamEnvironment(StreamSources):
 
     @property
     def open_store(self) -> OpenStore:
-        """Opens the storage at a URL, as the runtime of this environment does."""
+        """Opens the storage at a URL, as the runtime of this environment does. The runtime may keep it in the memory of
+        a process.
+        """
         return self._program.open_store
 
     @property
@@ -741,7 +745,7 @@ class StreamEnvironment(StreamSources):
         return temporary
 
     def _with_services(self, running: RunningJob, submission: Submission) -> RunningJob:
-        """Returns the job together with its services in this driver, if it has any."""
+        """Returns the job together with its services in this driver, or the job alone if it has no services."""
         job_id, functions = submission.spec.job_id, self._program.functions
         guards = () if self._guard is None else (self._guard(),)
         if not functions and not submission.services and not guards:
@@ -1000,7 +1004,7 @@ class StreamEnvironment(StreamSources):
 def _settings(
     config: str | os.PathLike[str] | Mapping[str, object] | None, log_level: str | None, log_rows: bool | None
 ) -> Config:
-    """Returns the configuration of an environment, with the log settings of its call."""
+    """Returns the configuration of an environment, overridden by the log settings that were passed to the call."""
     settings = load_config(config)
     given = {"log_level": log_level, "log_rows": log_rows}
     called = {name: value for name, value in given.items() if value is not None}
@@ -1024,7 +1028,7 @@ def _ray_options(configured: Mapping[str, Any], given: Mapping[str, Any] | None)
 
 
 def _standbys(given: object) -> Standbys | None:
-    """Returns the `standbys=` of an environment, checked; None if it was not given."""
+    """Checks the argument `standbys=` of an environment and returns it. Returns None if it was not given."""
     return None if given is None else spare_processes(given, "standbys")
 
 
@@ -1042,7 +1046,9 @@ def check_slots(slots: int | None, placement: Placement, parallelism: int) -> No
 def _runtime_on(
     connection: Connection, slots: int | None, placement: Placement, checkpoints: CheckpointConfig
 ) -> RayRuntime:
-    """Returns the runtime on a cluster that this process is connected to; closes the connection if it has no slots."""
+    """Returns the runtime on a Ray cluster that this process is connected to. Closes the connection if the slots are
+    not available.
+    """
     from tidegate.actors.ray.coordinator_liveness import end_orphans
     from tidegate.actors.ray.ray_runtime import RayRuntime
 

@@ -1,11 +1,11 @@
-"""Shows the progress of bounded jobs in their driver, on stderr: as bars in a terminal, else as lines now and then.
+"""Shows the progress of bounded jobs on stderr of their driver: bars in a terminal, otherwise a line now and then.
 
 Rules:
 
-- Progress is requested from the coordinator at most every `POLL_S`. A display has no part in the job: if it fails, the
-  job continues.
-- Lines are few. The first one comes after 10 seconds, and the time to the next one doubles, up to 10 minutes. The end
-  of the job is a line if there was one before. A job that takes seconds prints nothing.
+- The display requests progress from the coordinator at most every `POLL_S` seconds. If the display fails, the job
+  continues.
+- Lines are few. The first one is printed after 10 seconds, and the time to the next one doubles, up to 10 minutes. The
+  end of the job is a line if there was one before. A job that takes seconds prints nothing.
 - Each job has one thread, which ends with the job or with its environment. A thread must not call a Ray that is shut
   down, because Ray would start again. The bars of all jobs of a process are one display.
 """
@@ -36,16 +36,17 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ProgressKind = Literal["auto", "bar", "lines", "off"]
-"""How progress is shown. "auto": bars in a terminal, else lines."""
+"""How progress is shown: as a "bar", as "lines", or not ("off"). "auto" is a bar in a terminal, otherwise lines."""
 POLL_S = 0.5
 STOP_S = 5.0
-"""How long `stop_progress` waits for a thread to end."""
+"""How many seconds `stop_progress` waits for a thread to end."""
 FIRST_LINE_S, LINES_APART_MAX_S = 10.0, 600.0
 _OVER = ("finished", "failed", "cancelled", "suspended")
 
 
 def progress_kind(given: str | None, configured: ProgressKind) -> Literal["bar", "lines", "off"]:
-    """Returns the value of `progress=`, or the configured kind if the value is None, with "auto" resolved.
+    """Returns how to show progress: the argument `progress=`, or the setting if that is None. "auto" is replaced by
+    "bar" or "lines".
 
     Raises ConfigurationError for an unknown kind.
     """
@@ -99,17 +100,19 @@ def stop_progress(runtime: object | None = None) -> None:
 
 
 class Shown(Protocol):
-    """A display of the progress of one job."""
+    """The interface of a display: it shows the progress of one job."""
 
     def update(self, now_s: float, reading: Reading) -> None:
-        """Shows the progress at a time."""
+        """Shows this progress. `now` is the current time in seconds."""
 
     def end(self) -> None:
         """Ends the display."""
 
 
 class Follower:
-    """Shows a job until it is over, its coordinator no longer answers, or `stopped` is set."""
+    """Follows one job and updates its display, until the job is over, its coordinator no longer answers, or `stopped`
+    is set.
+    """
 
     def __init__(self, running: RunningJob, meter: ProgressMeter, shown: Shown) -> None:
         self._running, self._meter, self._shown = running, meter, shown
@@ -117,7 +120,7 @@ class Follower:
         self.thread = threading.Thread(target=self.follow, name="progress of a job", daemon=True)
 
     def follow(self) -> None:
-        """Requests and shows the progress again and again. Runs in the thread."""
+        """Requests the progress and shows it, in a loop. Runs in the thread of the job."""
         try:
             while not self.stopped.wait(POLL_S):
                 progress, now_s = self._running.progress(), time.monotonic()
@@ -132,7 +135,7 @@ class Follower:
 
 
 def _forget(follower: Follower) -> None:
-    """Removes a follower whose thread ends. It refers to the job and all objects of the job."""
+    """Removes a follower from `_FOLLOWERS` when its thread ends, because it would keep the job in memory."""
     with _LOCK:
         for runtime, followers in list(_FOLLOWERS.items()):
             if follower in followers:
@@ -152,7 +155,7 @@ class Lines:
         self._wrote = False
 
     def update(self, now_s: float, reading: Reading) -> None:
-        """Writes a line if it is due, or if the job is over and a line was written before."""
+        """Prints a line if one is due, or if the job is over and a line was printed before."""
         if self._due_s is None:
             self._due_s = now_s + self._apart_s
         over = reading.status in _OVER
@@ -179,7 +182,7 @@ class Bars:
         self._jobs = 0
 
     def add(self, name: str) -> Bar:
-        """Returns the bar of one more job."""
+        """Adds a bar for one more job, and returns it."""
         # Imported late: the import is slow, and most drivers have no terminal.
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
@@ -197,7 +200,7 @@ class Bars:
             return Bar(self, self._progress, self._progress.add_task(name, total=None, reading=""))
 
     def ended(self) -> None:
-        """Records the end of one job. The display ends with the last job, and stays on the screen."""
+        """Records that one job has ended. After the last job the display ends, and its bars stay on the screen."""
         with self._lock:
             self._jobs -= 1
             if not self._jobs and self._progress is not None:
@@ -225,7 +228,7 @@ class Bar:
 BARS = Bars()
 _LOCK = threading.Lock()
 _FOLLOWERS: dict[object, list[Follower]] = {}
-"""Followers of running jobs, by runtime."""
+"""The followers of running jobs, by the runtime of the job."""
 
 
 def _print_line(line: str) -> None:
@@ -233,19 +236,21 @@ def _print_line(line: str) -> None:
 
 
 WINDOW_S = 30.0
-"""The time over which the rate is measured."""
+"""The time in seconds over which the rate (rows per second) is averaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class BoundedInput:
-    """The input of a bounded job. `rows` is None if the number of rows of a split is unknown."""
+    """The input of a bounded job, by which its progress is measured. `rows` is the total, or None if the number of rows
+    of a split is unknown.
+    """
 
     vertices: frozenset[str]
-    """The source vertices."""
+    """Ids of the source vertices."""
     rows: int | None
     splits: int
     assigned: frozenset[str]
-    """Sources whose splits are assigned while the job runs."""
+    """Ids of source vertices that get their splits from the coordinator while the job runs."""
 
 
 def bounded_input(submission: Submission) -> BoundedInput | None:
@@ -269,7 +274,7 @@ def bounded_input(submission: Submission) -> BoundedInput | None:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Progress of a job at one moment. Unknown numbers are None."""
+    """Progress of a job at one moment: rows read, rate, and remaining time. Unknown numbers are None."""
 
     status: str
     rows: int
@@ -277,7 +282,7 @@ class Reading:
     splits_begun: int | None
     splits: int
     part: float | None
-    """From 0 to 1."""
+    """The part of the input that has been read, from 0 to 1."""
     rows_per_s: float | None
     left_s: float | None
 
@@ -297,12 +302,12 @@ class Reading:
 
 
 class ProgressMeter:
-    """Computes the progress of one job. Times passed to it only grow."""
+    """Computes the progress and the rate of one job. The times that callers pass must not decrease."""
 
     def __init__(self, given: BoundedInput) -> None:
         self._input = given
         self._seen: deque[tuple[float, int]] = deque()
-        """Numbers of rows at times within the window, and at the last time before it."""
+        """Times and numbers of rows within the last `WINDOW_S` seconds, and one pair before them."""
 
     def read(self, now_s: float, progress: JobProgress) -> Reading:
         """Returns the progress of the job, computed from an answer of the coordinator at this time."""
@@ -330,7 +335,7 @@ class ProgressMeter:
         return sum(count for vertex, count in rows.items() if vertex in self._input.vertices)
 
     def _rate(self, now_s: float, rows: int) -> float | None:
-        """Returns the rows per second over the window, or None before there are two measurements."""
+        """Returns the rows per second over the last `WINDOW_S` seconds, or None before there are two measurements."""
         if self._seen and rows < self._seen[-1][1]:
             self._seen.clear()
         self._seen.append((now_s, rows))

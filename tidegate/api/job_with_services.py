@@ -31,9 +31,9 @@ from tidegate.storage.errors import JobFailedError, TidegateError
 log = logging.getLogger(__name__)
 
 CANCELLED_WAIT_S = 60.0
-"""How long the next job of an environment waits for one that was cancelled."""
+"""How many seconds the next job of an environment waits for a job that was cancelled."""
 WATCHER_WAIT_S = 10.0
-"""How long `close` waits for the thread that watches for the end of the job."""
+"""How many seconds `close` waits for the thread that watches for the end of the job."""
 _OVER = ("finished", "failed", "cancelled", "suspended")
 
 
@@ -80,7 +80,7 @@ class JobWithServices:
     def make_way(self) -> None:
         """Notifies the services if the job is over, and waits for services that are stopping.
 
-        Called before the next job starts.
+        Called before the next job of the environment starts.
         """
         end = self._alone.wait(0.0)
         if end is not None:
@@ -91,7 +91,7 @@ class JobWithServices:
 
     @property
     def over(self) -> bool:
-        """True if the job and its services are over, as far as this object has been notified."""
+        """True if the job and its services are over, according to the notifications received so far."""
         return self._ended.is_set() and all(service.wait(0.0) for service in self._services)
 
     def fail(self, reason: str) -> None:

@@ -13,11 +13,12 @@ from tidegate.storage.user_values import without_secrets
 
 _NAME_CHARACTERS_MAX = 200
 _ESCAPED_UID_BYTES_MAX = 110
-"""Some file names contain two uids, and file systems allow 255 bytes for a name."""
+"""Longest uid in bytes after escaping. Some file names contain two uids, and file systems allow 255 bytes for a name.
+"""
 
 
 def location(given: object, setting: str) -> str:
-    """Returns a folder or URL that a user gave as a string. `~` is replaced by the user's home.
+    """Returns a folder or URL that a user gave as a string, with `~` replaced by the user's home.
 
     Raises ConfigurationError if it is not a place, or contains a password or key.
     """
@@ -36,16 +37,18 @@ def location(given: object, setting: str) -> str:
 
 
 def pointer(restore: str | os.PathLike[str] | None) -> str | None:
-    """Returns the value of `restore=` as a string. A word such as "latest" stays as it is, anything else is a place."""
+    """Returns the value of `restore=` as a string. A word such as "latest" stays as it is. Any other value is checked
+    as a folder or URL.
+    """
     if restore is None or (isinstance(restore, str) and "/" not in restore):
         return restore
     return location(restore, "restore")
 
 
 def script_name() -> str:
-    """Returns the name of the running script without its ending, or "job" if there is no script.
+    """Returns the name of the running script without `.py`, or "job" if there is no script.
 
-    A job without a name gets it.
+    It is the name of a job for which `execute` got none.
     """
     file = getattr(sys.modules.get("__main__"), "__file__", None)
     stem = "" if file is None else os.path.splitext(os.path.basename(file))[0]

@@ -42,7 +42,9 @@ class Program:
     def __init__(
         self, parallelism: int, open_store: OpenStore, preview: Callable[[Any, int, int], tuple[pa.Table, str]]
     ) -> None:
-        """`preview` runs the steps before a stream for its first rows (`StreamEnvironment._preview`)."""
+        """Creates an empty program. `preview` is called by `Stream.show`: it runs the steps before a stream and returns
+        its first rows.
+        """
         self.preview = preview
         self.parallelism = parallelism
         """Parallelism of operators that do not set their own."""
@@ -54,7 +56,7 @@ class Program:
         self.clear()
 
     def clear(self) -> None:
-        """Begins an empty program. Streams made before belong to no program any more."""
+        """Begins an empty program. Streams of the old program can no longer be used."""
         self.nodes: list[StreamNode] = []
         self.tables: list[OutputTable] = []
         self.collected: list[CollectedRows] = []
@@ -64,7 +66,7 @@ class Program:
         self.given_up = False
 
     def up_to(self, streams: Sequence[StreamNode]) -> Program:
-        """Returns a new program of these nodes and all nodes upstream of them. This program stays as it is."""
+        """Returns a new program with these nodes and all nodes upstream of them. This program is not changed."""
         other = Program(self.parallelism, self.open_store, self.preview)
         other.max_parallelism = self.max_parallelism
         # A node comes after its inputs, so each node is visited twice: before and after its inputs are added.
@@ -79,7 +81,7 @@ class Program:
         return other
 
     def new_uid(self, name: str, uid: str | None) -> OperatorUid:
-        """Returns `uid`, or a uid made of the operator's name and its position in the program."""
+        """Returns `uid`, or a generated uid: the operator's name and its position in the program."""
         check_name("an operator's name", "name", name)
         if uid is None:
             uid = f"{name.replace('/', '-')[:_NAME_IN_UID_CHARACTERS]}-{len(self.nodes)}"
@@ -89,7 +91,8 @@ class Program:
     def add_node(self, node: StreamNode, own: Collection[str] = ()) -> None:
         """Adds an operator.
 
-        `own` are the columns that tidegate itself adds in this step. They may pass through later steps.
+        `own` names the columns with reserved names that tidegate itself adds in this step. Later steps may pass them
+        on.
 
         Raises ConfigurationError if the input belongs to an earlier program, or the schema is not valid.
         """
@@ -145,7 +148,7 @@ Duration = str | timedelta | int
 
 @dataclass(frozen=True, slots=True)
 class LookupView:
-    """A table that queries look up, and how often it is read again."""
+    """A table registered as a view for lookup joins, and how often it is read again."""
 
     table: Any
     refresh: Duration | None
@@ -153,7 +156,7 @@ class LookupView:
 
 
 View = Any
-"""A `Stream`, or a `LookupView`."""
+"""A view of a program: a `Stream`, or a `LookupView`."""
 
 
 class Views:
@@ -193,7 +196,7 @@ class Views:
         return None if found is None else found[1]
 
     def listed(self) -> str:
-        """Returns the names, for errors."""
+        """Returns the names of all views as one text, for errors."""
         return ", ".join(sorted(name for name, _ in self._views.values())) or "none yet"
 
 
@@ -204,7 +207,7 @@ _ARGUMENTS_MAX = 1_000
 
 @dataclass(frozen=True, slots=True)
 class UserFunction:
-    """A function of the user, its result type, and the columns and number of arguments that it takes."""
+    """A Python function registered for queries: its result type, and which and how many arguments it takes."""
 
     name: str
     function: Callable[..., Any]
@@ -253,7 +256,7 @@ _CALLABLE: ContextVar[UserFunctions | None] = ContextVar("functions that the que
 
 @contextmanager
 def functions_of(functions: UserFunctions | None) -> Iterator[None]:
-    """Lets expressions that are translated within this context call these functions."""
+    """A context in which SQL expressions that are translated may call these functions."""
     token = _CALLABLE.set(functions)
     try:
         yield
@@ -262,7 +265,7 @@ def functions_of(functions: UserFunctions | None) -> Iterator[None]:
 
 
 def user_function(name: str) -> UserFunction | None:
-    """Returns the function of the user with a name, or None if the query may not call one."""
+    """Returns the registered function with a name, or None if there is none or functions cannot be called here."""
     functions = _CALLABLE.get(None)
     return None if functions is None else functions.find(name)
 

@@ -1,4 +1,4 @@
-"""`BatchRows`: how many rows a function of the user is given in one call: `batch_rows=(least, most)`.
+"""`BatchRows`: the least and the most rows that a user's function gets in one call (the option `batch_rows`).
 
 Rules:
 
@@ -17,11 +17,11 @@ from typing import NamedTuple
 from tidegate.storage.errors import ConfigurationError
 
 OUTPUT_ROWS_MAX = 65_536
-"""Rows of a batch at most that an operator makes: of what functions of the user return, or of its state at the end."""
+"""Limit of rows in a batch that an operator emits, from results of functions or from its state at the end."""
 
 
 class BatchRows(NamedTuple):
-    """Bounds on the rows of a call."""
+    """The least and the most rows of a call."""
 
     least: int
     most: int
@@ -47,7 +47,7 @@ def check_batch_rows(name: str, batch_rows: object) -> BatchRows | None:
 
 
 def rows_of_a_turn(bounds: Iterable[BatchRows | None], rows_max: int) -> BatchRows:
-    """The bounds on a turn of chained operators, never more than `rows_max` rows."""
+    """Returns the bounds on the rows of a turn that chained operators share, limited to `rows_max` rows."""
     given = [bound for bound in bounds if bound is not None]
     least = min(rows_max, max((bound.least for bound in given), default=1))
     most = min((bound.most for bound in given), default=rows_max)

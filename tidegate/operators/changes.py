@@ -29,12 +29,12 @@ from tidegate.state.kernels.columns import plain
 from tidegate.storage.user_values import value_text
 
 CHANGE = "row_kind"
-"""Name of the column with the kind of a change."""
+"""Name of the column with the kind of a change: `row_kind`."""
 
 INSERT, UPDATE_AFTER, UPDATE_BEFORE, DELETE = "+I", "+U", "-U", "-D"
 _KINDS = (INSERT, UPDATE_AFTER, UPDATE_BEFORE, DELETE)
 _COMES = 2
-"""Kinds before this position mark added rows."""
+"""Kinds before this index mark added rows, the remaining kinds mark retracted rows."""
 
 _KIND_BYTES = 2
 _IT_COMES, _IT_GOES = 1, 2
@@ -46,7 +46,7 @@ Flags = NDArray[np.bool_]
 
 
 def with_kind(schema: pa.Schema) -> pa.Schema:
-    """The columns of changes of rows with these columns."""
+    """Returns a schema of rows with the column `CHANGE` added, the schema of a stream of changes."""
     return schema.append(pa.field(CHANGE, pa.string()))
 
 
@@ -93,7 +93,9 @@ def changes(parts: Sequence[tuple[str, Sequence[pa.Array]]], schema: pa.Schema) 
 
 
 def _codes(column: pa.Array) -> NDArray[np.uint16] | None:
-    """The two bytes of each kind as one number, read from the column's memory. None where not all have two."""
+    """Returns the two bytes of each kind as one number, read from the column's memory. None unless all kinds have two
+    bytes.
+    """
     if column.type != pa.string() or column.null_count or not len(column):
         return None
     _, offset_buffer, data_buffer = column.buffers()

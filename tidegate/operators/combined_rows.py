@@ -1,4 +1,6 @@
-"""Combined rows, which represent several rows of one key each: the column that marks them, and how to count them."""
+"""Combined rows, each of which represents several rows of one key: the column that marks them, and functions to count
+them.
+"""
 
 from __future__ import annotations
 

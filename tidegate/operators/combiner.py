@@ -38,7 +38,9 @@ _SUMS = frozenset({AggregateKind.SUM, AggregateKind.MEAN})
 
 
 class Combiner:
-    """The combiner of one sender."""
+    """Combines the rows of one sender's batches, as described by a `LocalAggregation`. Keeps nothing between
+    batches.
+    """
 
     def __init__(self, spec: LocalAggregation) -> None:
         self._spec = spec
@@ -49,13 +51,19 @@ class Combiner:
         self._near = DenseIntGroups()
         self._seen_schema: pa.Schema | None = None
         self._columns: BatchColumns | None = None
-        """None if batches of the schema that was seen last cannot be combined."""
+        """How each aggregate is combined, for the schema of the last batch. None if batches of that schema cannot be
+        combined.
+        """
         self._accumulators: list[Accumulator] = []
         self._state: dict[str, bool] = {}
-        """The columns of the state, and whether each is just the number of rows in a group. That is counted once."""
+        """The state columns, and for each whether it is only the number of rows in a group, which is then counted once
+        for all.
+        """
 
     def combine(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Returns the batch with its rows combined, or the batch itself where combining does not pay or fit."""
+        """Returns the batch with its rows combined by key and slice. Returns the batch itself if combining is not exact
+        or would not make it smaller.
+        """
         if not self._rule.looks_at(batch.num_rows):
             return batch
         if self._seen_schema is None or not batch.schema.equals(self._seen_schema):
@@ -83,7 +91,7 @@ class Combiner:
         return combined_rows(heads, state, of_rows)
 
     def _begin(self, schema: pa.Schema) -> None:
-        """Prepares for batches with these columns."""
+        """Prepares for batches of this schema."""
         self._seen_schema, self._columns = schema, None
         try:
             fields = {name: a.state_fields(name, schema) for name, a in self._spec.aggregates.items()}
@@ -129,5 +137,5 @@ def _counts_rows(aggregate: Aggregate) -> bool:
 
 
 def _are_exact(aggregates: Mapping[str, Aggregate], fields: Fields) -> bool:
-    """Returns whether combining is exact: there is no sum of floats."""
+    """Returns whether combining gives exactly the same results, that is, whether no aggregate sums floats."""
     return not any(a.kind in _SUMS and pa.types.is_floating(fields[name][0].type) for name, a in aggregates.items())

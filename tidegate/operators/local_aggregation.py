@@ -34,9 +34,11 @@ if TYPE_CHECKING:
 CombiningMode = Literal["auto", "on", "off"]
 
 ROWS_MIN = 16_384
-"""Batches with fewer rows are not combined in mode `auto`."""
+"""Number of rows below which a batch is not combined in mode `auto`."""
 ON_AT = 0.1
-"""Groups per row at which combining pays without counting the cost of messages (`benchmarks/local_aggregation.py`)."""
+"""Number of groups per row up to which combining saves time, not counting the cost of messages
+(`benchmarks/local_aggregation.py`).
+"""
 OFF_AT = 0.2
 LOOKED_AT = 4
 LOOKED_INTO = 4
@@ -48,14 +50,16 @@ _KINDS = frozenset({AggregateKind.COUNT, AggregateKind.SUM, AggregateKind.MEAN})
 
 @dataclass(frozen=True, slots=True)
 class LocalAggregation:
-    """Describes what senders may combine on one edge. `window` and `time` (a column) are None without windows."""
+    """Describes what senders may combine on one edge. `window` and `time` (a column name) are None without windows."""
 
     keys: tuple[str, ...]
     aggregates: Mapping[str, Aggregate]
     window: Tumbling | Sliding | Cumulating | None = None
     time: str | None = None
     unless_read: str | None = None
-    """The side output for which the aggregate needs rows as they came. If it is read, nothing is combined."""
+    """Name of the side output that needs the original rows, such as late rows. If a step reads it, nothing is
+    combined.
+    """
     mode: CombiningMode = "auto"
 
     @property
@@ -78,16 +82,16 @@ def may_pay(mode: CombiningMode, rows: int) -> bool:
 
 
 class CombiningRule:
-    """The rule of one sender on one edge."""
+    """Decides for each batch of one sender on one edge whether to combine it."""
 
     def __init__(self, mode: CombiningMode) -> None:
         self._mode = mode
         self.combining = mode == "on"
-        """True if batches are combined now."""
+        """True if batches are combined at present."""
         self._rows = self._groups = self._measured = 0
         self._pause = PAUSE_MIN
         self._left = 0
-        """Batches that pass before the next measurement."""
+        """Number of batches that pass before the next measurement."""
 
     def looks_at(self, rows: int) -> bool:
         """Returns whether to group a batch: to combine it, or to measure whether that would pay."""
@@ -114,7 +118,7 @@ class CombiningRule:
         return True
 
     def combines(self, rows: int, groups: int) -> bool:
-        """Returns whether to combine a batch that was grouped."""
+        """Returns whether to combine a batch whose rows were grouped."""
         if self._mode == "auto":
             self._measure(rows, groups)
         return self.combining and groups < rows
@@ -139,6 +143,6 @@ class CombiningRule:
         self._rows = self._groups = self._measured = 0
 
     def _rest(self) -> None:
-        """Starts a pause, during which batches are not measured."""
+        """Starts a pause during which batches are not measured."""
         self._left = self._pause
         self._pause = min(2 * self._pause, PAUSE_MAX)

@@ -22,10 +22,10 @@ from tidegate.storage.ids import OperatorUid, SubtaskIndex
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
 Emit = Callable[[pa.RecordBatch], None]
-"""Passes a batch to the next operator of the chain or to the task's outputs."""
+"""A function that passes a batch to the next operator of the chain, or to the outputs of the task."""
 
 EmitAside = Callable[[str, pa.RecordBatch], None]
-"""Passes a batch to the side output of that name. Rows are never kept back across a barrier."""
+"""A function that passes a batch to the side output with a name. Rows are never held back across a barrier."""
 
 Columns = frozenset[str] | None
 """Names of columns, or None for all columns."""
@@ -37,12 +37,12 @@ def together(first: Columns, second: Columns) -> Columns:
 
 
 STEP_TIMERS_MAX = 1_000
-"""The most timers that fire in one step: enough for the results of a step to fill a batch that is worth its cost."""
+"""Limit of timers that fire in one step. It is high enough for the results of a step to fill a batch of useful size."""
 
 
 @dataclass(slots=True)
 class ProcessingTime:
-    """Processing time of a task, in milliseconds since 1970: the time of the event that the task is handling."""
+    """The processing time of a task in milliseconds since 1970: the time of the event that the task is handling."""
 
     now_ms: int = 0
 
@@ -52,7 +52,7 @@ class StepPace:
     """Limits how many timers fire in one step, and counts the work of the current turn."""
 
     timers_max: int = STEP_TIMERS_MAX
-    """The most timers that an operator fires in one step. Lower where timers are slow."""
+    """Limit of timers that an operator fires in one step. It is lower while timers are slow."""
     rows: int = 0
     """Rows processed in this turn."""
     timers: int = 0
@@ -67,7 +67,7 @@ class StepPace:
 
 @dataclass(frozen=True, slots=True)
 class OperatorContext:
-    """Place of an operator in the job, and the services that its task gives it."""
+    """The place of an operator in the job (uid, name, subtask), and the services that its task provides."""
 
     uid: OperatorUid
     name: str
@@ -79,17 +79,21 @@ class OperatorContext:
     splits: SourceSplits = field(default_factory=SourceSplits, compare=False)
     """For the task of a source: the split of the current rows, and the event time of each split."""
     backend: StateBackendOptions = field(default_factory=StateBackendOptions)
-    """Kind of the keyed state backend, and how it is snapshotted."""
+    """For the task of a source: the split of the current rows, and the event time of each split. None in other
+    tasks.
+    """
     kept: KeyedBackend | None = field(default=None, compare=False)
-    """Backend of the previous attempt, rewound to the checkpoint that the operator starts from. None without one."""
+    """Options of the keyed state backend: its kind, and how snapshots are taken."""
     metrics: UserMetrics = field(default_factory=lambda: UserMetrics("an operator"), compare=False)
-    """Metrics of the operator's function."""
+    """Keyed state backend of the previous attempt, rewound to the checkpoint from which the operator starts. None if
+    there is none.
+    """
     emit_aside: EmitAside = field(default=lambda tag, batch: None, compare=False)
-    """Receives the rows of side outputs."""
+    """The metrics that the operator's function creates."""
 
 
 class Operator:
-    """One operator of a chain. The defaults suit a stateless operator with one input."""
+    """One operator of a chain. The default methods suit an operator without state and with one input."""
 
     context: OperatorContext
 
@@ -116,7 +120,7 @@ class Operator:
 
     @property
     def waits_for_event_time(self) -> bool:
-        """True if the operator reacts to watermarks. Known before `open`.
+        """True if the operator must be called with watermarks. Known before `open`.
 
         Operators that do not react are not called with watermarks, because a call costs more than a batch.
         """
@@ -124,7 +128,8 @@ class Operator:
 
     @property
     def dues(self) -> Sequence[Due]:
-        """How the operator distinguishes rows by the watermark before them. Known before `open`.
+        """The rule by which the operator treats rows differently, depending on the watermark before them. Known before
+        `open`.
 
         The watermark generator cuts batches accordingly, also when it runs in another task.
         """
@@ -196,7 +201,9 @@ class Operator:
         return None
 
     def changes(self, cut: Cut) -> OperatorSnapshot | None:
-        """Freezes only the keyed state, between two snapshots, for the changelog. Returns None without keyed state."""
+        """Returns the changes of keyed state between two snapshots, for the changelog. Returns None without keyed
+        state.
+        """
         return None
 
     @property
@@ -231,11 +238,11 @@ class Operator:
 
 
 OperatorFactory = Callable[[], Operator]
-"""Makes a fresh operator for each subtask and attempt. cloudpickle must be able to pickle it."""
+"""A function that creates a new operator for each subtask and attempt. cloudpickle must be able to pickle it."""
 
 
 class FunctionContext:
-    """Information that every function of a user can read about the subtask in which it runs."""
+    """Information about the subtask for a function of a user."""
 
     def __init__(self, operator: OperatorContext) -> None:
         self._operator = operator

@@ -27,17 +27,20 @@ from tidegate.storage.user_values import mark_values, value_text
 
 _ROW_CHARACTERS_MAX = 500
 _ROWS_SEARCHED_MAX = 10_000
-"""Values of up to this many rows of a batch are searched for in the message of an exception."""
+"""Limit of rows of a batch whose values are searched for in the message of an exception, to mark them as user
+values.
+"""
 _DEPTH_MAX = 8
 _CALLS_MAX = 64
-"""The most exceptions of functions in expressions that are kept until `Blame` looks one of them up."""
+"""Limit of exceptions of functions in expressions that are kept until `Blame` looks one of them up."""
 _CALL = re.compile(r"call (\d+) of a function has failed")
 
 
 class Blame(AbstractContextManager[None]):
-    """Raises OperatorError with the cause chained for any exception inside. An OperatorError passes unchanged.
+    """A context that raises OperatorError for any exception inside, with the exception as its cause. An OperatorError
+    passes unchanged.
 
-    Never emit inside: an exception of the next operator would be attributed to this one.
+    Do not emit inside: an exception of the next operator would be reported as an error of this one.
     """
 
     __slots__ = ("_batch", "_context", "_locate")
@@ -70,17 +73,21 @@ class Blame(AbstractContextManager[None]):
 
 
 def blame(context: OperatorContext, batch: pa.RecordBatch) -> Blame:
-    """Attributes an exception inside to a batch. The error shows the first row of the batch."""
+    """Returns a context that reports an exception as a failure in this batch. The error shows the first row of the
+    batch.
+    """
     return Blame(context, lambda: ("first row of the batch", first_row(batch)), batch)
 
 
 def blame_row(context: OperatorContext, row: Mapping[str, object], number: int) -> Blame:
-    """Attributes an exception inside to row `number` of a batch."""
+    """Returns a context that reports an exception as a failure of row `number` of a batch."""
     return Blame(context, lambda: (f"row {number} of the batch", row))
 
 
 class CallFailedError(Exception):
-    """Raised inside a polars expression in place of an exception of a function. Its text holds a number for it."""
+    """Raised inside a polars expression in place of an exception of a user's function. Its text contains the number of
+    the stored exception.
+    """
 
 
 _calls: OrderedDict[int, tuple[BaseException, int | None]] = OrderedDict()
@@ -103,7 +110,7 @@ def call_failed(error: BaseException, row: int | None) -> CallFailedError:
 
 
 def _failed_call(error: BaseException) -> tuple[BaseException, int | None] | None:
-    """Returns the stored exception that an exception of polars stands for, and its row, or None for any other."""
+    """Returns the stored exception and its row for an exception of polars, or None if polars itself failed."""
     if not isinstance(error, CallFailedError):
         return None
     found = _CALL.search(str(error))
@@ -112,7 +119,8 @@ def _failed_call(error: BaseException) -> tuple[BaseException, int | None] | Non
 
 
 def first_row(rows: pa.RecordBatch) -> dict[str, object]:
-    """Returns the first row for an error text, empty without rows. Never raises, because that would hide the error.
+    """Returns the first row of a batch for an error text. Empty if there are no rows. Never raises, because that would
+    hide the error.
 
     Arrow has values that Python lacks, such as days after the year 9999 and strings with bytes that are not UTF-8.
     """
@@ -130,7 +138,9 @@ def _shown(value: pa.Scalar) -> object:
 
 @contextmanager
 def blame_call(context: OperatorContext, method: str) -> Iterator[None]:
-    """Attributes an exception inside to a user method that gets no row. A TidegateError passes unchanged."""
+    """Returns a context that reports an exception in a user's method that gets no row. A TidegateError passes
+    unchanged.
+    """
     try:
         yield
     except TidegateError:
@@ -142,10 +152,10 @@ def blame_call(context: OperatorContext, method: str) -> Iterator[None]:
 
 
 def is_failure(error: BaseException) -> bool:
-    """Returns whether an exception means that user code has failed.
+    """Returns whether an exception means that code of the user has failed.
 
-    Every exception except Ctrl-C does, including SystemExit and a library's panic. Never abandon a generator inside a
-    `Blame`, because its `GeneratorExit` would count as a failure.
+    True for every exception except Ctrl-C, also for SystemExit and a library's panic. Never abandon a generator inside
+    a `Blame`, because its `GeneratorExit` would count as a failure.
     """
     return not interrupts(error)
 

@@ -1,6 +1,6 @@
 """`PinnedSchema`: keeps the schema of an operator's output the same from batch to batch.
 
-Operators that call functions of the user have one each; so has a table sink, for its input. Rules:
+Each operator that calls functions of the user has one, and a table sink has one for its input. Rules:
 
 - The first output batch fixes names and types, unless the user gave a schema.
 - A column that was all null so far takes the type of its first values.
@@ -36,11 +36,11 @@ _GIVEN_ADVICE = "return what fits, or give the column another type in schema="
 
 
 class SchemaMismatchError(ValueError):
-    """An output batch does not have the schema of the earlier batches."""
+    """Raised if an output batch does not have the schema of the earlier batches."""
 
 
 class PinnedSchema:
-    """The schema of an operator's output, once it is known."""
+    """The schema of an operator's output, which stays the same once it is known."""
 
     __slots__ = ("_given", "_maker", "own_row", "schema")
 
@@ -49,12 +49,12 @@ class PinnedSchema:
         self._given = given is not None
         self._maker = maker
         self.schema: pa.Schema | None = given
-        """None until the first batch."""
+        """The schema, or None before the first batch."""
         self.own_row: RowCopier = owned_row_copier(given)
-        """Copies a row that a function returns. Raises TypeError for other objects."""
+        """Returns a copy of a row that a function returned. Raises TypeError for other objects."""
 
     def conform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The batch with the columns of the schema, in their order.
+        """Returns the batch with the columns of the schema, in their order.
 
         Raises SchemaMismatchError if that is impossible.
         """
@@ -109,7 +109,7 @@ class PinnedSchema:
         return self.conform(batch)
 
     def _check_complete(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Raises SchemaMismatchError for a row that lacks a column of the schema that was given."""
+        """Raises SchemaMismatchError for a row that lacks a column of the schema that the program gave."""
         assert self.schema is not None
         for row in rows:
             if missing := [name for name in self.schema.names if name not in row]:
@@ -169,7 +169,7 @@ def _called(maker: object) -> str:
 
 
 def _alike(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[list[Any]] | None:
-    """The values of each name, where all rows are dicts with these names and no others; else None."""
+    """Returns the values by column name if all rows are dicts with exactly these keys, else None."""
     if set(map(type, rows)) != {dict} or set(map(len, rows)) != {len(names)} or len(set(names)) < len(names):
         return None
     try:
@@ -188,9 +188,10 @@ class FromPolars:
         self._dtypes: Mapping[str, pl.DataType] = {}
 
     def convert(self, frame: pl.DataFrame, source: pa.Schema) -> pa.RecordBatch:
-        """The frame as one batch.
+        """Converts a polars frame to one batch.
 
-        If a column still has the polars type of the column of that name in `source`, it gets its Arrow type, too.
+        A column that still has the polars type of the column with the same name in `source` gets the Arrow type of that
+        column.
         """
         if self._schema is None or not self._schema.equals(source):
             self._schema = source
@@ -209,9 +210,9 @@ class FromPolars:
 
 
 def polars_frame(batch: pa.RecordBatch) -> pl.DataFrame:
-    """The batch as a polars frame, without a copy where polars has the type.
+    """Returns the batch as a polars frame, without a copy where polars has the type.
 
-    Raises ConfigurationError where it lacks one.
+    Raises ConfigurationError for a type that polars lacks.
     """
     import polars as pl
 
@@ -220,7 +221,7 @@ def polars_frame(batch: pa.RecordBatch) -> pl.DataFrame:
 
 
 def empty_frame(schema: pa.Schema) -> pl.DataFrame:
-    """A frame with these columns and no rows; one that polars lacks has another type."""
+    """Returns a polars frame with these columns and no rows. A column of a type that polars lacks gets another type."""
     return polars_frame(pa.RecordBatch.from_pylist([], with_types_of_polars(schema)))
 
 

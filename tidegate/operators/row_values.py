@@ -64,14 +64,14 @@ _FLOATING = (float, np.floating)
 
 
 class InexactValueError(ValueError):
-    """A value that the column cannot hold as it is."""
+    """Raised for a value that the type of a column cannot represent exactly."""
 
     def __init__(self, value: object, wanted: pa.DataType, reason: str) -> None:
         super().__init__(f"{wanted} cannot hold {shown(value)} ({type(value).__name__}): {reason}")
 
 
 def shown(value: object) -> str:
-    """A value as an error shows it, of bounded length."""
+    """Returns the text of a value for an error, limited in length."""
     return value_text(value, _VALUE_CHARACTERS_MAX)
 
 
@@ -84,10 +84,10 @@ def check_text(value: str) -> None:
 
 
 def exact_array(values: Sequence[Any], wanted: pa.DataType | None = None, *, complete: bool = False) -> pa.Array:
-    """The values as a column of a type; without one, of the type that they have in common.
+    """Returns values as an array of a type, or of their common type if no type is given.
 
-    `complete`: a dict must have every field of its struct. Otherwise fields that it lacks are null.
-    Raises InexactValueError for a value that would change; ArrowException where values have no common type.
+    With `complete` a dict must have every field of its struct. Otherwise missing fields are null. Raises
+    InexactValueError for a value that would change; ArrowException where values have no common type.
     """
     kinds = set(map(type, values))
     if any(issubclass(kind, pa.Scalar) for kind in kinds):
@@ -106,12 +106,12 @@ def exact_array(values: Sequence[Any], wanted: pa.DataType | None = None, *, com
 
 
 def check_exact(values: Sequence[Any], array: pa.Array) -> None:
-    """Raises InexactValueError for a value that Arrow has changed in an array that it has made of these values."""
+    """Raises InexactValueError if Arrow changed a value when it made this array of the values."""
     _check(values, array.type, complete=False, array=array)
 
 
 def _is_missing(kind: type) -> bool:
-    """Returns whether values of a type are pandas' nulls, without an import of pandas."""
+    """Returns whether values of a type are the nulls of pandas (NaT, NA). Does not import pandas."""
     return kind.__name__ in ("NaTType", "NAType") and kind.__module__.partition(".")[0] == "pandas"
 
 
@@ -130,9 +130,9 @@ def _inferred(values: Sequence[Any]) -> pa.Array:
 
 
 def exact_cast(column: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """The column in another type, by the rules for single values.
+    """Casts an array to another type by the rules for single values.
 
-    Raises InexactValueError where a value would change.
+    Raises InexactValueError if a value would change.
     """
     if pa.types.is_integer(column.type) and pa.types.is_temporal(wanted):
         return column.cast(wanted)
@@ -146,7 +146,7 @@ def exact_cast(column: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def _python(value: pa.Scalar) -> object:
-    """A value for an error. Arrow has dates that Python has not."""
+    """Returns a value for an error text. Some dates of Arrow do not exist in Python."""
     try:
         return value.as_py()
     except (ValueError, OverflowError):
@@ -175,7 +175,7 @@ def column_of(values: Any, wanted: pa.DataType) -> pa.Array:
 
 
 def _first_refused(values: Sequence[Any], wanted: pa.DataType, error: Exception) -> InexactValueError:
-    """Finds the value that Arrow has refused, by trying them one by one."""
+    """Returns the error for the first value that Arrow refuses, found by trying the values one by one."""
     for value in values:
         try:
             pa.array([value], type=wanted)
@@ -192,9 +192,9 @@ def _check(
     array: pa.Array | None = None,
     kinds: set[type] | None = None,
 ) -> None:
-    """Raises InexactValueError for a value that Arrow has changed in a column of this type.
+    """Raises InexactValueError if Arrow changed a value in a column of this type.
 
-    `array` is the column and `kinds` are the types of the values, if they are at hand.
+    `array` is the column and `kinds` are the Python types of the values, if they are known.
     """
     kinds = set(map(type, values)) if kinds is None else kinds
     kinds.discard(NoneType)
@@ -278,7 +278,9 @@ def _check_finite(values: Sequence[Any], wanted: pa.DataType, array: pa.Array | 
 
 
 def _check_times(present: Sequence[Any], kinds: set[type], wanted: pa.DataType) -> None:
-    """Times are exact where the column counts microseconds or finer, and has a time zone if they have one."""
+    """Raises InexactValueError for a time that is finer than the unit of the column, or that has a time zone where the
+    column has none, or vice versa.
+    """
     if kinds & {dt.datetime, dt.time}:
         zoned = [value for value in present if value.tzinfo is not None] if any(map(_TZINFO, present)) else []
         if getattr(wanted, "tz", None) is None:
@@ -344,15 +346,13 @@ _FIXED = frozenset(
 )
 """Immutable Python types."""
 _LEFT_ALONE = (pa.Scalar, str, bytes, int, float, dt.date, dt.time, dt.timedelta, decimal.Decimal, np.generic)
-"""Subclasses of these types, such as pandas' timestamps and string enumerations, are immutable as far as Arrow reads
-them.
-"""
+"""Types of which subclasses, such as pandas' timestamps and string enumerations, count as immutable, too."""
 
 RowCopier = Callable[[Any], dict[str, Any]]
 
 
 def owned_row(row: Any) -> dict[str, Any]:
-    """Returns a copy of a row that shares nothing with it that could be changed.
+    """Returns a copy of a row that shares no mutable object with it.
 
     Raises TypeError if it is not a row.
     """
@@ -369,7 +369,7 @@ def owned_flat_row(row: Any) -> dict[str, Any]:
 
 
 def owned_row_copier(schema: pa.Schema | None) -> RowCopier:
-    """Returns what copies rows of a schema; None if the schema is not known yet."""
+    """Returns a function that copies rows of a schema, or None if the schema is not known yet."""
     return owned_row if schema is None or any(_may_change(field.type) for field in schema) else owned_flat_row
 
 
@@ -394,7 +394,7 @@ def owned_value(value: Any) -> Any:
 
 
 def owned_result(result: Any) -> Any:
-    """Returns a copy of what a function returned as a whole: a row, a batch or a table. Anything else as it is."""
+    """Returns a copy of the whole result of a function: a row, a batch or a table. Returns other objects unchanged."""
     if isinstance(result, Mapping) or is_record(result):
         return owned_row(result)
     if isinstance(result, pa.RecordBatch):
@@ -447,7 +447,9 @@ _TEXT = frozenset({pa.string().id, pa.large_string().id})
 
 
 def python_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """A dict for each row. Raises ValueError if two columns share a name, or for a time that Python cannot hold."""
+    """Returns a dict for each row. Raises ValueError if two columns share a name, or for a time that Python cannot
+    represent.
+    """
     names = batch.schema.names
     if not names or len(set(names)) < len(names):
         rows: list[dict[str, Any]] = batch.to_pylist()
@@ -458,7 +460,9 @@ def python_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
 
 @lru_cache(maxsize=256)
 def _maker(names: tuple[str, ...]) -> Callable[..., list[dict[str, Any]]]:
-    """A function that makes rows of columns with these names. Names stand in it as Python strings and nothing else."""
+    """Returns a function that makes the dicts of rows with these column names. The names appear in its code only as
+    string literals.
+    """
     values = [f"v{number}" for number in range(len(names))]
     display = ", ".join(f"{name!r}: {value}" for name, value in zip(names, values, strict=True))
     columns = [f"c{number}" for number in range(len(names))]
@@ -468,9 +472,9 @@ def _maker(names: tuple[str, ...]) -> Callable[..., list[dict[str, Any]]]:
 
 
 def python_values(column: pa.Array, where: str = "a column") -> list[Any]:
-    """The values of a column, None for null.
+    """Returns the values of a column as Python objects, None for null.
 
-    Raises ValueError for a time that Python cannot hold; `where` begins it.
+    Raises ValueError for a time that Python cannot represent. The error begins with `where`.
     """
     if column.type.id in _TEXT:
         texts: list[Any] = column.to_numpy(zero_copy_only=False).tolist()

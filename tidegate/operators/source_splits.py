@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 from tidegate.storage.ids import OperatorUid
 
 EventTimes: TypeAlias = tuple[tuple[OperatorUid, int], ...]
-"""The greatest timestamp that each generator of watermarks has seen in a split, in milliseconds."""
+"""The greatest timestamp, in ms, that each watermark generator has seen in a split."""
 Due: TypeAlias = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.int64]]
-"""Distinguishes rows by the watermark before them.
+"""A rule by which an operator treats a row differently, depending on the watermark before it.
 
 Takes the times of rows and the watermark at each row. Returns for each row the last watermark up to this one that makes
 a difference to the row, for example the end of its window, or a later watermark if there is none. Accepts every time.
@@ -35,35 +35,37 @@ a difference to the row, for example the end of its window, or a later watermark
 
 
 def as_they_are(times: NDArray[np.int64], watermarks: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Distinguishes rows only by whether the watermark has reached their time."""
+    """A `Due` for operators that only distinguish whether the watermark has reached the time of a row."""
     return times
 
 
 @dataclass(frozen=True, slots=True)
 class DueByAge:
-    """A `Due`: rows that are this far behind the watermark are too late."""
+    """A `Due` for operators that drop rows which are at least this far behind the watermark."""
 
     age_ms: int
 
     def __call__(self, times: NDArray[np.int64], watermarks: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The watermark has come to the time of a row, and so far beyond it."""
+        """Returns, for each row, the last watermark that makes a difference: its own time, or the time at which it is
+        too old.
+        """
         return np.where(times <= watermarks - self.age_ms, times + self.age_ms, watermarks + 1)
 
 
 @dataclass(slots=True)
 class SourceSplits:
-    """State of the source for the rows that are being processed."""
+    """Tracks the split of the rows that the task is processing, and which splits hold event time back."""
 
     in_turn: bool = False
-    """True if the task has a source whose splits are read in turn."""
+    """True if the task has a source that alternates between its splits."""
     current: int | None = None
-    """The split that they are from, by its number in the task."""
+    """Number of the split, within the task, to which the rows being processed belong. None if unknown."""
     active: set[int] = field(default_factory=set)
-    """Splits that hold event time back."""
+    """Numbers of the splits that hold event time back."""
     idle: set[int] = field(default_factory=set)
-    """Splits that have not ended, and have had no rows for long, or never have any."""
+    """Numbers of the splits that have not ended, and have been without rows for `idleness`, or never have rows."""
     newest_ms: dict[OperatorUid, dict[int | None, int]] = field(default_factory=dict)
-    """For each watermark generator the greatest timestamp of each split."""
+    """For each watermark generator, the greatest timestamp of each split, in ms."""
 
     @property
     def all_idle(self) -> bool:
@@ -71,7 +73,9 @@ class SourceSplits:
         return bool(self.idle) and not self.active
 
     def begin(self, splits: Iterable[int], without_rows: Iterable[int] = ()) -> None:
-        """Called when the source begins with these splits, and reads them in turn. Some never have rows."""
+        """Called when the source starts with these splits, and alternates between them. Some of them never have
+        rows.
+        """
         self.in_turn, self.active, self.idle = True, set(splits), set(without_rows)
 
     def restore(self, split: int | None, event_times: EventTimes) -> None:
@@ -85,17 +89,17 @@ class SourceSplits:
         return tuple((uid, newest[split]) for uid, newest in self.newest_ms.items() if split in newest)
 
     def joins(self, split: int, *, has_rows: bool) -> None:
-        """Called when the source starts to read another split."""
+        """Called when the source starts to read one more split."""
         (self.active if has_rows else self.idle).add(split)
 
     def has_rows(self, split: int) -> None:
-        """Called when the next rows are from this split."""
+        """Called when the next rows belong to this split."""
         self.current = split
         self.idle.discard(split)
         self.active.add(split)
 
     def has_nothing(self, split: int) -> None:
-        """Called when a split has had no rows for the time of `idleness=`."""
+        """Called when a split has had no rows for the duration `idleness`."""
         self.active.discard(split)
         self.idle.add(split)
 

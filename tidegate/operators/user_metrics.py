@@ -21,11 +21,11 @@ from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.ids import OperatorUid
 
 METRICS_MAX = 100
-"""The most metrics of one operator. Each is a separate series for every subtask."""
+"""Limit of metrics of one operator. Each is a separate series for every subtask."""
 NAME_CHARACTERS_MAX = 80
 HISTOGRAM_VALUES_MAX = 1_000
 QUANTILES = (0.5, 0.75, 0.95, 0.98, 0.99, 0.999)
-"""The quantiles that Flink's Prometheus reporter exports."""
+"""Quantiles of a histogram, the same as in Flink's Prometheus reporter."""
 
 _NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
 
@@ -46,7 +46,7 @@ class UserMetric:
 
 
 class Counter:
-    """A number that goes up and down, from 0."""
+    """A metric that counts up and down, from 0."""
 
     kind: ClassVar[str] = "counter"
     quantiles: ClassVar[tuple[tuple[float, float], ...]] = ()
@@ -65,7 +65,7 @@ class Counter:
 
 
 class Gauge:
-    """A number that holds the value it was last set to, and 0 before."""
+    """A metric that holds the value it was last set to, and 0 before."""
 
     kind: ClassVar[str] = "gauge"
     quantiles: ClassVar[tuple[tuple[float, float], ...]] = ()
@@ -80,14 +80,14 @@ class Gauge:
 
 
 class Histogram:
-    """A distribution of values. Its quantiles cover the newest values."""
+    """A metric for a distribution of values. Its quantiles cover the newest values."""
 
     kind: ClassVar[str] = "histogram"
 
     def __init__(self, where: str) -> None:
         self._where = where
         self.value: float = 0
-        """Number of values given so far."""
+        """Number of values added so far."""
         self._newest: deque[float] = deque(maxlen=HISTOGRAM_VALUES_MAX)
         self._cached: tuple[float, tuple[tuple[float, float], ...]] = (0, ())
 
@@ -98,7 +98,7 @@ class Histogram:
 
     @property
     def quantiles(self) -> tuple[tuple[float, float], ...]:
-        """Quantiles of the newest values, empty before the first value."""
+        """Quantiles of the newest values. Empty before the first value."""
         if self._cached[0] != self.value:
             ordered = sorted(self._newest)
             last = len(ordered) - 1
@@ -132,7 +132,9 @@ class UserMetrics:
         return self._made(Gauge, name)
 
     def histogram(self, name: str) -> Histogram:
-        """Returns the histogram: `context.metrics.histogram("score").update(0.7)`. Raises as `counter` does."""
+        """Returns the histogram of this name: `context.metrics.histogram("score").update(0.7)`. Raises as `counter`
+        does.
+        """
         return self._made(Histogram, name)
 
     def read(self, uid: OperatorUid) -> tuple[UserMetric, ...]:

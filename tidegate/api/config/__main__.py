@@ -1,4 +1,4 @@
-"""Prints the page of the settings: `python -m tidegate.api.config > docs/settings.md`."""
+"""Writes the page of all settings to stdout: `python -m tidegate.api.config > docs/settings.md`."""
 
 from __future__ import annotations
 

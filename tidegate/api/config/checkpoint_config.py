@@ -33,9 +33,9 @@ from tidegate.storage.state.rocksdb.tuning import BLOCK_BYTES, OPEN_FILES_MAX, T
 from tidegate.storage.state.state_file import INLINE_BYTES_MAX
 
 HEARTBEAT_MS_MIN = 100
-"""With a shorter interval a busy machine would look like a hung process."""
+"""Shortest interval of heartbeats, in ms. With a shorter one a busy machine would look like a hung process."""
 LEASE_MS_MIN = 1_000
-"""With a shorter lease a slow renewal would come too late."""
+"""Shortest duration of a lease, in ms. With a shorter one a slow renewal would come too late."""
 _TIMEOUT = duration(INTERVAL_MS_MIN)
 _HEARTBEAT = duration(HEARTBEAT_MS_MIN)
 _RETENTION_OF_FLINK = {

@@ -46,17 +46,19 @@ SECTIONS: Mapping[str, type[Section]] = {
     "web": WebSettings,
     "topology": TopologySettings,
 }
-"""The sections by their names in `Config`."""
+"""The class of each section of settings, by the section's field in `Config`."""
 NAME_OF: Mapping[str, str] = {
     key: name for kind in SECTIONS.values() for name, each in kind.settings().items() for key in each.keys
 }
-"""The setting of each key."""
+"""The section and Python name of the setting that each key of a file sets."""
 OPEN = tuple(
     key for kind in SECTIONS.values() for each in kind.settings().values() if each.is_open for key in each.keys
 )
-"""Keys of settings whose values are mappings of another library."""
+"""Keys with a mapping as their value, such as `ray.options`. Another library defines and checks the entries of the
+mapping.
+"""
 KNOWN_KEYS = (*NAME_OF, *RESTART_KEYS)
-"""Every key that can be given, except the keys of `FIXED`."""
+"""Every key that a file may contain, except the keys of `FIXED`."""
 VARIABLE_PREFIX = "TIDEGATE_"
 
 
@@ -66,22 +68,30 @@ def variable_of(key: str) -> str:
 
 
 VARIABLES = {variable_of(key): key for key in (*KNOWN_KEYS, *FIXED, *(key for key in REFUSED if key[-1] not in ".-"))}
-"""The key of each environment variable."""
+"""The key of a setting by the name of its environment variable."""
 _Made = TypeVar("_Made")
 _MISSPELT = 0.93
-"""A key that resembles a known one at least this much is treated as a misspelling, and not as another key of Flink."""
+"""Similarity (0 to 1, `difflib`) from which an unknown key is reported as a misspelling of a known key, and not as an
+unsupported key of Flink.
+"""
 FILE_VARIABLE = "TIDEGATE_CONFIG"
 """The variable that names a file with settings of the lowest precedence."""
 _OTHER_VARIABLES = (FILE_VARIABLE, "TIDEGATE_TOPOLOGY", TOKEN_VARIABLE)
-"""Variables that are not settings. The second one belongs to the examples, and the third is a secret."""
+"""Environment variables that begin with `TIDEGATE_` and are not settings. The second one belongs to the examples, and
+the third is a secret.
+"""
 _OF_KUBERNETES = re.compile(r"TIDEGATE(_\w+)?_(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
 _WHOLE = tuple(key for key in OPEN if key != "spark")
-"""Keys whose nested keys belong to another library. Below `spark` there are also settings of tidegate."""
+"""Keys with a mapping as their value, such that every key below them belongs to another library. Below `spark` there
+are also settings of tidegate.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """One setting of a layer. `origin` is the place where it was given, or "" in a program."""
+    """One setting of a layer: its key, its value, and in `origin` the place where the user gave it, or "" in a
+    program.
+    """
 
     key: str
     value: object
@@ -100,7 +110,9 @@ class Config:
 
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     restart: RestartStrategy | None = None
-    """None for the default strategy of these checkpoints."""
+    """The restart strategy that the user chose, or None for the default: exponential-delay with periodic checkpoints,
+    otherwise no restart.
+    """
     job: JobSettings = field(default_factory=JobSettings)
     buffers: BufferSettings = field(default_factory=BufferSettings)
     web: WebSettings = field(default_factory=WebSettings)
@@ -136,7 +148,7 @@ def load_config(
 
 
 def resolve(layers: Sequence[Layer]) -> Config:
-    """Returns the configuration that follows from these layers. Later layers take precedence."""
+    """Returns the configuration that results from these layers. Later layers take precedence over earlier ones."""
     settings: dict[str, Given] = {}
     restart: dict[str, Given] = {}
     for layer in layers:
@@ -164,7 +176,9 @@ _SectionT = TypeVar("_SectionT", bound=Section)
 
 
 def explained(origins: Mapping[str, Given], make: Callable[[], _Made]) -> _Made:
-    """Returns the result of `make`. A SettingError gets the places where the settings that it names were given."""
+    """Returns the result of `make()`. Adds to a SettingError the places (file and line, or variable) where its settings
+    were given.
+    """
     try:
         return make()
     except SettingError as error:
@@ -241,7 +255,9 @@ def _with_layer(before: Mapping[str, Given], layer: Mapping[str, Given]) -> dict
 
 
 def _with_restart(before: Mapping[str, Given], layer: Layer) -> dict[str, Given]:
-    """Returns the settings of restart strategies after adding one more layer, which takes precedence."""
+    """Returns the settings of restart strategies after adding one more layer, which takes precedence over the earlier
+    ones.
+    """
     found: dict[str, Given] = {}
     for given in layer:
         if given.key not in RESTART_KEYS or (given.value is None and given.key == "restart-strategy"):
@@ -262,12 +278,14 @@ def _at(given: Given, message: str) -> ConfigurationError:
 # --- layers --------------------------------------------------------------------------------------------------------
 
 _COMMAND_LINE: list[tuple[str | None, Layer]] = []
-"""File and settings of `tidegate run`, if it runs in this process."""
+"""The configuration file and the `--set` options of `tidegate run`, if that command runs in this process."""
 
 
 @contextmanager
 def of_command_line(path: str | None, settings: Layer) -> Iterator[None]:
-    """Within this context every configuration of this process has this file below and these settings on top."""
+    """A context in which every configuration uses this file as its lowest layer and these settings as its highest
+    layer.
+    """
     _COMMAND_LINE.append((path, settings))
     try:
         yield

@@ -15,19 +15,21 @@ from tidegate.recovery.restart_strategy import ExponentialDelay, FailureRate, Fi
 from tidegate.storage.errors import ConfigurationError
 
 TYPE_KEYS = ("restart-strategy", "restart-strategy.type")
-"""The older key first, as elsewhere."""
+"""The two keys that choose the restart strategy, Flink 1's before Flink 2's, as in `Setting.keys`."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """One strategy: its class and constructor, other names for it, and the argument that each of its keys gives."""
+    """One restart strategy: its class and constructor, other names for it, and the constructor argument that each of
+    its keys sets.
+    """
 
     made: type[RestartStrategy]
     make: Callable[..., RestartStrategy]
     names: tuple[str, ...]
     arguments: Mapping[str, str]
     defaults: Mapping[str, object]
-    """Arguments that are required in Python and have a default in Flink."""
+    """Values for arguments that the Python constructor requires and Flink gives a default."""
 
 
 _KINDS = {
@@ -65,14 +67,15 @@ _KINDS = {
 KIND_OF: Mapping[str, str] = MappingProxyType(
     {f"restart-strategy.{kind}.{key}": kind for kind, details in _KINDS.items() for key in details.arguments}
 )
-"""The strategy of each key of a strategy."""
+"""The restart strategy (`_Kind`) to which each key belongs."""
 
 RESTART_KEYS = (*TYPE_KEYS, *KIND_OF)
 """Every key of restart strategies."""
 
 
 def restart_from(settings: Mapping[str, object]) -> RestartStrategy | None:
-    """Returns the strategy that these settings choose, or None if there are none. Keys are `RESTART_KEYS`.
+    """Returns the restart strategy that these settings choose, or None if there are none. Their keys are
+    `RESTART_KEYS`.
 
     Without a type the strategy is exponential-delay, the default. Raises ConfigurationError.
     """
@@ -132,7 +135,7 @@ def _kind(key: str, value: object) -> str:
 
 
 def restart_text(key: str, value: object) -> str:
-    """Returns a value of a restart strategy, as it is written in YAML."""
+    """Returns a value of a restart strategy, formatted as it is written in YAML."""
     if value is None:
         return "null"
     is_ms = isinstance(value, int) and key.endswith(("delay", "backoff", "interval", "threshold"))

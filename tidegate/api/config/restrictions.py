@@ -35,7 +35,7 @@ FIXED: Mapping[str, tuple[bool, str]] = MappingProxyType(
         "state.backend.async": (True, "state is always written while the job continues"),
     }
 )
-"""The only value that a key may have, and the reason."""
+"""The only value that each of these keys may have, and the reason."""
 
 REFUSED: Mapping[str, str] = MappingProxyType(
     {
@@ -89,7 +89,9 @@ REFUSED: Mapping[str, str] = MappingProxyType(
         "python.": "jobs run in the Python that starts them",
     }
 )
-"""The reason for a key, or for all keys with a beginning that ends in a dot or a dash. The longest one applies."""
+"""The reason why a key is refused. An entry that ends in a dot or a dash applies to all keys with this beginning. The
+longest matching entry applies.
+"""
 
 
 def refusal_of(key: str) -> str | None:

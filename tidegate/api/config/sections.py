@@ -1,4 +1,7 @@
-"""The other sections of settings: a job, the data plane, logs, the page and REST, and where jobs run."""
+"""The sections of settings other than checkpoints: a job, buffers, logs, the job page and REST, and where jobs run.
+
+The defaults of these settings are here. The defaults of checkpoints are in `checkpoint_config.py`.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ from tidegate.storage.user_values import show_rows_in_logs
 
 
 class JobSettings(Section):
-    """Settings that `execute` takes as arguments as well, which take precedence."""
+    """Settings of one job. `execute` takes them as arguments as well, and its arguments take precedence."""
 
     name: str | None = setting("pipeline.name", kind=NAME, default=None, doc="The job's name, if `execute` gives none.")
     restore: str | None = setting(
@@ -104,7 +107,7 @@ _LIMIT_OF = {
     "turn_rows": "turn_rows_max",
     "merged_rows": "merged_rows_max",
 }
-"""Setting to the field of `BufferLimits`."""
+"""The field of `BufferLimits` that each setting of `BufferSettings` sets."""
 _OF_CHECKPOINTS = {
     "inline_bytes_max": "inline_threshold",
     "exactly_once": "mode",
@@ -124,11 +127,15 @@ _BACKEND_OF_CHECKPOINTS = {
     "database": "rocksdb_threads, rocksdb_write_buffer, rocksdb_block_size or rocksdb_open_files",
     "undo_bytes": "rewind_memory",
 }
-"""Fields of `DataPlaneOptions` that a job takes from `CheckpointConfig`, and the setting there."""
+"""Fields of `DataPlaneOptions` that `CheckpointConfig` sets, and the name of its setting. A program cannot set them
+itself.
+"""
 
 
 class BufferSettings(Section):
-    """Sizes of the data plane, for each channel unless its description differs. In Python `tg.DataPlaneOptions`."""
+    """Settings of buffers between subtasks. They apply to each channel. In Python they are given as
+    `tg.DataPlaneOptions`.
+    """
 
     channel_credit: int = setting(
         "taskmanager.network.memory.channel-credit",
@@ -226,7 +233,7 @@ class BufferSettings(Section):
     )
 
     def check(self) -> None:
-        """Raises SettingError for sizes that contradict each other."""
+        """Raises SettingError for buffer sizes that contradict each other."""
         if self.frame_bytes_min > self.frame_bytes_max:
             raise self.contradiction("frame_bytes_min", "frame_bytes_max", "the minimum is larger; exchange them")
 
@@ -255,7 +262,9 @@ class BufferSettings(Section):
 
 
 def _check_given(given: DataPlaneOptions) -> None:
-    """Raises ConfigurationError for a field that would be ignored, because `CheckpointConfig` decides it."""
+    """Raises ConfigurationError if `DataPlaneOptions` sets a field that would be ignored, because `CheckpointConfig`
+    sets it.
+    """
     if not isinstance(given, DataPlaneOptions):
         raise ConfigurationError(f"options={given!r}: give a tg.DataPlaneOptions")
     for options, default, elsewhere in (
@@ -314,13 +323,13 @@ class LogConfig(Section):
 
     @property
     def for_processes(self) -> LogSettings:
-        """The settings for the processes of a job."""
+        """Returns the log settings that the coordinator and the workers of a job use."""
         return LogSettings(self.log_level, dict(self.log_levels), self.log_format == "json", self.log_rows)
 
     def set_up_driver(self) -> None:
-        """Sets up the log of this process, if any setting was given.
+        """Configures the log of this process, if any log setting was given.
 
-        Text goes to the handlers of the program if it has any.
+        If the program has handlers of its own, lines of text go to them.
         """
         show_rows_in_logs(self.log_rows)
         if not self.given():
@@ -467,7 +476,9 @@ class TopologySettings(Section):
         return {} if found is None else found
 
     def of_spark(self) -> dict[str, str]:
-        """Returns the settings of a new SparkSession: Spark settings, and the executor settings that were given."""
+        """Returns the settings of a new SparkSession: the `spark.*` settings, and the settings of executors that the
+        user gave.
+        """
         executors = {
             "spark.executor.instances": None if self.executors is None else str(self.executors),
             "spark.executor.cores": str(self.executor_cores) if "executor_cores" in self.model_fields_set else None,

@@ -36,14 +36,17 @@ class Setting:
     """The declaration of one setting in a section."""
 
     keys: tuple[str, ...]
-    """Its keys in files. If there are two, the second one is documented by Flink 2, and both are valid."""
+    """Keys of the setting in files. If there are two, the second one is the key that Flink 2 documents. Both are valid.
+    """
     kind: Kind
     doc: str
-    """Its meaning, in Markdown."""
+    """Meaning of the setting, in Markdown, for the page `docs/settings.md`."""
     more: str | None
-    """The page with more about it, under `docs/`."""
+    """Name of a page under `docs/` that explains the setting in full."""
     is_open: bool
-    """True if its value is a mapping of another library. Every key below its key then belongs to that library."""
+    """True if the value is a mapping that another library defines. Every key below its key then belongs to that
+    library.
+    """
 
 
 def setting(*keys: str, kind: Kind, default: Any, doc: str, more: str | None = None, is_open: bool = False) -> Any:
@@ -53,7 +56,9 @@ def setting(*keys: str, kind: Kind, default: Any, doc: str, more: str | None = N
 
 
 class SettingError(ConfigurationError):
-    """An error of these settings, which have their Python names here."""
+    """An error about some settings. The settings are named by their Python names, so that a caller can add the file and
+    line.
+    """
 
     def __init__(self, message: str, settings: tuple[str, ...]) -> None:
         super().__init__(message)
@@ -64,7 +69,9 @@ class SettingError(ConfigurationError):
 
 
 class Section(BaseModel):
-    """A group of settings. A subclass declares its settings, and checks them together in `check`."""
+    """A group of settings. A subclass declares its settings as fields, and checks them against each other in
+    `check`.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -75,7 +82,7 @@ class Section(BaseModel):
 
     @classmethod
     def title(cls, name: str) -> str:
-        """Returns the Python name and the keys of a setting, as users search for them."""
+        """Returns the Python name and the keys of a setting as one text, for errors."""
         return f"{name} ({' or '.join(cls.settings()[name].keys)})"
 
     @classmethod
@@ -91,7 +98,7 @@ class Section(BaseModel):
         return yaml_text(value)
 
     def check(self) -> None:
-        """Raises SettingError for settings that contradict each other."""
+        """Raises SettingError if settings of the section contradict each other."""
 
     def given(self) -> dict[str, object]:
         """Returns the settings that were given, under their Python names. Settings with their defaults are omitted."""
@@ -128,7 +135,9 @@ class Section(BaseModel):
 
     @classmethod
     def _by_name(cls, data: Mapping[object, object]) -> dict[str, object]:
-        """Returns the settings under their Python names. Raises ConfigurationError for unknown and doubled ones."""
+        """Returns the settings under their Python names. Raises ConfigurationError for an unknown setting, and for one
+        given twice.
+        """
         declared = cls.settings()
         names = {name: name for name in declared} | {key: name for name, each in declared.items() for key in each.keys}
         given: dict[str, str] = {}
@@ -157,7 +166,7 @@ def yaml_text(value: object) -> str:
 
 
 def unknown_setting(name: str, known: Iterable[str]) -> ConfigurationError:
-    """Returns the error for a setting that is not in `known`. It names the nearest one."""
+    """Returns the error for a setting whose name is not in `known`. The error suggests the nearest known name."""
 
     def likeness(other: str) -> float:
         # Users remember the last part of a key best, so it counts as much as the whole key.

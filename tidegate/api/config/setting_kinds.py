@@ -26,21 +26,23 @@ BYTE_UNITS = (("gb", 2**30), ("mb", 2**20), ("kb", 2**10), ("b", 1))
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 Read = Callable[[Any, str], object]
-"""Takes a written value and the title of the setting, and returns the stored value."""
+"""A function that checks a written value and returns it in its stored form. The string argument is the title of the
+setting.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of setting."""
+    """The kind of a setting's values: how they are read and written, and what may be written."""
 
     text: str
-    """The values that may be written, in Markdown."""
+    """Description of the values that may be written, in Markdown."""
     read: Read
     units: tuple[tuple[str, int], ...] = ()
-    """The units in which a number is shown, the largest first."""
+    """Units in which a number is shown, the largest unit first."""
 
     def or_none(self) -> Kind:
-        """Returns the same kind, which may be None as well."""
+        """Returns a kind that accepts the same values, and None."""
         read = self.read
         return replace(self, read=lambda value, title: None if value is None else read(value, title))
 
@@ -49,7 +51,7 @@ class Kind:
 
 
 def duration(at_least_ms: int = 0, advice: str = "") -> Kind:
-    """A duration, kept in milliseconds."""
+    """Returns the kind for durations, which are stored in milliseconds."""
 
     def read(value: str | timedelta | int, title: str) -> int:
         found_ms = parse_duration_ms(value, setting=title)
@@ -66,11 +68,11 @@ def _interval(value: str | timedelta | int | None, title: str) -> int | None:
 
 
 INTERVAL = Kind("duration", _interval, MS_UNITS)
-"""Milliseconds; None for no periodic checkpoints."""
+"""The interval between checkpoints in milliseconds, or None for no periodic checkpoints."""
 
 
 def size(at_least: int = 0, at_most: int | None = None, advice: str = "") -> Kind:
-    """A size, kept in bytes."""
+    """Returns the kind for sizes, which are stored in bytes."""
 
     def read(value: str | int, title: str) -> int:
         size_bytes = parse_size_bytes(value, setting=title)
@@ -84,7 +86,7 @@ def size(at_least: int = 0, at_most: int | None = None, advice: str = "") -> Kin
 
 
 def number(what: str = "number", at_least: int = 1, at_most: int | None = None) -> Kind:
-    """A whole number."""
+    """Returns the kind for whole numbers within limits."""
 
     def read(value: object, title: str) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or value < at_least:
@@ -103,7 +105,7 @@ def _number_of_checkpoints(value: object, title: str) -> object:
 
 
 NUMBER_OF_CHECKPOINTS = Kind("number", _number_of_checkpoints)
-"""A number from 0 up. Flink writes -1 for any number, which is refused with advice."""
+"""A number of checkpoints, at least 0. Flink's -1 (unlimited) is refused, and the error advises what to write."""
 PORT = number("port", at_least=0, at_most=PORT_MAX)
 
 
@@ -143,7 +145,9 @@ SWITCH = Kind("`true` or `false`", _switch)
 
 
 def _lowered(value: object) -> object:
-    """Returns a word in lower case, with underscores: Flink writes choices in capitals, its users in either way."""
+    """Returns a word in lower case, with underscores for dashes. Flink writes choices in capitals, and users write them
+    in either way.
+    """
     return value.lower().replace("-", "_") if isinstance(value, str) else value
 
 
@@ -153,9 +157,9 @@ def choice(
     advice: Mapping[str, str] | None = None,
     text: str | None = None,
 ) -> Kind:
-    """One of some words, in any case.
+    """Returns the kind for a choice between some words, in upper or lower case.
 
-    `also` has further words, and the word that each means. `advice` has, for words that are refused, such as Flink's,
+    `also` maps further accepted words to the word that each means. `advice` maps refused words, such as Flink's, to
     what to write instead.
     """
     meant = {word: word for word in words} | dict(also or {})
@@ -232,7 +236,7 @@ def _place(value: object, title: str) -> str:
 
 
 PLACE = Kind("folder or URL", _place).or_none()
-"""A folder or URL that tidegate can store at, or None."""
+"""A folder or URL of a supported storage, or None."""
 
 
 def _restore(value: object, title: str) -> object:
@@ -248,7 +252,7 @@ def _name(value: object, title: str) -> object:
 
 
 NAME = Kind("text", _name).or_none()
-"""A text that can be printed, or None."""
+"""A printable text, or None."""
 
 
 def _host(value: object, title: str) -> str:
@@ -268,7 +272,7 @@ def _level(value: object, title: str) -> object:
 
 
 LEVEL = Kind("`DEBUG`, `INFO`, `WARNING`, `ERROR` or `CRITICAL`", _level)
-"""A level of Python's logging, or None."""
+"""A level of Python's logging, such as "INFO", or None."""
 
 # --- mappings -----------------------------------------------------------------------------------------------------
 
@@ -280,7 +284,7 @@ def _mapping(value: object, title: str) -> dict[str, object]:
 
 
 MAPPING = Kind("mapping", _mapping)
-"""Names and values of another library, which checks them itself."""
+"""A mapping of names to values that another library defines and checks."""
 
 
 def _levels(value: object, title: str) -> dict[str, str]:
@@ -291,7 +295,7 @@ def _levels(value: object, title: str) -> dict[str, str]:
 
 
 LEVELS = Kind("mapping", _levels)
-"""Levels by the name of their logger."""
+"""A mapping from names of loggers to their levels."""
 
 
 def _ray_options(value: object, title: str) -> dict[str, object]:
@@ -321,4 +325,4 @@ def _spark_configs(value: object, title: str) -> dict[str, str]:
 
 
 SPARK_CONFIGS = Kind("mapping", _spark_configs)
-"""Settings of Spark, kept as texts, as Spark has them."""
+"""A mapping of Spark settings. Values are stored as strings, as Spark does."""

@@ -1,7 +1,7 @@
-"""Every setting as text for people: the page `docs/settings.md`, and the settings in effect.
+"""Lists every setting as text: for the page `docs/settings.md`, `tidegate config check` and the job page.
 
 `python -m tidegate.api.config > docs/settings.md` writes the page, and a test compares it. `tidegate config check`
-prints `effective`, and a job shows `shown_settings`.
+prints the result of `effective`, and a job page shows the result of `shown_settings`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TITLES = {
     "web": ("Page and REST", "`env.serve_web(...)`"),
     "topology": ("Where jobs run", "`StreamEnvironment.local`, `.ray`, `.raydp` and `.on_spark`"),
 }
-"""The title of each section, and where its settings are given in Python."""
+"""The heading of each section on the page, and where its settings are given in Python."""
 _OF_STRATEGIES = {
     "restart-strategy.fixed-delay.attempts": "Restarts in a row before the job fails. A completed checkpoint starts "
     "the count again.",
@@ -55,7 +55,7 @@ _HOW_TO_READ = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One setting. `kind` describes its values, and `default` is its default as it is written in YAML."""
+    """A setting as a row of the page. `kind` describes its values, and `default` is its default as written in YAML."""
 
     section: str
     name: str
@@ -101,7 +101,7 @@ def shown_settings(checkpoints: CheckpointConfig, restart: RestartStrategy) -> d
 
 
 def render() -> str:
-    """Returns the page: every setting by section, restart strategies, and the keys that are refused."""
+    """Returns the page in Markdown: every setting by section, restart strategies, and the keys that are refused."""
     parts = [f"# Settings\n\nMade by `python -m tidegate.api.config` from `tidegate/api/config/`.\n\n{_HOW_TO_READ}\n"]
     for section, (title, where) in _TITLES.items():
         parts.append(f"\n## {title}\n\nIn Python: {where}.\n\n{_table(section)}")

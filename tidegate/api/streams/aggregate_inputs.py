@@ -60,9 +60,10 @@ def plain_inputs(
 def added_inputs(
     stream: Stream, aggregates: Mapping[str, Aggregate], options: StepOptions
 ) -> tuple[Stream, dict[str, Aggregate], tuple[str, ...]]:
-    """Adds a column for each expression of some aggregates to a stream whose columns are known, and keeps all others.
+    """Adds a column for each expression in some aggregates, and keeps all other columns of a stream with known columns.
 
-    So late rows leave as they came. Returns the stream, the aggregates over these columns, and the added columns.
+    Late rows therefore keep their columns. Returns the stream, the aggregates over these columns, and the names of the
+    added columns.
     """
     assert stream.schema is not None, "columns that are not known"
     expressions = _expressions(aggregates, stream.schema)
@@ -75,7 +76,7 @@ def added_inputs(
 
 
 def counted_column(aggregate: Aggregate) -> ColumnLike:
-    """Returns the column whose distinct values are counted: null where the aggregate's condition is not true."""
+    """Returns the expression whose distinct values are counted: null where the aggregate's condition is not true."""
     assert aggregate.column is not None, "a count of distinct values without a column"
     if aggregate.condition is None:
         return aggregate.column
@@ -89,7 +90,7 @@ def counted_column(aggregate: Aggregate) -> ColumnLike:
 def key_expressions(
     keys: Sequence[str | pl.Expr], schema: pa.Schema | None
 ) -> tuple[tuple[str, ...], tuple[pl.Expr, ...], frozenset[str]]:
-    """Returns the names of keys, the expressions among them, and the columns that these replace.
+    """Returns the names of key columns, the expressions that compute some of them, and the columns that these replace.
 
     Raises ConfigurationError for an expression that is not one column, or cannot be computed.
     """
@@ -106,7 +107,8 @@ def key_expressions(
 
 
 def column_and_expression(given: object, where: str, schema: pa.Schema | None) -> tuple[str, pl.Expr | None]:
-    """Returns the name of a column, and the expression that makes it; None for a column of the stream.
+    """Returns the name of a column, and the expression that computes it, or None instead if it is a column of the
+    stream.
 
     Raises ConfigurationError for an expression that is not one column, or cannot be computed.
     """
@@ -133,12 +135,14 @@ def check_not_replaced(aggregates: Mapping[str, Aggregate], replaced: frozenset[
 
 
 def _columns_of(aggregates: Mapping[str, Aggregate]) -> list[ColumnLike]:
-    """Returns what aggregates read, each once."""
+    """Returns the names of the columns that some aggregates read, without repetitions."""
     return list(dict.fromkeys(column for aggregate in aggregates.values() for column in aggregate.columns))
 
 
 def _expressions(aggregates: Mapping[str, Aggregate], schema: pa.Schema | None) -> list[ColumnExpression]:
-    """Returns the expressions that aggregates read, each once. Raises ConfigurationError if one cannot be computed."""
+    """Returns the expressions that some aggregates read, without repetitions. Raises ConfigurationError if one cannot
+    be computed.
+    """
     for label, aggregate in aggregates.items():
         for column in aggregate.columns:
             if isinstance(column, ColumnExpression):
@@ -147,7 +151,7 @@ def _expressions(aggregates: Mapping[str, Aggregate], schema: pa.Schema | None) 
 
 
 def _over(aggregates: Mapping[str, Aggregate], computed: Mapping[ColumnExpression, str]) -> dict[str, Aggregate]:
-    """Returns the aggregates over columns that were computed."""
+    """Returns the same aggregates over the columns that replace their expressions."""
 
     def plain(column: ColumnLike) -> ColumnLike:
         return computed[column] if isinstance(column, ColumnExpression) else column
@@ -170,7 +174,9 @@ def _named(expressions: Sequence[ColumnExpression], taken: Sequence[str]) -> dic
 
 
 def _column_name(expression: ColumnExpression) -> str:
-    """Returns the canonical text of an expression. A long text ends in a hash of the whole."""
+    """Returns the name of the column for an expression: its canonical text. A long text is cut and ends in a hash of
+    the whole text.
+    """
     text = column_text(expression)
     if len(text) <= _NAME_CHARACTERS:
         return text

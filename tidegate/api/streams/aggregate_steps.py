@@ -48,7 +48,7 @@ EmitMode = Literal["update", "each", "changes", "final"]
 
 
 _LISTED_MAX = 1 << 22
-"""Values in the lists that an aggregate emits at once, if each row has a list."""
+"""Limit of values in all lists together that an aggregate with `emit="each"` emits in one batch."""
 _STEP_NAME_CHARACTERS = 100
 
 
@@ -95,11 +95,11 @@ def total_aggregate(
 
 @dataclass(frozen=True, slots=True)
 class KeyTtl:
-    """How long a key without rows is kept."""
+    """The time to live (`ttl`) of a key: how long it is kept after its last row."""
 
     ttl_ms: int
     time: str | None
-    """The column of event time; None for processing time."""
+    """Name of the event-time column by which the time to live is measured, or None for processing time."""
 
     @staticmethod
     def of(ttl: str | timedelta | int | None, domain: str, time: str | None) -> KeyTtl | None:
@@ -176,13 +176,15 @@ def _aggregated(
 
 
 def _gives_other_times(aggregates: Mapping[str, Aggregate], time: str | None) -> bool:
-    """Returns whether the column of event time in the result of a row differs from the column of the row."""
+    """Returns whether the step computes the event-time column anew, so that a result has another time than its row."""
     aggregate = None if time is None else aggregates.get(time)
     return aggregate is not None and aggregate != Aggregate(AggregateKind.LAST, str(time))
 
 
 def _rows_at_once(aggregates: Mapping[str, Aggregate]) -> tuple[int, int] | None:
-    """Returns the least and most rows of a call if each row has a list of its own, so that these stay small."""
+    """Returns the least and most rows of one call for `emit="each"` with list aggregates, so that batches of lists stay
+    small.
+    """
     limits = [aggregate.limit for aggregate in aggregates.values() if aggregate.limit is not None]
     return (1, max(1, _LISTED_MAX // max(limits))) if limits else None
 
@@ -230,7 +232,9 @@ def _aggregated_all(stream: Stream, given: Mapping[str, Aggregate], emit: EmitMo
 
 
 def _aggregated_changes(stream: Stream, aggregates: Mapping[str, Aggregate], options: StepOptions) -> Stream:
-    """Returns the aggregates of all rows of a stream of changes, to which it gives one key."""
+    """Builds the aggregate of all rows of a stream of changes. Adds a constant key, so that one subtask gets
+    all rows.
+    """
     import polars as pl
 
     _check_aggregates(aggregates, options.name)
@@ -251,8 +255,9 @@ def checked_inputs(
 ) -> tuple[Stream, StreamNode | None]:
     """Adds a step that sets rows aside for which functions of `aggregates` fail; returns the stream and this step.
 
-    The step is chained to the step before, so rows are checked before they cross an exchange. Without `errors_to` there
-    is no such step. `taken`: the side outputs of the aggregate itself. Raises ConfigurationError.
+    The step is chained to the step before, so rows are checked before they cross an exchange. Without `errors_to` no
+    step is added. `taken` names the side outputs of the aggregate, whose names cannot be used again. Raises
+    ConfigurationError.
     """
     if errors_to is None:
         return stream, None
@@ -325,7 +330,7 @@ def _prepared(
 ) -> tuple[Stream, dict[str, Aggregate]]:
     """Returns the stream with all columns that the aggregates read, and aggregates that only read columns.
 
-    `whole`: all state of a key must be in one operator, because it is forgotten together.
+    `whole` is True if all state of a key must be in one operator, because it expires together.
     """
     name = options.name
     if stream._changelog is not None:
@@ -356,7 +361,9 @@ def _prepared(
 
 
 def _check_ttl(stream: Stream, emit: EmitMode, name: str) -> None:
-    """Raises ConfigurationError for a time to live if later rows would need forgotten keys."""
+    """Raises ConfigurationError for a time to live with an aggregate that would give wrong results once a key has
+    expired.
+    """
     if emit not in ("update", "each"):
         reason = "a forgotten key cannot be retracted" if emit == "changes" else "a forgotten key has no final result"
         raise ConfigurationError(f'{name}: ttl= needs emit="update" or emit="each", not {emit!r}: {reason}')
@@ -394,14 +401,16 @@ def _with_distinct_values(
 
 
 def _given(aggregates: Mapping[str, Aggregate]) -> set[str]:
-    """Returns the columns of the stream that aggregates read."""
+    """Returns the names of the input columns that aggregates read."""
     return {column for aggregate in aggregates.values() for column in aggregate.columns if isinstance(column, str)}
 
 
 def _marked_apart(
     stream: Stream, keys: tuple[str, ...], aggregates: Mapping[str, Aggregate], options: StepOptions
 ) -> tuple[Stream, dict[str, Aggregate]]:
-    """Adds a table of values for each column, which is null where a condition is not true."""
+    """Adds, for each counted column, an operator with its own set of distinct values. A value is null where the
+    aggregate's condition is not true.
+    """
     from tidegate.api.streams.aggregate_inputs import counted_column, plain_inputs
 
     of_columns = {
@@ -438,7 +447,9 @@ def _marked_apart(
 def _marked_under_conditions(
     stream: Stream, keys: tuple[str, ...], aggregates: Mapping[str, Aggregate], options: StepOptions
 ) -> tuple[Stream, dict[str, Aggregate]]:
-    """Adds a table of values for each column, with a bit for each condition."""
+    """Adds, for each counted column, one set of distinct values that serves several conditions: each value has a bit
+    for each condition.
+    """
     from tidegate.api.streams.aggregate_inputs import plain_inputs
 
     kept = kept_columns(stream, keys)
@@ -446,7 +457,7 @@ def _marked_under_conditions(
     taken = {*kept, *_given(plain)}
     flags: dict[str, str] = {}
     views: dict[str, dict[str, str | None]] = {}
-    """By counted column, its marks and the condition of each."""
+    """For each counted column, the mark columns and the condition of each."""
     for label, aggregate in plain.items():
         if is_distinct(aggregate):
             of_column = views.setdefault(str(aggregate.column), {})
@@ -486,18 +497,20 @@ def _marked_under_conditions(
 
 
 def _parts(flags: Mapping[str, str | None]) -> list[dict[str, str | None]]:
-    """Returns the marks by operator: one operator has room for `VIEWS_MAX` conditions."""
+    """Returns the mark columns of each counted column by the operator that computes them. One operator has room for
+    `VIEWS_MAX` conditions.
+    """
     pairs = list(flags.items())
     return [dict(pairs[first : first + VIEWS_MAX]) for first in range(0, len(pairs), VIEWS_MAX)]
 
 
 def kept_columns(stream: Stream, keys: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the columns that pass, whether an aggregate reads them or not."""
+    """Returns the columns that an aggregate passes on even if no aggregate reads them."""
     return (*keys, *(() if stream.timestamp is None else (stream.timestamp,)))
 
 
 def free_name(name: str, taken: Collection[str]) -> str:
-    """Returns a name for a column that is not taken."""
+    """Returns a column name that is not in use."""
     while name in taken:
         name += "_"
     return name

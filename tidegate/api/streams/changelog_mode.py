@@ -37,7 +37,7 @@ class ChangelogMode:
 
     keys: tuple[str, ...]
     made_by: str
-    """The step that emits the rows, for errors."""
+    """Name of the step that emits the rows, for errors."""
     changes: bool = False
     keyless: bool = False
     """True if a step has dropped keys from changes. Then only the rows of one subtask are in order."""
@@ -64,8 +64,8 @@ class ChangelogMode:
         )
 
     def parallelism(self, operator: str, asked: int | None, before: int) -> int | None:
-        """Returns the parallelism of a following operator, given the requested one. `before` is the parallelism before
-        it.
+        """Returns the parallelism of a following operator, given the requested one. `before` is the parallelism of the
+        step before.
 
         Without keys it is 1, or `before` if earlier steps have dropped the keys, so that rows stay in order. Raises
         ConfigurationError if another parallelism was requested.

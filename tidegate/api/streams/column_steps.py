@@ -72,7 +72,9 @@ def with_columns(
 
 
 def _own_columns(stream: Stream) -> set[str]:
-    """Returns all columns; without a schema the columns that matter here: the keys of updates, and event time."""
+    """Returns the names of all columns. Without a known schema, returns only the keys of updates and the event-time
+    column.
+    """
     if stream.schema is not None:
         return set(stream.schema.names)
     keys = () if stream._changelog is None else stream._changelog.keys

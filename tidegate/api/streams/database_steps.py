@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DatabaseTable:
-    """The arguments of a program for a table of a database."""
+    """The arguments of `to_postgres` and `to_sql` that describe the table."""
 
     address: str
     table: str

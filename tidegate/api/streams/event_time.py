@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tidegate.api.streams.stream import Stream
 
 EVENT_TIME = "event time"
-"""The kind of the meaning of `assign_timestamps`."""
+"""The kind of meaning (`StateMeaning`) that `assign_timestamps` stores."""
 
 _TRIED_MS = (0, 1, 999, 1_000, 59_999, 86_399_999, 1_700_000_000_123)
 
@@ -84,7 +84,9 @@ def assigned_timestamps(
 def _with_computed(
     stream: Stream, time: str | pl.Expr, flag: str | pl.Expr | None, uid: str | None
 ) -> tuple[Stream, tuple[str, ...]]:
-    """Returns the stream with the columns that expressions make, and the names of both columns."""
+    """Returns the stream with columns for the expressions of timestamps and punctuation, and the names of both
+    columns.
+    """
     given = {"assign_timestamps": time} | ({} if flag is None else {"assign_timestamps: punctuated_by=": flag})
     if all(isinstance(each, str) for each in given.values()):
         return stream, tuple(map(str, given.values()))
@@ -144,7 +146,9 @@ def gives_other_times(expressions: Sequence[pl.Expr | str], column: str, schema:
 
 
 def _changes(expression: pl.Expr, column: str, data_type: pa.DataType) -> bool:
-    """Returns whether an expression of one column of times changes one of a few times; False if it cannot be tried."""
+    """Returns whether an expression of one time column changes one of a few example times. False if it cannot
+    be tried.
+    """
     import polars as pl
 
     try:

@@ -140,7 +140,7 @@ def _reason(error: BaseException, schema: pa.Schema) -> str:
 
 
 _OF_STRINGS = ("name", "uid")
-"""Options whose values are strings. Under any other option a string is the name of a column."""
+"""Names of options that are strings. Under any other keyword a string is the name of a column."""
 
 
 def expressions_and_options(
@@ -243,11 +243,11 @@ def _named(named: Mapping[str, pl.Expr | str], method: str) -> Iterator[pl.Expr]
 log = logging.getLogger(__name__)
 
 _ROWS_MAX = 20
-"""How many rows are tried. A filter may drop the first ones."""
+"""The number of first rows of the input that are tried. More than one, because a filter may drop the first ones."""
 
 
 class Columns(Protocol):
-    """The part of a stream that this module reads: its schema, and the steps that make it."""
+    """A stream as this module uses it: its schema, and the steps that make it."""
 
     @property
     def schema(self) -> pa.Schema | None: ...
@@ -276,7 +276,7 @@ def known_schema(stream: Columns, where: str, called: str = "the stream") -> pa.
 
 
 def _chain(node: StreamNode) -> list[StreamNode]:
-    """Returns the steps from a source to a step, or the steps from the last step with two inputs."""
+    """Returns the steps from the source, or from the last step with two inputs, up to a step."""
     chain = [node]
     while len(chain[0].inputs) == 1:
         chain.insert(0, chain[0].inputs[0][0])
@@ -284,9 +284,9 @@ def _chain(node: StreamNode) -> list[StreamNode]:
 
 
 def _of_first_row(chain: Sequence[StreamNode]) -> pa.Schema | None:
-    """Returns the columns that the last step makes of the first row that gets there, or None if that fails.
+    """Returns the columns that the last step emits for the first row that reaches it, or None if that fails.
 
-    The function of the user is called for that. Its errors are logged, and not raised here.
+    Calls the functions of the user. Their errors are logged and not raised.
     """
     source = chain[0].source
     if not isinstance(source, MemorySource | FilesSource):

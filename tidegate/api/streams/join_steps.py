@@ -70,7 +70,7 @@ def regular_join(
     suffix: str,
     options: StepOptions,
 ) -> Stream:
-    """Builds `Stream.join` without a window: every row is kept, for ever or for a time to live."""
+    """Builds `Stream.join` without a window: every row is kept, without limit or for a time to live."""
     ttl_ms = None if ttl is None else parse_duration_ms(ttl, setting="join(ttl=...)")
     sides, schemas = _kept_sides("join", left, right, on, suffix, ttl_ms)
     for stream, keys in zip((left, right), sides.keys, strict=True):
@@ -239,7 +239,9 @@ def _meaning(
 def _sides(
     what: str, left: Stream, right: Stream, on: On, suffix: str
 ) -> tuple[JoinSides, tuple[pa.Schema, pa.Schema]]:
-    """Returns keys, times and columns of both streams, each of which needs event time."""
+    """Returns keys, event-time columns and schemas of both streams. Raises ConfigurationError if a stream has no event
+    time.
+    """
     schemas = _schemas(what, left, right)
     if left.timestamp is None or right.timestamp is None:
         which = "left" if left.timestamp is None else "right"
@@ -255,7 +257,7 @@ def _sides(
 def _kept_sides(
     what: str, left: Stream, right: Stream, on: On, suffix: str, ttl_ms: int | None
 ) -> tuple[JoinSides, tuple[pa.Schema, pa.Schema]]:
-    """Returns keys and columns of both streams; with a time to live, which is event time, also their times."""
+    """Returns keys and schemas of both streams, and their event-time columns if the join has a time to live."""
     if ttl_ms is not None:
         return _sides(what, left, right, on, suffix)
     schemas = _schemas(what, left, right)

@@ -33,12 +33,14 @@ if TYPE_CHECKING:
     from tidegate.api.streams.stream import Stream
 
 PayloadFormat: TypeAlias = "Literal['json', 'raw'] | Format"
-"""The format of keys or values that `to_kafka` takes."""
+"""Formats of keys and values that `to_kafka` accepts."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordParts:
-    """The parameters of `to_kafka` for the parts of a record."""
+    """The parameters of `to_kafka` that define the record of a row: topic, key, value, headers, partition,
+    timestamp.
+    """
 
     topic: str | pl.Expr
     key: str | Sequence[str]
@@ -52,7 +54,7 @@ class RecordParts:
 
 @dataclass(frozen=True, slots=True)
 class KafkaOptions:
-    """The parameters of `to_kafka` for the writing itself."""
+    """The parameters of `to_kafka` for writing: delivery guarantee, topic creation, client settings."""
 
     delivery: Delivery
     create: bool | int
@@ -112,7 +114,7 @@ def to_kafka(
 
 
 def _topic(topic: object) -> tuple[str | None, str | None]:
-    """Returns the name of the topic, or the column that has the names."""
+    """Returns the name of the topic, or the name of the column that contains each row's topic."""
     if isinstance(topic, str):
         if not is_topic_name(topic):
             raise ConfigurationError(
@@ -207,7 +209,7 @@ def _layout(schema: pa.Schema, topic: str | None, topic_column: str | None, part
 
 
 def _bound(given: PayloadFormat, schema: pa.Schema, columns: Sequence[str], use: PayloadUse) -> WriteFormat | None:
-    """Returns the format of some columns, or None for the bytes of a single column."""
+    """Returns the encoder for some columns, or None if a single column is written as bytes without an encoder."""
     import pyarrow as pa
 
     if given == "raw":

@@ -196,7 +196,7 @@ def to_iceberg(
 
 
 def _upserted(stream: Stream, sink: Sink, info: TableInfo, options: StepOptions) -> None:
-    """Adds a sink that keeps the newest row of each key, or every row without keys."""
+    """Adds a sink that keeps the newest row of each key, or every row if no keys are given."""
     changelog = stream._changelog
     if changelog is not None:
         changelog.check_upsert(repr(options.name), info.keys)

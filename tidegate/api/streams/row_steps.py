@@ -147,7 +147,7 @@ def flat_mapped_rows(
 
 
 def _kept_time(stream: Stream, schema: pa.Schema | None) -> EventTimeCheck | None:
-    """Returns the check that a function passes event time on unchanged; None if its rows have no event time."""
+    """Returns the check that a map function does not change event time, or None if the stream has no event time."""
     if stream.timestamp is None or (schema is not None and stream.timestamp not in schema.names):
         return None
     return EventTimeCheck(stream.timestamp)
@@ -342,7 +342,7 @@ def processed_by_key(
     fire_at_end: bool = False,
     in_order: bool = False,
 ) -> Stream:
-    """Builds `KeyedStream.process`."""
+    """Builds `KeyedStream.process`: a function with keyed state and timers."""
     check_methods(function)
     columns = as_schema(schema, f"{options.name}(schema=)") or returned_schema(function, many=True, method="process")
     errors = () if errors_to is None else (error_tag(errors_to, stream.schema, options.name, keys),)
@@ -369,7 +369,9 @@ def processed_by_key(
 
 
 def _in_event_time_order(stream: Stream, keys: tuple[str, ...], options: StepOptions) -> Stream:
-    """Returns the rows by key, sorted by event time."""
+    """Adds the option `in_order`: rows of a key wait until the watermark passes them, and are then sorted by event
+    time.
+    """
     if stream.timestamp is None:
         raise ConfigurationError(
             f"{options.name}: in_order=True is the order of event time, and the stream has none: call "

@@ -66,17 +66,21 @@ if TYPE_CHECKING:
 FOLDER_SPLITS = 16
 """Number of splits of a growing folder."""
 ICEBERG_SPLITS = 8
-"""Number of splits of an Iceberg table that is followed."""
+"""Default number of splits of an Iceberg table that is read with `follow`."""
 MAX_FILE_AGE = "7d"
 """How long a growing folder remembers files, and accepts late ones."""
 LANES_A_SUBTASK = 2
-"""Lanes (splits) in the log of a streaming DataFrame, for each subtask that its source has when the log is made."""
+"""Number of lanes (splits) for each subtask of the source in the log of a streaming DataFrame. It is fixed when the log
+is created.
+"""
 RANGES_A_SUBTASK = 4
-"""Ranges of a query for each subtask, so that a slow range delays the end little."""
+"""Default number of ranges of a database query for each subtask. There are several, so that one slow range delays the
+end little.
+"""
 IDLENESS = "1min"
 """A lane of a streaming DataFrame without rows for this long does not hold event time back any more."""
 LOG_LIMIT = "1gb"
-"""Bytes of rows of a streaming DataFrame that may wait for a checkpoint to cover them."""
+"""Default limit, in bytes, of rows of a streaming DataFrame that no checkpoint covers yet."""
 
 
 class StreamSources(OtherNames):
@@ -754,7 +758,7 @@ class StreamSources(OtherNames):
         slot_sharing_group: str | None,
         own: Sequence[str] = (),
     ) -> Stream:
-        """Begins a stream over a source. `own`: columns that tidegate itself adds."""
+        """Adds a source to the program and returns its stream. `own` names the columns that tidegate itself adds."""
         if self._program.given_up:
             self._program.clear()
         node = StreamNode(
@@ -902,7 +906,7 @@ def _row(number: int, row: Any, names: Sequence[str] | None) -> dict[str, Any]:
 
 
 def without_pandas(data: Any) -> Any:
-    """Returns the argument of `from_batches` with Arrow tables in place of pandas frames, also in a list."""
+    """Returns the argument of `from_batches` with pandas frames, alone or in a list, converted to Arrow tables."""
     pandas = sys.modules.get("pandas")
     if pandas is None:
         return data
@@ -912,7 +916,7 @@ def without_pandas(data: Any) -> Any:
 
 
 def _of_pandas(frame: pd.DataFrame) -> pa.Table:
-    """Returns a pandas frame as a table, with nulls where pandas has NaN or NaT. A plain index of numbers is dropped.
+    """Converts a pandas frame to a table, with null for NaN and NaT. A plain index of numbers is dropped.
 
     Raises ConfigurationError for an index with a name, and for columns that Arrow does not support.
     """
@@ -935,8 +939,9 @@ def _of_pandas(frame: pd.DataFrame) -> pa.Table:
 
 
 def _check_objects(name: str, values: pd.Series, array: pa.Array) -> None:
-    """Raises ConfigurationError for a Python object that Arrow has changed, for example a datetime that became a
-    date."""
+    """Raises ConfigurationError if the conversion to Arrow changed a Python object, for example a datetime into
+    a date.
+    """
     given = [value if valid else None for value, valid in zip(values, array.is_valid().to_pylist(), strict=True)]
     try:
         check_exact(given, array)
@@ -952,7 +957,7 @@ def timed(
     idleness: str | timedelta | int | None = None,
     alignment: WatermarkAlignment | None = None,
 ) -> Stream:
-    """Returns the stream, with event time from the column `timestamp` if that is not None."""
+    """Returns the stream with event time from the column `timestamp`, or the stream itself if `timestamp` is None."""
     if timestamp is None:
         if alignment is not None:
             raise ConfigurationError(

@@ -32,11 +32,13 @@ class SlotOptions(TypedDict, total=False):
     num_cpus: float
     """CPUs. 1 if only other resources are named."""
     num_gpus: float
-    """GPUs, also fractions of one. The process of a subtask sees only these GPUs."""
+    """CPUs that each subtask reserves. 1 if only other resources are given."""
     resources: Mapping[str, float]
-    """Resources of nodes, by the names that `ray start --resources` gave them."""
+    """GPUs that each subtask reserves. Fractions are allowed. The process of a subtask sees only these GPUs."""
     slot_sharing_group: str
-    """The steps with which it shares slots. Without it a step is in the group of its inputs, or in "default"."""
+    """Name of the slot sharing group. Steps of one group share slots. Without a name a step is in the group of its
+    inputs, or in "default".
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +49,11 @@ class StepOptions:
     uid: str | None = None
     parallelism: int | None = None
     batch_rows: tuple[int, int] | None = None
-    """The least and the most rows of a call."""
+    """The least and the most rows that are passed to the function in one call."""
     slot: SlotOptions | None = None
 
     def part(self, what: str, parallelism: int | None) -> StepOptions:
-        """Returns the options of a further step that the same method adds, such as the one before an exchange."""
+        """Returns the options of an additional step that the same method adds, such as a step before an exchange."""
         return StepOptions(f"{self.name} {what}", None if self.uid is None else f"{self.uid}-{what}", parallelism)
 
 
@@ -68,33 +70,33 @@ class Step:
     takes_changes: bool = False
     """True if the operator understands changes. Its inputs are then partitioned by key."""
     deletes: bool = False
-    """True if the operator deletes retracted rows, so that each change must arrive exactly once."""
+    """True if the operator deletes retracted rows. Each change must then arrive exactly once."""
     side_outputs: Sequence[OutputTag] = ()
     meaning: StateMeaning | None = None
     combines: LocalAggregation | None = None
-    """How rows are combined before the exchange that precedes the operator."""
+    """How rows are combined locally before the exchange that precedes the operator, or None."""
     table: str | None = None
-    """The URL of the table, or the placeholder, that the operator writes to."""
+    """The table that the operator writes to: its URL, or a placeholder that the job id completes."""
     sink: Sink | None = None
     committing: CommittingSink | None = None
     """The sink that the operator writes to, if it commits in its tasks."""
     calls: AsyncFunction | None = None
     own: Collection[str] = ()
-    """Columns of the result that tidegate itself adds."""
+    """Names of result columns with reserved names that tidegate itself adds."""
     computes: str = ""
-    """The canonical text of the expressions that the operator evaluates."""
+    """The canonical text of the expressions that the operator evaluates, to compare with a checkpoint."""
     key_texts: Mapping[str, str] = field(default_factory=dict)
     """Canonical texts of the expressions that compute keys, by column."""
     retimes: str | None = None
-    """The column of event time, if the operator computes it anew."""
+    """Name of the event-time column, if the operator computes it anew."""
     event_time_check: EventTimeCheck | None = None
 
 
 def slot_of(step: str, slot: SlotOptions | None) -> tuple[Resources | None, str | None]:
     """Returns the resources and the slot sharing group of a step. Each is None if the step does not set it.
 
-    Raises ConfigurationError for wrong amounts, for a wrong name, and for both at once. Raises TypeError for keywords
-    that a step does not have.
+    Raises ConfigurationError for wrong amounts, for an invalid group name, and if both are given. Raises TypeError for
+    unknown keywords.
     """
     if slot is None:
         return None, None

@@ -31,7 +31,7 @@ _OTHER_METHODS: Mapping[str, str] = {
     "on_notify": "on_timer",
     "on_eof": "finish",
 }
-"""Methods of other engines, and their names in tidegate."""
+"""Method names of other engines, and the corresponding names in tidegate."""
 _OTHER_ATTRIBUTES: Mapping[str, str] = {
     "get_state": 'bind the state in open: self.count = context.state(tg.ValueState("count", int))',
     "get_list_state": 'bind the state in open: self.items = context.state(tg.ListState("items", int))',
@@ -55,7 +55,7 @@ _VALUES = frozenset(
         "window",
     }
 )
-"""Attributes of contexts that are methods in other engines."""
+"""Attributes of the context that are methods in other engines. Calling them is an error."""
 _CALLS: Mapping[str, Sequence[str]] = {
     "open": ("context",),
     "process_batch": ("batch", "context"),
@@ -126,7 +126,7 @@ def _check_context(of: str, method: FunctionType) -> None:
 
 
 def _attributes_read(method: FunctionType, variable: str) -> Iterator[tuple[str, bool]]:
-    """Yields the attributes that code reads of a local variable, and whether it calls them at once."""
+    """Yields the attributes of a local variable that code reads, and whether it calls each of them directly."""
     instructions = list(dis.get_instructions(method))
     for before, after in pairwise(instructions):
         # Python 3.13 loads two variables in one instruction: the second of them is on top.
@@ -142,7 +142,9 @@ S = TypeVar("S")
 
 
 def check_function(fn: object, step: str, of: str) -> None:
-    """Raises ConfigurationError for an object that cannot be called. `of` describes the arguments of a call."""
+    """Raises ConfigurationError for an object that cannot be called. `of` describes the arguments of the call, for the
+    error.
+    """
     if not callable(fn):
         raise ConfigurationError(f"{step} takes a function of {of}, not {fn!r}")
 

@@ -124,7 +124,7 @@ class Stream(OtherNames):
         self._changelog = changelog
         """How rows replace or retract earlier ones, or None if they never do."""
         self._errors_of = errors_of
-        """A step before the last one whose side outputs belong to this stream as well, or None."""
+        """An earlier step that also has side outputs which `side_output` finds on this stream, or None."""
 
     @property
     def schema(self) -> pa.Schema | None:
@@ -266,7 +266,7 @@ class Stream(OtherNames):
     def branch(
         self, condition: Callable[[Row], bool] | pl.Expr, *, name: str = "branch", uid: str | None = None
     ) -> tuple[Stream, Stream]:
-        """Split a stream in two: the rows for which a condition is true, and all other rows.
+        """Splits a stream in two: the rows for which a condition is true, and all other rows.
 
         The condition is computed twice for each row. Rows for which an expression is null are among the other rows.
 
@@ -1546,12 +1546,12 @@ class Stream(OtherNames):
         changelog: ChangelogMode | None = None,
         errors_of: StreamNode | None = None,
     ) -> Stream:
-        """Returns a stream of the same rows, or of other `inputs`. Only the program is taken over from this stream."""
+        """Returns a stream of the same program with other properties. With `inputs` its rows come from these inputs."""
         rows = self._inputs if inputs is None else inputs
         return Stream(self._program, rows, keyed_by, timestamp, changelog, errors_of)
 
     def _with_errors_of(self, node: StreamNode | None) -> Stream:
-        """Returns this stream, with the side outputs of an earlier step as well."""
+        """Returns this stream. Its method `side_output` also finds the side outputs of an earlier step."""
         if node is None:
             return self
         return Stream(self._program, self._inputs, self._keyed_by, self.timestamp, self._changelog, node)
@@ -1565,7 +1565,9 @@ class Stream(OtherNames):
         return self._partitioned(Partitioning(PartitioningKind.HASH, keys))
 
     def _in_order(self, parallelism: int | None) -> Stream:
-        """Returns this stream, partitioned by the keys of updates if another parallelism would lose their order."""
+        """Returns this stream, partitioned by the keys of updates if a different parallelism would change the order of
+        rows.
+        """
         upstream, partitioning = self._inputs[0]
         wanted = parallelism if parallelism is not None else self._program.parallelism
         if self._changelog is None or partitioning is not None or upstream.parallelism == wanted:
@@ -1626,9 +1628,9 @@ class KeyedStream(OtherNames):
     _other_names = KEYED_STREAMS
 
     def __init__(self, stream: Stream, keys: tuple[str, ...], replaced: frozenset[str] = frozenset()) -> None:
-        """`replaced` are columns that a key has replaced."""
+        """Made by `Stream.key_by`. `replaced` names the columns that a key expression has replaced."""
         self.stream = stream
-        """The rows, not partitioned yet."""
+        """The rows before they are partitioned by key."""
         self.keys = keys
         """The key columns."""
         self._replaced = replaced
@@ -2018,7 +2020,7 @@ class KeyedStream(OtherNames):
 
 
 def _connected(first: Stream | KeyedStream, second: Stream | KeyedStream) -> ConnectedStreams:
-    """Returns two streams side by side, with the keys that they have."""
+    """Returns two streams for one operator to process, with the keys of both."""
     if not isinstance(second, KeyedStream):
         check_stream(second, Stream, "connect")
     streams = [each.stream if isinstance(each, KeyedStream) else each for each in (first, second)]

@@ -77,7 +77,7 @@ class WindowedStream(OtherNames):
         lateness_ms: int = 0,
         replaced: frozenset[str] = frozenset(),
     ) -> None:
-        """`replaced` are columns that a key has replaced."""
+        """Made by `window`. `replaced` names the columns that a key expression has replaced."""
         if not isinstance(spec, WindowsTaken):
             kinds = "tg.Tumbling, tg.Sliding, tg.Cumulating, tg.Session or tg.Count"
             raise ConfigurationError(f"window takes {kinds}, not {spec!r}")
@@ -195,7 +195,9 @@ class WindowedStream(OtherNames):
         return self._aggregated(found, emission, step["errors_to"], options)
 
     def _emission(self, emit: Any, every: Any, every_time: Any, name: str) -> _Emission:
-        """Returns when results are emitted. Raises ConfigurationError for what these windows cannot do."""
+        """Returns when results are emitted. Raises ConfigurationError for a value of `emit` that these windows do not
+        support.
+        """
         spec = self._spec
         every_ms = None if every is None else parse_duration_ms(every, setting="emit_every")
         if every_ms == 0:
@@ -311,7 +313,8 @@ class WindowedStream(OtherNames):
             )
 
     def _with_gap(self, stream: Stream, options: StepOptions) -> tuple[Stream, WindowsTaken, tuple[str, ...]]:
-        """Returns the stream with the gap of each row as a column, the windows by this column, and the new columns.
+        """Returns the stream with the session gap of each row in a column, windows that read this column, and the added
+        columns.
 
         Raises ConfigurationError for a column that cannot be a gap.
         """
@@ -340,7 +343,7 @@ class WindowedStream(OtherNames):
         return made, spec.of_column(GAP), (GAP,)
 
     def _facts(self) -> dict[str, object]:
-        """Returns the windows, for the meaning of the state."""
+        """Returns the description of the windows for the `StateMeaning` that checkpoints store."""
         return {
             "keys": self._keys,
             "window": window_text(self._spec),
@@ -438,10 +441,10 @@ class WindowedStream(OtherNames):
         errors_to: OutputTag | str | None,
         options: StepOptions,
     ) -> Stream:
-        """Adds the operator that calls a function with windows.
+        """Adds the operator that calls a function with the rows of each window.
 
-        `calls` makes its calls, for keys, the columns that it returns, the type of bounds, whether results replace each
-        other, and the tag of windows that fail.
+        `calls` creates the caller of the function. Its arguments are the keys, the columns that the function returns,
+        the type of window bounds, whether results replace each other, and the tag of windows that fail.
         """
         keys, stream, name = self._keys, self._stream, options.name
         rows_schema = known_schema(stream, name)
@@ -551,7 +554,7 @@ class WindowedStream(OtherNames):
 
 @dataclass(frozen=True, slots=True)
 class _Emission:
-    """The times at which results of windows are emitted."""
+    """When results of windows are emitted: the options `emit` and `emit_every`."""
 
     emit: Literal["final", "update", "changes"]
     every_ms: int | None
@@ -564,7 +567,7 @@ class _Emission:
 
     @property
     def text(self) -> str:
-        """The canonical text, for the meaning of state."""
+        """The canonical text of the emission, for the `StateMeaning` that checkpoints store."""
         if self.every_ms is None:
             return self.emit
         return f"every {self.every_ms} ms{' of event time' if self.by_event else ''}"

@@ -27,7 +27,7 @@ from tidegate.storage.ids import JobId
 from tidegate.storage.units import parse_duration_ms
 
 VERTICES_SHOWN = 20
-"""How many vertices a notebook shows with their rows."""
+"""Limit of vertices whose rows a notebook shows."""
 
 
 class Job:
@@ -52,7 +52,7 @@ class Job:
     ) -> None:
         self._running = running
         self._temporary = temporary
-        """Keeps the folder of a job without storage while this handle exists."""
+        """The folder of a job without storage. It is kept while this handle exists."""
         self._web = web
         self._open_store = open_store
         self.job_id = job_id
@@ -106,7 +106,7 @@ class Job:
         return _reason(self.progress())
 
     def _wait_over(self) -> None:
-        """Waits until the job is over, whatever its end."""
+        """Waits until the job is over, in whatever status."""
         self._running.wait(None)
 
     def _failure(self, progress: JobProgress) -> str:
@@ -294,5 +294,7 @@ def _savepoint_format(call: str, given: str) -> SavepointFormat:
 
 
 def _reason(progress: JobProgress) -> str:
-    """Returns why the job has failed, for its driver, with the values that logs withhold if the driver has them."""
+    """Returns why the job failed, for its driver. Includes values of rows that logs withhold, if the driver has
+    them.
+    """
     return progress.reason_with_values or progress.reason or "the reason is unknown"

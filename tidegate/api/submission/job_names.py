@@ -31,7 +31,9 @@ log = logging.getLogger(__name__)
 
 LOOK_AGAIN_S = 0.2
 DYING_LEASES_MAX = 3
-"""A job that has lost its driver and still renews its lease is waited for up to this many lease times."""
+"""While the lease of a job that has lost its driver is still renewed, a new job of its name waits up to this many lease
+durations.
+"""
 
 
 @contextmanager
@@ -61,7 +63,7 @@ def name_taken(store: Store, name: str, job_id: JobId, prefix: str, lease_ms: in
 
 
 def _await_others(store: Store, name: str, job_id: JobId, prefix: str) -> bool:
-    """Looks at every other job of the name. Returns whether there was a wait for one of them."""
+    """Checks every other job of the name. Returns whether this method had to wait for one of them."""
     others = [JobId(other) for other in sorted(store.list("")) if other != job_id and other.startswith(prefix)]
     waited = [await_end(store, other, name, asker=job_id) for other in others]
     return any(waited)

@@ -30,7 +30,7 @@ class Plan(Submission):
 
     @classmethod
     def of(cls, submission: Submission) -> Plan:
-        """Returns a submission as a plan."""
+        """Returns the plan of a submission."""
         return cls(**{field.name: getattr(submission, field.name) for field in fields(submission)})
 
     def __repr__(self) -> str:
@@ -76,7 +76,9 @@ class Plan(Submission):
 
 
 def _in_group(vertex: JobVertex) -> str:
-    """Returns the slot sharing group as text, or "" for the default group and for a vertex with slots of its own."""
+    """Returns the text ` in group NAME` of a vertex, or "" for the default group and for a vertex with slots of its
+    own.
+    """
     shown = vertex.resources is None and vertex.slot_group != DEFAULT_GROUP
     return f" in slot sharing group {vertex.slot_group!r}" if shown else ""
 

@@ -88,14 +88,14 @@ _RETENTION = {
 
 @dataclass(frozen=True, slots=True)
 class Rehearsal:
-    """Results of opening the operators of a program on the columns of a checkpoint."""
+    """Reports of the operators of a program, which were opened, without running, on the columns of a checkpoint."""
 
     restore: RestorePoint
     found: tuple[Comparison, ...]
 
     @property
     def dropped_states(self) -> tuple[tuple[OperatorUid, str], ...]:
-        """States of functions that are dropped, as the user has agreed (see `RestorePoint`)."""
+        """States of functions that the restore drops, because the user set `allow_non_restored_state`."""
         return tuple((each.uid, state) for each in self.found for state in each.dropped_states)
 
 
@@ -124,7 +124,7 @@ class JobRequest:
     detached: bool = False
     log: LogSettings = field(default_factory=LogSettings)
     temporary: bool = False
-    """True if `root` is the temporary folder of jobs without storage."""
+    """True if `root` is the temporary folder for jobs without storage."""
 
 
 def make_job_id(name: str, suffix: str) -> JobId:
@@ -225,7 +225,7 @@ def checked(
 def _rehearsal(
     request: JobRequest, restore: RestorePoint, metadata: CheckpointMetadata, open_store: OpenStore
 ) -> Rehearsal:
-    """Opens the operators on the columns of the checkpoint, and returns their reports.
+    """Opens the operators of the program on the columns of the checkpoint, and returns their reports.
 
     A process opens them once for each checkpoint, because functions of users may be slow to open.
     """
@@ -328,7 +328,7 @@ def prepare(request: JobRequest, open_store: OpenStore) -> Submission:
 
 
 def processes_of(config: CheckpointConfig) -> ProcessSettings:
-    """Returns how many spare processes a job with these settings has, and how long it waits for slots."""
+    """Returns the number of spare processes of a job with these settings, and how long the job waits for slots."""
     return ProcessSettings(config.standbys, config.slot_request_timeout)
 
 
@@ -426,7 +426,7 @@ def _check_hooks(hooks: Sequence[MasterHook]) -> None:
 def _lineage(
     own_root: str, restore: RestorePoint | None, metadata: CheckpointMetadata | None, open_store: OpenStore
 ) -> list[tuple[str, JobId]]:
-    """Returns the jobs from which this job continues, newest first, as (root, job id)."""
+    """Returns the jobs from which this job continues, newest first, each as (checkpoint root, job id)."""
     if restore is None or metadata is None:
         return []
     at = CheckpointPointer(restore.root, restore.job_id, restore.checkpoint_id, restore.savepoint)
@@ -460,7 +460,7 @@ class StagedSource(Protocol):
     """A source that must be written to files before it can be read twice, such as a DataFrame."""
 
     def stage(self, url: str) -> Source:
-        """Writes the input under `url`, once, and returns a source that reads it."""
+        """Writes the input under `url` once, and returns a source that reads the written files."""
         ...
 
     def reopen(self, url: str) -> Source:
@@ -518,8 +518,8 @@ def with_staged_sources(
 ) -> StagedGraph:
     """Stages the sources of a graph under `own_url`, and returns the graph with the staged sources.
 
-    Sources in `restored`, which a job of the `line` has staged, are reopened instead. Raises ConfigurationError if
-    their staged rows are gone, and the errors of staging.
+    Sources in `restored`, which one of the earlier jobs `line` has staged, are reopened instead. Raises
+    ConfigurationError if their staged rows are gone, and the errors of staging.
     """
     services: list[DriverService] = []
 
@@ -664,7 +664,9 @@ def check_collected(
 def _earlier(
     rows: CollectedRows, line: Sequence[tuple[str, JobId]], open_store: OpenStore
 ) -> Iterator[tuple[str, JobId, str]]:
-    """Yields root, job and URL of the rows that jobs of the line have collected under this uid, newest first."""
+    """Yields checkpoint root, job id and URL of the rows that the jobs of `line` have collected under this uid, newest
+    first.
+    """
     for root, job_id in line:
         url = taskowned_url(root, job_id, COLLECT, rows.uid)
         if TableLog(open_store(url)).exists():
@@ -672,7 +674,7 @@ def _earlier(
 
 
 def with_places(covering: Sequence[CheckpointMetadata], urls: Mapping[str, str]) -> list[CheckpointMetadata]:
-    """Returns the checkpoints with URLs in place of placeholders.
+    """Returns the checkpoints with URLs in place of the placeholders of collected rows.
 
     A relocated savepoint refers to collected rows only by their uid.
     """
@@ -737,7 +739,7 @@ def _check_prepared(graph: JobGraph, metadata: CheckpointMetadata, allow_non_res
 
 
 def check_targets(graph: JobGraph) -> None:
-    """Has each sink of the program check the system that it writes to. Raises ConfigurationError."""
+    """Calls each sink of the program to check the system that it writes to. Raises ConfigurationError."""
     for spec in (spec for vertex in graph.vertices for spec in vertex.operators):
         for sink in (spec.sink, spec.committing):
             if sink is not None:

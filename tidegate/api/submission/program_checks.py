@@ -81,7 +81,7 @@ def _travels(value: object) -> bool:
 
 
 def _culprit(value: Any, path: tuple[str, ...], depth: int) -> tuple[tuple[str, ...], Any]:
-    """Returns the names that lead from the function to the innermost part that cannot be sent, and that part."""
+    """Returns the innermost part of a function that cannot be sent to a task, and the names that lead to it."""
     if depth < _DEPTH_MAX:
         for name, part in _parts(value):
             if not _travels(part):
@@ -122,7 +122,7 @@ def _kind(value: object) -> str:
 
 
 def check_changes_come_once(nodes: Iterable[StreamNode], config: CheckpointConfig) -> None:
-    """Raises ConfigurationError if a step needs each change once, and the checkpoints are at least once."""
+    """Raises ConfigurationError if a step needs each change exactly once, and the checkpoints are at-least-once."""
     if config.mode == "exactly_once":
         return
     for node in nodes:
@@ -139,7 +139,7 @@ _REGISTERS = "register_event_time_timer"
 
 
 def doubts(nodes: Sequence[StreamNode], periodic_checkpoints: bool) -> list[str]:
-    """Returns a sentence for each part of a program that is probably a mistake.
+    """Returns a sentence for each part of a program that is probably a mistake, to be logged as a warning.
 
     `nodes` are its operators, in the order in which they were made. `periodic_checkpoints` is whether the job takes
     periodic checkpoints.
@@ -184,7 +184,7 @@ def endless_source(nodes: Sequence[StreamNode]) -> str | None:
 
 
 def _of_timers(operator: ProcessOperator, node: StreamNode, made: dict[int, Operator | None]) -> Iterator[str]:
-    """Yields a warning about event-time timers if an input of their step has no event time.
+    """Yields a warning if a step sets event-time timers and one of its inputs has no event time.
 
     Such an input holds event time back, so the timers fire only at its end, or never.
     """
@@ -211,7 +211,7 @@ def _operator(node: StreamNode) -> Operator | None:
 
 
 def _of_seconds(operator: WatermarkGenerator, node: StreamNode) -> Iterator[str]:
-    """Yields advice on event times in memory that look like seconds.
+    """Yields a warning about event times in memory that look like seconds, not milliseconds.
 
     Other event times are checked when the job reads them.
     """
@@ -245,7 +245,7 @@ def _has_watermarks(node: StreamNode, made: dict[int, Operator | None]) -> bool:
 
 
 def _that_registers(function: object) -> str | None:
-    """Returns the method of a function that sets event-time timers, or None if its own code sets none."""
+    """Returns the name of the method that sets event-time timers, or None if the function's own code sets none."""
     for cls in type(function).__mro__:
         if cls.__module__.startswith("tidegate."):
             continue
@@ -257,7 +257,7 @@ def _that_registers(function: object) -> str | None:
 
 
 def _names(code: CodeType) -> bool:
-    """Returns whether code, or a function within it, names the method that sets timers."""
+    """Returns whether code, or a function defined within it, calls the method that sets timers."""
     if any(each.argval == _REGISTERS for each in dis.get_instructions(code)):
         return True
     return any(_names(inner) for inner in code.co_consts if isinstance(inner, CodeType))

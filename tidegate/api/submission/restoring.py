@@ -115,10 +115,11 @@ def checkpoints_up_to(
 
 
 def _is_missed(store: Store, job_id: JobId, checkpoint_id: CheckpointId, error: TidegateError) -> bool:
-    """Returns whether an unreadable checkpoint covers rows that no table shows yet, by the event log of its job.
+    """Returns whether an unreadable checkpoint covers rows that no table shows yet, according to the event log of its
+    job.
 
-    A damaged log counts as yes. An empty one does too, unless there is no metadata: then the checkpoint was never
-    completed.
+    Returns True for a damaged log. Returns True for an empty log, too, unless there is no metadata: then the checkpoint
+    was never completed.
     """
     try:
         state = replay(EventLog(store, job_id))[0].state

@@ -1,4 +1,4 @@
-"""Makes a job the owner of its tables, without losing rows of a restored checkpoint or evicting a living job.
+"""Makes a job the owner of its tables. Keeps the rows of a restored checkpoint, and refuses a table of a living job.
 
 Rules:
 
@@ -28,7 +28,9 @@ from tidegate.storage.tables.table_log import TableLog
 log = logging.getLogger(__name__)
 
 EPOCH_BITS = 40
-"""The upper bits of a version in an upsert table are the number of claims, so versions of a later job are greater."""
+"""Number of upper bits of a row's version in an upsert table. They hold the number of claims, so rows of a later job
+have greater versions.
+"""
 
 Files = list[tuple[CheckpointId, tuple[DataFile, ...]]]
 """Completed checkpoints, and the files of one table that each covers."""
@@ -133,7 +135,9 @@ def _left_over(covering: Sequence[CheckpointMetadata], urls: Collection[str], op
 
 
 def _check_there(table: Store, items: Files) -> None:
-    """Raises TableError if a file that is to be committed is gone, because no reader could read the table then."""
+    """Raises TableError if a file that is about to be committed is missing, because the table could not be read
+    then.
+    """
     files = [file for _, found in items for file in found]
     if gone := [file for file in files if not table.exists(file.path)]:
         raise TableError(
@@ -176,7 +180,7 @@ def _commit_elsewhere(
     items: Sequence[tuple[CheckpointId, tuple[DataFile, ...]]],
     open_store: OpenStore,
 ) -> None:
-    """Commits files to a table that the old job wrote and the new one does not.
+    """Commits files to a table of the old job that the new job does not write.
 
     Raises ConfigurationError if another job has claimed the table.
     """

@@ -44,9 +44,9 @@ from tidegate.storage.process_id import is_there
 log = logging.getLogger(__name__)
 
 KEPT_MS = int(timedelta(days=7).total_seconds() * 1000)
-"""How long checkpoints stay that the user has not asked to keep."""
+"""How long, in ms, the checkpoints of a job without storage stay if the user did not ask to keep them."""
 SWEPT_MAX = 200
-"""Folders of dead processes that one process deletes when it first submits such a job."""
+"""Limit of folders of dead processes that one process deletes when it first submits a job without storage."""
 _RESTORED_BY = "restored-by-"
 
 
@@ -54,7 +54,7 @@ class _Fate(enum.Enum):
     DELETED = "deleted"
     KEPT = "kept"
     NEEDED = "needed"
-    """A later call checks the folder again."""
+    """The folder is still needed. A later call checks it again."""
 
 
 class TemporaryJob:
@@ -78,7 +78,9 @@ class TemporaryJob:
 
 
 _unneeded: deque[tuple[str, JobId]] = deque()
-"""Folders that no object of this process refers to any more. Garbage collection fills it, and deletes no folder."""
+"""Folders that no object of this process refers to any more. Garbage collection only adds to it, `delete_unneeded`
+deletes them.
+"""
 _swept: set[str] = set()
 """Roots in which this process has looked for folders of dead processes."""
 
@@ -137,7 +139,9 @@ def _sweep(store: Store, root: str) -> None:
 
 
 def _delete(store: Store, root: str, job_id: JobId) -> _Fate:
-    """Deletes the folder of a job that this process does not need, unless it has to stay. Returns its fate."""
+    """Deletes the folder of a job that this process does not need, unless the folder has to stay. Returns what happened
+    to it.
+    """
     try:
         fate = _fate(store, root, job_id)
     except StorageError as error:
@@ -189,7 +193,9 @@ def _lease(store: Store, job_id: JobId) -> Lease | None:
 
 
 def _age_ms(root: str, job_id: JobId, lease: Lease | None) -> int:
-    """Returns the time since the job was last active, in ms, as far as its folder shows. 0 if the folder is gone."""
+    """Returns how long ago the job was last active, in ms, according to the files in its folder. 0 if the folder is
+    gone.
+    """
     if lease is not None:
         return now_ms() - lease.renewed_at_ms
     try:
@@ -216,7 +222,7 @@ def _at_exit() -> None:
 
 
 CHECKPOINTS = "checkpoints"
-"""Name of the folder for jobs without storage."""
+"""Name of the folder that contains the folders of jobs without storage."""
 
 
 def temporary_folder(purpose: str) -> str:
@@ -238,10 +244,10 @@ def default_storage() -> str:
 
 
 def own_folder(named: str | None, purpose: str) -> str:
-    """Returns the folder for a purpose: inside the folder `named` by the user, or among the temporary files.
+    """Returns an empty folder for one purpose: inside the folder `named` by the user, or among the temporary files.
 
-    Old files in the returned folder are deleted. So it is a folder of its own inside the user's folder, which may also
-    hold files such as checkpoints in folders of the same names.
+    Deletes old files in it. It is therefore a subfolder of the user's folder, which may also hold other files, such as
+    checkpoints.
     """
     return temporary_folder(purpose) if named is None else os.path.join(named, f"tidegate-{purpose}")
 

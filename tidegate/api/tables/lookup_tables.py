@@ -48,7 +48,8 @@ def reader_of(table: LookedUp) -> tuple[Callable[[], pa.Table], pa.Schema, bool]
 
 
 def with_keys_of(stream: pa.Schema, table: pa.Schema, keys: tuple[Sequence[str], Sequence[str]]) -> pa.Schema:
-    """Returns the schema of a table, with the key types of a stream where they differ only in polars' variants.
+    """Returns the schema of a table. Its key columns get the types of the stream's keys where they differ only in
+    polars' variants.
 
     A stream of Arrow has strings, and polars reads large strings. Without this the user would have to cast one side.
     """
@@ -60,7 +61,7 @@ def with_keys_of(stream: pa.Schema, table: pa.Schema, keys: tuple[Sequence[str],
 
 
 def _at(url: str) -> OutputTable | Callable[[], pa.Table]:
-    """Returns the table at a URL: a table of Delta Lake or tidegate if there is a log, else Parquet files."""
+    """Reads the table at a URL: a Delta Lake or tidegate table if it has a log, otherwise Parquet files."""
     store = open_store(url)
     if store.list("_delta_log"):
         return partial(_delta, url)
@@ -98,7 +99,9 @@ def _parquet(url: str) -> pa.Table:
 
 
 def _checked(function: Callable[[], object]) -> pa.Table:
-    """Returns the table that a function returns, as an Arrow table."""
+    """Returns the result of a user's function as an Arrow table. Raises ConfigurationError for a result that is not a
+    table.
+    """
     found = function()
     if type(found).__module__.partition(".")[0] == "pyspark":
         raise ConfigurationError(

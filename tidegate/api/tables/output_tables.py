@@ -70,10 +70,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 LOOK_MS = 100
-"""How often `CollectedRows.rows` looks for rows of a checkpoint, while the job runs."""
+"""How often, in ms, `CollectedRows.rows` looks for rows of a new checkpoint while the job runs."""
 
 _OVER = ("finished", "failed", "cancelled", "suspended")
-"""A job in one of these states writes no more rows."""
+"""Statuses of a job in which it writes no more rows."""
 
 RETAIN_DEFAULT = "7d"
 
@@ -283,7 +283,7 @@ class CollectedRows:
     """
 
     PREFIX = "collect:"
-    """The beginning of each placeholder."""
+    """The beginning of each placeholder URL."""
 
     def __init__(self, uid: OperatorUid, info: TableInfo, open_store: OpenStore, *, handed_on: bool = False) -> None:
         self.uid = uid
@@ -298,7 +298,7 @@ class CollectedRows:
 
     @property
     def placeholder(self) -> str:
-        """A text in place of the URL, which is not known before the job has an id."""
+        """A text that stands for the URL of the rows until the job has an id."""
         return f"{self.PREFIX}{self.uid}"
 
     def bind(self, url: str) -> OutputTable:
@@ -464,12 +464,14 @@ SchemaEvolution = Literal["add_columns"]
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """How a job treats rows that are there already, and how it sizes, compacts and deletes files."""
+    """Options of a table: what happens to existing rows, the size of files, their compaction, and when they are
+    deleted.
+    """
 
     if_exists: IfExists = "error"
     file_bytes: int = FILE_BYTES
     compaction: CompactionSettings | None = None
-    """None: small files stay while the job runs."""
+    """How small files are compacted while the job runs, or None if they stay."""
     history_ms: int | None = None
     """How long files stay after the table has stopped showing them, while the job runs. None keeps them until a
     vacuum."""
@@ -559,7 +561,7 @@ def vacuum_table(
 
 
 def _checkpoints_of_owner(table_log: TableLog, url: str, open_store: OpenStore) -> tuple[CheckpointId, ...]:
-    """Returns the checkpoints that the job which owns the table can fall back to."""
+    """Returns the checkpoints to which the job that owns the table may return after a failure."""
     owner = table_log.owner()
     if owner is None or owner.home is None:
         return ()
@@ -639,8 +641,9 @@ def _compact(store: Store, log: TableLog, job_id: JobId, files: tuple[DataFile, 
 
 
 def _sweep(store: Store, own: JobId) -> bool:
-    """Deletes files of earlier compactions that did not commit. They are fenced by now, so they cannot commit any
-    more."""
+    """Deletes files of earlier compactions that did not commit. Those compactions are fenced, so they cannot commit any
+    more.
+    """
     for name in store.list(DATA_FOLDER):
         if name.startswith(_PREFIX) and name != own:
             delete_unreferenced(store, JobId(name), None)

@@ -1,6 +1,6 @@
-"""Rows as people read them: a grid of text for terminals, a table of HTML for notebooks.
+"""Formats rows for people: as a grid of text for terminals, and as an HTML table for notebooks.
 
-Values are bounded, and whatever is in them stays text: HTML is escaped, and a line break does not end a line.
+Long values are cut. HTML in values is escaped, and a line break in a value does not end a line.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tidegate.storage.errors import ConfigurationError
 ROWS_SHOWN = 20
 ROWS_IN_NOTEBOOK = 10
 VALUE_CHARACTERS = 40
-"""How many characters of a value are shown by default."""
+"""Default limit of characters of a value that are shown."""
 COLUMNS_IN_NOTEBOOK = 50
 
 
@@ -29,13 +29,13 @@ def check_count(call: str, n: object) -> int:
 
 
 def rows_of(table: pa.Table) -> Iterator[dict[str, Any]]:
-    """Yields the rows of a table as dicts, some at a time."""
+    """Yields the rows of a table as dicts. Converts only a part of the table at a time."""
     for batch in table.to_batches(max_chunksize=1_024):
         yield from batch.to_pylist()
 
 
 def grid(table: pa.Table, note: str = "", characters_max: int = VALUE_CHARACTERS) -> str:
-    """Returns rows as a grid with a head, numbers to the right, and `note` below it."""
+    """Returns rows as a text grid with column names, numbers aligned to the right, and `note` below it."""
     lines = [list(table.column_names), *_texts(table, characters_max)]
     widths = [max(len(line[column]) for line in lines) for column in range(table.num_columns)]
     right = [_is_number(field.type) for field in table.schema]

@@ -1,1 +1,3 @@
-"""Aggregates: what each computes, the accumulators that keep it, and the operators that do so by key or for all."""
+"""Aggregates: their definitions, the accumulators that store them, and the operators that compute them by key or over
+all rows.
+"""

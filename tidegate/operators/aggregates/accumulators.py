@@ -75,27 +75,31 @@ class Accumulator(Protocol):
         ...
 
     def results(self, slots: NDArray[Any]) -> pa.Array:
-        """Current results of some slots."""
+        """Returns the current results of some slots."""
         ...
 
     def running(self, batch: pa.RecordBatch, slots: NDArray[np.int32]) -> pa.Array:
-        """Adds the rows of a batch as `update` does, and returns the result of each row's slot right after the row.
+        """Adds the rows of a batch as `update` does. Returns, for each row, the result of its slot right after the row
+        was added.
 
-        It is what `update` and `results` give for batches of one row each. Raises OverflowError as `update` does.
+        The results equal the results of `update` and `results` for batches of one row each. Raises OverflowError as
+        `update` does.
         """
         ...
 
 
 class ColumnsByName(Protocol):
-    """Access to the columns of accumulators: a `VectorTable` or a part of one."""
+    """Access to the state columns of accumulators by name: a `VectorTable`, or some of its columns."""
 
     def column(self, name: str) -> ValueColumn:
-        """A value column; always the same object."""
+        """Returns the state column with a name. Each call returns the same object."""
         ...
 
 
 def value_specs(aggregate: Aggregate, fields: Sequence[pa.Field]) -> list[ValueSpec]:
-    """Columns that an aggregate keeps: `fields` (of `Aggregate.state_fields`) with what a new slot holds."""
+    """Returns the state columns of an aggregate, given as `fields` of `Aggregate.state_fields`, with the initial value
+    of a new slot.
+    """
     if aggregate.kind not in EXTREMES or storage_dtype(fields[0].type) is None:
         return [ValueSpec(field.name, field.type, 0) for field in fields]
     greatest = aggregate.kind in (AggregateKind.MIN, AggregateKind.BOOL_AND)
@@ -163,7 +167,7 @@ def _bound(data_type: pa.DataType, greatest: bool) -> int | float:
 
 
 class Extreme:
-    """The least or the greatest value: one column, or the two words of a decimal."""
+    """Accumulator of `min` and `max`: one column, or two for the words of a decimal."""
 
     def __init__(self, aggregate: Aggregate, fields: Sequence[pa.Field], columns: Sequence[ValueColumn]) -> None:
         self._aggregate = aggregate
@@ -172,12 +176,12 @@ class Extreme:
         self._least = aggregate.kind in (AggregateKind.MIN, AggregateKind.BOOL_AND)
 
     def update(self, batch: pa.RecordBatch, slots: Slots) -> None:
-        """Looks at the values of a batch."""
+        """Updates the extremes with the values of a batch."""
         values = input_column(batch, self._aggregate.column)
         self._add_rows(slots, value_words(values), row_mask(batch, self._aggregate.condition, values))
 
     def running(self, batch: pa.RecordBatch, slots: Slots) -> pa.Array:
-        """Looks at the values of a batch. Returns the extremes after each row."""
+        """Updates the extremes with the values of a batch. Returns the extreme of each row's slot after the row."""
         values = input_column(batch, self._aggregate.column)
         words, mask = value_words(values), row_mask(batch, self._aggregate.condition, values)
         valid = running_valid(self._columns[0], slots, mask)
@@ -191,11 +195,11 @@ class Extreme:
         return value_array(after, valid, self._type)
 
     def merge(self, slots: Slots, parts: Sequence[pa.Array]) -> None:
-        """Looks at other extremes."""
+        """Merges extremes of other slots."""
         self._add_rows(slots, [fixed_values(part) for part in parts], valid_mask(parts[0]))
 
     def results(self, slots: NDArray[Any]) -> pa.Array:
-        """The extremes."""
+        """Returns the extremes of some slots."""
         words = [column.raw(slots) for column in self._columns]
         return value_array(words, valid_of(self._columns[0], slots), self._type)
 
@@ -210,7 +214,9 @@ class Extreme:
 
 
 class Choice:
-    """The value in a chosen row: its words, the words of the order column, and a flag for having a row."""
+    """Accumulator of `first`, `last`, `arg_min` and `arg_max`: stores the value of the chosen row, its value in the
+    order column, and whether a row was chosen.
+    """
 
     def __init__(self, aggregate: Aggregate, fields: Sequence[pa.Field], columns: Sequence[ValueColumn]) -> None:
         self._aggregate = aggregate
@@ -222,11 +228,11 @@ class Choice:
         self._is_fixed = storage_dtype(fields[0].type) is not None
 
     def update(self, batch: pa.RecordBatch, slots: Slots) -> None:
-        """Looks at the rows of a batch."""
+        """Chooses among the rows of a batch and the rows chosen so far."""
         self._add_rows(batch, slots)
 
     def running(self, batch: pa.RecordBatch, slots: Slots) -> pa.Array:
-        """Looks at the rows of a batch. Returns the values after each row."""
+        """Chooses as `update` does. Returns the chosen value of each row's slot after the row."""
         groups, distinct = grouped(slots)
         held = self.results(distinct)
         values, chosen = self._add_rows(batch, slots)
@@ -236,7 +242,9 @@ class Choice:
         return either.take(pa.array(np.where(after < 0, groups, after + len(held))))
 
     def _add_rows(self, batch: pa.RecordBatch, slots: Slots) -> tuple[pa.Array, NDArray[np.uint8]]:
-        """Stores the chosen rows of a batch. Returns the values, and 1 for each row that was chosen on arrival."""
+        """Stores the chosen rows of a batch. Returns their values, and 1 for each row that was chosen when it
+        arrived.
+        """
         aggregate = self._aggregate
         values = input_column(batch, aggregate.column)
         by = None if aggregate.by is None else self._comparable(input_column(batch, aggregate.by))
@@ -249,7 +257,9 @@ class Choice:
         return values, chosen
 
     def merge(self, slots: Slots, parts: Sequence[pa.Array]) -> None:
-        """Compares rows that another accumulator has chosen, as if they came after the rows of the slots."""
+        """Chooses between the stored rows and rows that another accumulator has chosen. The other rows count as later
+        ones.
+        """
         by = None if self._by is None else parts[-2]
         chosen = self._chosen(slots, by, fixed_values(parts[-1]))
         if self._is_fixed:
@@ -259,7 +269,7 @@ class Choice:
             self._put(slots, parts[0], chosen)
 
     def results(self, slots: NDArray[Any]) -> pa.Array:
-        """The values; null where no row was chosen."""
+        """Returns the values of the chosen rows. Null where no row was chosen."""
         if not self._is_fixed:
             return self._values[0].take(slots)
         valid, known = self._seen.raw(slots), valid_of(self._values[0], slots)
@@ -279,11 +289,11 @@ class Choice:
         return chosen
 
     def _comparable(self, column: pa.Array) -> pa.Array:
-        """A column in the type in which it is compared."""
+        """Returns a column in the type in which values are compared."""
         return column if column.type == self._by_type else column.cast(self._by_type)
 
     def _put(self, slots: Slots, values: pa.Array, chosen: NDArray[np.uint8]) -> None:
-        """Stores values of any width: of several chosen rows of a slot the last one."""
+        """Stores values of variable width. If several rows of a slot were chosen, the last one is stored."""
         rows = np.flatnonzero(chosen)
         if len(rows):
             codes, distinct = grouped(slots[rows])
@@ -301,7 +311,7 @@ class Choice:
 
 
 class TextExtreme:
-    """The least or the greatest string or binary value, in the order of bytes."""
+    """Accumulator of `min` and `max` of strings and binary values, compared byte by byte."""
 
     def __init__(self, aggregate: Aggregate, column: ValueColumn) -> None:
         self._aggregate = aggregate
@@ -309,13 +319,13 @@ class TextExtreme:
         self._greatest = aggregate.kind is AggregateKind.MAX
 
     def update(self, batch: pa.RecordBatch, slots: Slots) -> None:
-        """Looks at the values of a batch."""
+        """Updates the extremes with the values of a batch."""
         values = input_column(batch, self._aggregate.column)
         mask = row_mask(batch, self._aggregate.condition, values)
         self._add_rows(slots, values, rows_in(mask, len(slots)))
 
     def running(self, batch: pa.RecordBatch, slots: Slots) -> pa.Array:
-        """Looks at the values of a batch. Returns the extremes after each row."""
+        """Updates the extremes with the values of a batch. Returns the extreme of each row's slot after the row."""
         values = input_column(batch, self._aggregate.column)
         mask = row_mask(batch, self._aggregate.condition, values)
         groups, distinct = grouped(slots)
@@ -333,11 +343,11 @@ class TextExtreme:
         return either.take(pa.array(after, mask=after < 0))
 
     def merge(self, slots: Slots, parts: Sequence[pa.Array]) -> None:
-        """Looks at other extremes."""
+        """Merges extremes of other slots."""
         self._add_rows(slots, parts[0], rows_in(valid_mask(parts[0]), len(slots)))
 
     def results(self, slots: NDArray[Any]) -> pa.Array:
-        """The extremes."""
+        """Returns the extremes of some slots."""
         return self._column.take(slots)
 
     def _add_rows(self, slots: Slots, values: pa.Array, rows: NDArray[np.int64]) -> None:
@@ -357,7 +367,7 @@ class TextExtreme:
 
 
 class Collected:
-    """A list of values, in the order of arrival, up to a limit."""
+    """Accumulator of `collect_list`: the values in the order of arrival, up to a limit."""
 
     def __init__(self, aggregate: Aggregate, column: ValueColumn, data_type: pa.DataType) -> None:
         assert aggregate.limit is not None, "a list without a limit"
@@ -367,13 +377,15 @@ class Collected:
         self._limit = aggregate.limit
 
     def update(self, batch: pa.RecordBatch, slots: Slots) -> None:
-        """Adds the values of a batch."""
+        """Appends the values of a batch."""
         values = input_column(batch, self._aggregate.column)
         rows = rows_in(row_mask(batch, self._aggregate.condition, values), len(slots))
         self._add(slots[rows], values.take(pa.array(rows)))
 
     def running(self, batch: pa.RecordBatch, slots: Slots) -> pa.Array:
-        """Adds the values of a batch. Returns the lists after each row: each is a beginning of the list in the end."""
+        """Appends the values of a batch. Returns the list of each row's slot after the row: a prefix of the
+        final list.
+        """
         values = input_column(batch, self._aggregate.column)
         rows = rows_in(row_mask(batch, self._aggregate.condition, values), len(slots))
         groups, distinct = grouped(slots)
@@ -389,16 +401,16 @@ class Collected:
         return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), elements, type=self._type)
 
     def merge(self, slots: Slots, parts: Sequence[pa.Array]) -> None:
-        """Adds the values of other lists, as if they had come later."""
+        """Appends the values of other lists, as if they had arrived later."""
         self._add(np.repeat(slots, _lengths(parts[0])), parts[0].flatten())
 
     def results(self, slots: NDArray[Any]) -> pa.Array:
-        """The lists; empty where no value has come."""
+        """Returns the lists of some slots. A slot without values has an empty list."""
         lists = self._column.take(slots)
         return pc.fill_null(lists, pa.scalar([], self._type)) if lists.null_count else lists
 
     def _add(self, slots: Slots, values: pa.Array) -> None:
-        """Adds values to the lists of slots, which are not full."""
+        """Appends values to the lists of slots that have room."""
         if not len(slots):
             return
         codes, distinct = grouped(slots)

@@ -1,4 +1,6 @@
-"""Accumulators that calculate: sums, means, variances and standard deviations, as `accumulators.py` makes them."""
+"""Accumulators that calculate: sums, means, variances and standard deviations. `make_accumulator` (`accumulators.py`)
+creates them.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ from tidegate.state.kernels.columns import NO_MASK, array_of, fixed_values, vali
 
 
 class Sum:
-    """A sum: one column, or the two words of a decimal."""
+    """Accumulator of `sum`: one column, or two for the words of a decimal."""
 
     def __init__(self, aggregate: Aggregate, fields: Sequence[pa.Field], columns: Sequence[ValueColumn]) -> None:
         self._aggregate = aggregate
@@ -43,42 +45,46 @@ class Sum:
         self._decimal = decimal_of(fields[0].name)
 
     def update(self, batch: pa.RecordBatch, slots: Slots) -> None:
-        """Adds the values of a batch."""
+        """Adds the values of a batch to the sums."""
         values = input_column(batch, self._aggregate.column)
         mask = row_mask(batch, self._aggregate.condition, values)
         mark(self._columns[0], slots, mask)
         self.add(slots, values, mask)
 
     def merge(self, slots: Slots, parts: Sequence[pa.Array]) -> None:
-        """Adds other sums."""
+        """Adds the sums of other slots."""
         mask = valid_mask(parts[0])
         mark(self._columns[0], slots, mask)
         self.add_parts(slots, parts, mask)
 
     def results(self, slots: NDArray[Any]) -> pa.Array:
-        """The sums."""
+        """Returns the sums of some slots."""
         return self.as_array(self.words(slots), valid_of(self._columns[0], slots))
 
     def running(self, batch: pa.RecordBatch, slots: Slots) -> pa.Array:
-        """Adds the values of a batch. Returns the sums after each row."""
+        """Adds the values of a batch to the sums. Returns the sum of each row's slot after the row."""
         values = input_column(batch, self._aggregate.column)
         mask = row_mask(batch, self._aggregate.condition, values)
         valid = running_valid(self._columns[0], slots, mask)
         return self.as_array(self.running_words(slots, values, mask), valid)
 
     def words(self, slots: NDArray[Any]) -> list[NDArray[Any]]:
-        """The stored words of the sums: one array, or two for decimals. Undefined for slots without a sum."""
+        """Returns the stored form of the sums: one array, or two arrays of words for decimals. Undefined for slots
+        without a sum.
+        """
         return [column.raw(slots) for column in self._columns]
 
     def as_array(self, words: Sequence[NDArray[Any]], valid: Mask | None) -> pa.Array:
-        """Returns the sums of stored words. Entries with `valid` 0 are null."""
+        """Returns sums in their stored form as an Arrow array. Entries with `valid` 0 are null."""
         if self._decimal is None:
             return array_of(words[0], valid, self._type)
         data_type = pa.decimal128(sum_digits(self._decimal), self._decimal.scale)
         return decimals_of(words[0], words[1], valid, data_type)
 
     def running_words(self, slots: Slots, values: pa.Array, mask: Mask) -> list[NDArray[Any]]:
-        """Adds values to the sums. Returns the sums after each row, as `words` does. Raises OverflowError."""
+        """Adds values to the sums. Returns the sum of each row's slot after the row, in stored form (`words`). Raises
+        OverflowError.
+        """
         after = [np.empty(len(slots), dtype=column.dtype) for column in self._columns]
         if self._decimal is not None:
             highs, lows = value_words(values)
@@ -106,22 +112,22 @@ class Sum:
             self._add_integers(slots, values, mask)
 
     def take_out(self, slots: Slots, values: pa.Array, mask: Mask) -> None:
-        """Takes values out of the sums. Raises OverflowError."""
+        """Subtracts values from the sums. Raises OverflowError."""
         values = _signed(values, self._aggregate.column)
         if self._decimal is None and self._columns[0].dtype != np.float64:
             values = self._take_out_least(slots, values, mask)
         self.add(slots, pc.negate_checked(values), mask)
 
     def add_parts(self, slots: Slots, parts: Sequence[pa.Array], mask: Mask) -> None:
-        """Adds stored sums. Raises OverflowError."""
+        """Adds sums in stored form to the sums. Raises OverflowError."""
         if self._decimal is None:
             self.add(slots, parts[0], mask)
         else:
             self._add_words(slots, [fixed_values(part) for part in parts], mask)
 
     def _take_out_least(self, slots: Slots, values: pa.Array, mask: Mask) -> pa.Array:
-        """Subtracts half of each least integer, which has no negative. Returns the amounts that are still to be
-        subtracted.
+        """Subtracts half of each value that is the smallest integer, because its negative overflows. Returns the
+        amounts still to be subtracted.
         """
         words = fixed_values(values)
         least = words == np.iinfo(np.int64).min
@@ -156,7 +162,7 @@ class Sum:
 
 
 class Mean:
-    """A sum and a number of values."""
+    """Accumulator of `mean`: a sum and a number of values."""
 
     def __init__(self, aggregate: Aggregate, fields: Sequence[pa.Field], sums: Sum, counts: ValueColumn) -> None:
         self._aggregate = aggregate
@@ -165,14 +171,14 @@ class Mean:
         self._counts = counts
 
     def update(self, batch: pa.RecordBatch, slots: Slots) -> None:
-        """Adds the values of a batch."""
+        """Adds the values of a batch to the sums and the counts."""
         values = input_column(batch, self._aggregate.column)
         mask = row_mask(batch, self._aggregate.condition, values)
         self._sums.add(slots, values, mask)
         accumulate.count(self._counts.pages, slots, mask)
 
     def running(self, batch: pa.RecordBatch, slots: Slots) -> pa.Array:
-        """Adds the values of a batch. Returns the results after each row."""
+        """Adds the values of a batch. Returns the mean of each row's slot after the row."""
         values = input_column(batch, self._aggregate.column)
         mask = row_mask(batch, self._aggregate.condition, values)
         sums = self._sums.running_words(slots, values, mask)
@@ -181,30 +187,30 @@ class Mean:
         return self._of(sums, counts)
 
     def retract(self, batch: pa.RecordBatch, slots: Slots) -> None:
-        """Takes the values of a batch out again."""
+        """Subtracts the values of a batch, whose rows were retracted."""
         values = input_column(batch, self._aggregate.column)
         mask = row_mask(batch, self._aggregate.condition, values)
         self._sums.take_out(slots, values, mask)
         accumulate.discount(self._counts.pages, slots, mask)
 
     def merge(self, slots: Slots, parts: Sequence[pa.Array]) -> None:
-        """Adds other sums and counts."""
+        """Adds sums and counts of other slots."""
         self._sums.add_parts(slots, parts[:-1], NO_MASK)
         accumulate.sum_int64(self._counts.pages, slots, fixed_values(parts[-1]), NO_MASK)
 
     def results(self, slots: NDArray[Any]) -> pa.Array:
-        """The means."""
+        """Returns the means of some slots."""
         return self._of(self._sums.words(slots), self._counts.raw(slots))
 
     def _of(self, sums: Sequence[NDArray[Any]], counts: NDArray[np.int64]) -> pa.Array:
-        """The results of sums, as `Sum.words` has them, of this many values."""
+        """Returns the results for sums in stored form (`Sum.words`) and their numbers of values."""
         valid = _any_of(counts)
         if not pa.types.is_decimal(self._type):
             return array_of(sums[0] / np.maximum(counts, 1), valid, pa.float64())
         return self._decimal_means(self._sums.as_array(sums, valid), counts)
 
     def _decimal_means(self, totals: pa.Array, counts: NDArray[np.int64]) -> pa.Array:
-        """Exact to the last digit, half of which is rounded up in size, as in Spark."""
+        """Returns exact means of decimals. Half of the last digit is rounded away from zero, as in Spark."""
         numbers = pa.array(np.maximum(counts, 1)).cast(pa.decimal256(19, 0))
         means = pc.divide(totals.cast(pa.decimal256(totals.type.precision, totals.type.scale)), numbers)
         try:
@@ -218,15 +224,17 @@ class Mean:
 
 
 class CountedSum(Mean):
-    """A sum that supports retractions. It is null without values."""
+    """Accumulator of a `sum` that supports retractions: it also counts its values, and is null when none is left."""
 
     def _of(self, sums: Sequence[NDArray[Any]], counts: NDArray[np.int64]) -> pa.Array:
-        """The sums."""
+        """Returns the sums, null where the number of values is 0."""
         return self._sums.as_array(sums, _any_of(counts))
 
 
 class Spread:
-    """A number of values, their mean, and the sum of their squared differences from it."""
+    """Accumulator of variances and standard deviations: the number of values, their mean, and the sum of squared
+    differences from the mean.
+    """
 
     def __init__(self, aggregate: Aggregate, columns: Sequence[ValueColumn]) -> None:
         self._aggregate = aggregate
@@ -239,7 +247,7 @@ class Spread:
         accumulate.add_moments(*self._pages(), slots, fixed_values(values.cast(pa.float64(), safe=False)), mask)
 
     def running(self, batch: pa.RecordBatch, slots: Slots) -> pa.Array:
-        """Adds the values of a batch. Returns the results after each row."""
+        """Adds the values of a batch. Returns the result of each row's slot after the row."""
         values = input_column(batch, self._aggregate.column)
         mask = row_mask(batch, self._aggregate.condition, values)
         numbers = fixed_values(values.cast(pa.float64(), safe=False))
@@ -248,17 +256,17 @@ class Spread:
         return self._of(counts, squares)
 
     def retract(self, batch: pa.RecordBatch, slots: Slots) -> None:
-        """Takes the values of a batch out again."""
+        """Removes the values of a batch, whose rows were retracted."""
         values = input_column(batch, self._aggregate.column)
         mask = row_mask(batch, self._aggregate.condition, values)
         accumulate.remove_moments(*self._pages(), slots, fixed_values(values.cast(pa.float64(), safe=False)), mask)
 
     def merge(self, slots: Slots, parts: Sequence[pa.Array]) -> None:
-        """Merges other spreads."""
+        """Merges counts, means and squared differences of other slots."""
         accumulate.merge_moments(*self._pages(), slots, *(fixed_values(part) for part in parts))
 
     def results(self, slots: NDArray[Any]) -> pa.Array:
-        """The variances, or their roots."""
+        """Returns the variances of some slots, or their square roots for standard deviations."""
         counts, _, squares = (column.raw(slots) for column in self._columns)
         return self._of(counts, squares)
 
@@ -277,13 +285,13 @@ class Spread:
 
 
 def _any_of(counts: NDArray[np.int64]) -> Mask | None:
-    """1 for each count of at least one. None if that holds for all."""
+    """Returns 1 for each count that is at least 1, else 0. None if all counts are."""
     has_value = (counts > 0).astype(np.uint8)
     return None if has_value.all() else has_value
 
 
 def _signed(values: pa.Array, name: object) -> pa.Array:
-    """Integers and booleans as int64, anything else as it is. Raises OverflowError."""
+    """Returns integers and booleans as int64, and other values unchanged. Raises OverflowError."""
     if pa.types.is_int64(values.type) or not (pa.types.is_integer(values.type) or pa.types.is_boolean(values.type)):
         return values
     try:

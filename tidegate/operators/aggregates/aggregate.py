@@ -44,17 +44,17 @@ class Aggregate:
           order.
     """
     condition: ColumnLike | None = None
-    """A boolean column: rows for which it is not true do not count."""
+    """Name of a boolean column, or None. Rows for which it is false or null do not count."""
     ignore_nulls: bool = False
-    """For an aggregate that chooses a row: whether it skips rows without a value."""
+    """True if an aggregate that chooses a row skips rows whose value is null."""
     retractable: bool = False
-    """For a sum: whether values may be retracted, so that the sum must track when no value is left."""
+    """True for a sum whose values may be retracted. The sum must then track when no value is left."""
     limit: int | None = None
-    """For a list: the most values that it keeps."""
+    """Limit of values in a list of `collect_list`."""
     function: BatchAggregateFunction | None = None
-    """For a function of the program: the object that computes it."""
+    """The `BatchAggregateFunction` object of `tg.udaf`, or None."""
     more: tuple[ColumnLike, ...] = ()
-    """For a function of the program: the columns that it reads after the first."""
+    """The second and further input columns of a `tg.udaf`."""
 
     def __post_init__(self) -> None:
         word = self.kind.value
@@ -88,23 +88,23 @@ class Aggregate:
 
     @property
     def inputs(self) -> tuple[ColumnLike, ...]:
-        """The columns of which it is."""
+        """The columns whose values are aggregated."""
         return () if self.column is None else (self.column, *self.more)
 
     @property
     def columns(self) -> tuple[ColumnLike, ...]:
-        """The columns that it reads."""
+        """Returns all columns that the aggregate reads: its inputs, the order column and the condition."""
         return tuple(column for column in (*self.inputs, self.by, self.condition) if column is not None)
 
     def over(self, plain: Callable[[ColumnLike], ColumnLike]) -> Aggregate:
-        """Returns this aggregate with each column replaced by the result of `plain`."""
+        """Returns this aggregate with each column or expression `c` replaced by `plain(c)`."""
         column, by, condition = (
             None if each is None else plain(each) for each in (self.column, self.by, self.condition)
         )
         return replace(self, column=column, by=by, condition=condition, more=tuple(map(plain, self.more)))
 
     def state_fields(self, name: str, input_schema: pa.Schema) -> tuple[pa.Field, ...]:
-        """Columns that hold the accumulators in a checkpoint, for an aggregate that is called `name`.
+        """Returns the state columns of the aggregate, whose output column is called `name`.
 
         Raises ConfigurationError if a column is missing or of a type that cannot be aggregated so.
         """
@@ -112,7 +112,7 @@ class Aggregate:
         return aggregate_state.state_fields(self, name, input_schema)
 
     def output_type(self, input_schema: pa.Schema) -> pa.DataType:
-        """Type of the result. Raises ConfigurationError as `state_fields` does."""
+        """Returns the type of the result. Raises ConfigurationError as `state_fields` does."""
         return aggregate_state.result_type(self, self.state_fields("", input_schema))
 
     def validate(self, input_schema: pa.Schema) -> None:
@@ -144,27 +144,29 @@ def max(column: str | pl.Expr) -> Aggregate:
 
 
 def mean(column: str | pl.Expr) -> Aggregate:
-    """Mean of a column: float64, of decimals a decimal with four more digits behind the point. True counts as 1."""
+    """Mean of a column: float64. For decimals, a decimal with four more digits after the point. True counts as 1."""
     return _of(AggregateKind.MEAN, column)
 
 
 def var_pop(column: str | pl.Expr) -> Aggregate:
-    """Variance of all values there are (divided by their number), float64."""
+    """Population variance, as float64: squared differences divided by the number of values."""
     return _of(AggregateKind.VAR_POP, column)
 
 
 def var_samp(column: str | pl.Expr) -> Aggregate:
-    """Variance of a sample (divided by the number of values less one), float64; null for fewer than two values."""
+    """Sample variance, as float64: squared differences divided by the number of values less one. Null for fewer than
+    two values.
+    """
     return _of(AggregateKind.VAR_SAMP, column)
 
 
 def stddev_pop(column: str | pl.Expr) -> Aggregate:
-    """Standard deviation of all values there are: the root of `var_pop`."""
+    """Population standard deviation: the square root of `var_pop`."""
     return _of(AggregateKind.STDDEV_POP, column)
 
 
 def stddev_samp(column: str | pl.Expr) -> Aggregate:
-    """Standard deviation of a sample: the root of `var_samp`."""
+    """Sample standard deviation: the square root of `var_samp`."""
     return _of(AggregateKind.STDDEV_SAMP, column)
 
 
@@ -197,12 +199,16 @@ def last(column: str | pl.Expr, by: str | pl.Expr | None = None, *, ignore_nulls
 
 
 def arg_min(column: str | pl.Expr, by: str | pl.Expr) -> Aggregate:
-    """Value of a column in the row with the least value in the column `by` (Spark's `min_by`); the first of several."""
+    """Value of a column in the row with the least value in the column `by` (Spark's `min_by`). Among equal rows the
+    first one counts.
+    """
     return _of(AggregateKind.ARG_MIN, column, by)
 
 
 def arg_max(column: str | pl.Expr, by: str | pl.Expr) -> Aggregate:
-    """Value of a column in the row with the greatest value in `by` (Spark's `max_by`); the first of several."""
+    """Value of a column in the row with the greatest value in the column `by` (Spark's `max_by`). Among equal rows the
+    first one counts.
+    """
     return _of(AggregateKind.ARG_MAX, column, by)
 
 

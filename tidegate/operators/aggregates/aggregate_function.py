@@ -32,15 +32,15 @@ from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.batches import owned_array
 
 _WAITING_BYTES_MAX = 8 * 1024 * 1024
-"""Bytes of states from which on their results are computed."""
+"""Size of buffered states, in bytes, from which their results are computed."""
 
 SEEN = "seen"
 """Name of the state column that marks whether a group has any state. Functions must not use this name."""
 
 Groups: TypeAlias = NDArray[np.int64]
-"""Position of each row's group in the state."""
+"""For each row, the index of its group in the state."""
 NewState: TypeAlias = pa.RecordBatch | Mapping[str, Any]
-"""The state of all groups: a record batch, or arrays (of Arrow, NumPy, or lists) by the names of its columns."""
+"""New state of all groups: a record batch, or arrays (Arrow, NumPy or lists) by column name."""
 
 
 class BatchAggregateFunction(ABC):
@@ -54,7 +54,9 @@ class BatchAggregateFunction(ABC):
     """Returns the state of a new group by column. Columns that are missing are null."""
 
     def validate(self, *columns: pa.DataType) -> None:  # noqa: B027 - most functions take any
-        """Raises ValueError if it cannot take columns of these types. Called when the program is made."""
+        """Raises ValueError if the function cannot take input columns of these types. Called when the program
+        is made.
+        """
 
     @abstractmethod
     def accumulate(self, state: pa.RecordBatch, groups: Groups, *columns: pa.Array) -> NewState:
@@ -70,10 +72,10 @@ class BatchAggregateFunction(ABC):
 
     @abstractmethod
     def result(self, state: pa.RecordBatch) -> Any:
-        """The result of each group: an array of the type `output`."""
+        """Returns the result of each group, as an array of the type `output`."""
 
     def retract(self, state: pa.RecordBatch, groups: Groups, *columns: pa.Array) -> NewState:
-        """Takes rows back that came before. A function without it cannot follow a stream of changes."""
+        """Removes rows that were added before. A function without this method cannot follow a stream of changes."""
         raise NotImplementedError
 
     def __str__(self) -> str:
@@ -110,7 +112,7 @@ def check_function(function: object) -> None:
 
 
 def of_nothing(function: BatchAggregateFunction) -> pa.Array:
-    """The result of a group without rows."""
+    """Returns the result of a function for a group without rows."""
     arrays = [pa.array([function.initial.get(field.name)], field.type) for field in function.state]
     result = function.result(pa.RecordBatch.from_arrays(arrays, schema=function.state))
     return _as_declared(function, "result", result, function.output, 1)
@@ -118,16 +120,18 @@ def of_nothing(function: BatchAggregateFunction) -> pa.Array:
 
 @runtime_checkable
 class RunningFunction(Protocol):
-    """A function that computes the results after each row itself, without a call for each row of a group."""
+    """A `BatchAggregateFunction` that also computes the results after each row, without one call for each row of a
+    group.
+    """
 
     def accumulate_each(self, state: pa.RecordBatch, groups: Groups, *columns: pa.Array) -> tuple[NewState, Any]:
-        """`accumulate`, and the result of each row's group right after the row."""
+        """Adds rows as `accumulate` does. Also returns, for each row, the result of its group right after the row."""
         ...
 
 
 class UserAggregate:
-    """The accumulator of a function. `columns` are its state columns, followed by the column that marks groups with
-    state.
+    """Accumulator of a `BatchAggregateFunction`. `columns` are its state columns, followed by the column that marks
+    groups with state.
     """
 
     def __init__(
@@ -144,15 +148,15 @@ class UserAggregate:
         self._initial = [pa.scalar(function.initial.get(field.name), field.type) for field in function.state]
 
     def update(self, batch: pa.RecordBatch, slots: Slots) -> None:
-        """Adds the rows of a batch."""
+        """Calls `accumulate` with the rows of a batch."""
         self._add("accumulate", batch, slots)
 
     def retract(self, batch: pa.RecordBatch, slots: Slots) -> None:
-        """Takes the rows of a batch out again."""
+        """Calls `retract` with the rows of a batch."""
         self._add("retract", batch, slots)
 
     def merge(self, slots: Slots, parts: Sequence[pa.Array]) -> None:
-        """Merges other states."""
+        """Calls `merge` with states of other slots."""
         rows = np.flatnonzero(parts[-1].to_numpy())
         if len(rows):
             taken = [part.take(pa.array(rows)) for part in parts[:-1]]
@@ -162,11 +166,11 @@ class UserAggregate:
             self._put("merge", distinct, new)
 
     def results(self, slots: NDArray[Any]) -> pa.Array:
-        """The results."""
+        """Returns the results of some slots."""
         return self._result(self._state(slots))
 
     def running(self, batch: pa.RecordBatch, slots: Slots) -> pa.Array:
-        """Adds the rows of a batch. Returns the results after each row."""
+        """Adds the rows of a batch. Returns the result of each row's slot after the row."""
         groups, distinct = grouped(slots)
         held = self._state(distinct)
         rows, columns = self._counted(batch, len(slots))
@@ -218,7 +222,7 @@ class UserAggregate:
         return pa.RecordBatch.from_arrays(arrays, schema=self._function.state)
 
     def _counted(self, batch: pa.RecordBatch, rows: int) -> tuple[NDArray[np.int64], list[pa.Array]]:
-        """The rows of a batch that count, and the columns of these rows."""
+        """Returns the rows of a batch for which the condition is true, and their input columns."""
         columns = [input_column(batch, column) for column in self._inputs]
         mask = row_mask(batch, self._condition)
         found = rows_in(mask, rows)
@@ -233,7 +237,7 @@ class UserAggregate:
             self._put(method, distinct, call(self._state(distinct), groups.astype(np.int64), *columns))
 
     def _state(self, slots: Slots) -> pa.RecordBatch:
-        """The state of some slots. Slots without state have the initial state of the function."""
+        """Returns the state of some slots. Slots without state have the initial state of the function."""
         arrays = [column.take(slots) for column in self._columns]
         seen = self._seen.raw(slots).astype(np.bool_)
         if not seen.all():
@@ -265,7 +269,7 @@ class _Turns:
 
     @staticmethod
     def of(groups: Groups) -> _Turns:
-        """The turns of rows, by the group of each."""
+        """Returns the turns of some rows, given the group of each row."""
         rows = np.bincount(groups)
         by_rows = np.argsort(-rows, kind="stable")[: np.count_nonzero(rows)]
         places = np.empty(len(rows), dtype=np.int64)
@@ -283,7 +287,7 @@ class _Turns:
 
 
 class _Results:
-    """The results of states that come bit by bit: of many at a time, but never of more than some megabytes of state."""
+    """Collects states, and computes their results in large calls that are limited to a few megabytes of state each."""
 
     def __init__(self, result: Callable[[pa.RecordBatch], pa.Array]) -> None:
         self._result = result
@@ -292,14 +296,14 @@ class _Results:
         self._found: list[pa.Array] = []
 
     def add(self, state: pa.RecordBatch) -> None:
-        """Computes the results of these states, now or later."""
+        """Adds states whose results are needed. The results are computed in this call or later."""
         self._waiting.append(state)
         self._waiting_bytes += state.nbytes
         if self._waiting_bytes >= _WAITING_BYTES_MAX:
             self._compute()
 
     def all(self) -> pa.Array:
-        """The results of all states, in their order."""
+        """Returns the results of all added states, in the order of the calls of `add`."""
         self._compute()
         return pa.concat_arrays(self._found)
 
@@ -318,9 +322,9 @@ def try_accumulate(function: BatchAggregateFunction, columns: Sequence[pa.Array]
 
 
 def _declared_state(function: BatchAggregateFunction, method: str, new: NewState, rows: int) -> list[pa.Array]:
-    """The columns of a state that a function returned.
+    """Returns the columns of a state that a function returned, checked against its declaration.
 
-    Raises TypeError or ValueError if they differ from its declaration.
+    Raises TypeError or ValueError if they differ.
     """
     state = function.state
     if not isinstance(new, pa.RecordBatch | Mapping):
@@ -355,13 +359,17 @@ Mask = NDArray[np.uint8]
 
 
 def input_column(batch: pa.RecordBatch, column: ColumnLike | None) -> pa.Array:
-    """A column of a batch, without dictionaries. Operators are given names: expressions are computed before them."""
+    """Returns a column of a batch with dictionaries decoded. The column is given by name, because expressions were
+    computed before.
+    """
     assert isinstance(column, str), f"{column!r} is no name of a column"
     return plain(batch.column(column))
 
 
 def row_mask(batch: pa.RecordBatch, condition: ColumnLike | None, *columns: pa.Array) -> Mask:
-    """1 for each row for which the condition is true and no column is null. `NO_MASK` if these are all rows."""
+    """Returns a mask with 1 for each row for which the condition is true and no column is null. `NO_MASK` if that holds
+    for all rows.
+    """
     masks = [mask for mask in map(valid_mask, columns) if len(mask)]
     if condition is not None:
         masks.append(fixed_values(input_column(batch, condition).fill_null(False).cast(pa.uint8())))
@@ -374,8 +382,8 @@ def row_mask(batch: pa.RecordBatch, condition: ColumnLike | None, *columns: pa.A
 
 
 def mark(column: ValueColumn, slots: Slots, mask: Mask) -> None:
-    """Marks the slots that get a value. Before the first null every slot has a value, from the row that created the
-    slot.
+    """Marks the slots that receive a value. Until the first null arrives nothing is stored, because the row that
+    creates a slot also gives it a value.
     """
     if len(mask) > 0:
         accumulate.mark(column.track_nulls(), slots, mask)
@@ -384,7 +392,9 @@ def mark(column: ValueColumn, slots: Slots, mask: Mask) -> None:
 
 
 def running_valid(column: ValueColumn, slots: Slots, mask: Mask) -> Mask | None:
-    """Marks slots like `mark`. Returns which slots have a value after each row, or None if all have."""
+    """Marks slots as `mark` does. Returns, for each row, whether its slot has a value after the row. None if
+    all have.
+    """
     valid_pages = column.track_nulls() if len(mask) else column.valid_pages
     if not len(valid_pages):
         return None
@@ -399,7 +409,9 @@ def valid_of(column: ValueColumn, slots: NDArray[Any]) -> Mask | None:
 
 
 def grouped(slots: Slots) -> tuple[NDArray[np.int32], Slots]:
-    """The distinct slots among some, in the order in which they first come, and for each slot its place among them."""
+    """Returns the distinct slots in the order of their first appearance, and for each entry of `slots` its index among
+    them.
+    """
     encoded = pa.array(slots).dictionary_encode()
     return encoded.indices.to_numpy(), encoded.dictionary.to_numpy()
 
@@ -420,5 +432,5 @@ def counted_so_far(groups: NDArray[Any], rows: NDArray[np.int64]) -> NDArray[np.
 
 
 def rows_in(mask: Mask, rows: int) -> NDArray[np.int64]:
-    """The rows of a mask that count; `NO_MASK`: all."""
+    """Returns the indices of the rows whose mask is 1. All rows for `NO_MASK`."""
     return np.flatnonzero(mask) if len(mask) else np.arange(rows)

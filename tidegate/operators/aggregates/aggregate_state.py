@@ -41,7 +41,7 @@ from tidegate.storage.schemas.column_names import is_reserved, part_name
 
 
 class AggregateKind(enum.Enum):
-    """The kinds of aggregates. The value is the name that users call."""
+    """The kinds of aggregates. The value is the name of the function of `tg` that creates it."""
 
     COUNT = "count"
     SUM = "sum"
@@ -64,7 +64,7 @@ class AggregateKind(enum.Enum):
 
 
 EXTREMES = frozenset({AggregateKind.MIN, AggregateKind.MAX, AggregateKind.BOOL_AND, AggregateKind.BOOL_OR})
-"""The least or the greatest value of a column."""
+"""Kinds that compute the least or the greatest value of a column."""
 
 SPREADS = frozenset(
     {AggregateKind.VAR_POP, AggregateKind.VAR_SAMP, AggregateKind.STDDEV_POP, AggregateKind.STDDEV_SAMP}
@@ -72,10 +72,10 @@ SPREADS = frozenset(
 """Variances and standard deviations."""
 
 CHOICES = frozenset({AggregateKind.FIRST, AggregateKind.LAST, AggregateKind.ARG_MIN, AggregateKind.ARG_MAX})
-"""A column of one row, which is chosen."""
+"""Kinds that choose one row and return a column of it."""
 
 NULL_WITHOUT_VALUES = frozenset({AggregateKind.SUM, *EXTREMES})
-"""Aggregates whose first column is null until a value comes."""
+"""Kinds for which the first state column is null until the first value arrives."""
 
 
 Fields = dict[str, tuple[pa.Field, ...]]
@@ -83,7 +83,7 @@ Fields = dict[str, tuple[pa.Field, ...]]
 
 
 class Described(Protocol):
-    """The attributes of an `Aggregate` on which its state depends."""
+    """The attributes of an `Aggregate` that determine its state columns."""
 
     @property
     def kind(self) -> AggregateKind:
@@ -102,7 +102,7 @@ class Described(Protocol):
 
     @property
     def condition(self) -> ColumnLike | None:
-        """Which rows count."""
+        """Name of the column with the condition, or None if all rows count."""
         ...
 
     @property
@@ -117,7 +117,7 @@ class Described(Protocol):
 
     @property
     def inputs(self) -> tuple[ColumnLike, ...]:
-        """The input columns, of which a function of the program may have several."""
+        """The input columns. Only a function of the program has several."""
         ...
 
 
@@ -125,7 +125,7 @@ _CONVERT = "(convert it with with_columns first)"
 
 
 def state_fields(aggregate: Described, name: str, input_schema: pa.Schema) -> tuple[pa.Field, ...]:
-    """The state columns of a valid aggregate that is called `name`."""
+    """Returns the state columns of a valid aggregate that is called `name`."""
     kind = aggregate.kind
     if aggregate.function is not None:
         kept = (pa.field(part_name(name, f".{field.name}"), field.type) for field in aggregate.function.state)
@@ -152,7 +152,7 @@ def state_fields(aggregate: Described, name: str, input_schema: pa.Schema) -> tu
 
 
 def result_type(aggregate: Described, fields: Sequence[pa.Field]) -> pa.DataType:
-    """The type of the results of an aggregate that keeps these columns."""
+    """Returns the result type of an aggregate with these state columns."""
     kind = aggregate.kind
     if aggregate.function is not None:
         return aggregate.function.output
@@ -174,7 +174,9 @@ def sum_digits(decimal: pa.DataType) -> int:
 
 
 def state_names(aggregate: Described, name: str, suffixes: Sequence[str] = ("",)) -> list[str]:
-    """Names of the state columns, where values (or their sum) have columns with these suffixes."""
+    """Returns the names of the state columns. `suffixes` are the suffixes of the columns that store the value or the
+    sum.
+    """
     kind = aggregate.kind
     if aggregate.function is not None:
         return [part_name(name, f".{column}") for column in (*aggregate.function.state.names, SEEN)]
@@ -209,7 +211,7 @@ def stored_groups(aggregates: Mapping[str, Described], stored: Sequence[pa.Field
 
 
 def found_groups(aggregates: Mapping[str, Described], stored: Sequence[pa.Field]) -> Fields:
-    """The stored columns of each aggregate that has any, at any position in `stored`."""
+    """Returns the stored columns of each aggregate that has any. They may be at any position in `stored`."""
     groups: Fields = {}
     start = 0
     while start < len(stored):
@@ -273,8 +275,8 @@ def validate(aggregate: Described, input_schema: pa.Schema) -> None:
 
 
 def _takes(kind: AggregateKind, data_type: pa.DataType) -> str | None:
-    """Returns what types an aggregate accepts, or None if it accepts this type. First, last and similar kinds accept
-    any type.
+    """Returns a text with the types that an aggregate accepts if it does not accept this type, else None. First, last
+    and similar kinds accept any type.
     """
     types = pa.types
     number = types.is_integer(data_type) or types.is_floating(data_type) or is_small_decimal(data_type)
@@ -335,7 +337,9 @@ def _type_of(column: object, input_schema: pa.Schema) -> pa.DataType:
 
 
 def _by_type(data_type: pa.DataType) -> pa.DataType:
-    """Returns the type in which a greatest value is kept: the widest type that numbers may reach."""
+    """Returns the type in which a greatest value is stored: the widest type to which later evolution can widen a
+    number.
+    """
     if pa.types.is_uint64(data_type) or pa.types.is_temporal(data_type):
         return data_type
     return pa.float64() if pa.types.is_floating(data_type) else pa.int64()
@@ -362,7 +366,7 @@ def _possible_suffixes(stored: Sequence[pa.Field]) -> Iterator[tuple[str, ...]]:
 _BOOL = ".as_bool"
 _DECIMAL = re.compile(r"\.decimal\((\d+),(-?\d+)\)\.(?:high|low)$")
 DIGITS_MAX = 38
-"""Most digits of a decimal of 128 bits."""
+"""Largest number of digits of a 128-bit decimal."""
 
 
 def is_small_decimal(data_type: pa.DataType) -> bool:
@@ -384,12 +388,12 @@ def is_text(data_type: pa.DataType) -> bool:
 
 
 def kept_type(data_type: pa.DataType) -> pa.DataType:
-    """The type in which values that are of no fixed width are kept: without encodings."""
+    """Returns the Arrow type in which values of variable width are stored: the type without dictionary encoding."""
     return plain(pa.array([], data_type)).type
 
 
 def value_suffixes(data_type: pa.DataType) -> tuple[str, ...]:
-    """Suffixes of the columns that keep a value of a type without dictionaries."""
+    """Returns the suffixes of the state columns that store a value of a type without dictionaries."""
     if pa.types.is_boolean(data_type):
         return (_BOOL,)
     if is_small_decimal(data_type):
@@ -420,20 +424,20 @@ def value_type(fields: Sequence[pa.Field]) -> pa.DataType:
 
 
 def decimal_of(name: str) -> pa.DataType | None:
-    """The type of the decimals that are kept in a column of this name; None if it keeps no decimals."""
+    """Returns the decimal type that a state column stores, according to its name. None if it stores no decimals."""
     found = _DECIMAL.search(name) if is_reserved(name) else None
     return None if found is None else pa.decimal128(int(found[1]), int(found[2]))
 
 
 def decimal_suffixes(precision: int, scale: int) -> tuple[str, str]:
-    """Suffixes of the columns of a decimal."""
+    """Returns the suffixes of the two columns that store a decimal."""
     return f".decimal({precision},{scale}).high", f".decimal({precision},{scale}).low"
 
 
 def value_words(column: pa.Array) -> list[NDArray[Any]]:
-    """The values of a column as they are kept where their width is fixed: an array for each of `value_fields`.
+    """Returns the values of a fixed-width column in stored form: one array for each of `value_fields`.
 
-    Without dictionaries. Undefined under a null.
+    Dictionaries are decoded. Entries under a null are undefined.
     """
     if pa.types.is_boolean(column.type):
         return [fixed_values(column.cast(pa.uint8()))]
@@ -444,7 +448,7 @@ def value_words(column: pa.Array) -> list[NDArray[Any]]:
 
 
 def value_array(words: Sequence[NDArray[Any]], valid: NDArray[np.uint8] | None, data_type: pa.DataType) -> pa.Array:
-    """Returns the column of values that is stored as `arrays`. Entries with `valid` 0 are null."""
+    """Returns values in stored form (`arrays`) as an Arrow array. Entries with `valid` 0 are null."""
     if pa.types.is_boolean(data_type):
         bits = pa.py_buffer(np.packbits(words[0] == 1, bitorder="little"))
         bitmap = None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
@@ -464,20 +468,22 @@ class _Accumulator(Protocol):
 
 
 def combined_rows(heads: pa.RecordBatch, state: Mapping[str, pa.Array], counts: pa.Array) -> pa.RecordBatch:
-    """A batch of combined rows. `heads`: keys and time; `state`: columns of accumulators; `counts`: the last column."""
+    """Returns a batch of combined rows. `heads` are the key and time columns, `state` the accumulator columns, and
+    `counts` the last column.
+    """
     names = [*heads.schema.names, *(_STATE + name for name in state), COMBINED]
     return pa.RecordBatch.from_arrays([*heads.columns, *state.values(), counts], names=names)
 
 
 def state_of(schema: pa.Schema) -> list[pa.Field]:
-    """The columns of accumulators in a schema of combined rows, called as in the state."""
+    """Returns the accumulator columns in a schema of combined rows, with the names that they have in the state."""
     return [field.with_name(field.name.removeprefix(_STATE)) for field in schema if field.name.startswith(_STATE)]
 
 
 def add_rows(
     accumulator: _Accumulator, fields: Sequence[pa.Field], batch: pa.RecordBatch, slots: NDArray[np.int32]
 ) -> None:
-    """Adds a batch of rows or of combined rows to an accumulator, which has the columns `fields` in the state."""
+    """Adds a batch of rows or of combined rows to an accumulator with the state columns `fields`."""
     if is_combined(batch.schema):
         accumulator.merge(slots, [batch.column(_STATE + field.name) for field in fields])
     else:

@@ -58,21 +58,23 @@ from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.column_names import own_name
 
 ROWS = own_name("changes_rows")
-"""The state column that counts the rows of a key."""
+"""Name of the state column that counts the rows of a key."""
 
 CALCULATED = SPREADS | {AggregateKind.COUNT, AggregateKind.SUM, AggregateKind.MEAN}
-"""An accumulator that supports retractions."""
+"""Classes of accumulators that support retractions."""
 
 
 @runtime_checkable
 class _Retractable(Protocol):
     def retract(self, batch: pa.RecordBatch, slots: NDArray[np.int32]) -> None:
-        """Takes the rows of a batch out of the slots."""
+        """Removes the rows of a batch from the slots."""
         ...
 
 
 class ChangingAggregate(KeyedAggregate):
-    """Aggregates of each key; with `retracts` of a stream of changes. Otherwise as `KeyedAggregate`."""
+    """Running aggregates of each key, emitted as changes. With `retracts` the input is a stream of changes. Otherwise
+    it works like `KeyedAggregate`.
+    """
 
     def __init__(
         self,
@@ -94,16 +96,16 @@ class ChangingAggregate(KeyedAggregate):
             } | {ROWS: count()}
         super().__init__(keys, aggregates, "final" if emit == "final" else "update", input_schema)
         self._read = frozenset(name for each in aggregates.values() for name in each.columns if isinstance(name, str))
-        """The columns that accumulators read."""
+        """Names of the columns that accumulators read."""
         self._output_schema: pa.Schema | None = None
 
     def needed_columns(self, after: Columns) -> Columns:
-        """Adds the column that marks retractions."""
+        """Returns the needed columns, with the column that marks retractions."""
         needed = super().needed_columns(after)
         return needed if needed is None or not self._takes_back else needed | {CHANGE}
 
     def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
-        """Keys, aggregates, and the kind of the change unless results are final."""
+        """Returns the keys, the aggregates, and the kind of the change unless results are final."""
         found = super().output_schema(input_schema)
         shown = pa.schema([field for field in found if field.name != ROWS])
         return shown if self._emit_mode == "final" else with_kind(shown)
@@ -126,7 +128,7 @@ class ChangingAggregate(KeyedAggregate):
         return result
 
     def _take_all(self, batch: pa.RecordBatch, upserted: Upserted) -> None:
-        """Adds the new rows, then subtract the retracted ones."""
+        """Adds the new rows, then subtracts the retracted ones."""
         comes = rows_that_come(batch) if self._takes_back else None
         if comes is None or comes.all():
             for name, accumulator in zip(self._aggregates, self._accumulators, strict=True):
@@ -217,7 +219,9 @@ def _check_calculated(aggregates: Mapping[str, Aggregate]) -> None:
 
 
 def _differ(before: Sequence[pa.Array], after: Sequence[pa.Array]) -> Flags:
-    """Rows in which any column differs; NaN differs from itself."""
+    """Returns True for each row in which any column differs between the two batches. NaN counts as different from
+    itself.
+    """
     found: Flags = np.zeros(len(after[0]), dtype=np.bool_)
     for old, new in zip(before, after, strict=True):
         if old.null_count == new.null_count == 0 and storage_dtype(old.type) is not None and old.type == new.type:
@@ -236,18 +240,20 @@ def _differ(before: Sequence[pa.Array], after: Sequence[pa.Array]) -> Flags:
 
 
 def _differ_one_by_one(old: pa.Array, new: pa.Array) -> Flags:
-    """Rows that differ, of any type. Arrow's scalars are compared: as Python objects some would lose nanoseconds."""
+    """Compares values of any type one by one, as Arrow scalars. Python objects would lose the nanoseconds of some
+    values.
+    """
     if old.equals(new):
         return np.zeros(len(new), dtype=np.bool_)
     return np.fromiter((not was.equals(now) for was, now in zip(old, new, strict=True)), np.bool_, len(new))
 
 
 KEY = own_name("everything")
-"""The one key."""
+"""Name of the constant key column of an aggregate over all rows."""
 
 
 class PartialAggregate(Operator):
-    """One row for each batch: what `GlobalAggregate` merges. Stateless."""
+    """Aggregates each batch into one row of accumulators, which `GlobalAggregate` merges. Keeps no state."""
 
     def __init__(self, aggregates: Mapping[str, Aggregate]) -> None:
         self._aggregates = dict(aggregates)
@@ -256,17 +262,21 @@ class PartialAggregate(Operator):
         self._accumulators: list[Accumulator] = []
 
     def needed_columns(self, after: Columns) -> Columns:
-        """The columns that are aggregated."""
+        """Returns the columns that are aggregated."""
         columns = (column for aggregate in self._aggregates.values() for column in aggregate.columns)
         return frozenset(column for column in columns if isinstance(column, str))
 
     def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
-        """The key, and the columns of the accumulators. Raises ConfigurationError for columns that do not fit."""
+        """Returns the constant key and the columns of the accumulators. Raises ConfigurationError for columns that do
+        not fit.
+        """
         fields = [field for name, a in self._aggregates.items() for field in a.state_fields(name, input_schema)]
         return pa.schema([pa.field(KEY, pa.int8()), *fields])
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Emits the accumulators of a batch. Raises OperatorError if its columns do not fit, or a sum overflows."""
+        """Emits one row with the accumulators of a batch. Raises OperatorError if its columns do not fit, or a sum
+        overflows.
+        """
         with blame(self.context, batch):
             if self._seen_schema is None or not batch.schema.equals(self._seen_schema):
                 self._begin(batch.schema)
@@ -289,7 +299,7 @@ class PartialAggregate(Operator):
 class GlobalAggregate(KeyedAggregate):
     """Merges rows of `PartialAggregate` in one subtask.
 
-    `empty` is the schema of the result when no row has come. None means that there is no result then.
+    `empty` is the schema of the result row that is emitted without any input row, or None if no such row is emitted.
     """
 
     def __init__(
@@ -303,16 +313,16 @@ class GlobalAggregate(KeyedAggregate):
         self._empty = empty
 
     def needed_columns(self, after: Columns) -> Columns:
-        """Returns all columns, because only columns that are merged are sent."""
+        """Returns all columns, because `PartialAggregate` sends only columns that are merged."""
         return None
 
     def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
-        """The aggregates, for rows of `PartialAggregate`."""
+        """Returns the aggregates, given the schema of rows of `PartialAggregate`."""
         fields = self._fields_for(input_schema)
         return pa.schema([pa.field(name, result_type(a, fields[name])) for name, a in self._aggregates.items()])
 
     def finish(self, emit: Emit) -> Iterator[None]:
-        """Emits the result in mode `final`."""
+        """Emits the result row in mode `final`, at the end of the input."""
         yield from super().finish(emit)
         if self._emit_mode == "final" and self._table is None and self._empty is not None:
             aggregates = zip(self._aggregates.values(), self._empty, strict=True)
@@ -341,12 +351,12 @@ class GlobalChangingAggregate(GlobalAggregate, ChangingAggregate):
         self._shown_keys = ()
 
     def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
-        """The aggregates, and the kind of the change."""
+        """Returns the aggregates and the kind of the change."""
         return with_kind(GlobalAggregate.output_schema(self, input_schema))
 
 
 def _of_nothing(aggregate: Aggregate, data_type: pa.DataType) -> pa.Array:
-    """The result where no row has come."""
+    """Returns the result row of aggregates over no rows."""
     if aggregate.function is not None:
         return of_nothing(aggregate.function)
     nothing = {AggregateKind.COUNT: 0, AggregateKind.COLLECT_LIST: []}

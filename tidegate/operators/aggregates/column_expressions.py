@@ -42,9 +42,10 @@ ColumnLike: TypeAlias = str | ColumnExpression
 
 
 def column_like(value: object, where: str) -> ColumnLike:
-    """The name of a column, or an expression. An expression that is only a column becomes its name.
+    """Returns the name of a column, or the expression as a `ColumnExpression`. An expression that only names a column
+    becomes its name.
 
-    ConfigurationError, which begins with `where`, for anything else.
+    Raises ConfigurationError, which begins with `where`, for anything else.
     """
     if isinstance(value, str | ColumnExpression):
         return value
@@ -56,7 +57,9 @@ def column_like(value: object, where: str) -> ColumnLike:
 
 
 def column_names(given: object, where: str) -> tuple[str, ...]:
-    """The names of one or several columns. Raises ConfigurationError for an expression, and like `column_like`."""
+    """Returns the names of one or several columns. Raises ConfigurationError for an expression, and as `column_like`
+    does.
+    """
     several = given if isinstance(given, Sequence) and not isinstance(given, str) else (given,)
     found = [column_like(each, where) for each in several]
     for column in found:

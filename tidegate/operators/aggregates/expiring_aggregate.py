@@ -47,21 +47,21 @@ from tidegate.storage.state.key_groups import key_group_range
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
 UPDATED = own_name("ttl_updated_ms")
-"""The state column with the moment of the last row of a key."""
+"""Name of the state column with the time of the last row of a key, in ms."""
 
 _REACHED_STATE = "ttl.watermark"
-"""Progress of event time in each key group."""
+"""Name of the state with the progress of event time in each key group."""
 
 _SWEEPS = 4
-"""Sweeps in one time to live."""
+"""Number of sweeps, which remove expired keys, in one time to live."""
 _NEVER = -(1 << 62)
-"""The moment of a key that has had no row."""
+"""Time of the last row, for a key that has had no row."""
 
 
 class ExpiringAggregate(KeyedAggregate):
-    """Aggregates of each key, as updates or with a result for each row.
+    """Running aggregates of each key with a time to live, as updates or with one result for each row.
 
-    `time` is the column of event time, or None for processing time.
+    `time` names the event-time column, or is None for processing time.
     """
 
     def __init__(
@@ -82,12 +82,12 @@ class ExpiringAggregate(KeyedAggregate):
         self._swept_ms: int | None = None
 
     def needed_columns(self, after: Columns) -> Columns:
-        """Adds the event time column."""
+        """Returns the needed columns, with the event-time column."""
         needed = super().needed_columns(after)
         return needed if needed is None or self._time is None else needed | {self._time}
 
     def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
-        """Keys and aggregates."""
+        """Returns the key columns and the aggregates."""
         if self._time is not None:
             check_timestamp_column(input_schema, self._time)
         found = super().output_schema(input_schema)
@@ -110,7 +110,9 @@ class ExpiringAggregate(KeyedAggregate):
 
     @property
     def dues(self) -> Sequence[Due]:
-        """A row is dropped when the watermark is ahead of its event time by the time to live."""
+        """Returns, for each row, the watermark from which it is dropped as late: its event time plus the time
+        to live.
+        """
         return () if self._time is None else (DueByAge(self._ttl_ms),)
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
@@ -125,16 +127,16 @@ class ExpiringAggregate(KeyedAggregate):
             yield from self._sweep(watermark_ms - 2 * self._ttl_ms)
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot:
-        """Freezes the keys, and how far event time has come."""
+        """Returns a snapshot of the keys and of the progress of event time."""
         frozen = super().snapshot(cut)
         return frozen if self._time is None else replace(frozen, states=(*frozen.states, self._reached.freeze()))
 
     def changes(self, cut: Cut) -> OperatorSnapshot:
-        """Freezes the keys."""
+        """Returns the changes of the keyed state since the last snapshot."""
         return super().snapshot(cut)
 
     def next_processing_time_ms(self) -> int | None:
-        """Returns when to remove expired keys next."""
+        """Returns the processing time, in ms, of the next sweep for expired keys."""
         if self._time is not None or self._table is None:
             return None
         now_ms = self.context.time.now_ms
@@ -176,9 +178,10 @@ class ExpiringAggregate(KeyedAggregate):
         return super()._running(batch, slots, accumulators[: len(self._shown)])
 
     def _of_lives(self, batch: pa.RecordBatch, upserted: Upserted, begins: NDArray[np.uint8]) -> list[pa.Array]:
-        """Returns the results after each row of a batch in which keys start over. The table stays unchanged.
+        """Returns the result after each row of a batch in which keys expire and start over. Does not change the table.
 
-        Each life of a key is computed in a separate slot. The first life continues from the slot of the table.
+        Each life of a key, from a start to its expiry, is computed in a separate slot. The first one continues from the
+        slot in the table.
         """
         assert self._table is not None
         order = np.argsort(upserted.slots, kind="stable")
@@ -205,7 +208,7 @@ class ExpiringAggregate(KeyedAggregate):
         return self._running(batch, place_of_row, accumulators)
 
     def _begins(self, batch: pa.RecordBatch, upserted: Upserted) -> NDArray[np.uint8]:
-        """Stores the moments of the rows. Returns 1 for each row with which its key starts over."""
+        """Stores the times of the rows. Returns 1 for each row at which its key starts over because it had expired."""
         assert self._table is not None
         times = np.full(batch.num_rows, self.context.time.now_ms, dtype=np.int64)
         if self._time is not None:
@@ -220,7 +223,9 @@ class ExpiringAggregate(KeyedAggregate):
     def _begun_anew(
         self, batch: pa.RecordBatch, upserted: Upserted, begins: NDArray[np.uint8]
     ) -> tuple[pa.RecordBatch, pa.RecordBatch, Upserted]:
-        """Removes the keys that start over. Returns the rows that count, as another batch of the table."""
+        """Removes the keys that start over within a batch. Returns the rows from the last start of each key on, as
+        another batch of the table.
+        """
         assert self._table is not None
         codes, distinct = grouped(upserted.slots)
         rows = np.flatnonzero(begins)
@@ -243,7 +248,7 @@ class ExpiringAggregate(KeyedAggregate):
         return pa.RecordBatch.from_arrays([*keys.columns, *shown], names=[*self.keys, *self._shown])
 
     def _in_time(self, batch: pa.RecordBatch, time: str) -> pa.RecordBatch:
-        """The rows that are not too late."""
+        """Returns the rows that are not late."""
         found = event_times_ms(batch, time)
         if found.null_count:
             raise ValueError(

@@ -65,10 +65,10 @@ from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 STATE_NAME = "aggregate"
 
 _RESTORED_ROWS = 131_072
-"""Stored rows that are loaded at once."""
+"""Limit of stored rows that are loaded at a time."""
 _SUMS = (AggregateKind.SUM, AggregateKind.MEAN)
 _NULL_WITHOUT_ROWS = NULL_WITHOUT_VALUES | CHOICES
-"""Aggregates whose first column is null until the first counting row."""
+"""Kinds of aggregates whose first state column is null until the first row that counts."""
 _ADVICE = "give the aggregate its former type, or give the operator a new uid to start without what was stored"
 
 
@@ -104,7 +104,7 @@ class KeyedAggregate(Operator):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The key columns."""
+        """Names of the key columns."""
         return self._keys
 
     @property
@@ -113,16 +113,16 @@ class KeyedAggregate(Operator):
         return None if self._input_schema is None else self._fields_for(self._input_schema)
 
     def validate(self, input_schema: pa.Schema) -> None:
-        """Raises ConfigurationError if batches of this schema cannot be aggregated so."""
+        """Raises ConfigurationError if batches of this schema cannot be aggregated."""
         self.output_schema(input_schema)
 
     def needed_columns(self, after: Columns) -> Columns:
-        """The keys, and the columns that are aggregated."""
+        """Returns the key columns and the columns that are aggregated."""
         columns = (column for aggregate in self._aggregates.values() for column in aggregate.columns)
         return frozenset((*self._keys, *(column for column in columns if isinstance(column, str))))
 
     def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
-        """Schema of the output for input of a schema: key columns (dictionaries decoded), then aggregates.
+        """Returns the output schema for an input schema: the key columns (dictionaries decoded), then the aggregates.
 
         Raises ConfigurationError for a column that is missing or of a type that does not fit.
         """
@@ -151,7 +151,7 @@ class KeyedAggregate(Operator):
             emit(updates)
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot:
-        """Freezes the state, which is empty before the first key."""
+        """Returns a snapshot of the state, which has no table before the first key."""
         if cut.keyed:
             self._changed_rows = 0
         return frozen_backend(self.context, self._opened(), cut)
@@ -162,14 +162,16 @@ class KeyedAggregate(Operator):
 
     @property
     def changed_bytes(self) -> int:
-        """An estimate of what changed rows take. A row counts once for each batch that changed it."""
+        """An estimate of the bytes that changed rows take in the next snapshot. A row counts once for each batch that
+        changed it.
+        """
         names = [field.name for fields in self._fields.values() for field in fields]
         values = 0 if self._table is None else sum(self._table.column(name).value_bytes for name in names)
         return self._changed_rows * (8 * len(self._keys) + values)
 
     @property
     def keyed_backend(self) -> KeyedBackend | None:
-        """The backend of the accumulators."""
+        """The backend that stores the accumulators."""
         return self._backend
 
     def load(self, tables: Sequence[StateTable]) -> None:
@@ -193,7 +195,7 @@ class KeyedAggregate(Operator):
                 yield
 
     def close(self) -> None:
-        """Releases what the backend holds."""
+        """Releases the resources of the backend."""
         if self._backend is not None:
             self._backend.close()
 
@@ -219,7 +221,7 @@ class KeyedAggregate(Operator):
             )
 
     def _admit(self, schema: pa.Schema) -> None:
-        """Checks a batch's columns against the state; the first batch ever makes it."""
+        """Checks the columns of a batch against the state. The first batch creates the state."""
         if self._seen_schema is not None and schema.equals(self._seen_schema):
             return
         found = key_schema(schema, self._keys)
@@ -280,7 +282,7 @@ class KeyedAggregate(Operator):
         return [accumulator.running(batch, slots) for accumulator in accumulators]
 
     def _fields_for(self, schema: pa.Schema) -> Fields:
-        """The state columns for batches of a schema. Raises ConfigurationError for columns that do not fit."""
+        """Returns the state columns for batches of a schema. Raises ConfigurationError for columns that do not fit."""
         if is_combined(schema):
             return combined_fields(self._aggregates, schema)
         return {name: a.state_fields(name, schema) for name, a in self._aggregates.items()}
@@ -297,7 +299,7 @@ class KeyedAggregate(Operator):
         self._use(table, fields)
 
     def _evolve(self, fields: Fields) -> None:
-        """The first batch since the restore has other types than the stored state: convert the state to them."""
+        """Converts the state if the first batch after the restore has wider types than the stored state."""
         table = self._opened().retype(STATE_NAME, self._specs(fields), lambda rows: self._converted(rows, fields))
         self._use(table, fields)
 
@@ -309,7 +311,9 @@ class KeyedAggregate(Operator):
         return [spec for name, a in self._aggregates.items() for spec in value_specs(a, fields[name])]
 
     def _take_over(self, stored: pa.Schema) -> None:
-        """Continues with rows that the backend has already, and converts them if other aggregates wrote them."""
+        """Continues with rows that are already in the backend. Converts them if another set of aggregates wrote
+        them.
+        """
         layout = self._layout_of(STATE_NAME, stored)
         if layout.whole:
             self._create(layout.head, layout.fields)
@@ -321,7 +325,9 @@ class KeyedAggregate(Operator):
         self._evolve(self._wanted(layout))
 
     def _restore_all(self, tables: Sequence[StateTable]) -> None:
-        """Loads stored tables. If types changed between two layers, all rows get the newer types."""
+        """Loads the stored tables. If types changed between two increments of a checkpoint, all rows get the newer
+        types.
+        """
         layouts = (
             (table.state, table.rows.schema) for table in tables if table.kind is StateKind.KEYED and not table.removed
         )
@@ -343,7 +349,7 @@ class KeyedAggregate(Operator):
             raise CorruptionError(f"operator {self.context.uid!r}: {error}") from error
 
     def _newest_layout(self, stored: Sequence[tuple[str, pa.Schema]]) -> tuple[pa.Schema, Fields]:
-        """The layout that all stored ones can be converted to: types only ever become wider.
+        """Returns the layout to which all stored layouts can be converted, because types only become wider.
 
         Raises IncompatibleStateError if there is none.
         """
@@ -363,7 +369,9 @@ class KeyedAggregate(Operator):
         raise refused
 
     def _wanted(self, layout: StoredLayout) -> Fields:
-        """The columns of all aggregates: as they are stored, or else as the columns of the input make them."""
+        """Returns the state columns of all aggregates: the stored ones, or else the columns that follow from
+        the input.
+        """
         if layout.whole:
             return layout.fields
         known = self.known_fields
@@ -376,7 +384,7 @@ class KeyedAggregate(Operator):
         return {name: layout.fields.get(name, known[name]) for name in self._aggregates}
 
     def _converted(self, rows: pa.RecordBatch, fields: Fields) -> pa.RecordBatch:
-        """Stored rows in the program's columns and types."""
+        """Returns stored rows, converted to the program's columns and types."""
         assert self._key_schema is not None
         return converted(rows.replace_schema_metadata(None), self._key_schema, self._aggregates, fields, self._where)
 
@@ -411,7 +419,7 @@ class StoredLayout:
 
     @staticmethod
     def of(schema: pa.Schema, head: Sequence[str], aggregates: Mapping[str, Aggregate]) -> StoredLayout | None:
-        """The layout of a stored schema. None if it does not begin with the columns of `head`."""
+        """Returns the layout of a stored schema, or None if it does not begin with the columns of `head`."""
         schema = pa.schema([field.remove_metadata() for field in schema])
         if schema.names[: len(head)] != list(head):
             return None
@@ -439,7 +447,7 @@ def field_refusal(kind: AggregateKind, before: Sequence[pa.Field], now: Sequence
 
 
 def fresh_columns(aggregate: Aggregate, fields: Sequence[pa.Field], rows: int) -> list[pa.Array]:
-    """The columns of an aggregate for keys without counting rows."""
+    """Returns the state columns of an aggregate for keys that have no rows for it."""
     made = BatchColumns(value_specs(aggregate, fields))
     made.begin(1)
     values = made.values()
@@ -450,7 +458,7 @@ def fresh_columns(aggregate: Aggregate, fields: Sequence[pa.Field], rows: int) -
 
 
 def raw_specs(schema: pa.Schema) -> list[ValueSpec]:
-    """Value columns of stored rows that are only read, to be converted."""
+    """Returns value columns for stored rows that are read only to be converted."""
     return [ValueSpec(field.name, field.type) for field in schema]
 
 

@@ -36,7 +36,7 @@ _KEPT = EXTREMES | {AggregateKind.COUNT_DISTINCT}
 
 
 class KeptValues(BatchAggregateFunction):
-    """Defines the aggregates of these kinds for a column whose values are added and retracted."""
+    """`BatchAggregateFunction` for min, max and distinct counts over values that are added and retracted."""
 
     def __init__(self, kind: AggregateKind, data_type: pa.DataType) -> None:
         self._kind = kind
@@ -45,21 +45,21 @@ class KeptValues(BatchAggregateFunction):
         self.output = pa.int64() if kind is AggregateKind.COUNT_DISTINCT else data_type
 
     def accumulate(self, state: pa.RecordBatch, groups: Groups, *columns: pa.Array) -> NewState:
-        """Adds values."""
+        """Adds values to the stored values."""
         return self._changed(state, groups, columns[0], np.ones(len(groups), dtype=np.int64))
 
     def retract(self, state: pa.RecordBatch, groups: Groups, *columns: pa.Array) -> NewState:
-        """Takes values out."""
+        """Removes values from the stored values."""
         return self._changed(state, groups, columns[0], np.full(len(groups), -1, dtype=np.int64))
 
     def merge(self, state: pa.RecordBatch, groups: Groups, other: pa.RecordBatch) -> NewState:
-        """Adds the values of others."""
+        """Adds the stored values of other groups."""
         of = np.repeat(groups, list_lengths(other.column(_VALUES)))
         times = other.column(_TIMES).flatten().to_numpy()
         return self._changed(state, of, other.column(_VALUES).flatten(), times)
 
     def result(self, state: pa.RecordBatch) -> Any:
-        """The least or the greatest value, or how many there are."""
+        """Returns the least or the greatest value, or the number of distinct values."""
         lists = state.column(_VALUES)
         lengths = list_lengths(lists)
         if self._kind is AggregateKind.COUNT_DISTINCT:
@@ -69,7 +69,9 @@ class KeptValues(BatchAggregateFunction):
         return lists.flatten().take(pa.array(places, mask=lengths == 0))
 
     def _changed(self, state: pa.RecordBatch, groups: Groups, values: pa.Array, times: NDArray[np.int64]) -> NewState:
-        """Returns the state after each value occurred `times` more often. A negative total is an error."""
+        """Returns the state after each value occurs `times` more often. Raises an error if a value would occur less
+        than 0 times.
+        """
         held = state.column(_VALUES)
         known = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))
         every = pa.concat_arrays([held.flatten(), values.take(pa.array(known)).cast(self._type)])
@@ -95,7 +97,8 @@ class KeptValues(BatchAggregateFunction):
 
 
 def kept_values(aggregates: Mapping[str, Aggregate], schema: pa.Schema | None) -> dict[str, Aggregate]:
-    """Returns aggregates that support retractions: aggregates without an inverse store their values instead.
+    """Returns the aggregates in a form that supports retractions. Aggregates without an inverse are replaced by ones
+    that store their values.
 
     Raises ConfigurationError if the types of their columns are not known, or have no order.
     """
@@ -152,7 +155,7 @@ def _whole(column: pa.ChunkedArray, data_type: pa.DataType) -> pa.Array:
 
 
 class ValueSet(BatchAggregateFunction):
-    """Counts the distinct values of a column of this type."""
+    """`BatchAggregateFunction` that counts the distinct values of a column of one type."""
 
     output = pa.int64()
 
@@ -161,11 +164,11 @@ class ValueSet(BatchAggregateFunction):
         self.state = pa.schema({_VALUES: pa.list_(data_type)})
 
     def accumulate(self, state: pa.RecordBatch, groups: Groups, *columns: pa.Array) -> NewState:
-        """Adds values."""
+        """Adds values to the sets."""
         return self._united(state.column(_VALUES), groups, columns[0])
 
     def accumulate_each(self, state: pa.RecordBatch, groups: Groups, *columns: pa.Array) -> tuple[NewState, Any]:
-        """Adds values. Also how many there are after each row."""
+        """Adds values to the sets. Also returns the number of distinct values of each row's group after the row."""
         held = state.column(_VALUES)
         known = np.flatnonzero(columns[0].is_valid().to_numpy(zero_copy_only=False))
         every, of, rows = self._distinct(held, groups[known], columns[0].take(pa.array(known)))
@@ -174,7 +177,7 @@ class ValueSet(BatchAggregateFunction):
         return self._lists(held, every, of, rows), list_lengths(held)[groups] + counted_so_far(groups, new)
 
     def merge(self, state: pa.RecordBatch, groups: Groups, other: pa.RecordBatch) -> NewState:
-        """Adds the values of others."""
+        """Adds the sets of other groups."""
         lists = other.column(_VALUES)
         return self._united(state.column(_VALUES), np.repeat(groups, list_lengths(lists)), lists.flatten())
 
@@ -190,8 +193,8 @@ class ValueSet(BatchAggregateFunction):
     def _distinct(
         self, held: pa.Array, groups: Groups, values: pa.Array
     ) -> tuple[pa.Array, NDArray[np.int64], NDArray[np.int32]]:
-        """Returns the stored values followed by new values, the group of each, and which are the first of their
-        kind.
+        """Returns the stored values followed by new values, the group of each, and whether each is the first such value
+        in its group.
         """
         every = pa.concat_arrays([held.flatten(), values.cast(self._type)])
         of = np.concatenate((np.repeat(np.arange(len(held)), list_lengths(held)), groups))
@@ -199,7 +202,7 @@ class ValueSet(BatchAggregateFunction):
         return every, of, np.sort(first)
 
     def _lists(self, held: pa.Array, every: pa.Array, of: NDArray[np.int64], rows: NDArray[np.int32]) -> NewState:
-        """Lists of the values in some rows, by group."""
+        """Returns lists with the values in some rows, one list for each group."""
         rows = rows[np.argsort(of[rows], kind="stable")]
         offsets = np.concatenate(([0], np.cumsum(np.bincount(of[rows], minlength=len(held)))))
         lists = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), every.take(pa.array(rows)))

@@ -43,7 +43,7 @@ class _Sketch(BatchAggregateFunction):
         return load(str(self), _EXTRA, _LIBRARY)
 
     def _written(self, state: pa.RecordBatch, changed: Iterator[tuple[int, bytes]]) -> NewState:
-        """The state, with the sketches of some groups replaced."""
+        """Returns the state, with the sketches of some groups replaced."""
         sketches = state.column(0).to_pylist()
         for group, sketch in changed:
             sketches[group] = sketch
@@ -51,7 +51,9 @@ class _Sketch(BatchAggregateFunction):
 
 
 class ApproxCountDistinct(_Sketch):
-    """The number of distinct values, by a HyperLogLog sketch of 2 to the power of `precision` registers."""
+    """`BatchAggregateFunction` for the number of distinct values, by a HyperLogLog sketch of 2 to the power of
+    `precision` registers.
+    """
 
     output = pa.int64()
 
@@ -66,7 +68,7 @@ class ApproxCountDistinct(_Sketch):
             raise ValueError(f"distinct values of {columns[0]} cannot be counted: they have no hash") from error
 
     def accumulate(self, state: pa.RecordBatch, groups: Groups, *columns: pa.Array) -> NewState:
-        """Adds values."""
+        """Adds values to the sketches."""
         valid = np.flatnonzero(columns[0].is_valid().to_numpy(zero_copy_only=False))
         values = columns[0].take(pa.array(valid))
         hashes = hash_forms([key_form(values, "")], len(values))
@@ -84,7 +86,7 @@ class ApproxCountDistinct(_Sketch):
             yield group, sketch.serialize_compact()
 
     def merge(self, state: pa.RecordBatch, groups: Groups, other: pa.RecordBatch) -> NewState:
-        """Puts sketches together."""
+        """Merges the sketches of other groups."""
         return self._written(state, self._merged(state, groups, other.column(0)))
 
     def _merged(self, state: pa.RecordBatch, groups: Groups, other: pa.Array) -> Iterator[tuple[int, bytes]]:
@@ -99,7 +101,7 @@ class ApproxCountDistinct(_Sketch):
                 yield group, union.get_result().serialize_compact()
 
     def result(self, state: pa.RecordBatch) -> Any:
-        """The estimates, rounded; 0 without a value."""
+        """Returns the estimates, rounded to integers. 0 for a group without values."""
         library = self._library()
         found = state.column(0).to_pylist()
         return [0 if s is None else round(library.hll_sketch.deserialize(s).get_estimate()) for s in found]
@@ -109,7 +111,7 @@ class ApproxCountDistinct(_Sketch):
 
 
 class ApproxQuantile(_Sketch):
-    """Quantiles of numbers, by a t-digest."""
+    """`BatchAggregateFunction` for quantiles of numbers, by a t-digest."""
 
     def __init__(self, quantiles: float | Sequence[float], accuracy: int) -> None:
         self._one = isinstance(quantiles, float | int)
@@ -118,13 +120,13 @@ class ApproxQuantile(_Sketch):
         self.output = pa.float64() if self._one else pa.list_(pa.float64())
 
     def validate(self, *columns: pa.DataType) -> None:
-        """Numbers."""
+        """Accepts only types of numbers."""
         kinds, data_type = pa.types, columns[0]
         if not (kinds.is_integer(data_type) or kinds.is_floating(data_type) or kinds.is_decimal(data_type)):
             raise ValueError(f"the column is {data_type}; quantiles are of integers, floats and decimals")
 
     def accumulate(self, state: pa.RecordBatch, groups: Groups, *columns: pa.Array) -> NewState:
-        """Adds numbers, without nulls and NaN."""
+        """Adds numbers to the digests. Skips nulls and NaN."""
         numbers = columns[0].cast(pa.float64(), safe=False).fill_null(math.nan).to_numpy()
         rows = np.flatnonzero(~np.isnan(numbers))
         return self._written(state, self._added(state, groups[rows], numbers[rows]))
@@ -139,7 +141,7 @@ class ApproxQuantile(_Sketch):
             yield group, digest.serialize()
 
     def merge(self, state: pa.RecordBatch, groups: Groups, other: pa.RecordBatch) -> NewState:
-        """Puts digests together."""
+        """Merges the digests of other groups."""
         return self._written(state, self._merged(state, groups, other.column(0)))
 
     def _merged(self, state: pa.RecordBatch, groups: Groups, other: pa.Array) -> Iterator[tuple[int, bytes]]:
@@ -157,7 +159,7 @@ class ApproxQuantile(_Sketch):
         return made(self._accuracy) if held is None else made.deserialize(held)
 
     def result(self, state: pa.RecordBatch) -> Any:
-        """The quantiles; null without a number."""
+        """Returns the quantiles. Null for a group without numbers."""
         found = [None if each is None else self._of(self._digest(each)) for each in state.column(0).to_pylist()]
         if self._one:
             return pa.array([None if each is None else each[0] for each in found], pa.float64())
@@ -200,7 +202,7 @@ def approx_quantile(column: str | pl.Expr, quantiles: float | Sequence[float], *
 
 
 def _by_group(groups: Groups) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Each group that there is, and its rows in their order."""
+    """Yields each group that has rows, and the rows of the group in their order."""
     if not len(groups):
         return
     order = np.argsort(groups, kind="stable")

@@ -45,29 +45,31 @@ from tidegate.storage.state.snapshot import Cut, FrozenTable, OperatorSnapshot, 
 from tidegate.storage.state.stored_rows import Mark, marks_as_rows, marks_of, with_watermarks
 
 IN_FLIGHT = "in flight"
-"""Name of the state with the rows whose results were not emitted."""
+"""Name of the state with the rows whose results have not been emitted."""
 
 WATERMARKS = "watermarks in flight"
-"""The state of the watermarks between them; only where there are any."""
+"""Name of the state with the watermarks between these rows. Stored only if there are any."""
 
 HELD_ROWS_MAX = 1_000
-"""Rows that may wait for a call where the calls under way have fewer.
+"""Limit of rows that a task passes to the operator in one turn, if the capacity is smaller than this.
 
-So the batches of all steps before, which share a turn, are not as small as a few calls.
+It is not smaller, because all chained steps share a turn, and their batches would become as small as a few calls.
+
+It is not lower, because all chained steps share a turn, and their batches would become as small as a few calls.
 """
 
 
 def rows_of_a_turn_max(function: AsyncFunction) -> int:
-    """Returns how many rows a task should give the operator at once."""
+    """Returns the limit of rows that a task should pass to the operator at once."""
     return max(HELD_ROWS_MAX, function.capacity * (function.batch_size or 1))
 
 
 @dataclass(slots=True, eq=False)
 class _Segment:
-    """The rows between two watermarks."""
+    """The calls whose rows arrived between two watermarks."""
 
     left: int = 0
-    """Calls whose results were not emitted."""
+    """Number of calls whose results have not been emitted."""
     done: list[_PendingCall] = field(default_factory=list)
     """Finished calls, in the order in which they finished."""
     watermark_ms: int | None = None
@@ -100,22 +102,22 @@ class AsyncMap(Operator):
         self._ordered = ordered
         self._errors_to = errors_to
         self._pending: dict[int, _PendingCall] = {}
-        """The calls whose results were not emitted, by number, in the order of their rows."""
+        """Calls whose results have not been emitted, by call number, in the order of their rows."""
         self._waiting: deque[Call] = deque()
         self._segments: deque[_Segment] = deque([_Segment()])
         self._newest_ms = self._passed_ms = MIN_WATERMARK_MS
-        """The newest watermark that has arrived, and the newest that was passed on."""
+        """The newest watermark that has arrived, in ms. The next attribute is the newest one that was passed on."""
         self._under_way = 0
         self._next = 0
         self._batch_timeout_ms = function.batch_timeout_ms
         self._filling: list[pa.RecordBatch] = []
-        """Rows that wait until there are enough for a call. They come after all other rows."""
+        """Rows that wait until there are enough for a call. They are newer than the rows of all calls."""
         self._filling_rows = self._filling_since_ms = 0
         self._filling_watermark_ms: int | None = None
         """The newest watermark that arrived after these rows."""
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """Requests the calls that were in flight again."""
+        """Restores the rows that were in flight, and makes their calls again."""
         super().open(context, restored)
         marks, held = list[Mark](), list[pa.RecordBatch]()
         for table in restored:
@@ -130,23 +132,23 @@ class AsyncMap(Operator):
                 self._add(element)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Adds rows. Raises OperatorError if their columns differ from earlier rows."""
+        """Adds rows to be mapped. Raises OperatorError if their columns differ from earlier rows."""
         with blame(self.context, batch):
             rows = self._input.conform(widened(batch))
         self._add(rows)
 
     @property
     def full(self) -> bool:
-        """True while rows wait for a call, so that the task should not read further input."""
+        """True while rows wait for a free call. The task then reads no further input."""
         return bool(self._waiting)
 
     @property
     def busy(self) -> bool:
-        """True if results are missing."""
+        """True if any results are still missing."""
         return bool(self._pending)
 
     def take_calls(self) -> list[Call]:
-        """Calls to make now."""
+        """Returns the calls that the driver has to make now."""
         calls = []
         while self._waiting and self._under_way < self._capacity:
             calls.append(self._waiting.popleft())
@@ -201,20 +203,20 @@ class AsyncMap(Operator):
         return OperatorSnapshot(self.context.uid, tuple(states))
 
     def finish(self, emit: Emit) -> Iterator[None]:
-        """Waits for all results."""
+        """Waits for all results at the end of the input."""
         self._complete()
         while self._pending:
             yield
 
     def next_processing_time_ms(self) -> int | None:
-        """Returns when the waiting rows have waited long enough for a full batch."""
+        """Returns the processing time, in ms, at which the waiting rows stop waiting for a full batch."""
         if not self._filling:
             return None
         assert self._batch_timeout_ms is not None, "only then do rows wait"
         return self._filling_since_ms + self._batch_timeout_ms
 
     def on_processing_time(self, now_ms: int, emit: Emit) -> Iterator[None]:
-        """Calls with fewer rows than a batch may have, if they have waited long enough."""
+        """Makes a call with fewer rows than a full batch, if they have waited for the batch timeout."""
         due_ms = self.next_processing_time_ms()
         if due_ms is not None and due_ms <= now_ms:
             self._complete()
@@ -235,7 +237,7 @@ class AsyncMap(Operator):
         segment.left += 1
 
     def _fill(self, rows: pa.RecordBatch) -> None:
-        """Adds rows to the batch that is not full. Each full batch becomes a call."""
+        """Adds rows to the batch that is being filled. Each full batch becomes a call."""
         start = 0
         while start < rows.num_rows:
             if not self._filling:
@@ -258,8 +260,8 @@ class AsyncMap(Operator):
             self._hold(watermark_ms)
 
     def _hold_behind(self, watermark_ms: int) -> None:
-        """Keeps a watermark until the results of all rows so far were emitted, including rows that were not requested
-        yet.
+        """Keeps a watermark until the results of all rows so far are emitted, including rows that are in no
+        call yet.
         """
         if self._filling:
             self._newest_ms = self._filling_watermark_ms = watermark_ms
@@ -267,7 +269,7 @@ class AsyncMap(Operator):
             self._hold(watermark_ms)
 
     def _hold(self, watermark_ms: int) -> None:
-        """Keeps a watermark until the results of all rows so far were emitted."""
+        """Keeps a watermark until the results of all rows in calls are emitted."""
         self._newest_ms = watermark_ms
         last = self._segments[-1]
         if not last.left and len(self._segments) > 1:
@@ -277,7 +279,7 @@ class AsyncMap(Operator):
             self._segments.append(_Segment())
 
     def _marks(self) -> list[Mark]:
-        """Returns the watermarks by which the rows without results are judged."""
+        """Returns the watermarks to store with the rows whose results are missing."""
         left: Counter[_Segment] = Counter()
         for pending in self._pending.values():
             left[pending.segment] += pending.call.rows.num_rows
@@ -291,7 +293,7 @@ class AsyncMap(Operator):
         return [mark for mark in found if MIN_WATERMARK_MS < mark[1] < MAX_WATERMARK_MS]
 
     def _take_done(self) -> list[_PendingCall]:
-        """Returns the finished calls of the first segment that may be emitted."""
+        """Returns the finished calls of the first segment whose results may be emitted now."""
         segment = self._segments[0]
         if self._ordered:
             found = []
@@ -363,9 +365,9 @@ class AsyncMap(Operator):
 
 
 def _together(held: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Returns all rows in one batch.
+    """Returns the rows of several batches as one batch.
 
-    A column that is all null in some batches gets the type that it has in other batches.
+    A column that is all null in some batches gets the type that it has in the other batches.
     """
     if all(rows.schema.equals(held[0].schema) for rows in held):
         return pa.concat_batches(held)
@@ -382,8 +384,7 @@ class AsyncFunction:
     """A function, and how to call it.
 
     `fn` is called with a row as a dict or, with `batch_size`, with batches of up to this many rows. With
-    `batch_timeout_ms` rows wait for up to this time until a batch is full. Otherwise a batch is whatever rows have
-    come.
+    `batch_timeout_ms` rows wait up to this time for a full batch. Otherwise a batch has the rows that have arrived.
 
     `fn` returns an awaitable, or a future of `concurrent.futures`. A call that raises, or takes longer than
     `timeout_ms`, is repeated up to `retries` times.
@@ -397,7 +398,7 @@ class AsyncFunction:
     batch_timeout_ms: int | None = None
 
     def check(self, step: str) -> None:
-        """Raises ConfigurationError if `fn` cannot be called like this."""
+        """Raises ConfigurationError if `fn` cannot be called with a row or a batch."""
         if not callable(self.fn):
             raise ConfigurationError(f"{step}: fn must be a function, such as an async def, not {self.fn!r}")
         if inspect.isasyncgenfunction(self.fn) or inspect.isgeneratorfunction(self.fn):
@@ -426,7 +427,7 @@ class AsyncFunction:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call that is to be made: rows of one batch. Numbers are unique in an operator of an attempt."""
+    """A call to make, with rows of one batch. Its number is unique within an operator and attempt."""
 
     number: int
     rows: pa.RecordBatch
@@ -434,7 +435,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The result of a call, or the reason why it failed permanently."""
+    """The result of a call, or its error after the last retry."""
 
     number: int
     result: Any = None

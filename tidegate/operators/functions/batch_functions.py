@@ -83,7 +83,7 @@ T = TypeVar("T")
 
 
 class MapBatches(Operator):
-    """Calls `fn` with each batch. It returns a RecordBatch, a Table, a polars DataFrame, or None for nothing.
+    """Calls `fn` with each batch. `fn` returns a RecordBatch, a Table, a polars DataFrame, or None for no rows.
 
     With `schema` the result is cast to it; otherwise the first result fixes the schema.
     """
@@ -93,7 +93,9 @@ class MapBatches(Operator):
         self._results = BatchResults(PinnedSchema(schema))
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Emits the function's results for the batch. Raises OperatorError if it raises or returns no batch."""
+        """Emits the function's results for the batch. Raises OperatorError if the function raises, or returns another
+        kind of object.
+        """
         with blame(self.context, batch):
             results = self.results_of(batch)
         for result in results:
@@ -105,7 +107,7 @@ class MapBatches(Operator):
 
 
 class FlatMap(Operator):
-    """Calls `fn` with each row, a dict; it returns an iterable of dicts, each of which becomes a row."""
+    """Calls `fn` with each row as a dict. `fn` returns an iterable of dicts, and each of them becomes a row."""
 
     def __init__(
         self,
@@ -132,7 +134,7 @@ class FlatMap(Operator):
             emit(converted)
 
     def _results(self, rows: list[dict[str, Any]], at: list[int]) -> Iterator[Row]:
-        """Yields the result of the function for each row. `at` holds the number of the current row."""
+        """Yields the result of the function for each row. Stores the index of the current row in `at`, for errors."""
         fn, own_row = self._fn, self._pinned.own_row
         for at[0], row in enumerate(rows):
             for result in fn(row):
@@ -190,9 +192,9 @@ class Map(Operator):
             self._event_time_check.check(before, after)
 
     def _fits(self, computed: pa.Schema) -> bool:
-        """Returns whether the columns equal the columns of the output so far.
+        """Returns whether the columns of results equal the columns of the output so far.
 
-        If not, values must be checked one by one.
+        If they do not, values must be checked one by one.
         """
         pinned = self._pinned.schema
         if pinned is None or self._schema is not None:
@@ -204,19 +206,19 @@ class Map(Operator):
 
 
 class Peek(Operator):
-    """Calls `fn` with each row, a dict, and emits the batch as it is."""
+    """Calls `fn` with each row as a dict, and emits the batch unchanged."""
 
     def __init__(self, fn: Callable[[dict[str, Any]], object]) -> None:
         self._fn = fn
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Emits the batch once the function has seen its rows. Raises OperatorError if the function raises."""
+        """Calls the function with each row, then emits the batch. Raises OperatorError if the function raises."""
         _called(self.context, lambda rows: map(self._fn, rows), batch, 0)
         emit(batch)
 
 
 class FilterRows(Operator):
-    """Keeps the rows, each a dict, for which `fn` is true. With `traced` as `Map`."""
+    """Keeps the rows for which `fn`, called with a dict, returns true. `traced` is as in `Map`."""
 
     def __init__(self, fn: Callable[[dict[str, Any]], object], traced: bool = True) -> None:
         self._fn = fn
@@ -232,7 +234,7 @@ class FilterRows(Operator):
             self._traced = Traced(lambda seen: trace_filter(self._fn, seen), context)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Emits the rows that stay. Raises OperatorError if the function raises."""
+        """Emits the rows that are kept. Raises OperatorError if the function raises."""
         computed = None if self._traced is None else self._traced.computed(batch)
         if computed is not None:
             mask = computed.column(0)
@@ -247,8 +249,8 @@ class FilterRows(Operator):
 def _called(
     context: OperatorContext, calls: Callable[[list[dict[str, Any]]], Iterable[T]], batch: pa.RecordBatch, start: int
 ) -> list[T]:
-    """Returns the results of the calls for each row. `start` is the number of the first row. Raises OperatorError on
-    failure.
+    """Returns the result of the function for each row. `start` is the index of the first row. Raises OperatorError if a
+    call raises.
     """
     with blame(context, batch):
         rows = python_rows(batch)
@@ -272,13 +274,15 @@ class BatchFunction:
     """
 
     context: BatchContext
-    """The context that `open` gets."""
+    """The context that was passed to `open`."""
 
     def open(self, context: BatchContext) -> None:
         """Called once, before anything else. It may be slow: the task begins when all functions are open."""
 
     def process(self, batch: pa.RecordBatch) -> BatchResult:
-        """The rows for a batch, which is not empty: a batch, a table, a polars DataFrame, or None for no rows."""
+        """Returns the result for a batch that is not empty: a batch, a table, a polars DataFrame, or None for
+        no rows.
+        """
         raise NotImplementedError(f"{type(self).__name__} needs a method process(self, batch)")
 
     def close(self) -> None:
@@ -286,7 +290,7 @@ class BatchFunction:
 
 
 class BatchFunctionOperator(MapBatches):
-    """Calls a `BatchFunction`. Raises ConfigurationError for one that cannot be copied."""
+    """Operator that calls a `BatchFunction`. Raises ConfigurationError for a function that cannot be copied."""
 
     def __init__(self, function: BatchFunction, schema: pa.Schema | None = None) -> None:
         self._function = own_copy(function)
@@ -307,7 +311,7 @@ class BatchFunctionOperator(MapBatches):
 def batch_operator(
     fn: Callable[[pa.RecordBatch], BatchResult] | BatchFunction, schema: pa.Schema | None, name: str
 ) -> OperatorFactory:
-    """Makes the operator of a function over batches.
+    """Returns the operator for a `BatchFunction` or a function of a batch.
 
     Raises ConfigurationError for other objects, or if a copy fails.
     """
@@ -356,9 +360,9 @@ class Explode(Operator):
 
 
 def _with_empty_ones(lengths: np.ndarray, parents: np.ndarray, values: pa.Array) -> tuple[np.ndarray, pa.Array]:
-    """Adds a null value for each null or empty list, so that its row is kept. Returns parents and values.
+    """Adds one null value for each null or empty list, so that its row is kept. Returns parents and values.
 
-    `lengths`: the length of each list, 0 for null. `parents`: the number of the list of each value.
+    `lengths` has the length of each list, 0 for null. `parents` has, for each value, the index of its row.
     """
     empty = np.flatnonzero(lengths == 0)
     together = np.concatenate([parents, empty])
@@ -383,7 +387,7 @@ class Traced:
         self._logged = context.subtask != 0
 
     def computed(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
-        """The result for a batch; None if the function has to be called with its rows."""
+        """Returns the result for a batch, or None if the function has to be called with each row."""
         if self._schema is None or not self._schema.equals(batch.schema):
             self._schema = batch.schema
             self._trace = self._made(batch.schema)

@@ -37,12 +37,13 @@ from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
 STATE_NAME = "waiting"
 MOMENT = own_name("order_time_ms")
-"""The column of a stored row that has its event time."""
+"""Name of the stored column with the event time of a row."""
 
 _REACHED_STATE = "order.reached"
 _SCANNED_ROWS = 131_072
 _STEPS_MAX = 32
-"""Each step scans all waiting rows, so the rows that are due leave in about this many steps."""
+"""Rows that are due leave in about this many steps. Their number is limited, because each step scans all waiting rows.
+"""
 
 
 class EventTimeOrder(RowsOperator):
@@ -79,9 +80,9 @@ class EventTimeOrder(RowsOperator):
         self._late = context.metrics.counter(LATE_RECORDS)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Keeps the rows of a batch.
+        """Stores the rows of a batch until the watermark passes them.
 
-        Raises OperatorError for rows without a time, or other columns than were declared.
+        Raises OperatorError for rows without a time, or with other columns than declared.
         """
         with blame(self.context, batch):
             keys = key_columns(batch, self._keys)
@@ -133,16 +134,18 @@ class EventTimeOrder(RowsOperator):
             yield
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot:
-        """Freezes the rows, and how far event time has come."""
+        """Returns a snapshot of the waiting rows and of the progress of event time."""
         frozen = self.changes(cut)
         return replace(frozen, states=(*frozen.states, self._reached.freeze()))
 
     def changes(self, cut: Cut) -> OperatorSnapshot:
-        """Freezes the rows."""
+        """Returns the changes of the waiting rows since the last snapshot."""
         return super().snapshot(cut)
 
     def _due(self, watermark_ms: int) -> NDArray[np.int64]:
-        """The rows that the watermark has passed, by event time; of one key and moment in the order they came in."""
+        """Returns the rows that the watermark has passed, sorted by event time. Rows of one key and time keep their
+        order of arrival.
+        """
         due, moments, first = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)], np.iinfo(np.int64).max
         for rows, refs in self.tables[0].scan([MOMENT], _SCANNED_ROWS):
             times = rows.column(MOMENT).to_numpy()
@@ -155,7 +158,7 @@ class EventTimeOrder(RowsOperator):
         return np.concatenate(due)[np.argsort(np.concatenate(moments), kind="stable")]
 
     def _rows(self, stored: pa.RecordBatch) -> pa.RecordBatch:
-        """Stored rows as they came."""
+        """Returns stored rows with their original columns."""
         columns = [stored.column(self._stored_as.get(name, name)) for name in self.output.names]
         return pa.RecordBatch.from_arrays(columns, schema=self.output)
 

@@ -43,15 +43,17 @@ class FilterExpr(Operator):
         self._reads = columns_read((expression,))
 
     def needed_columns(self, after: Columns) -> Columns:
-        """Adds the columns that the expression reads."""
+        """Returns the needed columns, with the columns that the expression reads."""
         return together(after, columns_read((self._expression,)))
 
     def needed_rows(self, after: Rows) -> Rows:
-        """Passes the filter on to the source, if it is understood."""
+        """Offers the condition to the source as a filter, if it has a form that sources support."""
         return rows_kept(self._expression, after)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Emits the rows that stay. Raises OperatorError if the expression cannot be evaluated or is not boolean."""
+        """Emits the rows for which the condition is true. Raises OperatorError if the expression cannot be evaluated or
+        is not boolean.
+        """
         with blame(self.context, batch):
             mask = _one_column(computed(frame_of(batch, self._reads), (self._expression,)))
             if mask.dtype != pl.Boolean:
@@ -98,7 +100,7 @@ class Select(Operator):
         return columns_read(self._expressions)
 
     def needed_rows(self, after: Rows) -> Rows:
-        """Passes the filter on, if the expressions only copy columns."""
+        """Passes the filter of later steps on to earlier ones, if the expressions only copy columns."""
         columns: dict[str, str] = {}
         for expression in self._expressions:
             name = expression.meta.output_name(raise_if_undetermined=False)
@@ -137,7 +139,7 @@ Node: TypeAlias = Any
 
 
 def expression_text(expression: pl.Expr) -> str:
-    """The canonical text of an expression. For one that polars cannot serialise: the columns that it reads."""
+    """Returns the canonical text of an expression. If polars cannot serialise it, returns the columns that it reads."""
     try:
         node = json.loads(expression.meta.serialize(format="json"))
     except (pl.exceptions.PolarsError, ValueError):
@@ -186,7 +188,9 @@ def _inputs(node: Node) -> str:
 
 
 def _flat(function: Node) -> str:
-    """`Boolean.IsNull` of `{"Boolean": "IsNull"}`, with the options of a function in braces behind it."""
+    """Returns `Boolean.IsNull` for the serialised function `{"Boolean": "IsNull"}`, with its options in braces after
+    it.
+    """
     if isinstance(function, str):
         return function
     if isinstance(function, dict) and len(function) == 1:
@@ -196,7 +200,7 @@ def _flat(function: Node) -> str:
 
 
 def _literal(node: Node, inner: Node) -> str:
-    """A value. Values of one kind are written alike, although polars serialises them differently."""
+    """Returns the text of a literal. Literals of one kind have one form, although polars serialises them in several."""
     if isinstance(inner, dict) and list(inner) == ["Dyn"]:
         ((_, value),) = inner["Dyn"].items()
         return json.dumps(value)
@@ -209,21 +213,25 @@ def _literal(node: Node, inner: Node) -> str:
     return "null" if made.dtype == pl.Null else f"lit({made.dtype!r}, {made.to_list()!r})"
 
 
-"""A part of an expression as polars writes it down: a string or a dict with one key, its kind."""
+"""A part of an expression as polars serialises it: a string, or a dict with one entry, whose key is the kind of the
+part.
+"""
 
 _COLUMN: Node = {"Column": "column"}
 _ANY_VALUE: Node = {"Literal": {"Dyn": {"Int": 0}}}
 _SAFE_DEPTH = 30
-"""Levels of operands that polars surely reads back: its reader stops at 128 levels of JSON; an operand takes 2 to 4."""
+"""Depth of nested operands that polars can certainly read back. Its reader stops at 128 levels of JSON, and an operand
+takes 2 to 4 levels.
+"""
 _RANDOM = frozenset({"Random", "ListExpr.Sample", "ArrayExpr.Sample"})
 _LOOKED_UP = frozenset({"Boolean.IsIn", "Replace", "ReplaceStrict"}) | {
     f"StringExpr.{name}" for name in ("ContainsAny", "ReplaceMany", "ExtractMany", "FindMany")
 }
-"""Functions that polars calls row separable, although they look at all inputs but the first as a whole."""
+"""Functions that polars reports as row separable, although they use all values of every input but the first."""
 _HOLIDAYS = frozenset({f"Business.{name}" for name in ("AddBusinessDay", "BusinessDayCount", "IsBusinessDay")})
-"""Functions whose last input is a list that polars takes for a column."""
+"""Functions with a list as their last input, which polars reports as a column."""
 _FAMILIES = frozenset({"Boolean", "Business", "StringExpr", "ListExpr", "ArrayExpr", "StructExpr", "BinaryExpr"})
-"""Families with functions that are treated differently here."""
+"""Families of functions of which some members are in the sets above."""
 _ADVICE = (
     "an expression must work row by row, because batches are cut differently on every run. Use "
     "key_by(...).aggregate(...) for sums and counts, key_by(...).process(...) to remember rows, flat_map to make "
@@ -232,11 +240,13 @@ _ADVICE = (
 
 
 class _NotRowWiseError(Exception):
-    """Why an expression is not row-wise."""
+    """Raised with the reason why an expression is not row-wise."""
 
 
 def check_row_wise(expression: pl.Expr, method: str) -> None:
-    """Raises ConfigurationError for an expression that looks beyond a row, changes the number of rows, or is random."""
+    """Raises ConfigurationError for an expression that depends on other rows, changes the number of rows, or is
+    random.
+    """
     try:
         written = expression.meta.serialize(format="json")
         simple = _simple(json.loads(written))
@@ -274,7 +284,7 @@ def _walk(expression: pl.Expr) -> None:
 
 
 def _simple(node: Node) -> Node:
-    """Replaces each part that polars can only judge with a schema by a plain column."""
+    """Replaces each part that polars can judge only with a schema by a plain column."""
     if isinstance(node, list):
         return [_simple(part) for part in node]
     if not isinstance(node, dict):
@@ -356,7 +366,7 @@ def _is_one_value(literal: Node) -> bool:
 
 
 def _finite(function: Node) -> Node:
-    """The options of a function with 0 for numbers that JSON lacks: infinity and NaN are null in it."""
+    """Returns the options of a function with 0 in place of infinity and NaN, which JSON cannot represent."""
     match function:
         case {"Boolean": {"IsClose": given}}:
             tolerances = {name: 0.0 if value is None else value for name, value in given.items()}

@@ -44,7 +44,7 @@ from tidegate.storage.state.snapshot import StateTable
 from tidegate.storage.user_values import unmarked
 
 ERROR = "error"
-"""Name of the column with the error text."""
+"""Name of the column with the error of a row."""
 
 Row: TypeAlias = Mapping[str, Any]
 
@@ -52,9 +52,11 @@ Row: TypeAlias = Mapping[str, Any]
 def error_tag(
     errors_to: OutputTag | str, schema: pa.Schema | None, step: str, keys: Sequence[str] | None = None
 ) -> OutputTag:
-    """The tag of the rows that fail in a step with this input. Raises ConfigurationError if it cannot take them.
+    """Returns the tag of the side output for rows that fail in a step with this input schema. Raises ConfigurationError
+    if a column has a reserved name.
 
-    `keys`: key columns if timers may fail as well. A timer has no other columns, so these may be null.
+    `keys` names the key columns if timers may fail as well. Rows of failed timers have only these columns, so the other
+    columns become nullable.
     """
     if schema is None:
         raise ConfigurationError(
@@ -78,9 +80,9 @@ def error_tag(
 
 
 def is_of_function(error: BaseException, undo: StateUndo | None = None) -> bool:
-    """Returns whether a call has failed because of its row, and not because of storage or a fault of tidegate.
+    """Returns whether a call failed because of the user's function, and not because of storage or a bug of tidegate.
 
-    `undo`: has noted what the backend of the function's state raised, if the function has state.
+    `undo` has recorded the errors of the backend, if the function has state.
     """
     if undo is not None and undo.failure is not None:
         return False
@@ -90,7 +92,7 @@ def is_of_function(error: BaseException, undo: StateUndo | None = None) -> bool:
 
 
 class FailingRows:
-    """Collects the rows of one batch that have failed. `with failing.catch(number): ...` is for one row."""
+    """Collects the failing rows of one batch. Call the function for a row inside `with failing.catch(index): ...`."""
 
     def __init__(self, tag: OutputTag) -> None:
         self.tag = tag
@@ -107,7 +109,7 @@ class FailingRows:
         return _Catch(self, number)
 
     def add(self, number: int, error: BaseException, place: str = "") -> None:
-        """Records a failed row. `place` names the call, if a row has several."""
+        """Records a failed row. `place` names the call if there are several calls for a row."""
         self._numbers.append(number)
         text = unmarked(error_text(error))
         self._errors.append(f"{place}: {text}" if place else text)
@@ -115,9 +117,10 @@ class FailingRows:
     def halves(
         self, start: int, rows: pa.RecordBatch, error: BaseException, place: str = ""
     ) -> list[tuple[int, pa.RecordBatch]]:
-        """Returns what to try again of rows that failed together: the second half and the first, with their starts.
+        """Returns the two halves of rows that failed together, the second half first, each with its start, to be tried
+        again.
 
-        A single row has failed for good: it is added, and there is nothing to try again.
+        A single row has failed for good: it is recorded, and nothing is returned.
         """
         half = rows.num_rows // 2
         if half:
@@ -134,7 +137,7 @@ class FailingRows:
                 context.emit_aside(self.tag.name, failed.slice(start, OUTPUT_ROWS_MAX))
 
     def take(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
-        """The failed rows of the batch, in order, or None."""
+        """Returns the failed rows of the batch, in order, or None if there are none."""
         if not self._numbers:
             return None
         failed = sorted(zip(self._numbers, self._errors, strict=True))
@@ -150,7 +153,7 @@ class FailingRows:
 
 
 class _Catch(AbstractContextManager[None]):
-    """Catches failures. Ctrl-C is not a failure."""
+    """The context of `FailingRows.catch`: records an Exception as the failure of a row. Does not catch Ctrl-C."""
 
     __slots__ = ("_failing", "_number")
 
@@ -182,7 +185,9 @@ class GuardedFlatMap(Operator):
         self._failing = FailingRows(tag)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Emits the results of the function, in order and in batches of bounded size, and the failing rows aside."""
+        """Emits the results of the function, in order and in batches of bounded size, and sends failing rows to the
+        side output.
+        """
         ready: list[tuple[int, list[Row]]] = []
         waiting = 0
         with blame(self.context, batch):
@@ -215,7 +220,7 @@ class GuardedFlatMap(Operator):
             emit(batch)
 
     def _fitting(self, ready: list[tuple[int, list[Row]]]) -> list[pa.RecordBatch]:
-        """Returns a batch for each row that fits the schema. The other rows fail."""
+        """Returns a batch for each row whose result fits the schema. Records the other rows as failed."""
         batches = []
         for number, results in ready:
             try:
@@ -313,7 +318,7 @@ class InputCheck(Operator):
         read = dict.fromkeys(column for each in aggregates.values() for column in each.columns)
         expressions = [column for column in read if isinstance(column, ColumnExpression)]
         names = {column: f"{number}" for number, column in enumerate(read)}
-        """Names of the columns that are read. They are numbers, so that no two share a name."""
+        """Names of the input columns. They are generated numbers, so no two are equal."""
         self._copied = {names[column]: column for column in read if isinstance(column, str)}
         self._computed = None
         if expressions:
@@ -356,7 +361,7 @@ class InputCheck(Operator):
         columns: Sequence[pa.Array],
         taken: NDArray[np.bool_],
     ) -> None:
-        """Tries rows on one function, and clears `taken` for rows that fail."""
+        """Tries rows on one function, and clears the entries of `taken` for rows that fail."""
         assert aggregate.function is not None, "an aggregate without a function"
         place = label if len(self._aggregates) > 1 else ""
         waiting = [rows] if len(rows) else []

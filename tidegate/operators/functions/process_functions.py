@@ -60,7 +60,7 @@ class ProcessContext(FunctionContext):
         self._operator_states = operator_states
         self._scope = scope
         self.timestamp: int | None = None
-        """Event time in milliseconds: the time of the row (None if the stream has no event time), or of the timer."""
+        """Event time in milliseconds: the time of the row, or of the timer. None if the stream has no event time."""
         self.time_domain: TimeDomain | None = None
         """Time domain of the timer, or None outside of `on_timer`."""
         self.current_watermark = MIN_WATERMARK_MS
@@ -112,20 +112,21 @@ class ProcessContext(FunctionContext):
     def union_list_state(self, declared: ListState) -> OperatorListState:
         """Binds a list as `list_state` does. After a restore every subtask gets the elements of all subtasks.
 
-        Keep only this subtask's part of them, with `update` in `open`; otherwise every subtask keeps everything. While
-        some subtasks of the operator have finished and others have not, no checkpoint can be taken.
+        Call `update` in `open` to keep only this subtask's part. Otherwise every subtask keeps all elements. While some
+        subtasks of the operator have finished and others have not, no checkpoint can be taken.
         """
         return self._operator_states.list_state(declared, StateKind.UNION)
 
     def broadcast_state(self, declared: MapState) -> BroadcastState:
-        """Binds a map that is the same in every subtask, because each changes it alike: by rows that all of them get.
+        """Binds a map that is equal in every subtask, because every subtask receives the same rows and changes the map
+        in the same way.
 
         After a restore, at any parallelism, all begin with the map of one subtask. Raises as `list_state`.
         """
         return self._operator_states.broadcast_state(declared)
 
     def _fires_ms(self) -> int:
-        """The moment of the timer that fires."""
+        """Time, in ms, of the timer that is firing, or None."""
         return MIN_WATERMARK_MS if self.timestamp is None else self.timestamp
 
 
@@ -153,7 +154,7 @@ class ProcessBatchContext(ProcessContext):
         return self._groups
 
     def choose_key(self, row: int) -> None:
-        """Makes the key of a row the current one:
+        """Makes the key of a row of the batch the current key.
 
         `value()`, `add(...)` and timers then work on it, as in `process`.
         """
@@ -181,7 +182,8 @@ class BaseProcessFunction:
         """Called once, before anything else: bind states here."""
 
     def on_timer(self, timestamp: int, context: ProcessContext) -> Rows:
-        """A timer of the current key fires. It was registered for `timestamp` (ms) of `context.time_domain`.
+        """Called when a timer of the current key fires. `timestamp` is the time of the timer, in ms, and
+        `context.time_domain` its time domain.
 
         Returns (or yields) rows, as `process` does.
         """
@@ -206,11 +208,11 @@ class ProcessFunction(BaseProcessFunction):
     INPUT_METHODS = ("process",)
 
     def process(self, row: dict[str, Any], context: ProcessContext) -> Rows:
-        """Processes one row; returns an iterable of new rows (or yields them), or None for nothing."""
+        """Processes one row. Returns an iterable of new rows as dicts, yields them, or returns None for no rows."""
         raise NotImplementedError(f"{type(self).__name__} needs a method process(self, row, context)")
 
     def process_batch(self, batch: pa.RecordBatch, context: ProcessBatchContext) -> BatchResult:
-        """Processes a batch, which is not empty: in place of `process`, many times as fast.
+        """Processes a batch, which is not empty. Define it in place of `process`: it is many times faster.
 
         Returns new rows (a batch, a table, a polars DataFrame), or None for nothing. State is read and written by
         `get_many`, `put_many` and `clear_many`. A batch may have a key several times: see `context.groups()`.
@@ -295,7 +297,9 @@ Row = Mapping[str, Any]
 
 
 class StatefulMap(ProcessFunction):
-    """Calls `fn(state, row)` with each row; it returns the new state of the key and a row."""
+    """Process function of `stateful_map`: calls `fn(state, row)` with each row, and `fn` returns the new state of the
+    key and a row.
+    """
 
     def __init__(self, fn: Callable[[Any, Row], tuple[Any, Any]], dtype: Any, ttl: StateTtl | None) -> None:
         self.fn = fn
@@ -306,7 +310,7 @@ class StatefulMap(ProcessFunction):
         self._state = context.state(self._declared)
 
     def process(self, row: dict[str, Any], context: ProcessContext) -> Rows:
-        """Returns the row that the function makes."""
+        """Returns the row that the function returns, and stores the state."""
         result = self.fn(self._state.value(), row)
         if not isinstance(result, tuple) or len(result) != 2:
             raise TypeError(f"stateful_map: the function returns a pair (state, row), not {type(result).__name__}")
@@ -328,7 +332,7 @@ class Reduce(ProcessFunction):
         self._reduced = context.state(self._declared)
 
     def process(self, row: dict[str, Any], context: ProcessContext) -> Rows:
-        """Returns the row so far."""
+        """Returns the combined row of the key."""
         before = self._reduced.value()
         made = row if before is None else self.fn(before, row)
         kept = dict(made)
@@ -357,7 +361,7 @@ class MapGroups(ProcessFunction):
         return None
 
     def on_timer(self, timestamp: int, context: ProcessContext) -> Rows:
-        """Returns what the function makes of all rows of the key."""
+        """Returns the results of the function for all rows of the key."""
         rows = pa.Table.from_pylist(list(self._rows.get()), schema=self._schema)
         self._rows.clear()
         result = self.fn(rows)
@@ -371,7 +375,7 @@ class MapGroups(ProcessFunction):
 
 
 class Limit(ProcessFunction):
-    """Passes the first `n` rows on. How many have passed is state of the operator, which has one subtask."""
+    """Process function of `limit`: passes on the first `n` rows. Their number is operator state of the only subtask."""
 
     def __init__(self, n: int) -> None:
         if not isinstance(n, int) or isinstance(n, bool) or n < 0:
@@ -383,7 +387,7 @@ class Limit(ProcessFunction):
         self._passed = context.list_state(ListState("passed", pa.int64()))
 
     def process_batch(self, batch: pa.RecordBatch, context: ProcessBatchContext) -> pa.RecordBatch | None:
-        """Returns the rows that still pass."""
+        """Returns the rows of the batch that are within the limit."""
         passed = sum(self._passed.get())
         part = batch.slice(0, self._n - passed)
         if not part.num_rows:
@@ -393,10 +397,11 @@ class Limit(ProcessFunction):
 
 
 class SideRows:
-    """The side outputs of one operator. Raises ConfigurationError for invalid tags, or tags that share a name.
+    """The side outputs of one operator. Raises ConfigurationError for invalid tags, and for two tags with the same
+    name.
 
-    With `holds`, rows can be undone (`back_to`). They then leave only with `leave_full` and `flush`, and are checked
-    when they are added.
+    With `holds`, rows can be dropped again (`back_to`). They are then emitted only by `leave_full` and `flush`, and are
+    checked when they are added.
     """
 
     def __init__(self, tags: Sequence[OutputTag], operator: str = "process", holds: bool = False) -> None:
@@ -411,7 +416,9 @@ class SideRows:
         self._context = context
 
     def add(self, tag: OutputTag | str, row: Mapping[str, Any]) -> None:
-        """Takes a row. Raises ConfigurationError for a tag that was not declared, and before the operator is open."""
+        """Adds a row under a tag. Raises ConfigurationError for a tag that was not declared, and before the operator is
+        open.
+        """
         name = tag.name if isinstance(tag, OutputTag) else tag
         if name not in self._schemas:
             known = ", ".join(map(repr, self._schemas)) or "none"
@@ -438,14 +445,14 @@ class SideRows:
         return {name: len(rows) for name, rows in self._rows.items()}
 
     def back_to(self, mark: Mapping[str, int]) -> None:
-        """Drops the rows that came after a mark."""
+        """Drops the rows that were added after a mark."""
         for name, rows in tuple(self._rows.items()):
             del rows[mark.get(name, 0) :]
             if not rows:
                 del self._rows[name]
 
     def leave_full(self) -> None:
-        """Rows that fill a batch leave. Marks from before do not hold any more."""
+        """Emits rows that fill a batch. Older marks become invalid."""
         for name, rows in tuple(self._rows.items()):
             if len(rows) >= OUTPUT_ROWS_MAX:
                 assert self._context is not None

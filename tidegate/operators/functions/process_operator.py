@@ -103,9 +103,9 @@ class ProcessOperator(Operator):
     """
 
     context_class: type[ProcessContext] = ProcessContext
-    """The class of the context that the function gets."""
+    """The class of the context that the function receives."""
     by_batch = False
-    """True if the function reads and writes state by the batch."""
+    """True if the function reads and writes state for whole batches."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class ProcessOperator(Operator):
 
     @property
     def function(self) -> BaseProcessFunction:
-        """The function, which is this operator's own."""
+        """The function: a copy that belongs to this operator."""
         return self._function
 
     @property
@@ -165,7 +165,8 @@ class ProcessOperator(Operator):
 
     @contextmanager
     def at_key(self, key: Mapping[str, Any]) -> Iterator[Mapping[str, KeyedState]]:
-        """Makes a key the current one, between two calls of the function. Yields its states by name.
+        """A context in which a key is the current one, between two calls of the function. Yields the states of the key
+        by name.
 
         They are empty before the first row, which fixes the types of the keys. Raises SchemaMismatchError if `key`
         lacks a column, or has values of other types.
@@ -253,7 +254,9 @@ class ProcessOperator(Operator):
     def _rows_before_timers(
         self, rows: Sequence[dict[str, Any]], times: Sequence[int]
     ) -> Iterator[tuple[int, dict[str, Any]]]:
-        """The rows of a part up to the first one that a timer has to fire before. `_taken` counts them."""
+        """Returns the number of rows of a part up to the first row before which a timer has to fire. `_taken` counts
+        the rows so far.
+        """
         timers, ask = self._timers, self._ask
         first_ms, changes = timers.first_ms(TimeDomain.EVENT_TIME), 0
         self._taken = 0
@@ -297,7 +300,7 @@ class ProcessOperator(Operator):
         return self._fire(TimeDomain.EVENT_TIME, watermark_ms, emit)
 
     def next_processing_time_ms(self) -> int | None:
-        """The moment of the first processing-time timer."""
+        """Returns the time, in ms, of the first processing-time timer, or None."""
         return self._timers.first_ms(TimeDomain.PROCESSING_TIME)
 
     def on_processing_time(self, now_ms: int, emit: Emit) -> Iterator[None]:
@@ -305,7 +308,7 @@ class ProcessOperator(Operator):
         return self._fire(TimeDomain.PROCESSING_TIME, now_ms, emit)
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot | None:
-        """Freezes states and timers. Returns None on a stream without keys and without operator state."""
+        """Returns a snapshot of states and timers, or None on a stream without keys and without operator state."""
         if not self._keys[0] and not self._operator_states:
             return None
         frozen: tuple[FrozenState, ...] = self._operator_states.freeze()
@@ -316,12 +319,12 @@ class ProcessOperator(Operator):
         return replace(snapshot, states=frozen)
 
     def changes(self, cut: Cut) -> OperatorSnapshot | None:
-        """Freezes keyed states and timers alone."""
+        """Returns the changes of keyed states and timers since the last snapshot."""
         return None if self._codec is None or self._states is None else self._frozen(cut)
 
     @property
     def changed_bytes(self) -> int:
-        """An estimate: every row that came in counts as one change of state."""
+        """An estimate of the changed bytes, in which every input row counts as one change of state."""
         return self._changed_rows * _CHANGE_BYTES
 
     @property
@@ -335,7 +338,9 @@ class ProcessOperator(Operator):
             self._states.hand_over()
 
     def finish(self, emit: Emit) -> Iterator[None]:
-        """Fires or drops the processing-time timers, and emits what the function has left, in steps of a batch."""
+        """Fires or drops the processing-time timers, and emits the rows of the function's `finish`, in steps of one
+        batch.
+        """
         self._timers.end(TimeDomain.PROCESSING_TIME)
         if self._fires_at_end and self._timers.is_due(TimeDomain.PROCESSING_TIME, MAX_WATERMARK_MS):
             yield from self._fire(TimeDomain.PROCESSING_TIME, MAX_WATERMARK_MS, emit)
@@ -355,7 +360,7 @@ class ProcessOperator(Operator):
             yield
 
     def close(self) -> None:
-        """Closes the function, and gives up what the backend holds."""
+        """Closes the function, and releases the resources of the backend."""
         try:
             self._function.close()
         finally:
@@ -369,7 +374,7 @@ class ProcessOperator(Operator):
         return self._states.freeze(cut)
 
     def _take_over(self, states: KeyedStates) -> None:
-        """Continues with state that the backend has from its own files, if any."""
+        """Continues with state that is already in the backend, if any."""
         stored = states.stored_keys()
         if stored is not None:
             self._check_keyed("the state", stored.names)
@@ -393,7 +398,7 @@ class ProcessOperator(Operator):
             self._states.load(replace(table, rows=rows))
 
     def _key_codec(self, schema: pa.Schema) -> KeyCodec:
-        """The codec of all keys; the first schema of key columns ever fixes it."""
+        """Returns the codec of all keys. The first key columns fix their schema."""
         if self._codec is None:
             self._codec = KeyCodec(schema)
             if self._states is not None:
@@ -407,19 +412,21 @@ class ProcessOperator(Operator):
         return self._codec
 
     def _enter(self, index: int, batch: pa.RecordBatch) -> Sequence[KeyRef]:
-        """Enters the keys of a batch. Returns the backend's reference of each row's key."""
+        """Looks up or adds the keys of a batch. Returns the backend's reference to each row's key."""
         if not self._keys[index] or self._states is None:
             return [None] * batch.num_rows
         return self._states.enter(self._keys_of(index, batch))
 
     def _leave(self, rows: int) -> None:
-        """A batch of rows or timers with keys is done."""
+        """Ends a batch of rows or timers with keys in the backend."""
         assert self._states is not None, "keys without states"
         self._states.leave(rows)
         self._changed_rows += rows
 
     def _keys_of(self, index: int, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The stored key columns of a batch. Raises OperatorError for keys of other types, or of another subtask."""
+        """Returns the key columns of a batch as they are stored. Raises OperatorError for keys of other types, or of
+        another subtask.
+        """
         names = self._keys[index]
         if index not in self._seen or not self._seen[index].equals(batch.schema):
             self._key_codec(_renamed(key_schema(batch.schema, names), self._keys[0]))
@@ -442,7 +449,7 @@ class ProcessOperator(Operator):
         refs: Sequence[KeyRef],
         times: Sequence[int | None] | None,
     ) -> bool:
-        """Processes rows until their output fills a batch. Returns whether rows may be left."""
+        """Processes rows until their output fills a batch. Returns whether some rows may be unprocessed."""
         scope, collect, ask, collected = self._scope, self._collect, self._ask, self._rows
         number, row = 0, dict[str, Any]()
         try:
@@ -473,7 +480,7 @@ class ProcessOperator(Operator):
         times: Sequence[int | None] | None,
         emit: Emit,
     ) -> None:
-        """Processes all rows. Failing rows leave by their side output."""
+        """Processes all rows. Sends failing rows to the side output."""
         for number, row in rows:
             self._scope.number, self._scope.ref = number, refs[number]
             if times is not None:
@@ -489,7 +496,9 @@ class ProcessOperator(Operator):
 
     @contextmanager
     def _guarded(self, caught: list[BaseException]) -> Iterator[None]:
-        """Guards a call of the function. If it fails, its changes are undone, and the error is added to `caught`."""
+        """A context for a call of the function. If the call fails, its changes are undone, and the error is appended to
+        `caught`.
+        """
         assert self._undo is not None, "errors_to was not given"
         rows, sides = len(self._rows), self._sides.mark()
         timers, lists = self._timers.mark(), self._operator_states.mark()
@@ -510,7 +519,7 @@ class ProcessOperator(Operator):
             caught.append(error)
 
     def _set_aside(self, failing: FailingRows | None, batch: pa.RecordBatch) -> None:
-        """Emits the rows that have failed, of a batch or of a step of timers."""
+        """Sends the rows of a batch, or of a step of timers, that have failed to the side output."""
         if failing is not None:
             failing.leave(batch, self.context)
 
@@ -526,7 +535,7 @@ class ProcessOperator(Operator):
                 yield
 
     def _fire_step(self, domain: TimeDomain, time_ms: int, chains: TimerChains) -> None:
-        """Fires as many of the timers that are due as one step may, and collects their rows."""
+        """Fires due timers, at most as many as one step allows, and collects the rows that they emit."""
         timers, pace, failing = self._timers, self.context.pace, self._failing[0]
         self._ask.time_domain = domain
         assert self._states is not None and self._codec is not None, "timers without keys"
@@ -567,7 +576,7 @@ class ProcessOperator(Operator):
             append(own_row(row))
 
     def _emit_rows(self, emit: Emit, rows_min: int) -> None:
-        """Emits the rows that were collected, if there are at least `rows_min`."""
+        """Emits the collected rows, if there are at least `rows_min`."""
         if len(self._rows) < rows_min:
             return
         rows, self._rows = self._rows, []
@@ -706,7 +715,7 @@ class BatchProcessOperator(ProcessOperator):
     def _call(
         self, failing: FailingRows | None, call: Callable[[pa.RecordBatch], list[pa.RecordBatch]], rows: pa.RecordBatch
     ) -> BaseException | None:
-        """Calls the function for some rows or timers. Returns the error of a failed call, whose changes are undone."""
+        """Calls the function for some rows or timers. If the call fails, undoes its changes and returns the error."""
         if failing is None:
             self._parts += call(rows)
             return None

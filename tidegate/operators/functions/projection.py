@@ -34,12 +34,12 @@ from tidegate.storage.schemas.polars_frames import check_polars_has, polars_has,
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """How to compute batches of one schema."""
+    """How to compute the columns of batches with one schema."""
 
     schema: pa.Schema
     output: pa.Schema
     copied: dict[str, str]
-    """Columns of the output that are copies, and the columns of the input that they are copies of."""
+    """Output columns that are plain copies, with the input column of each."""
     rest: tuple[pl.Expr, ...]
     reads: Columns
 
@@ -53,7 +53,7 @@ class Projection:
         self._plan: _Plan | None = None
 
     def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The columns of a batch. Raises what polars raises for expressions that do not fit."""
+        """Returns the columns for a batch. Raises the errors of polars for expressions that do not fit."""
         if self._plan is None or not self._plan.schema.equals(batch.schema):
             self._plan = self._planned(batch.schema)
         plan = self._plan
@@ -83,14 +83,18 @@ class Projection:
 
 
 def columns_read(expressions: Sequence[pl.Expr]) -> Columns:
-    """The columns that expressions read; None (all of them) if one chooses columns by a pattern or a type."""
+    """Returns the columns that expressions read. None, which means all, if an expression selects columns by a pattern
+    or a type.
+    """
     if any('"Selector"' in expression.meta.serialize(format="json") for expression in expressions):
         return None
     return frozenset(name for expression in expressions for name in expression.meta.root_names())
 
 
 def frame_of(batch: pa.RecordBatch, reads: Columns) -> pl.DataFrame:
-    """The columns of a batch that are read, as a polars frame. Without any it is the first, for the number of rows."""
+    """Returns the columns that are read as a polars frame. If none is read, returns the first column, for the number of
+    rows.
+    """
     if reads is None:
         return polars_frame(batch)
     names = [name for name in batch.schema.names if name in reads]
@@ -98,7 +102,7 @@ def frame_of(batch: pa.RecordBatch, reads: Columns) -> pl.DataFrame:
 
 
 def computed(frame: pl.DataFrame, expressions: Sequence[pl.Expr]) -> pl.DataFrame:
-    """The columns that the expressions compute, with as many rows as the frame."""
+    """Returns the columns that the expressions compute, with as many rows as the frame."""
     made = frame.select(expressions)
     if made.height == frame.height:
         return made
@@ -106,7 +110,7 @@ def computed(frame: pl.DataFrame, expressions: Sequence[pl.Expr]) -> pl.DataFram
 
 
 def _copies(expression: pl.Expr, frame: pl.DataFrame) -> Iterator[tuple[str, str]]:
-    """Names in the output and in the input, if the expression only names columns."""
+    """Returns the output name and the input name if the expression only names columns, else None."""
     bare = expression.meta.undo_aliases()
     if bare.meta.is_column_selection():
         yield from zip(frame.select(expression).columns, frame.select(bare).columns, strict=True)
@@ -119,17 +123,19 @@ _CANDIDATES = (pa.int16(), pa.int32(), pa.int64(), pa.float64())
 
 
 class UnionColumns(Operator):
-    """Rows with the columns of `schema`. Stateless."""
+    """Operator that converts rows to the columns of `schema`, for a union by name. Keeps no state."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
 
     def needed_columns(self, after: Columns) -> Columns:
-        """Returns the columns of the same names."""
+        """Returns the needed columns that the input has."""
         return after
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Emits the rows. Raises OperatorError for a value that does not fit after all, such as a time out of range."""
+        """Emits the converted rows. Raises OperatorError for a value that cannot be converted, such as a time out of
+        range.
+        """
         with blame(self.context, batch):
             columns = [self._column(batch, field) for field in self._schema]
             rows = pa.RecordBatch.from_arrays(columns, schema=self._schema)
@@ -145,7 +151,7 @@ class UnionColumns(Operator):
 
 
 def united(schemas: Sequence[pa.Schema], allow_missing: bool) -> pa.Schema:
-    """The columns of streams that are united by name, in the order of their first appearance.
+    """Returns the columns of streams that are united by name, in the order of their first appearance.
 
     Raises ConfigurationError.
     """
@@ -181,7 +187,7 @@ def _field(name: str, schemas: Sequence[pa.Schema], allow_missing: bool) -> pa.F
 
 
 def _wider(one: pa.DataType, other: pa.DataType, allow_missing: bool) -> pa.DataType | None:
-    """A type that has all values of two others, if there is one."""
+    """Returns a type that contains all values of two other types, or None."""
     if one.equals(other):
         return one
     if pa.types.is_struct(one) and pa.types.is_struct(other):

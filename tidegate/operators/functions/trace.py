@@ -38,12 +38,12 @@ _RUNS_MAX = 64
 _SMALL_INTEGERS = frozenset({pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32()})
 _OF_KIND = {int: pa.int64(), float: pa.float64(), bool: pa.bool_(), str: pa.string()}
 _COPIED = frozenset({pa.date32(), pa.timestamp("us")})
-"""Types that a column keeps when its values pass through Python, although nothing is traced with them."""
+"""Types that a traced function may only copy. Their values keep the type when they pass through Python."""
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A column of the result: an expression, or a column of the input as it is."""
+    """A column of the result: an expression, or the name of an input column that is copied."""
 
     expression: pl.Expr
     data_type: pa.DataType
@@ -52,14 +52,14 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A traced function."""
+    """A traced function: the columns of its result, and the conditions on a batch."""
 
     outputs: Mapping[str, Output]
     notes: Notes
     outside: Outside
 
     def computed(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
-        """The result for a batch; None if the function has to be called with its rows."""
+        """Returns the result for a batch, or None if the function has to be called with each row."""
         if not self._may_stand_for(batch):
             return None
         computed = {name: out for name, out in self.outputs.items() if out.column is None}
@@ -115,7 +115,8 @@ def trace_map(function: Callable[[dict[str, Any]], object], schema: pa.Schema, g
 
 
 def traced_schema(function: Callable[[dict[str, Any]], object], schema: pa.Schema) -> pa.Schema | None:
-    """Returns the columns of the rows that a function returns, found without a row. None if it cannot be traced.
+    """Returns the columns of the rows that a function returns, found by tracing and without a row. None if it cannot be
+    traced.
 
     A column that the function copies keeps its type, which may be any type.
     """
@@ -253,11 +254,13 @@ _EXACT_FLOAT = 2**53
 Bounds: TypeAlias = tuple[int, int]
 Columns: TypeAlias = Mapping[str, Bounds]
 BoundsOf: TypeAlias = Callable[[Columns], Bounds]
-"""Computes the least and the greatest value of an integer from the bounds of the columns of a batch."""
+"""A function that computes the least and the greatest value of an integer expression from the bounds of the columns of
+a batch.
+"""
 
 
 class ForkError(Exception):
-    """Raised when the function tests a condition. Both paths have to be followed."""
+    """Raised when the function tests a condition whose value is not decided yet. The tracer then follows both paths."""
 
     def __init__(self, condition: pl.Expr) -> None:
         super().__init__("a condition")
@@ -269,34 +272,34 @@ class Notes:
     """Conditions on a batch under which the expressions give the results of the function."""
 
     columns: set[str] = field(default_factory=set)
-    """Columns that are computed with: none of their values is null."""
+    """Columns that are used in calculations. They must have no nulls."""
     integers: set[str] = field(default_factory=set)
-    """Columns whose bounds are needed."""
+    """Columns whose least and greatest values are needed."""
     ranges: list[tuple[BoundsOf, int, int]] = field(default_factory=list)
-    """Integers, and the range that they must stay in."""
+    """Integer expressions, each with the range in which its values must be."""
     conditions: list[pl.Expr] = field(default_factory=list)
-    """Must be true for every row."""
+    """Boolean expressions that must be true for every row."""
 
 
 class Tracer:
-    """One run of the function: the decisions at each condition, as far as they are fixed."""
+    """One run of the function along one path: the decisions at the conditions that it tests."""
 
     def __init__(self, notes: Notes, decisions: tuple[bool, ...]) -> None:
         self.notes = notes
         self._decisions = list(reversed(decisions))
 
     def decide(self, condition: pl.Expr) -> bool:
-        """The next decision. Raises ForkError if it is not made yet."""
+        """Returns the decision at the next condition. Raises ForkError if there is none yet."""
         if not self._decisions:
             raise ForkError(condition)
         return self._decisions.pop()
 
 
 class Symbol:
-    """A value of each row. `kind` is int, float, bool or str (the Python types), or None for a value that is only
-    copied.
+    """The symbolic value of an expression for every row. `kind` is int, float, bool or str (the Python types), or None
+    for a value that is only copied.
 
-    `column` is the column that it copies. `bounds` are the bounds of an int.
+    `column` is the column that it copies, or None. `bounds` are the bounds of an int.
     """
 
     __hash__ = None  # type: ignore[assignment]
@@ -415,11 +418,11 @@ class Symbol:
     __rand__, __ror__ = __and__, __or__
 
     def startswith(self, text: Any) -> Symbol:
-        """Returns whether a string begins with this one."""
+        """Returns a symbol that is true where the string begins with `prefix`."""
         return self._edge(text, lambda value: value.str.starts_with(text))
 
     def endswith(self, text: Any) -> Symbol:
-        """Returns whether a string ends with this one."""
+        """Returns a symbol that is true where the string ends with `suffix`."""
         return self._edge(text, lambda value: value.str.ends_with(text))
 
     def __repr__(self) -> str:
@@ -544,7 +547,7 @@ def _product(left: Bounds, right: Bounds) -> Bounds:
 
 
 def _quotient(left: Bounds, right: Bounds) -> Bounds:
-    """The divisor is never 0, so it is at least 1 away from it."""
+    """Returns the symbol of a division. An integer divisor is not 0, so it is at least 1 away from 0."""
     divisors = {b for b in (*right, -1, 1) if right[0] <= b <= right[1] and b}
     corners = [a // b for a in left for b in divisors] or [0]
     return min(corners), max(corners)

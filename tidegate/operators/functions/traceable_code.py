@@ -15,7 +15,9 @@ from types import CodeType, FunctionType
 from typing import Any, TypeAlias
 
 Outside: TypeAlias = tuple[tuple[Callable[[], Any], Any], ...]
-"""Names that a function reads from outside: how to look each up, and the value that was found."""
+"""The names that a function reads from outside: a function that looks each up, and the value that it had during the
+trace.
+"""
 
 _ALLOWED_NAMES = """
     RESUME CACHE NOP EXTENDED_ARG LOAD_FAST STORE_FAST LOAD_CONST LOAD_GLOBAL LOAD_DEREF COPY_FREE_VARS
@@ -27,7 +29,7 @@ _ALLOWED_NAMES = """
 _SINCE_3_12_NAMES = """
     RETURN_CONST LOAD_FAST_CHECK POP_JUMP_IF_TRUE POP_JUMP_IF_FALSE POP_JUMP_IF_NONE POP_JUMP_IF_NOT_NONE
 """
-"""Before Python 3.12 jumps of these names could go back."""
+"""Instructions that jump backwards in a loop. Before Python 3.12 jumps with these names could go backwards, too."""
 _SINCE_3_13_NAMES = "TO_BOOL CALL_KW LOAD_FAST_LOAD_FAST STORE_FAST_LOAD_FAST STORE_FAST_STORE_FAST"
 _ALLOWED = frozenset(
     [
@@ -52,12 +54,12 @@ _INSTRUCTIONS_MAX = 500
 
 
 class UntraceableError(Exception):
-    """Why a function must be called with each row."""
+    """Raised with the reason why a function cannot be traced and must be called with each row."""
 
 
 def checked(function: object) -> tuple[Outside, bool]:
-    """Returns the outside names of a function, and whether it tests for None. Raises UntraceableError if it breaks a
-    rule.
+    """Returns the names that a function reads from outside, and whether it compares with None. Raises UntraceableError
+    if it breaks a rule.
     """
     if type(function) is not FunctionType:
         raise UntraceableError(f"it is a {type(function).__name__} and not a plain function")

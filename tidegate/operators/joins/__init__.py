@@ -1,1 +1,1 @@
-"""Joins: rows of two inputs that belong together, by key and time."""
+"""Joins of two inputs: operators that combine rows with equal keys and related times."""

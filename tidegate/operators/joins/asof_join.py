@@ -28,7 +28,7 @@ from tidegate.state.key_index.key_index import KeyIndex
 from tidegate.storage.errors import ConfigurationError
 
 SWEPT_VERSIONS_MIN = 10_000
-"""The number of new versions after which old ones are removed."""
+"""Number of new versions after which outdated versions are removed."""
 _SCANNED_ROWS = 131_072
 _NONE = -1
 
@@ -41,9 +41,9 @@ class AsOfJoin(JoinOperator):
             raise ConfigurationError(f'join_asof: how={how!r}: must be "inner" or "left"')
         super().__init__(sides, schemas, how)
         self._first_ms: int | None = None
-        """A lower bound of the times of waiting rows, or None if unknown."""
+        """A lower bound of the times of waiting rows, in ms, or None if unknown."""
         self._came = 0
-        """Number of versions that arrived since old ones were removed."""
+        """Number of versions that have arrived since outdated versions were last removed."""
 
     def process_input(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:
         """Stores the rows of a batch. Raises OperatorError like `rows_of`."""
@@ -91,7 +91,7 @@ class AsOfJoin(JoinOperator):
             self._sweep(watermark_ms)
 
     def _join(self, rows: pa.RecordBatch, emit: Emit) -> None:
-        """Emits rows with their versions."""
+        """Emits rows, each joined with its version."""
         index = KeyIndex(tuple(self.keys.names))
         upserted = index.upsert(rows.select(self.keys.names))
         versions = self.tables[RIGHT]
@@ -107,7 +107,7 @@ class AsOfJoin(JoinOperator):
             emit(self.result(rows.take(pa.array(lonely)), None, len(lonely)))
 
     def _sweep(self, watermark_ms: int) -> None:
-        """Removes versions that have ended before the watermark."""
+        """Removes versions that are no longer valid at the watermark."""
         index, versions = KeyIndex(tuple(self.keys.names)), self.tables[RIGHT]
         slots: list[NDArray[np.int64]] = []
         times: list[NDArray[np.int64]] = []

@@ -40,14 +40,14 @@ from tidegate.storage.errors import ConfigurationError
 
 _SCANNED_ROWS = 131_072
 _PROBED_ROWS = 8_192
-"""Rows of a batch that look for partners at a time."""
+"""Limit of rows of a batch for which partners are searched at a time."""
 _SWEEP_MS_MIN = 1_000
 
 
 class IntervalJoin(JoinOperator):
-    """Join of rows with `lower_ms <= right time - left time <= upper_ms`.
+    """Joins rows with `lower_ms <= right time - left time <= upper_ms`.
 
-    Raises ConfigurationError if that is empty.
+    Raises ConfigurationError if `lower_ms` is greater than `upper_ms`.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class IntervalJoin(JoinOperator):
             )
         self._bounds = lower_ms, upper_ms
         self._useful = upper_ms, -lower_ms
-        """By side, how long after its event time a row may still find a partner."""
+        """For each side, how long after its event time, in ms, a row may still find a partner."""
         decided = how in ("left", "full", "semi", "anti"), how in ("right", "full")
         self._waiting = {side: f"{STATE_NAMES[side]}.waiting" for side in (LEFT, RIGHT) if decided[side]}
         """By side, the table of rows for which a missing partner has to be decided."""
@@ -76,7 +76,7 @@ class IntervalJoin(JoinOperator):
         for side, name in self._waiting.items():
             self.stored[name] = self.stored[STATE_NAMES[side]]
         self._first_ms: dict[int, int | None] = dict.fromkeys(self._waiting)
-        """By side, the time of the first row that waits, or None if unknown."""
+        """For each side, the time in ms of the first waiting row, or None if unknown."""
         self._swept_ms = MIN_WATERMARK_MS
 
     def process_input(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:
@@ -121,7 +121,7 @@ class IntervalJoin(JoinOperator):
                 self._sweep(side, watermark_ms)
 
     def _probe(self, index: int, mine: pa.RecordBatch, times: Times, emit: Emit) -> None:
-        """Emits the pairs of some rows of one side."""
+        """Emits the pairs that some rows of one side make with stored rows of the other side."""
         theirs = self.tables[1 - index]
         found, refs = self._near(index, mine, times)
         for start in range(0, len(found), OUTPUT_ROWS_MAX):
@@ -132,7 +132,9 @@ class IntervalJoin(JoinOperator):
         theirs.done()
 
     def _near(self, index: int, mine: pa.RecordBatch, times: Times) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Pairs of some rows of one side: their positions, and rows of the other side within the interval."""
+        """Returns the pairs of some rows of one side with rows of the other side within the interval: the index of the
+        row, and the other row.
+        """
         lower, upper = self._bounds
         theirs = self.tables[1 - index]
         found = theirs.find(mine.select(self.keys.names))
@@ -183,7 +185,7 @@ class IntervalJoin(JoinOperator):
         table.done()
 
     def _number(self, side: int) -> int:
-        """The number of the table of rows that wait."""
+        """Returns the number of the state table with the waiting rows of a side."""
         return list(self.stored).index(self._waiting[side])
 
     def _table_of_waiting(self, side: int) -> RowTable:
@@ -193,6 +195,6 @@ class IntervalJoin(JoinOperator):
 def _some(
     keys: pa.RecordBatch, times: Times, values: list[pa.Array], wanted: NDArray[np.bool_]
 ) -> tuple[pa.RecordBatch, Times, list[pa.Array]]:
-    """Returns the rows of the side that the join keeps."""
+    """Returns the rows of one side that are `wanted`: their keys, times and values."""
     picked = pa.array(np.flatnonzero(wanted))
     return keys.take(picked), times[wanted], [value.take(picked) for value in values]

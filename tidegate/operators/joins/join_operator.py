@@ -45,7 +45,7 @@ from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
 STATE_NAMES = ("left", "right")
 MOMENT = own_name("join_time_ms")
-"""Name of the stored column with the time when a row expires: its event time, or the end of its window."""
+"""Name of the stored column with the time at which a row expires: its event time, or the end of its window."""
 
 _REACHED_STATE = "join.reached"
 
@@ -56,7 +56,7 @@ class JoinOperator(RowsOperator):
     """Stores rows of two inputs with these `schemas`. Raises ConfigurationError for columns that do not match."""
 
     drops_late_rows = True
-    """True if the watermark decides which rows are late. The progress of the watermark is then in each snapshot."""
+    """True if rows behind the watermark are dropped. The progress of the watermark is then part of each snapshot."""
 
     def __init__(self, sides: JoinSides, schemas: tuple[pa.Schema, pa.Schema], how: JoinHow) -> None:
         self.sides = sides
@@ -64,7 +64,7 @@ class JoinOperator(RowsOperator):
         self.schema = sides.output_schema(*schemas, how)
         """Columns of the result, without columns of windows."""
         self.values = sides.stored_values(*schemas, how)
-        """For each input, the result columns other than keys, by their names in the input."""
+        """For each input, the result columns other than keys, by their names in that input."""
         stored = {
             name: pa.schema([pa.field(MOMENT, pa.int64()), *(self.schema.field(value) for value in values.values())])
             for name, values in zip(STATE_NAMES, self.values, strict=True)
@@ -86,16 +86,16 @@ class JoinOperator(RowsOperator):
         self.process_input(LEFT, batch, emit)
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot:
-        """Freezes the rows, and how far event time has come."""
+        """Returns a snapshot of the stored rows and of the progress of event time."""
         frozen = self.changes(cut)
         return replace(frozen, states=(*frozen.states, self._reached.freeze())) if self.drops_late_rows else frozen
 
     def changes(self, cut: Cut) -> OperatorSnapshot:
-        """Freezes the rows."""
+        """Returns the changes of the stored rows since the last snapshot."""
         return super().snapshot(cut)
 
     def reach(self, watermark_ms: int) -> None:
-        """Called when the watermark of both inputs has reached this moment."""
+        """Records that the watermark of both inputs has reached this time."""
         for groups, reached_ms in [*self._reached.runs()]:
             if reached_ms < watermark_ms:  # After a restore it may have been further.
                 self._reached.advance(groups, watermark_ms)
@@ -105,7 +105,7 @@ class JoinOperator(RowsOperator):
         return self._reached.of_keys(keys, self.context.max_parallelism)
 
     def rows_of(self, index: int, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Times, list[pa.Array]]:
-        """Keys, event times and stored values of a batch.
+        """Returns keys, event times and stored values of a batch.
 
         Raises OperatorError for rows without a time, or other columns.
         """
@@ -134,7 +134,7 @@ class JoinOperator(RowsOperator):
         self.append(index, keys, [pa.array(moments), *values])
 
     def result(self, left: pa.RecordBatch | None, right: pa.RecordBatch | None, rows: int) -> pa.RecordBatch:
-        """Rows of the result, from stored rows of both sides at the same positions.
+        """Returns result rows, made of stored rows of both sides at the same positions.
 
         None for a side without partners, whose columns become null. Keys come from the left side, if there is one.
         """
@@ -148,7 +148,7 @@ class JoinOperator(RowsOperator):
 JoinHow: TypeAlias = Literal["inner", "left", "right", "full", "semi", "anti"]
 
 LEFT, RIGHT = 0, 1
-"""Numbers of the inputs."""
+"""Indices of the inputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ class JoinSides:
             )
 
     def check_keys(self, left: pa.Schema, right: pa.Schema) -> None:
-        """Raises ConfigurationError unless key columns are there, and have the same types on both sides."""
+        """Raises ConfigurationError unless the key columns exist and have the same types on both sides."""
         types = [key_schema(schema, keys).types for schema, keys in zip((left, right), self.keys, strict=True)]
         for name1, name2, type1, type2 in zip(*self.keys, *types, strict=True):
             if type1 != type2:
@@ -219,13 +219,13 @@ class JoinSides:
 
 
 def check_how(how: str) -> None:
-    """Raises ConfigurationError for a kind of join that there is not."""
+    """Raises ConfigurationError if `how` is not a kind of join."""
     if how not in get_args(JoinHow):
         raise ConfigurationError(f"join: how={how!r} is not one of {list(get_args(JoinHow))}")
 
 
 def plain_values(batch: pa.RecordBatch, names: Sequence[str]) -> list[pa.Array]:
-    """Columns of a batch, dictionaries decoded."""
+    """Returns columns of a batch with dictionaries decoded."""
     columns = [batch.column(name) for name in names]
     return [c.dictionary_decode() if pa.types.is_dictionary(c.type) else c for c in columns]
 
@@ -239,7 +239,7 @@ Positions = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """Rows of the right side by key: the partners of left row i are `order[starts[i]:starts[i] + counts[i]]`.
+    """The right rows of each left row: the partners of left row i are `order[starts[i]:starts[i] + counts[i]]`.
 
     `lonely` are the right rows without a left partner.
     """
@@ -250,7 +250,7 @@ class Pairing:
     lonely: Positions
 
     def pairs(self, rows_max: int) -> Iterator[tuple[Positions, Positions]]:
-        """Yields positions of pairs, left and right, in order of the left rows, with about `rows_max` pairs at a time.
+        """Yields indices of pairs, left and right, in the order of left rows, with about `rows_max` pairs at a time.
 
         The partners of one left row may be split over several pieces.
         """
@@ -269,13 +269,15 @@ class Pairing:
 
 
 def _within(counts: Positions, ends: Positions) -> Positions:
-    """Returns for each pair which partner of its left row it has."""
+    """Returns, for each pair, the number of its right row among the partners of its left row."""
     within: Positions = np.arange(int(ends[-1]), dtype=np.int64) - np.repeat(ends - counts, counts)
     return within
 
 
 def paired(left: pa.RecordBatch, right: pa.RecordBatch, keys: Sequence[str]) -> Pairing:
-    """Pair the rows of two batches of columns (same names and types). A null in one of `keys` has no partner."""
+    """Returns the pairs of equal rows of two batches with the same columns. A row with a null in one of `keys` has no
+    partner.
+    """
     index = KeyIndex(tuple(left.schema.names))
     of_left = index.upsert(left).slots
     of_right = index.upsert(right).slots
@@ -292,7 +294,7 @@ def paired(left: pa.RecordBatch, right: pa.RecordBatch, keys: Sequence[str]) -> 
 
 
 def without_nulls(keys: pa.RecordBatch) -> NDArray[np.bool_]:
-    """Rows without any null."""
+    """Returns the indices of the rows without any null."""
     whole = np.ones(keys.num_rows, dtype=np.bool_)
     for column in keys.columns:
         if column.null_count:

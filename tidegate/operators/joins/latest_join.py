@@ -37,7 +37,7 @@ Positions = NDArray[np.int64]
 
 
 class LatestJoin(JoinOperator):
-    """Joins newest rows. Raises ConfigurationError for another `emit`, and like `JoinSides`."""
+    """Joins the newest rows of both sides. Raises ConfigurationError for another `emit`, and as `JoinSides` does."""
 
     drops_late_rows = False
 
@@ -95,7 +95,7 @@ class LatestJoin(JoinOperator):
 
     @property
     def waits_for_event_time(self) -> bool:
-        """Only if keys expire in event time."""
+        """True if keys expire in event time."""
         return self._ttl_ms is not None
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
@@ -108,7 +108,9 @@ class LatestJoin(JoinOperator):
         return iter(())
 
     def _beside(self, rows: pa.RecordBatch, partners: Positions, stored: pa.RecordBatch | None) -> pa.RecordBatch:
-        """Rows with their partners, by position among the stored rows of the other side. Without one: nulls."""
+        """Returns rows joined with their partners, given by index among the stored rows of the other side. Nulls for
+        rows without a partner.
+        """
         found = dict(zip(rows.schema.names, rows.columns, strict=True))
         if stored is not None:
             taken = stored.take(pa.array(partners, mask=partners == _NONE))
@@ -118,7 +120,7 @@ class LatestJoin(JoinOperator):
 
 
 def _last_of_each(slots: Positions, number: int) -> Positions:
-    """The position of the last row of each slot."""
+    """Returns the index of the last row of each slot."""
     order = np.argsort(slots, kind="stable")
     last: Positions = order[np.cumsum(np.bincount(slots, minlength=number)) - 1].astype(np.int64)
     return last

@@ -37,12 +37,14 @@ log = logging.getLogger(__name__)
 
 FAILED_REFRESHES = "lookupRefreshesFailed"
 HANGS_S = 60.0
-"""A read that takes this long counts as failed, if the current version is too old by then."""
+"""Seconds after which a read counts as hanging. It then counts as failed, if the version in memory has become
+too old.
+"""
 _STRANGERS_MAX = 262_144
-"""The index is rebuilt after this many keys that are not in the table were added to it."""
+"""Limit of keys that are in the index, but not in the table. Above it the index is rebuilt."""
 
 Read = Callable[[], pa.Table]
-"""Reads the table."""
+"""A function that reads the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +61,14 @@ class Lookup:
 
     @property
     def output(self) -> pa.Schema:
-        """The columns of the result. Raises ConfigurationError for columns that do not fit."""
+        """The columns of the result. Raises ConfigurationError for columns that do not fit together."""
         return self.sides.output_schema(self.schema, self.table, "inner" if self.inner else "left")
 
 
 class Version:
-    """The table from one read, with an index of its keys. Raises ConfigurationError for a table that does not fit."""
+    """The table as one read returned it, with an index of its keys. Raises ConfigurationError for a table that does not
+    fit.
+    """
 
     def __init__(self, lookup: Lookup, table: pa.Table) -> None:
         if table.num_rows > lookup.rows_max:
@@ -86,7 +90,7 @@ class Version:
         self._begin()
 
     def paired(self, keys: pa.RecordBatch) -> Pairing:
-        """The rows of the table for each row of a batch."""
+        """Returns the indices of the table's rows for each row of a batch."""
         if self._index.size > self._known + _STRANGERS_MAX:
             self._begin()
         slots = self._index.upsert(keys).slots

@@ -55,7 +55,7 @@ Positions = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Rows of one side in the columns of their row table: keys, times, values."""
+    """Rows of one side: their keys, their times, and the values of the other columns."""
 
     rows: pa.RecordBatch
     times: Times
@@ -66,9 +66,9 @@ class _Rows:
 
 
 class RegularJoin(JoinOperator):
-    """Joins without windows.
+    """Joins two inputs without windows.
 
-    `changing`: of each input, whether it has changes. Raises ConfigurationError as `JoinSides`.
+    `changing` has, for each input, whether it is a stream of changes. Raises ConfigurationError as `JoinSides` does.
     """
 
     drops_late_rows = False
@@ -97,7 +97,7 @@ class RegularJoin(JoinOperator):
         self.output = with_kind(self.schema) if self.retracts else self.schema
         """The columns of the result."""
         self._keeps = (how in ("left", "full"), how in ("right", "full"))
-        """By side, whether its rows are emitted without a partner."""
+        """For each side, whether its rows are emitted without a partner."""
         self._swept_ms: int | None = None
 
     def process_input(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:
@@ -131,7 +131,7 @@ class RegularJoin(JoinOperator):
 
     @property
     def waits_for_event_time(self) -> bool:
-        """Only if keys expire in event time."""
+        """True if keys expire in event time."""
         return self._ttl_ms is not None
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
@@ -160,7 +160,7 @@ class RegularJoin(JoinOperator):
         return gone, rows.some(brought)
 
     def _take_out(self, index: int, gone: _Rows, every: KeyIndex, owed: NDArray[np.int64]) -> _Rows:
-        """Removes rows from the state, the oldest of equal ones. Returns the removed rows."""
+        """Removes rows from the state. Among equal rows the oldest is removed. Returns the removed rows."""
         table = self.tables[index]
         unique = KeyIndex(tuple(self.keys.names)).upsert(gone.rows.select(self.keys.names)).first_rows
         found = table.find(gone.rows.select(self.keys.names).take(pa.array(unique)))
@@ -233,12 +233,12 @@ class RegularJoin(JoinOperator):
             self._emit(self.result(left, right, len(mine)), kind, emit)
 
     def _pad_stored(self, side: int, refs: NDArray[Any], kind: str, emit: Emit) -> None:
-        """Emits stored rows of one side padded with nulls."""
+        """Emits stored rows of one side with nulls for the other side."""
         for start in range(0, len(refs), OUTPUT_ROWS_MAX):
             self._pad(side, self.tables[side].take(refs[start : start + OUTPUT_ROWS_MAX]), kind, emit)
 
     def _pad(self, side: int, rows: pa.RecordBatch, kind: str, emit: Emit) -> None:
-        """Emits rows of one side padded with nulls."""
+        """Emits rows of one side with nulls for the other side."""
         if rows.num_rows:
             left, right = (rows, None) if side == LEFT else (None, rows)
             self._emit(self.result(left, right, rows.num_rows), kind, emit)
@@ -249,9 +249,7 @@ class RegularJoin(JoinOperator):
         emit(rows)
 
     def _forget_rows(self, since_ms: int) -> None:
-        """Removes rows of `since_ms` or earlier. Each row is removed separately, because rows of this join are never
-        retracted.
-        """
+        """Removes rows with time `since_ms` or earlier one by one. Used when the inputs have no retractions."""
         for table in self.tables:
             for rows, refs in table.scan([MOMENT], _SCANNED_ROWS):
                 table.remove(refs[rows.column(MOMENT).to_numpy() <= since_ms])
@@ -274,7 +272,7 @@ def _balance(rows: pa.RecordBatch, comes: NDArray[np.bool_]) -> tuple[Positions,
 
 
 def _among_first(ids: NDArray[np.int32], wanted: Positions) -> Positions:
-    """Positions of the first `wanted[id]` of each id, in order of ids."""
+    """Returns the indices of the first `wanted[id]` rows of each id, in the order of ids."""
     order = np.argsort(ids, kind="stable")
     of_sorted = ids[order]
     counts = np.bincount(of_sorted, minlength=len(wanted))
@@ -284,5 +282,5 @@ def _among_first(ids: NDArray[np.int32], wanted: Positions) -> Positions:
 
 
 def _among_last(ids: NDArray[np.int32], wanted: Positions) -> Positions:
-    """Positions of the last `wanted[id]` of each id, ascending."""
+    """Returns the indices of the last `wanted[id]` rows of each id, in ascending order."""
     return np.sort(len(ids) - 1 - _among_first(ids[::-1], wanted))

@@ -1,1 +1,1 @@
-"""Operators that keep some rows of each key: deduplication and the first N."""
+"""Operators that keep some rows of each key: deduplication, distinct values, newest rows, and top-n."""

@@ -57,7 +57,7 @@ _REACHED_STATE = "deduplicate.reached"
 
 _TIME, _SEEN = own_name("time_ms"), own_name("seen")
 _SWEEPS = 4
-"""Sweeps in one time to live."""
+"""Number of sweeps, which remove expired keys, in one time to live."""
 
 _NO_ROWS: NDArray[np.int32] = np.zeros(0, dtype=np.int32)
 
@@ -65,7 +65,7 @@ Keep = Literal["first", "last"]
 
 
 class Deduplicate(Operator):
-    """One row of each key. `time` is the column of event time, which a time to live of `ttl_ms` needs.
+    """Emits one row of each key. `time` names the event-time column, which a time to live of `ttl_ms` needs.
 
     Raises ConfigurationError for arguments that contradict each other.
     """
@@ -90,7 +90,7 @@ class Deduplicate(Operator):
         self._swept_ms: int | None = None
 
     def validate(self, input_schema: pa.Schema) -> None:
-        """Raises ConfigurationError if batches of this schema cannot be deduplicated so."""
+        """Raises ConfigurationError if batches of this schema cannot be deduplicated."""
         key_schema(input_schema, self._keys)
         if self._by is not None:
             check_order_column(input_schema, self._by, "deduplicate")
@@ -99,7 +99,7 @@ class Deduplicate(Operator):
             check_timestamp_column(input_schema, self._time)
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """CorruptionError and ConfigurationError as `KeptRows.load`."""
+        """Restores the state. Raises CorruptionError and ConfigurationError as `KeptRows.load` does."""
         super().open(context, restored)
         groups = key_group_range(context.subtask, context.max_parallelism, context.parallelism)
         self._reached = GroupMoments(groups, _REACHED_STATE, "watermark_ms", "deduplicate with a time to live")
@@ -113,7 +113,9 @@ class Deduplicate(Operator):
             self._late = context.metrics.counter(LATE_RECORDS)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Emits the rows that count. Raises OperatorError for columns that do not fit, or a null in the order."""
+        """Emits the rows that are the first or last of their key. Raises OperatorError for columns that do not fit, or
+        a null in the order.
+        """
         with blame(self.context, batch):
             if self._seen is None or not batch.schema.equals(self._seen):
                 self.validate(batch.schema)
@@ -129,12 +131,14 @@ class Deduplicate(Operator):
 
     @property
     def waits_for_event_time(self) -> bool:
-        """Only if keys expire in event time."""
+        """True if keys expire in event time."""
         return self._ttl_ms is not None
 
     @property
     def dues(self) -> Sequence[Due]:
-        """A row is dropped when it is the time to live behind the watermark."""
+        """Returns, for each row, the watermark from which it is dropped as late: its event time plus the time
+        to live.
+        """
         return () if self._ttl_ms is None else (DueByAge(self._ttl_ms),)
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
@@ -150,14 +154,16 @@ class Deduplicate(Operator):
             yield from self._sweep(watermark_ms - 2 * self._ttl_ms)
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot | None:
-        """Freezes the state, if there is any, and how far event time has come, by which rows are judged."""
+        """Returns a snapshot of the stored rows, if any, and of the progress of event time, which decides which rows
+        are late.
+        """
         frozen = self.changes(cut)
         if frozen is None or self._ttl_ms is None:
             return frozen
         return replace(frozen, states=(*frozen.states, self._reached.freeze()))
 
     def changes(self, cut: Cut) -> OperatorSnapshot | None:
-        """Freezes the rows."""
+        """Returns the changes of the stored rows since the last snapshot."""
         return None if self._kept is None else self._kept.snapshot(cut)
 
     @property
@@ -167,7 +173,7 @@ class Deduplicate(Operator):
 
     @property
     def keyed_backend(self) -> KeyedBackend | None:
-        """The backend of the state."""
+        """The backend that stores the keys."""
         return None if self._kept is None else self._kept.backend
 
     def load(self, tables: Sequence[StateTable]) -> None:
@@ -180,7 +186,7 @@ class Deduplicate(Operator):
         self._kept = None
 
     def close(self) -> None:
-        """Releases what the backend holds."""
+        """Releases the resources of the backend."""
         if self._kept is not None:
             self._kept.backend.close()
 
@@ -204,7 +210,7 @@ class Deduplicate(Operator):
             )
 
     def _in_time(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
-        """The rows that are not too late, and their times."""
+        """Returns the rows that are not late, and their times."""
         assert self._time is not None and self._ttl_ms is not None
         found = event_times_ms(batch, self._time)
         if found.null_count:
@@ -271,7 +277,9 @@ class Deduplicate(Operator):
 
 
 def _expired_keys(table: VectorTable, expired_ms: int) -> list[pa.RecordBatch]:
-    """The keys of expired entries: all are found before the first is removed, which may move others."""
+    """Returns the keys of all expired entries. They are collected before any is removed, because a removal may move
+    other entries.
+    """
     found = []
     for keys, slots in table.scan(OUTPUT_ROWS_MAX):
         expired = pc.less_equal(table.column(_TIME).take(slots), expired_ms)
@@ -281,18 +289,22 @@ def _expired_keys(table: VectorTable, expired_ms: int) -> list[pa.RecordBatch]:
 
 
 _RESTORED_ROWS = 131_072
-"""Stored rows that are loaded at once."""
+"""Limit of stored rows that are loaded at a time."""
 
 
 class KeptRows:
-    """One state of fixed-width columns, `state`, for the keys in the columns `keys`. All values begin as 0."""
+    """A state table with the fixed-width columns `state`, for the keys in the columns `keys`. New entries have the
+    value 0.
+    """
 
     def __init__(self, context: OperatorContext, state: str, keys: tuple[str, ...]) -> None:
         self.backend: KeyedBackend = make_backend(context, keys)
         self.table: VectorTable | None = None
-        """None before the first key."""
+        """The table, or None before the first key."""
         self.changed_rows = 0
-        """Rows that were changed since the last snapshot; a row counts once for each batch that changed it."""
+        """Number of rows that have changed since the last snapshot. A row counts once for each batch that
+        changed it.
+        """
         self._context = context
         self._state = state
         self._keys = keys
@@ -305,7 +317,7 @@ class KeptRows:
 
     @property
     def changed_bytes(self) -> int:
-        """About how many bytes have changed since the last snapshot: 8 for each column of a row."""
+        """Estimate of the bytes that have changed since the last snapshot: 8 for each column of a changed row."""
         return self.changed_rows * 8 * (0 if self._schema is None else len(self._schema))
 
     def admit(self, schema: pa.Schema, fields: Sequence[pa.Field]) -> VectorTable:
@@ -331,9 +343,9 @@ class KeptRows:
         return self.table
 
     def upsert(self, batch: pa.RecordBatch, new_only: bool = False) -> Upserted:
-        """Begins a batch, as `VectorTable.upsert`: the slots of its keys.
+        """Begins a batch as `VectorTable.upsert` does, and returns the slots of its keys.
 
-        Raises OperatorError for one of another subtask.
+        Raises OperatorError for a key of another subtask.
         """
         assert self.table is not None
         keys = key_columns(batch, self._keys)
@@ -344,7 +356,7 @@ class KeptRows:
         return upserted
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot:
-        """Freezes the state."""
+        """Returns a snapshot of the state."""
         if cut.keyed:
             self.changed_rows = 0
         return frozen_backend(self._context, self.backend, cut)
@@ -379,7 +391,7 @@ class KeptRows:
         self._schema = stored
 
     def _retype(self, wanted: pa.Schema) -> None:
-        """Converts the stored rows, if the first batch since the restore has other types."""
+        """Converts the stored rows if the first batch since the restore has other types."""
         before, self._schema = self._schema, wanted
         assert before is not None
         if any(before.field(name).type != wanted.field(name).type for name in self._keys):
@@ -408,7 +420,7 @@ class KeptRows:
 
 
 def flags_of(rows: NDArray[np.int32], count: int) -> NDArray[np.uint8]:
-    """One byte for each of `count` rows of a batch: 1 for `rows`, else 0."""
+    """Returns one byte for each of `count` rows of a batch: 1 for the rows with the indices `rows`, else 0."""
     flags = np.zeros(count, dtype=np.uint8)
     flags[rows] = 1
     return flags

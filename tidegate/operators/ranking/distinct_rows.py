@@ -43,7 +43,9 @@ from tidegate.storage.schemas.column_names import RESERVED_PREFIX, own_name
 
 
 class DistinctRows(KeyedAggregate):
-    """Adds the column `flag`. `columns` are the keys and the counted column, which is the last."""
+    """Adds the boolean column `flag`: true for the first row of each combination of values. `columns` are the keys and,
+    last, the counted column.
+    """
 
     def __init__(self, columns: Sequence[str], flag: str) -> None:
         self._flag = flag
@@ -55,7 +57,7 @@ class DistinctRows(KeyedAggregate):
         return together(None if after is None else after - {self._flag}, frozenset(self._keys))
 
     def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
-        """The input, and the flag.
+        """Returns the input columns and the flag.
 
         Raises ConfigurationError if a column is missing, or of a type that cannot be compared.
         """
@@ -95,7 +97,7 @@ class DistinctRows(KeyedAggregate):
 
 
 VIEWS_MAX = 63
-"""Conditions of one operator: the bits of an int64 without its sign."""
+"""Limit of conditions in one operator: the bits of an int64 without its sign."""
 
 
 class DistinctViews(KeyedAggregate):

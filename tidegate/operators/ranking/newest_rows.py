@@ -37,16 +37,16 @@ from tidegate.storage.user_values import value_text
 
 STATE_NAME = "newest rows"
 _NO_VALUES = own_name("no_values")
-"""Name of the stored column of rows that have keys only. A row table needs a value column."""
+"""Name of the stored value column for rows that have only keys, because a row table needs a value column."""
 _NONE = -1
 
 Positions = NDArray[np.int64]
 
 
 class NewestRows(RowsOperator):
-    """Emits changes of rows with these `keys`. `schema` is the input schema.
+    """Emits the changes between newest versions of rows with these `keys`. `schema` is the input schema.
 
-    `advice`: what to do if an unchanged value is not known, for the error.
+    `advice` ends the error about an unchanged value that is not known: it describes what to do.
     """
 
     def __init__(self, keys: Sequence[str], schema: pa.Schema, advice: str) -> None:
@@ -61,7 +61,7 @@ class NewestRows(RowsOperator):
         ]
         self._rows = pa.schema([field.remove_metadata() for field in fields])
         self.output = with_kind(self._rows)
-        """The columns of the changes."""
+        """The columns of the emitted changes."""
         self._advice = advice
         values = [field for field in self._rows if field.name not in keys]
         super().__init__(keyed, {STATE_NAME: pa.schema(values or [pa.field(_NO_VALUES, pa.int8())])})
@@ -116,7 +116,7 @@ class NewestRows(RowsOperator):
             emit(emitted)
 
     def _truncate(self, emit: Emit) -> None:
-        """Retracts all rows."""
+        """Retracts all rows of this subtask."""
         table = self.tables[0]
         for rows, refs in table.scan(self._names, OUTPUT_ROWS_MAX):
             table.remove(refs)
@@ -126,7 +126,9 @@ class NewestRows(RowsOperator):
         table.done()
 
     def _columns_of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The columns of a batch as they are kept. Raises TypeError for one of another type than was declared."""
+        """Returns the columns of a batch as they are stored. Raises TypeError for a column of another type than
+        declared.
+        """
         keys = key_columns(batch, tuple(self.keys.names))
         columns = []
         for field in self._rows:
@@ -205,7 +207,7 @@ def equal_rows(left: pa.RecordBatch, right: pa.RecordBatch) -> NDArray[np.bool_]
 
 
 def _last_of_each(slots: Positions, number: int) -> Positions:
-    """The position of the last row of each slot."""
+    """Returns the index of the last row of each slot."""
     last = np.zeros(number, dtype=np.int64)
     np.maximum.at(last, slots, np.arange(len(slots), dtype=np.int64))
     return last

@@ -1,4 +1,4 @@
-"""Ranks rows within their groups, one batch at a time, by order words.
+"""Ranks rows within their groups, one batch at a time. Rows are compared by order words.
 
 An order word is a 64-bit integer that sorts like a value of a column. Rules:
 
@@ -32,19 +32,21 @@ _BEHIND = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, slots=True)
 class RankWords:
-    """The words of rows, of one column after the other, and which of these are null (`placed_words`)."""
+    """The order words of rows, column by column, and which of them stand for null (`placed_words`)."""
 
     values: OrderWords
     nulls: list[NDArray[np.int64] | None]
 
     @property
     def sorting(self) -> OrderWords:
-        """The sort keys of the rows, most significant first: the words of each column, then what places its nulls."""
+        """Returns the sort keys of the rows, the most significant first: for each column its words, then the array that
+        places its nulls.
+        """
         pairs = zip(self.values, self.nulls, strict=True)
         return [each for pair in pairs for each in pair if each is not None]
 
     def take(self, rows: NDArray[np.int64]) -> RankWords:
-        """Returns the words of the rows at these positions."""
+        """Returns the words of the rows with these indices."""
         return RankWords(
             [words[rows] for words in self.values],
             [None if nulls is None else nulls[rows] for nulls in self.nulls],
@@ -68,7 +70,7 @@ class RankWords:
 
 
 def ranks_of(groups: NDArray[np.int64], words: OrderWords, ties: bool = False) -> Positions:
-    """The rank of each row in its group, from 0."""
+    """Returns the rank of each row in its group, counted from 0."""
     order = np.lexsort((*reversed(words), groups))  # stable: of equal rows the first to come is first
     begins = _begins((groups,), order)
     numbers = np.arange(len(order), dtype=np.int64)
@@ -81,7 +83,9 @@ def ranks_of(groups: NDArray[np.int64], words: OrderWords, ties: bool = False) -
 
 
 def first_rows(groups: NDArray[np.int64], words: OrderWords, n: int, ties: bool, size: int) -> NDArray[np.bool_]:
-    """Which rows are among the first `n` of their group. `groups` are numbers below `size`."""
+    """Returns whether each row is among the first `n` of its group. `groups` has the group of each row, a number below
+    `size`.
+    """
     kept = np.zeros(len(groups), dtype=np.bool_)
     candidates = np.arange(len(groups), dtype=np.int64)
     if n == 1:  # no other than the best by the first column can be the first: that needs no sort
@@ -97,7 +101,7 @@ def first_rows(groups: NDArray[np.int64], words: OrderWords, n: int, ties: bool,
 
 
 def _begins(columns: Sequence[NDArray[np.int64]], order: Positions) -> NDArray[np.bool_]:
-    """Returns where a column differs from the row before, in this order."""
+    """Returns whether a column differs between each row and the row before, in sorted order."""
     begins = np.zeros(len(order), dtype=np.bool_)
     begins[:1] = True
     for column in columns:
@@ -158,7 +162,9 @@ def placed_words(
 
 
 def order_words(batch: pa.RecordBatch, column: str) -> NDArray[np.int64]:
-    """The words of a column, read-only. Raises ValueError for a null, ConfigurationError as `check_order_column`."""
+    """Returns the order words of a column as a read-only array. Raises ValueError for a null, ConfigurationError as
+    `check_order_column` does.
+    """
     values = plain(batch.column(column))
     if values.null_count:
         raise ValueError(
@@ -169,7 +175,7 @@ def order_words(batch: pa.RecordBatch, column: str) -> NDArray[np.int64]:
 
 
 def _words_of(values: pa.Array, column: str) -> NDArray[np.int64]:
-    """The words of values, read-only. Undefined under a null."""
+    """Returns the order words of values as a read-only array. Words of nulls are undefined."""
     form = key_form(values, column)
     assert isinstance(form, Words), f"{values.type} has no order words"
     words = form.words

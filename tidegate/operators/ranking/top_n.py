@@ -53,11 +53,11 @@ class Ranking:
     by: tuple[str, ...]
     descending: tuple[bool, ...]
     rank: str | None = None
-    """The column with the rank, from 1, or None if ranks are not emitted."""
+    """Name of the column with the rank, which counts from 1. None if ranks are not emitted."""
     changes: bool = True
-    """True if results are changes. Otherwise a row replaces the previous row of its key and rank."""
+    """True if the results are changes. Otherwise a row replaces the previous row with its key and rank."""
     final: bool = False
-    """True if the rows of a key are emitted once, when the window ends. There are no changes then."""
+    """True if the rows of a key are emitted once, when the window ends."""
     nulls_last: tuple[bool, ...] | None = None
     """For each column, True if nulls come after all values. None means after descending values only, as in Spark."""
     ties: bool = False
@@ -90,7 +90,7 @@ class Ranking:
             )
 
     def output_schema(self, schema: pa.Schema) -> pa.Schema:
-        """The columns of the result, for rows with these columns.
+        """Returns the columns of the result for an input schema.
 
         Raises ConfigurationError for columns that do not fit.
         """
@@ -109,7 +109,9 @@ class Ranking:
         return found
 
     def columns_of(self, batch: pa.RecordBatch, declared: pa.Schema) -> pa.RecordBatch:
-        """The columns of a batch as they are kept. Raises TypeError for one of another type than was declared."""
+        """Returns the columns of a batch as they are stored. Raises TypeError for a column of another type than
+        declared.
+        """
         keys = key_columns(batch, self.keys)
         columns = []
         for field in declared:
@@ -122,11 +124,13 @@ class Ranking:
 
     @property
     def nulls_behind(self) -> tuple[bool, ...]:
-        """For each column, True if nulls come after all values."""
+        """For each column of the order, True if nulls come after all values."""
         return self.descending if self.nulls_last is None else self.nulls_last
 
     def words(self, rows: pa.RecordBatch) -> RankWords:
-        """Rows as numbers, which ascend in the order of the ranking; the first column counts most."""
+        """Returns the order words of rows, ascending in the order of the ranking. The first column is the most
+        significant.
+        """
         columns = zip(self.by, self.descending, self.nulls_behind, strict=True)
         found = [placed_words(rows, column, down, last) for column, down, last in columns]
         return RankWords([words for words, _ in found], [nulls for _, nulls in found])
@@ -134,15 +138,17 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """The ranks, from 0, of stored rows and of new rows, before and after a batch."""
+    """Ranks, counted from 0, of stored rows before and after a batch, and of its new rows."""
 
     before: Positions
     after: Positions
-    """Ranks of the stored rows, followed by the new rows."""
+    """Ranks after the batch: of the stored rows, followed by the new rows."""
 
 
 def ranked(groups: NDArray[np.int64], words: RankWords, there: int) -> Ranked:
-    """Ranks within each group of rows that have come one after the other, of which the first `there` were there."""
+    """Returns the ranks of rows within their groups, before and after a batch. The first `there` rows were stored
+    before, and the remaining ones are new.
+    """
     sorting = words.sorting
     return Ranked(ranks_of(groups[:there], [w[:there] for w in sorting]), ranks_of(groups, sorting))
 
@@ -200,7 +206,7 @@ class TopN(RowsOperator):
 
     @property
     def waits_for_event_time(self) -> bool:
-        """Only if keys expire in event time."""
+        """True if keys expire in event time."""
         return self._ttl_ms is not None
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
@@ -213,7 +219,9 @@ class TopN(RowsOperator):
         return iter(())
 
     def _taken(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
-        """A batch in the columns that are kept, and when its rows came. Raises ValueError for a row without a time."""
+        """Returns the stored columns of a batch, and the event times of its rows. Raises ValueError for a row without a
+        time.
+        """
         moments = np.zeros(batch.num_rows, dtype=np.int64)
         if self._ttl_ms is not None:
             assert self._time is not None
@@ -228,7 +236,9 @@ class TopN(RowsOperator):
     def _hopeful(
         self, of_stored: Positions, there: RankWords, groups: Positions, words: RankWords, size: int
     ) -> Positions | None:
-        """Rows that may be among the first `n`, judged by the first column alone. None means all."""
+        """Returns the rows that can be among the first `n`, judged by the first order column alone. None means all
+        rows.
+        """
         full = np.bincount(of_stored, minlength=size) >= self.ranking.n
         if not full.any():
             return None

@@ -1,1 +1,3 @@
-"""Sinks of tables: which rows become one file, and when. The host writes the files."""
+"""Operators in front of sinks: they decide which rows become one file or one commit, and when. The task driver writes
+the files.
+"""

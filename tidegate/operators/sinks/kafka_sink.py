@@ -34,9 +34,9 @@ from tidegate.storage.state.snapshot import StateTable
 
 
 class KafkaRecords(Operator):
-    """Emits the records of rows.
+    """Makes Kafka records of rows.
 
-    - `deletes`: the rows are changes, and the columns of the key identify them.
+    With `deletes` the rows are changes, and the key columns identify a row.
     """
 
     def __init__(
@@ -60,7 +60,9 @@ class KafkaRecords(Operator):
         self._maker = RecordMaker(self._layout, self._target.topic, self._target.record_limit)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Emits a batch of records. Raises OperatorError for a row that cannot be one, without `errors_to`."""
+        """Emits the records of a batch. Raises OperatorError for a row that cannot be a record, unless there is
+        `errors_to`.
+        """
         assert self._maker is not None
         retracted = None
         with blame(self.context, batch):
@@ -79,7 +81,7 @@ class KafkaRecords(Operator):
             self._maker.close()
 
     def _last_rows(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, NDArray[np.bool_]]:
-        """Returns the last row of each key, and which of them are retracted."""
+        """Returns the last row of each key, and whether it is retracted."""
         index = KeyIndex(self._layout.key)
         slots = index.upsert(rows).slots
         last = np.empty(index.size, dtype=np.int32)
@@ -103,22 +105,22 @@ class KafkaRecords(Operator):
 
 
 class KafkaAtLeastOnce(Sink):
-    """Sends records as they come."""
+    """A sink that sends Kafka records as they arrive, with at-least-once delivery."""
 
     def __init__(self, target: KafkaTarget) -> None:
         self.target = target
         self._sender: KafkaSender | None = None
 
     def check(self) -> None:
-        """Checks the target, when the job is submitted. Raises ConfigurationError."""
+        """Checks servers and topics when the job is submitted. Raises ConfigurationError."""
         self.target.check()
 
     def open(self, context: SinkContext) -> None:
-        """Makes a producer."""
+        """Creates the producer."""
         self._sender = KafkaSender(self.target)
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Sends records."""
+        """Sends the records of a batch."""
         assert self._sender is not None
         self._sender.send(batch)
 
@@ -129,7 +131,7 @@ class KafkaAtLeastOnce(Sink):
         return ()
 
     def close(self) -> None:
-        """Drops what was not delivered."""
+        """Drops records that are not delivered yet."""
         if self._sender is not None:
             self._sender.close()
 

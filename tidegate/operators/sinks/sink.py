@@ -37,7 +37,7 @@ class StagedRows:
 
 
 class StagingSink(Operator):
-    """Buffers rows until they are taken. Emits nothing."""
+    """Base of sinks, which buffer rows until the task machine takes them. Emits nothing."""
 
     def take_files(self, force: bool) -> list[StagedRows]:
         """Returns the rows to write now, one entry for each file: if they fill a file or, with `force`, if there are
@@ -72,7 +72,9 @@ class UserSinkOperator(StagingSink):
         self._pending_bytes += kept.nbytes
 
     def take_files(self, force: bool) -> list[StagedRows]:
-        """The rows that wait, as one entry; with `force` also an empty one, if rows before it are not prepared yet."""
+        """Returns the buffered rows as one entry if they fill a batch or with `force`. With `force`, the entry is empty
+        if only earlier rows are to be prepared.
+        """
         enough = force or self._pending_bytes >= self._flush_bytes
         if not enough or not (self._pending or self._unprepared):
             return []

@@ -113,7 +113,9 @@ class TableSink(StagingSink):
         self._pending_bytes += kept.nbytes
 
     def take_pending(self, force: bool) -> list[pa.RecordBatch] | None:
-        """Batches to stage as one file: if there are enough for one or, with `force`, if there are any. Else None."""
+        """Returns the batches to stage as one file: if they fill a file or, with `force`, if there are any. Otherwise
+        None.
+        """
         if not self._pending or not (force or self._pending_bytes >= self._file_bytes_max):
             return None
         # An early batch may have a column of type null that has found its type since.
@@ -129,7 +131,7 @@ class TableSink(StagingSink):
         return [StagedRows("", tuple(pending))] if pending else []
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot | None:
-        """The version counter in mode `upsert`. Must come after `take_pending(force=True)`."""
+        """Returns the version counter in mode `upsert`. Must be called after `take_pending(force=True)`."""
         assert not self._pending, "a barrier must take what is pending before the snapshot"
         if self._mode == "append":
             return None
@@ -156,7 +158,9 @@ class TableSink(StagingSink):
         return rows.append_column(VERSION_COLUMN, versions)
 
     def _ordered(self, rows: pa.RecordBatch) -> NDArray[np.int32]:
-        """Positions of rows by the column of the order: nulls, then values, then NaN; of equal rows as they came."""
+        """Returns the indices of rows, sorted by the order column: nulls, then values, then NaN. Equal rows keep their
+        order.
+        """
         column = plain(rows.column(self._order_by))
         order = pc.sort_indices(pa.table({"value": column}), [("value", "ascending", "at_start")])
         ordered: NDArray[np.int32] = order.to_numpy().astype(np.int32)
@@ -170,7 +174,7 @@ PARTITIONS_MAX = 1_000
 
 
 class PartitionedTableSink(TableSink):
-    """Buffers batches as `TableSink` does, and gives them out by partition."""
+    """Buffers batches as `TableSink` does, and returns a file for each partition."""
 
     def __init__(
         self,
@@ -223,7 +227,7 @@ class PartitionedTableSink(TableSink):
 
 
 def table_sink(info: TableInfo, first_version: int = 0, file_bytes_max: int = FILE_BYTES_MAX) -> TableSink:
-    """The sink of a table."""
+    """Returns the sink operator of a table."""
     which = file_bytes_max, first_version, info.deletes, info.order_by
     if info.partition_by:
         return PartitionedTableSink(info.mode, info.keys, info.partition_by, *which)

@@ -60,11 +60,11 @@ class KeyedState(ABC):
     @property
     @abstractmethod
     def stored_field(self) -> pa.Field:
-        """The field of the column that holds it in a checkpoint."""
+        """The field of the checkpoint column that stores the state."""
 
     @property
     def column_type(self) -> pa.DataType:
-        """Arrow type of the column that holds it in a checkpoint."""
+        """Arrow type of the checkpoint column that stores the state."""
         return self.stored_field.type
 
     def clear(self) -> None:
@@ -74,7 +74,8 @@ class KeyedState(ABC):
     def bound(
         self, scope: KeyScope, backend: KeyedBackend, clock: Clock | None, migrate: Migrate, by_batch: bool = False
     ) -> Self:
-        """Returns this declaration bound to a backend. `clock` decides which values have expired, or is None.
+        """Returns this declaration bound to a backend. `clock` determines which values have expired. It is None without
+        a time to live.
 
         `by_batch` is set if the function reads and writes state by the batch.
         """
@@ -88,13 +89,15 @@ class KeyedState(ABC):
 
     @abstractmethod
     def expires(self, column_type: pa.DataType) -> bool:
-        """Returns whether the values in a stored column of this state have a time to live."""
+        """Returns whether the values in a stored column of this state expire."""
 
     @abstractmethod
     def _bind(self, backend: KeyedBackend, spec: StateDescriptor, clock: Clock | None) -> None: ...
 
     def _element(self, field: pa.Field) -> pa.Field:
-        """The field of one value, element or entry: with the time of its update, if the state has a time to live."""
+        """Returns the field of one value, element or entry. It includes the update time if the state has a time to
+        live.
+        """
         return field if self.ttl is None else field.with_type(timed_type(field)).remove_metadata()
 
     def _ref(self) -> KeyRef:
@@ -113,7 +116,7 @@ class KeyedState(ABC):
 
 
 class ValueState(KeyedState):
-    """One value for each key; `ttl` counts from when it was written."""
+    """Keyed state with one value for each key. `ttl` counts from the time at which the value was written."""
 
     _internal: InternalValueState | TtlValues
 
@@ -124,7 +127,7 @@ class ValueState(KeyedState):
 
     @property
     def stored_field(self) -> pa.Field:
-        """The declared type; with the time of the update, if the state has a time to live."""
+        """The declared type, with the update time if the state has a time to live."""
         return self._element(self._typed.field(self.name))
 
     def expires(self, column_type: pa.DataType) -> bool:
@@ -132,13 +135,15 @@ class ValueState(KeyedState):
         return has_time(column_type, self._typed.dtype)
 
     def value(self) -> Any:
-        """The value of the current key, or None if it has none."""
+        """Returns the value of the current key, or None if it has none."""
         ref = self._scope.ref
         stored = self._internal.get(self._ref() if ref is None else ref)
         return stored if stored is None or self._plain else self._typed.handed_out(stored)
 
     def update(self, value: Any) -> None:
-        """Stores a value for the current key; None is `clear`. Raises TypeError if it is not of the declared type."""
+        """Stores a value for the current key. None clears the state. Raises TypeError if the value is not of the
+        declared type.
+        """
         if value is None:
             self.clear()
         else:
@@ -148,7 +153,7 @@ class ValueState(KeyedState):
             self._internal.put(self._ref() if ref is None else ref, stored)
 
     def get_many(self, at: Places = None) -> pa.Array:
-        """The value of each row's key, in `process_batch`: an Arrow array, null for keys without a value.
+        """Returns the value of each row's key, in `process_batch`: an Arrow array, null for keys without a value.
 
         `at` chooses rows: `context.groups()` for each key once, row numbers, or a mask. None means all rows.
         """
@@ -160,7 +165,8 @@ class ValueState(KeyedState):
         return found
 
     def put_many(self, values: Any, at: Places = None) -> None:
-        """Stores a value for the key of each row, the last one if a key has several; null is `clear`.
+        """Stores a value for the key of each row. If a key has several rows, the last one counts. Null clears the
+        state.
 
         `values` is an Arrow array, or can be converted to one. Raises TypeError for values of another type, ValueError
         if their number differs from the number of rows that `at` chooses (as in `get_many`).
@@ -181,7 +187,9 @@ class ValueState(KeyedState):
 
 
 class ListState(KeyedState):
-    """A list of values for each key; `ttl` counts for each element, from when it was written."""
+    """Keyed state with a list of values for each key. `ttl` counts for each element from the time at which it was
+    written.
+    """
 
     _internal: InternalListState | TtlLists
 
@@ -192,7 +200,7 @@ class ListState(KeyedState):
 
     @property
     def stored_field(self) -> pa.Field:
-        """A list of the declared type."""
+        """A list type of the declared type."""
         return pa.field(self.name, pa.list_(self._element(self._typed.field("item"))))
 
     def expires(self, column_type: pa.DataType) -> bool:
@@ -200,7 +208,7 @@ class ListState(KeyedState):
         return pa.types.is_list(column_type) and has_time(column_type.value_type, self._typed.dtype)
 
     def get(self) -> list[Any]:
-        """A copy of the list of the current key, which may be empty."""
+        """Returns a copy of the list of the current key. It may be empty."""
         stored = self._internal.get(self._ref())
         return list(stored) if self._plain else [self._typed.handed_out(value) for value in stored]
 
@@ -221,13 +229,15 @@ class ListState(KeyedState):
         self._internal.extend(self._ref() if ref is None else ref, (stored,))
 
     def add_all(self, values: Iterable[Any]) -> None:
-        """Appends values. Raises TypeError if one is None or not of the declared type: then none is."""
+        """Appends values. Raises TypeError if one of them is None or not of the declared type. No value is appended
+        then.
+        """
         added = [self._typed.taken(value) for value in values]
         if added:
             self._internal.extend(self._ref(), added)
 
     def update(self, values: Iterable[Any]) -> None:
-        """Replaces the list; an empty one is `clear`."""
+        """Replaces the list. An empty list clears the state."""
         replaced = [self._typed.taken(value) for value in values]
         if replaced:
             self._internal.put(self._ref(), replaced)
@@ -244,19 +254,19 @@ class MapEntries(ABC):
 
     @abstractmethod
     def put(self, key: Any, value: Any) -> None:
-        """Sets an entry."""
+        """Sets an entry of the map."""
 
     @abstractmethod
     def items(self) -> Iterator[tuple[Any, Any]]:
-        """Entries as they are now."""
+        """Returns the entries as they are now."""
 
     def put_all(self, entries: Mapping[Any, Any]) -> None:
-        """Sets several entries."""
+        """Sets several entries of the map."""
         for key, value in entries.items():
             self.put(key, value)
 
     def values(self) -> Iterator[Any]:
-        """Values, in the order of `items`."""
+        """Returns the values, in the order of `items`."""
         return (value for _, value in self.items())
 
 
@@ -281,7 +291,7 @@ class MapState(KeyedState, MapEntries):
 
     @property
     def stored_field(self) -> pa.Field:
-        """A map of the declared types."""
+        """A map type of the declared types."""
         key = pa.field("key", self._key_typed.dtype, nullable=False)
         return pa.field(self.name, pa.map_(key, self._element(self._typed.field("value"))))
 
@@ -290,11 +300,11 @@ class MapState(KeyedState, MapEntries):
         return pa.types.is_map(column_type) and has_time(column_type.item_type, self._typed.dtype)
 
     def get(self, key: Any) -> Any:
-        """The value at `key` of the current key's map, or None if there is none."""
+        """Returns the value at `key` in the map of the current key, or None if there is none."""
         return self._typed.handed_out(self._internal.get(self._ref(), self._key_typed.taken(key)))
 
     def put(self, key: Any, value: Any) -> None:
-        """Sets an entry; a value of None is `remove`. Raises TypeError if either is not of its declared type."""
+        """Sets an entry. The value None removes it. Raises TypeError if key or value is not of its declared type."""
         if value is None:
             self.remove(key)
         else:
@@ -305,11 +315,11 @@ class MapState(KeyedState, MapEntries):
         self._internal.discard(self._ref(), self._key_typed.taken(key))
 
     def items(self) -> Iterator[tuple[Any, Any]]:
-        """Entries as they are now, in the order in which the backend keeps them: the same on every run."""
+        """Returns the entries as they are now. Their order depends on the backend, and is the same on every run."""
         return iter([(key, self._typed.handed_out(value)) for key, value in self._pairs()])
 
     def keys(self) -> Iterator[Any]:
-        """Keys, in the order of `items`."""
+        """Returns the keys of the map, in the order of `items`."""
         return iter([key for key, _ in self._pairs()])
 
     def __contains__(self, key: Any) -> bool:
@@ -328,23 +338,23 @@ S = TypeVar("S", bound=KeyedState)
 
 
 class AggregateFunction(Protocol):
-    """How an `AggregatingState` folds values (Flink's `AggregateFunction`)."""
+    """Defines how an `AggregatingState` combines values (Flink's `AggregateFunction`)."""
 
     def create_accumulator(self) -> Any:
-        """The accumulator that a key begins with, of the state's type."""
+        """Returns the initial accumulator of a key, of the state's type."""
         ...
 
     def add(self, value: Any, accumulator: Any) -> Any:
-        """The accumulator after a value."""
+        """Returns the accumulator after adding a value."""
         ...
 
     def get_result(self, accumulator: Any) -> Any:
-        """The result of an accumulator."""
+        """Returns the result of an accumulator."""
         ...
 
 
 class ReducingState(ValueState):
-    """One value for each key: the first that was added, then `reduce(kept, added)`."""
+    """Keyed state with one value for each key: the first added value, later `reduce(stored, added)`."""
 
     def __init__(
         self, name: str, reduce: Callable[[Any, Any], Any], dtype: Any, *, ttl: StateTtl | None = None
@@ -353,7 +363,9 @@ class ReducingState(ValueState):
         self._reduce = reduce
 
     def add(self, value: Any) -> None:
-        """Folds a value in. Raises TypeError if it, or the result, is None or not of the declared type."""
+        """Combines a value with the stored one. Raises TypeError if the value or the result is None or not of the
+        declared type.
+        """
         kept, added = self.value(), self._typed.taken(value)
         if kept is not None:
             added = self._typed.taken(self._reduce(kept, self._typed.handed_out(added)))
@@ -365,20 +377,22 @@ class ReducingState(ValueState):
 
 
 class AggregatingState(ValueState):
-    """One accumulator for each key, of type `dtype`, that an aggregate function folds values into."""
+    """Keyed state with one accumulator of type `dtype` for each key, to which an aggregate function adds values."""
 
     def __init__(self, name: str, function: AggregateFunction, dtype: Any, *, ttl: StateTtl | None = None) -> None:
         super().__init__(name, dtype, ttl=ttl)
         self._function = function
 
     def add(self, value: Any) -> None:
-        """Folds a value in. Raises TypeError if the accumulator becomes None, or not of the declared type."""
+        """Adds a value to the accumulator. Raises TypeError if the accumulator becomes None, or not of the declared
+        type.
+        """
         kept = self.value()
         accumulator = self._function.create_accumulator() if kept is None else kept
         self._internal.put(self._ref(), self._typed.taken(self._function.add(value, accumulator)))
 
     def get(self) -> Any:
-        """The result for the current key; None where nothing was added."""
+        """Returns the result for the current key, or None if no value was added."""
         kept = self.value()
         return None if kept is None else self._function.get_result(kept)
 
@@ -404,7 +418,7 @@ class StateNames:
         return iter(self._taken)
 
     def take(self, name: str) -> None:
-        """Takes a name for a state of a user. Raises ConfigurationError if it is in use or reserved."""
+        """Reserves a name for a state of the user. Raises ConfigurationError if it is in use or reserved."""
         if is_reserved(name):
             raise ConfigurationError(
                 f"state {name!r}: names that begin with {RESERVED_PREFIX!r} are reserved; give the state another name"
@@ -414,7 +428,7 @@ class StateNames:
         self._taken.add(name)
 
     def take_own(self, name: str) -> None:
-        """Takes a reserved name."""
+        """Reserves a name for a state of tidegate itself."""
         assert is_reserved(name) and name not in self._taken, f"the state {name!r}"
         self._taken.add(name)
 

@@ -1,4 +1,5 @@
-"""`KeyedStates`: all keyed states of one operator, on its backend: bound, restored, entered batch by batch, and frozen.
+"""`KeyedStates`: all keyed states of one operator in its backend. It binds them, restores them, enters the keys of each
+batch, and takes snapshots.
 
 `ProcessOperator` calls it. Rules:
 
@@ -69,7 +70,7 @@ class KeyedStates:
         self._handed_over = False
 
     def complete(self) -> None:
-        """Refuses to bind further states from now on."""
+        """Ends the binding of states. Further states are refused."""
         self._complete = True
 
     @property
@@ -114,16 +115,18 @@ class KeyedStates:
         return state
 
     def fix_keys(self, codec: KeyCodec) -> None:
-        """The types of the key columns, once, after all states are bound."""
+        """Sets the types of the key columns, once all states are bound."""
         self._codec = codec
         self.backend.fix_keys(codec.schema)
 
     def stored_keys(self) -> pa.Schema | None:
-        """The key columns of states that came with files of the backend; None where none did."""
+        """Returns the key columns of states that came with files of the backend, or None if there are none."""
         return self.backend.stored_keys
 
     def enter(self, columns: pa.RecordBatch | None, keys: Sequence[Key] | None = None) -> Sequence[KeyRef]:
-        """Enters keys until `leave`, as stored key columns or Python keys or both. Returns the reference of each."""
+        """Makes keys available until `leave`, given as stored key columns, Python keys, or both. Returns the backend's
+        reference to each.
+        """
         assert self._codec is not None, "keys without a type"
         entered = EnteredKeys(self._codec, columns, keys)
         self._scope.enter(entered)
@@ -132,13 +135,15 @@ class KeyedStates:
         return [None] * (len(keys or ()) if columns is None else columns.num_rows)
 
     def enter_batch(self, columns: pa.RecordBatch) -> None:
-        """Enters the keys of a batch, as stored key columns, for a function that works on all of them at once."""
+        """Makes the keys of a batch available, as stored key columns, for a function that works on all of them
+        at once.
+        """
         assert self._codec is not None, "keys without a type"
         refs = self.backend.enter_batch(columns) if self._states else None
         self._scope.enter_batch(EnteredKeys(self._codec, columns), refs)
 
     def leave(self, rows: int) -> None:
-        """Ends a batch of `rows` rows or timers. Looks at as many keys for state that has expired."""
+        """Ends a batch of `rows` rows or timers. Also checks up to that number of keys for expired state."""
         self.timers.flush()
         self._scope.leave()
         if self._states:
@@ -166,7 +171,7 @@ class KeyedStates:
                 self.leave(0)
 
     def load(self, table: StateTable) -> None:
-        """Loads a stored table.
+        """Loads a stored table into its state.
 
         Raises UndeclaredStateError if no state of its name is bound, ConfigurationError for a type that cannot be
         converted to the declared type, and CorruptionError (here or in `loaded`) if a key occurs twice.
@@ -192,7 +197,7 @@ class KeyedStates:
         self.backend.loaded()
 
     def freeze(self, cut: Cut) -> OperatorSnapshot:
-        """Freezes all states and timers or, with `cut.base`, the changes since then."""
+        """Returns a snapshot of all states and timers or, with `cut.base`, of the changes since then."""
         if self._codec is None:
             return OperatorSnapshot(self._context.uid)
         snapshot = frozen_backend(self._context, self.backend, cut)
@@ -219,7 +224,7 @@ class KeyedStates:
         return FrozenMarked(frozen, field) if holds_pickles(field) else frozen
 
     def _declared(self, state: KeyedState, stored: pa.RecordBatch) -> pa.RecordBatch:
-        """Stored rows with the declared type."""
+        """Returns stored rows, converted to the declared type."""
         rows, field = widened(stored), state.stored_field
         position = rows.num_columns - 1
         if rows.schema.names != [*self._key_names, state.name]:
@@ -243,12 +248,12 @@ class KeyedStates:
 
 @dataclass(frozen=True, slots=True)
 class FrozenMarked(FrozenChanged):
-    """A `FrozenState` with the metadata of `field`, which marks pickled values. Backends do not store it."""
+    """A `FrozenState` with the metadata of `field`, which marks pickled values. Backends do not store this metadata."""
 
     field: pa.Field
 
     def chunks(self) -> Iterator[StateChunk]:
-        """The rows."""
+        """Yields the rows with the metadata."""
         for chunk in self.frozen.chunks():
             position = chunk.rows.num_columns - 1
             rows = chunk.rows.set_column(position, self.field, chunk.rows.column(position))

@@ -42,7 +42,7 @@ Key: TypeAlias = tuple[Any, ...]
 
 
 def key_columns(batch: pa.RecordBatch, keys: Sequence[str]) -> pa.RecordBatch:
-    """The key columns of a batch as they are stored: dictionaries decoded, floats with one zero and one NaN.
+    """Returns the key columns of a batch in stored form: dictionaries decoded, one zero and one NaN for floats.
 
     Raises ConfigurationError for a column that is missing.
     """
@@ -50,7 +50,7 @@ def key_columns(batch: pa.RecordBatch, keys: Sequence[str]) -> pa.RecordBatch:
 
 
 def key_schema(schema: pa.Schema, keys: Sequence[str]) -> pa.Schema:
-    """Names and types of the stored key columns of batches of a schema.
+    """Returns names and types of the stored key columns for an input schema.
 
     Raises ConfigurationError for a column that is missing or of a type that cannot be a key.
     """
@@ -61,7 +61,9 @@ def key_schema(schema: pa.Schema, keys: Sequence[str]) -> pa.Schema:
 
 
 def check_owner(context: OperatorContext, keys: pa.RecordBatch, owners: NDArray[np.uint16]) -> None:
-    """Raises OperatorError if a key (a row of key columns) is another subtask's. `subtask_table` gives `owners`."""
+    """Raises OperatorError if a key (a row of key columns) belongs to another subtask. `subtask_table` returns
+    `owners`.
+    """
     groups = key_groups_of(hash_columns(keys, keys.schema.names), context.max_parallelism)
     strangers = owners[groups] != context.subtask
     if np.any(strangers):
@@ -74,7 +76,7 @@ def check_owner(context: OperatorContext, keys: pa.RecordBatch, owners: NDArray[
 
 
 class KeyCodec:
-    """Keys of one schema of stored key columns, as Python tuples and back."""
+    """Converts keys of one schema between stored key columns and Python tuples."""
 
     __slots__ = ("_stored", "schema")
 
@@ -83,12 +85,12 @@ class KeyCodec:
         self._stored = tuple(_stored_type(field.type) for field in schema)
 
     def encode(self, columns: pa.RecordBatch) -> list[Key]:
-        """The key of each row of stored key columns (of `key_columns`, in the order of the schema)."""
+        """Returns the Python key of each row of stored key columns (from `key_columns`, in the order of the schema)."""
         lists = [_python_values(c, stored) for c, stored in zip(columns.columns, self._stored, strict=True)]
         return list(zip(*lists, strict=True))
 
     def decode(self, keys: Sequence[Key]) -> pa.RecordBatch:
-        """Stored key columns, one row for each key."""
+        """Returns stored key columns with one row for each Python key."""
         arrays = []
         for position, (field, stored) in enumerate(zip(self.schema, self._stored, strict=True)):
             column = pa.array([key[position] for key in keys], type=stored or field.type)
@@ -97,7 +99,7 @@ class KeyCodec:
 
 
 def sort_key(key: Key) -> tuple[tuple[int, Any], ...]:
-    """Orders keys of one codec: values ascending, NaN after them, null last."""
+    """Returns a sort key for Python keys of one codec: values ascending, then NaN, then null."""
     return tuple((2, 0) if v is None else (1, 0) if v != v else (0, v) for v in key)
 
 
@@ -117,7 +119,7 @@ def _stored_type(data_type: pa.DataType) -> pa.DataType | None:
 
 
 def _one_zero(column: pa.Array) -> pa.Array:
-    """Floats with one zero and one NaN, as they are hashed; other columns as they are."""
+    """Returns floats with one zero and one NaN, as they are hashed. Returns other columns unchanged."""
     if not pa.types.is_floating(column.type):
         return column
     if pa.types.is_float16(column.type):  # Arrow does not calculate with it
@@ -133,38 +135,42 @@ _NO_BATCH = (
 
 
 class KeyGroups:
-    """The rows of a batch by key: `context.groups()`."""
+    """The rows of a batch, grouped by key. Returned by `context.groups()`."""
 
     def __init__(self, columns: pa.RecordBatch) -> None:
         upserted = KeyIndex(tuple(columns.schema.names)).upsert(columns)
         self._columns = columns
         self.index: NDArray[np.int32] = upserted.slots
-        """The group of each row: the position of its key in `keys`."""
+        """For each row, the index of its key in `keys`."""
         self.first_rows: NDArray[np.int32] = upserted.first_rows
-        """The first row of each group, ascending."""
+        """The index of the first row of each group, ascending."""
 
     def __len__(self) -> int:
         return len(self.first_rows)
 
     @cached_property
     def keys(self) -> pa.RecordBatch:
-        """The key columns of each group, in the order in which the keys first came."""
+        """The key columns of each group, in the order in which the keys first appeared."""
         return self._columns.take(pa.array(self.first_rows))
 
     @cached_property
     def last_rows(self) -> NDArray[np.int32]:
-        """The last row of each group."""
+        """The index of the last row of each group."""
         last = np.empty(len(self), dtype=np.int32)
         last[self.index] = np.arange(len(self.index), dtype=np.int32)
         return last
 
 
 Places: TypeAlias = "KeyGroups | pa.Array | NDArray[Any] | Sequence[int] | None"
-"""A selection of rows of a batch: the first of each group, given row numbers, a mask, or all rows."""
+"""A selection of rows of a batch: a `KeyGroups` for the first row of each group, row numbers, a mask, or None for all
+rows.
+"""
 
 
 class EnteredKeys:
-    """The keys of the rows or timers that are being processed, by number, as stored key columns and as Python keys."""
+    """The keys of the rows or timers that are being processed, by number. They are stored key columns, Python keys, or
+    both.
+    """
 
     __slots__ = ("_codec", "_columns", "_keys", "_rows")
 
@@ -176,19 +182,19 @@ class EnteredKeys:
 
     @property
     def columns(self) -> pa.RecordBatch:
-        """Stored key columns."""
+        """Returns the keys as stored key columns."""
         if self._columns is None:
             self._columns = self._codec.decode(self._keys or ())
         return self._columns
 
     def key(self, number: int) -> Key:
-        """The key as a Python key."""
+        """Returns a key as a Python key."""
         if self._keys is None:
             self._keys = self._codec.encode(self.columns)
         return self._keys[number]
 
     def row(self, number: int) -> dict[str, Any]:
-        """The key for error texts and functions: the value of each key column, by name."""
+        """Returns a key for error texts and functions: the value of each key column by name."""
         if self._rows is None:
             self._rows = python_rows(self.columns)
         return dict(self._rows[number])
@@ -203,22 +209,24 @@ class KeyScope:
         self._entered: EnteredKeys | None = None
         self._batch: tuple[EnteredKeys, KeyRefs | None] | None = None
         self.number = 0
-        """The number of the current key among the entered keys. `choose` sets it, with `ref`."""
+        """Number of the current key among the entered keys. `choose` sets it together with `ref`."""
         self.ref: KeyRef = None
-        """The backend's reference of the current key, or None without a key or without state."""
+        """The backend's reference to the current key, or None without a key or without state."""
 
     def enter(self, entered: EnteredKeys) -> None:
-        """Enters keys, among which `choose` chooses."""
+        """Makes keys available. `choose` makes one of them the current key."""
         self._entered = entered
 
     def enter_batch(self, entered: EnteredKeys, refs: KeyRefs | None) -> None:
-        """Enters the keys of a batch for a function over batches. `refs` is None without state. No key is chosen."""
+        """Makes the keys of a batch available for a function over batches. `refs` is None without state. There is no
+        current key.
+        """
         self._batch = entered, refs
 
     def choose_row(self, row: int) -> None:
-        """Makes the key of a row of the batch the current one.
+        """Makes the key of a row of the batch the current key.
 
-        Raises ConfigurationError outside of a batch; IndexError.
+        Raises ConfigurationError outside of a batch, IndexError for a row that does not exist.
         """
         entered, refs = self._batch_for("choosing a key")
         (number,) = self.rows([row], "choosing a key").tolist()
@@ -226,12 +234,12 @@ class KeyScope:
 
     @property
     def batch_columns(self) -> pa.RecordBatch:
-        """Stored key columns of the rows of the batch. Raises ConfigurationError outside of one."""
+        """Stored key columns of the rows of the batch. Raises ConfigurationError outside of a batch."""
         return self._batch_for("a group of keys")[0].columns
 
     def rows(self, at: Places, what: str) -> NDArray[np.int64]:
-        """Returns numbers of rows of the batch. Raises ConfigurationError, which names `what` was called, outside of a
-        batch.
+        """Returns the row numbers of a selection of rows of the batch. Raises ConfigurationError, which names the
+        called method `what`, outside of a batch.
         """
         count = self._batch_for(what)[0].columns.num_rows
         if at is None:
@@ -252,7 +260,7 @@ class KeyScope:
         return places.astype(np.int64)
 
     def refs(self, at: Places, what: str) -> KeyRefs:
-        """Returns the backend's references of the keys of rows of the batch. Raises as `rows` does."""
+        """Returns the backend's references to the keys of some rows of the batch. Raises as `rows` does."""
         refs = self._batch_for(what)[1]
         assert refs is not None, "a state without references"
         return refs if at is None else refs[self.rows(at, what)]
@@ -263,26 +271,28 @@ class KeyScope:
         self.ref = ref
 
     def leave(self) -> None:
-        """Leaves the keys, so that there is no current key."""
+        """Removes the entered keys, so that there is no current key."""
         self._entered = self._batch = self.ref = None
 
     def current(self, what: str) -> Key:
-        """Returns the current key. Raises ConfigurationError, which names `what` was called, without a current key."""
+        """Returns the current key. Raises ConfigurationError, which names the called method `what`, without a current
+        key.
+        """
         return self._entered_for(what).key(self.number)
 
     def current_number(self, what: str) -> int:
-        """The number of the current key among the entered keys. Raises ConfigurationError like `current`."""
+        """Returns the number of the current key among the entered keys. Raises ConfigurationError as `current` does."""
         self._entered_for(what)
         return self.number
 
     def entered_columns(self, numbers: Sequence[int]) -> pa.RecordBatch:
-        """Stored key columns of some of the keys that were entered."""
+        """Returns the stored key columns of some of the entered keys."""
         entered = self._entered if self._batch is None else self._batch[0]
         assert entered is not None, "no keys were entered"
         return entered.columns.take(pa.array(numbers, pa.int64()))
 
     def current_row(self, what: str) -> dict[str, Any]:
-        """The key columns of the key. Raises ConfigurationError as `current`."""
+        """Returns the columns of the current key by name. Raises ConfigurationError as `current` does."""
         return self._entered_for(what).row(self.number)
 
     def _batch_for(self, what: str) -> tuple[EnteredKeys, KeyRefs | None]:

@@ -29,10 +29,10 @@ from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
 
 def make_backend(context: OperatorContext, key_names: Sequence[str], namespace: bool = False) -> KeyedBackend:
-    """Opens the keyed state of an operator in this subtask. `key_names` are its key columns.
+    """Opens the keyed state backend of an operator in this subtask. `key_names` are its key columns.
 
-    With `namespace` the first one is a namespace (`BackendPlace`). The state is empty, unless it was kept from the
-    previous attempt.
+    With `namespace` the first key column is a namespace (`BackendPlace`). The state is empty, unless it was kept from
+    the previous attempt.
     """
     if context.kept is not None:
         return context.kept
@@ -42,7 +42,9 @@ def make_backend(context: OperatorContext, key_names: Sequence[str], namespace: 
 
 
 def frozen_backend(context: OperatorContext, backend: KeyedBackend, cut: Cut) -> OperatorSnapshot:
-    """Freezes all states of a backend in the form of its options: files of its own, layers, or whole states."""
+    """Returns a snapshot of all states of a backend in the form that its options select: its own files, increments, or
+    whole states.
+    """
     if not cut.keyed:
         return OperatorSnapshot(context.uid)
     if context.backend.kind == "rocksdb" and not cut.canonical and not context.backend.changelog:
@@ -59,7 +61,9 @@ Refs = list[NDArray[np.int64]]
 
 
 class RowsOperator(Operator):
-    """Keeps rows by the columns `stored_keys`, in a table for each of `stored`: its name, and its value columns."""
+    """Base of operators that store whole rows by the key columns `stored_keys`. `stored` has the name and the value
+    columns of each table.
+    """
 
     has_keyed_state = True
 
@@ -71,7 +75,7 @@ class RowsOperator(Operator):
         self._changed_rows = 0
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """Takes the rows back from tables of any number of former subtasks.
+        """Restores the rows from tables of any number of former subtasks.
 
         Raises CorruptionError for other columns.
         """
@@ -83,7 +87,9 @@ class RowsOperator(Operator):
         self.load(restored)
 
     def make_backend(self) -> KeyedBackend:
-        """The backend of the rows. An operator with other keyed state makes one for both."""
+        """Creates the backend of the rows. An operator with further keyed state overrides this to create one backend
+        for both.
+        """
         return make_backend(self.context, self.keys.names)
 
     def fix_keys(self, backend: KeyedBackend) -> None:
@@ -114,30 +120,30 @@ class RowsOperator(Operator):
         check_owner(self.context, keys, self._owners)
 
     def append(self, table: int, keys: pa.RecordBatch, values: Sequence[pa.Array]) -> None:
-        """Appends rows to a table, by its number."""
+        """Appends rows to the table with a number."""
         schema = list(self.stored.values())[table]
         self.tables[table].append(keys, pa.RecordBatch.from_arrays(list(values), schema=schema))
         self._changed_rows += keys.num_rows
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot:
-        """Freezes the rows."""
+        """Returns a snapshot of the rows."""
         if cut.keyed:
             self._changed_rows = 0
         return frozen_backend(self.context, self._opened(), cut)
 
     def changes(self, cut: Cut) -> OperatorSnapshot:
-        """Freezes the keyed state between two snapshots. All state is keyed."""
+        """Returns the changes of the rows between two snapshots. All state is keyed."""
         return self.snapshot(cut)
 
     @property
     def changed_bytes(self) -> int:
-        """An estimate: 8 bytes for each column of a row that came."""
+        """An estimate of the changed bytes: 8 for each column of a row that was added."""
         columns = len(self.keys) + max(len(values) for values in self.stored.values())
         return self._changed_rows * (1 + columns) * 8
 
     @property
     def keyed_backend(self) -> KeyedBackend | None:
-        """The backend of the rows."""
+        """The backend that stores the rows."""
         return self._backend
 
     def hand_over(self) -> None:

@@ -49,7 +49,7 @@ _BOUND_BY = {
 
 @dataclass(frozen=True, slots=True)
 class FrozenOperatorState:
-    """A `FrozenState`: the first `rows` entries of columns that do not change any more."""
+    """A `FrozenState` with the first `rows` entries of columns that do not change any more."""
 
     state: str
     kind: StateKind
@@ -59,7 +59,7 @@ class FrozenOperatorState:
     removed: bool = False
 
     def chunks(self) -> Iterator[StateChunk]:
-        """Pieces of a bounded number of rows."""
+        """Yields the rows in pieces of bounded size."""
         held = self.columns
         columns = (list(held), list(held.values())) if isinstance(held, Mapping) else held
         for start in range(0, self.rows, _CHUNK_ROWS):
@@ -72,7 +72,7 @@ class FrozenOperatorState:
 
 
 class OperatorListState:
-    """A list of one subtask. Made by `context.list_state` and `context.union_list_state`."""
+    """A list that belongs to one subtask. Made by `context.list_state` and `context.union_list_state`."""
 
     def __init__(self, declared: ListState, kind: StateKind) -> None:
         self.name = declared.name
@@ -81,7 +81,7 @@ class OperatorListState:
         self._values: list[Any] = []
 
     def get(self) -> list[Any]:
-        """A copy of the list."""
+        """Returns a copy of the list."""
         return list(self._values) if self._typed.plain else [self._typed.handed_out(value) for value in self._values]
 
     def __len__(self) -> int:
@@ -92,7 +92,9 @@ class OperatorListState:
         self.add_all((value,))
 
     def add_all(self, values: Iterable[Any]) -> None:
-        """Appends values. Raises TypeError if one is None or not of the declared type: then none is."""
+        """Appends values. Raises TypeError if one of them is None or not of the declared type. No value is appended
+        then.
+        """
         self._values.extend([self._typed.taken(value) for value in values])
 
     def update(self, values: Iterable[Any]) -> None:
@@ -108,7 +110,7 @@ class OperatorListState:
         return self._values, len(self._values)
 
     def back_to(self, mark: tuple[list[Any], int]) -> None:
-        """Undoes the changes since a mark."""
+        """Undoes the changes that were made after a mark."""
         self._values, count = mark
         del self._values[count:]
 
@@ -117,19 +119,21 @@ class OperatorListState:
         self._values.extend(one_nan(value) for value in table.rows.column(0).to_pylist())
 
     def freeze(self) -> FrozenState | None:
-        """The list as it is now."""
+        """Returns a snapshot of the list."""
         if not self._values and self._kind is not StateKind.UNION:
             return None
         return FrozenOperatorState(self.name, self._kind, self.schema, (self._values,), len(self._values))
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of a stored table."""
+        """Returns the columns of a stored table."""
         return pa.schema([self._typed.field(self.name)])
 
 
 class WriteGate:
-    """Decides whether broadcast states may be changed now. `refusal` holds the reason and the remedy, or None."""
+    """Decides whether broadcast states may be changed now. `refusal` holds the reason and the advice for the error, or
+    None.
+    """
 
     __slots__ = ("refusal",)
 
@@ -149,13 +153,13 @@ class BroadcastState(MapEntries):
         """True if a snapshot may reference the entries, so that they must be copied before a change."""
 
     def get(self, key: Any) -> Any:
-        """The value at `key`, or None."""
+        """Returns the value at `key`, or None."""
         return self._typed.handed_out(self._entries.get(self._key_typed.taken(key)))
 
     def put(self, key: Any, value: Any) -> None:
-        """Sets an entry; a value of None is `remove`. Raises TypeError if either is not of its declared type.
+        """Sets an entry. The value None removes it. Raises TypeError if key or value is not of its declared type.
 
-        ConfigurationError, as from all that change the map, where it is read-only.
+        Raises ConfigurationError where the map is read-only, as all methods that change it do.
         """
         if value is None:
             self.remove(key)
@@ -172,13 +176,13 @@ class BroadcastState(MapEntries):
         self._own().clear()
 
     def items(self) -> Iterator[tuple[Any, Any]]:
-        """Entries in the order in which their keys first came, as they are now."""
+        """Returns the entries as they are now, in the order in which their keys were first added."""
         if self._typed.plain:
             return iter(list(self._entries.items()))
         return iter([(key, self._typed.handed_out(value)) for key, value in self._entries.items()])
 
     def keys(self) -> Iterator[Any]:
-        """Keys, in the order of `items`."""
+        """Returns the keys, in the order of `items`."""
         return iter(list(self._entries))
 
     def __contains__(self, key: Any) -> bool:
@@ -190,13 +194,13 @@ class BroadcastState(MapEntries):
         return self._entries
 
     def back_to(self, mark: dict[Any, Any]) -> None:
-        """Undoes the changes since a mark."""
+        """Undoes the changes that were made after a mark."""
         self._entries, self._frozen = mark, True
 
     def load(self, table: StateTable) -> None:
-        """Adds the rows of a stored table, which are of the declared types.
+        """Adds the rows of a stored table, which has the declared types.
 
-        Raises CorruptionError if a key comes twice.
+        Raises CorruptionError if a key occurs twice.
         """
         for key, value in zip(*(column.to_pylist() for column in table.rows.columns), strict=True):
             found = one_nan(key)
@@ -220,7 +224,7 @@ class BroadcastState(MapEntries):
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of a stored table."""
+        """Returns the columns of a stored table."""
         return pa.schema([self._key_typed.field(KEY), self._typed.field(VALUE)])
 
 
@@ -232,7 +236,7 @@ class OperatorStates:
         self._where = f"operator with uid {uid!r}"
         self._gate = gate
         self._names = names
-        """Names of all states of the operator, of keyed ones too."""
+        """Names of all states of the operator, including keyed states."""
         self._restored: dict[str, list[StateTable]] = {}
         for table in restored:
             self._restored.setdefault(table.state, []).append(table)
@@ -254,7 +258,7 @@ class OperatorStates:
         return state
 
     def complete(self) -> None:
-        """Refuses further states. Raises UndeclaredStateError for a state of the checkpoint that was not bound."""
+        """Ends the binding of states. Raises UndeclaredStateError for a state of the checkpoint that was not bound."""
         self._complete = True
         for name, (table, *_) in self._restored.items():
             raise self._names.not_bound(
@@ -278,12 +282,12 @@ class OperatorStates:
         return [state.mark() for state in self._states.values()]
 
     def back_to(self, marks: Sequence[Any]) -> None:
-        """Undoes the changes since a mark."""
+        """Undoes the changes of all states that were made after a mark."""
         for state, mark in zip(self._states.values(), marks, strict=True):
             state.back_to(mark)
 
     def freeze(self) -> tuple[FrozenState, ...]:
-        """Freezes all states."""
+        """Returns a snapshot of all states."""
         frozen = (state.freeze() for state in self._states.values())
         return tuple(state for state in frozen if state is not None)
 
@@ -315,7 +319,9 @@ class OperatorStates:
             state.load(replace(table, rows=self._declared(table, state.schema)))
 
     def _declared(self, table: StateTable, declared: pa.Schema) -> pa.RecordBatch:
-        """Stored rows with the declared types. Raises ConfigurationError for types that cannot become these."""
+        """Returns stored rows, converted to the declared types. Raises ConfigurationError for types that cannot be
+        converted.
+        """
         rows = widened(table.rows)
         for stored, field in zip(rows.schema, declared, strict=False):
             check_serializers(stored, field, table.state, self._where)

@@ -43,13 +43,13 @@ SERIALIZER_KEY, _PICKLE = b"tidegate.serializer", b"pickle"
 
 
 NO_FAST_PATH: Final = object()
-"""Returned for a value that needs Arrow."""
+"""Result of a fast conversion for a value that must be converted by Arrow."""
 
 FastConversion: TypeAlias = Callable[[Any], Any]
 
 
 def no_fast_path(value: Any) -> Any:
-    """Refuses every value: the conversion of types without a fast path."""
+    """The fast conversion of types that have none: returns `NO_FAST_PATH` for every value."""
     return NO_FAST_PATH
 
 
@@ -62,12 +62,14 @@ class Pickled:
 
 
 class StateType:
-    """Values of one declared type, and the Arrow type in which they are stored."""
+    """The type of the values of a state, and the Arrow type in which they are stored."""
 
     __slots__ = ("_form", "_name", "dtype", "fast")
 
     def __init__(self, name: str, declared: Any) -> None:
-        """The type of (a part of) the state `name`. Raises ConfigurationError for a type that cannot be kept."""
+        """Creates the type of the state `name`, or of a part of it. Raises ConfigurationError for a type that cannot be
+        stored.
+        """
         self._name = name
         try:
             self._form = _form(declared, ())
@@ -85,11 +87,11 @@ class StateType:
         return self._form.plain
 
     def field(self, name: str) -> pa.Field:
-        """The field of a stored column of such values."""
+        """The field of a column that stores such values."""
         return self._form.field(name)
 
     def taken(self, value: Any) -> Any:
-        """The value as it is stored: what a checkpoint would give back.
+        """Converts a value to its stored form: the value that a checkpoint would return.
 
         Raises TypeError if it is None or of another type.
         """
@@ -102,14 +104,14 @@ class StateType:
             ) from error
 
     def check_columns(self) -> None:
-        """Raises TypeError for pickled values, which are not a column."""
+        """Raises TypeError if the values are pickled, because they cannot be read and written as a column."""
         if isinstance(self._form, _PickledForm):
             raise TypeError(f"state {self._name!r} keeps pickled objects: choose a key, and use value and update")
 
     def taken_column(self, values: Any) -> pa.Array:
-        """Many values as they are stored, null for none.
+        """Converts many values to their stored form, null for None.
 
-        Raises TypeError if one is of another type, or would change.
+        Raises TypeError if a value is of another type, or would change.
         """
         self.check_columns()
         try:
@@ -119,7 +121,7 @@ class StateType:
         return column
 
     def handed_out(self, stored: Any) -> Any:
-        """The value of a stored form, as an object that the caller may change. None stays None."""
+        """Converts a stored value to an object that the caller may change. None stays None."""
         form = self._form
         return stored if form.plain or stored is None else form.get(stored)
 
@@ -166,28 +168,30 @@ def holds_pickles(field: pa.Field) -> bool:
 
 
 class _Form:
-    """How values of one type are stored. `put` raises TypeError or ValueError for values that do not fit."""
+    """Converts values of one type to and from their stored form. `put` raises TypeError or ValueError for values that
+    do not fit.
+    """
 
     metadata: Mapping[bytes, bytes] | None = None
     plain = True
     """True if stored values are returned unchanged."""
     fast: FastConversion = staticmethod(no_fast_path)
-    """Fast conversion of a value, as in `StateType`."""
+    """The fast conversion of a value, as in `StateType`."""
 
     def __init__(self, dtype: pa.DataType, described: str) -> None:
         self.dtype = dtype
         self.described = described
 
     def field(self, name: str) -> pa.Field:
-        """The field of a column, a struct, list or map."""
+        """Returns the field of a column, struct, list or map with this type."""
         return pa.field(name, self.dtype, metadata=self.metadata)
 
     def put(self, value: Any) -> Any:
-        """Converts a value of the user to the form that is stored."""
+        """Converts a value of the user to its stored form."""
         raise NotImplementedError
 
     def get(self, stored: Any) -> Any:
-        """Converts a stored form back to a value of the user."""
+        """Converts a stored value to a value of the user."""
         return stored
 
     def check_column(self, column: pa.Array) -> None:
@@ -195,7 +199,7 @@ class _Form:
 
 
 class _ArrowForm(_Form):
-    """Values of Arrow types, converted as Arrow converts them."""
+    """Values of Arrow types. Arrow converts them."""
 
     def __init__(self, dtype: pa.DataType) -> None:
         super().__init__(widened_type(dtype), str(dtype))  # the values of all keys meet in one column
@@ -223,7 +227,7 @@ class _ArrowForm(_Form):
 
 
 def _copied(stored: Any) -> Any:
-    """A copy of a value as Arrow gives it out: new lists and dicts; nothing else in it can be changed."""
+    """Returns a copy of a value from Arrow with new lists and dicts. Its other parts are immutable."""
     if type(stored) is dict:
         return {name: _copied(part) for name, part in stored.items()}
     if type(stored) is list:
@@ -232,7 +236,7 @@ def _copied(stored: Any) -> Any:
 
 
 class _MomentForm(_ArrowForm):
-    """`datetime.datetime` without a time zone."""
+    """Values of type `datetime.datetime` without a time zone."""
 
     def __init__(self) -> None:
         super().__init__(pa.timestamp("us"))
@@ -244,7 +248,7 @@ class _MomentForm(_ArrowForm):
 
 
 class _OptionalForm(_Form):
-    """None, or a value, within something else."""
+    """Values that may be None, inside another type."""
 
     def __init__(self, inner: _Form) -> None:
         super().__init__(inner.dtype, f"Optional[{inner.described}]")
@@ -258,7 +262,7 @@ class _OptionalForm(_Form):
 
 
 class _SequenceForm(_Form):
-    """`list[T]` and `tuple[T, ...]`."""
+    """Values of type `list[T]` and `tuple[T, ...]`."""
 
     plain = False
 
@@ -277,7 +281,7 @@ class _SequenceForm(_Form):
 
 
 class _DictForm(_Form):
-    """`dict[K, V]`."""
+    """Values of type `dict[K, V]`."""
 
     plain = False
 
@@ -301,7 +305,7 @@ class _DictForm(_Form):
 
 
 class _RecordForm(_Form):
-    """A dataclass, as a struct. A field that an older program did not have has its default."""
+    """Objects of a dataclass, stored as a struct. A field that a stored struct lacks gets its default."""
 
     plain = False
 
@@ -344,7 +348,7 @@ class _RecordForm(_Form):
 
 
 class _PickledForm(_Form):
-    """Any object, as the bytes of its pickle."""
+    """Values of any type, stored as the bytes of their pickle."""
 
     metadata = types.MappingProxyType({SERIALIZER_KEY: _PICKLE})
     plain = False
@@ -368,7 +372,7 @@ class _PickledForm(_Form):
 
 
 def _form(declared: Any, around: tuple[type, ...]) -> _Form:
-    """The form of a declared type. `around`: the dataclasses that it is nested in."""
+    """Returns the form of a declared type. `around` are the dataclasses that contain it."""
     if isinstance(declared, pa.DataType):
         return _ArrowForm(declared)
     if declared is dt.datetime:
@@ -457,7 +461,7 @@ def fast_conversion(data_type: pa.DataType) -> FastConversion:
 
 
 def one_nan(value: Any) -> Any:
-    """NaN as one object, so that a map finds it again; anything else as it is."""
+    """Returns one object for every NaN, so that a map finds it again. Returns other values unchanged."""
     return math.nan if isinstance(value, float) and value != value else value
 
 
@@ -530,7 +534,7 @@ def _struct(data_type: pa.DataType) -> FastConversion:
 
 
 def _part(field: pa.Field) -> FastConversion:
-    """The conversion of a field, element or entry, which may be None if it is nullable."""
+    """Returns the conversion of a field, element or entry, which accepts None if it is nullable."""
     fast = fast_conversion(field.type)
     return (lambda value: None if value is None else fast(value)) if field.nullable else fast
 

@@ -44,19 +44,19 @@ _PER_MS = {"ms": 1, "us": 1_000, "ns": 1_000_000}
 
 
 class TimeDomain(enum.Enum):
-    """The clock that a timer waits for: watermarks or processing time."""
+    """The clock of a timer: event time (watermarks) or processing time."""
 
     EVENT_TIME = "event_time"
     PROCESSING_TIME = "processing_time"
 
     @property
     def number(self) -> int:
-        """Name of the time domain in backends."""
+        """Number of the time domain in backends."""
         return DOMAINS.index(self.value)
 
 
 class Timers:
-    """The timers of one operator, in its backend. None of them on a stream without keys: `backend` is None then."""
+    """The timers of one operator, in its backend. `backend` is None for a stream without keys, which has no timers."""
 
     def __init__(self, scope: KeyScope, backend: KeyedTimers | None = None) -> None:
         self._scope = scope
@@ -67,11 +67,13 @@ class Timers:
         self._registered: list[bool] = []
         self._step: TimerStep | None = None
         self._step_changes: list[tuple[bool, int, int]] = []
-        """Changes to the step since the last mark: registered or not, time, number of the key."""
+        """Changes to the step since the last mark: whether a timer was registered or deleted, its time, and the number
+        of its key.
+        """
         self._ended: TimeDomain | None = None
 
     def count(self, limit: int) -> int:
-        """About how many timers there are, never too few, up to `limit`: it counts no further."""
+        """Returns about how many timers there are, never too few. Counts only up to `limit`."""
         return len(self._numbers) + (0 if self._backend is None else self._backend.count(limit))
 
     def change(self, domain: TimeDomain, moment: int, registered: bool) -> None:
@@ -95,12 +97,12 @@ class Timers:
         self._registered += [registered] * len(numbers)
 
     def due(self, domain: TimeDomain, time_ms: int, timers_max: int) -> DueTimers:
-        """The next timers that are due, for a function that is called with all of them. They stay registered."""
+        """Returns the next due timers, for a function that is called with all of them at once. They stay registered."""
         assert self._backend is not None and not self._numbers, "a step within a batch"
         return self._backend.due(domain.number, time_ms, timers_max)
 
     def first_ms(self, domain: TimeDomain) -> int | None:
-        """The moment of the timer that fires next."""
+        """Returns the time, in ms, of the timer that fires next, or None."""
         return None if self._backend is None else self._backend.first_ms(domain.number)
 
     @property
@@ -109,7 +111,7 @@ class Timers:
         return len(self._moments)
 
     def first_change_ms(self, domain: TimeDomain, since: int) -> int | None:
-        """The first moment among the changes after the first `since` ones, or None.
+        """Returns the earliest time, in ms, among the changes after the first `since` ones, or None.
 
         The backend gets them with the next flush, so `first_ms` ignores them.
         """
@@ -132,7 +134,7 @@ class Timers:
         return self._step
 
     def pop(self) -> tuple[int, int] | None:
-        """Removes the timer of the step that fires next: its moment, and the number of its key."""
+        """Removes the timer of the step that fires next. Returns its time and the number of its key."""
         assert self._step is not None, "no step"
         timer = self._step.pop()
         if timer is not None:
@@ -163,7 +165,7 @@ class Timers:
             self._numbers, self._domains, self._moments, self._registered = [], [], [], []
 
     def end(self, domain: TimeDomain) -> None:
-        """Ends the time of a domain: timers that are registered from now on are dropped."""
+        """Ends a time domain: timers that are registered from now on are dropped."""
         self._ended = domain
 
     def drop(self, domain: TimeDomain) -> None:
@@ -181,7 +183,7 @@ class Timers:
 
 
 class TimerService:
-    """Registers timers of the current key. Moments are milliseconds since 1970."""
+    """Registers and deletes timers of the current key. Times are in milliseconds since 1970."""
 
     def __init__(
         self, timers: Timers, scope: KeyScope, now_ms: Callable[[], int], watermark_ms: Callable[[], int]
@@ -192,19 +194,23 @@ class TimerService:
         self._watermark_ms = watermark_ms
 
     def current_processing_time(self) -> int:
-        """Processing time of the row or timer that is being processed: when the task took it up."""
+        """Returns the processing time in milliseconds: when the task started on the current row or timer."""
         return self._now_ms()
 
     def current_watermark(self) -> int:
-        """The newest watermark; `MIN_WATERMARK_MS` before the first one, also after a restore."""
+        """Returns the newest watermark, in milliseconds. `MIN_WATERMARK_MS` before the first one, also after a
+        restore.
+        """
         return self._watermark_ms()
 
     def register_event_time_timer(self, timestamp_ms: int) -> None:
-        """Calls `on_timer` for this key when the watermark reaches the moment; if it has already, with the next one."""
+        """Registers a timer: `on_timer` is called for this key when the watermark reaches the time, or with the next
+        watermark if it has already.
+        """
         self._timers.change(TimeDomain.EVENT_TIME, moment_of(timestamp_ms), registered=True)
 
     def register_processing_time_timer(self, timestamp_ms: int) -> None:
-        """Calls `on_timer` for this key when the clock reaches the moment.
+        """Registers a timer: `on_timer` is called for this key when the clock reaches the time.
 
         If the input ends before, it is dropped, or fires then with `process(..., fire_at_end=True)`.
         """
@@ -227,7 +233,7 @@ class TimerService:
         self._change_many(domain, moments, at, True)
 
     def delete_many(self, moments: Any, at: Places = None, domain: TimeDomain = TimeDomain.EVENT_TIME) -> None:
-        """Deletes the timers of these moments, as `register_many` registers them, where there are any."""
+        """Deletes the timers that `register_many` would register with the same arguments, if they exist."""
         self._change_many(domain, moments, at, False)
 
     def _change_many(self, domain: TimeDomain, moments: Any, at: Places, registered: bool) -> None:
@@ -266,7 +272,9 @@ _Entry = tuple[int, tuple[Any, ...], int]
 
 
 class TimerStep:
-    """The timers of a step. Its keys have numbers; none is added, because a timer registers others of its own key."""
+    """The timers of one step. Their keys are numbered. No key is added, because a timer registers others only for its
+    own key.
+    """
 
     def __init__(self, domain: int, time_ms: int, due: DueTimers, codec: KeyCodec) -> None:
         self.domain = domain
@@ -277,7 +285,7 @@ class TimerStep:
         """The keys by number."""
         first_rows = {key: row for row, key in reversed(list(enumerate(encoded)))}
         self.columns: pa.RecordBatch = due.keys.take(pa.array([first_rows[key] for key in self.keys], pa.int64()))
-        """The keys as stored key columns."""
+        """The keys of the step as stored key columns."""
         self._orders = [sort_key(key) for key in self.keys]
         self._waiting: list[_Entry] = [
             self._entry(moment, numbers[key]) for moment, key in zip(due.moments, encoded, strict=True)
@@ -286,7 +294,7 @@ class TimerStep:
         self._registered = {(moment, number) for moment, _, number in self._waiting}
 
     def register(self, moment: int, number: int) -> bool:
-        """A timer of a key was registered. Returns whether that changes the step."""
+        """Records that a timer of a key was registered. Returns whether that changes the step."""
         entry = self._entry(moment, number)
         if moment > self._time_ms or (self._last is not None and entry > self._last):
             return False
@@ -297,14 +305,14 @@ class TimerStep:
         return True
 
     def delete(self, moment: int, number: int) -> bool:
-        """A timer of a key was deleted. Returns whether that changes the step."""
+        """Records that a timer of a key was deleted. Returns whether that changes the step."""
         if (moment, number) not in self._registered:
             return False
         self._registered.remove((moment, number))
         return True
 
     def undo(self, registered: bool, moment: int, number: int) -> None:
-        """Takes back the last change: a timer that was registered or deleted, and has not fired."""
+        """Undoes the last change: a timer that was registered or deleted, and has not fired."""
         if registered:
             self._registered.discard((moment, number))
         else:
@@ -312,7 +320,7 @@ class TimerStep:
             self._registered.add((moment, number))
 
     def pop(self) -> tuple[int, int] | None:
-        """The timer that fires next: its moment, and the number of its key; it is not registered any more."""
+        """Removes the timer that fires next. Returns its time and the number of its key."""
         while self._waiting:
             moment, _, number = heapq.heappop(self._waiting)
             if (moment, number) in self._registered:
@@ -325,17 +333,19 @@ class TimerStep:
 
 
 _CHAINED_TIMERS_MAX = 1_000
-"""Timers that may fire one after the other for each timer that is left, without one that is later than all before."""
+"""For each remaining timer, the number of timers that may fire in a row without one that is later than all
+before it.
+"""
 _FIRES_AT_END = 250_000
 _FIRES_AT_END_A_TIMER = 10_000
-"""Timers that may fire at the end of event time before there must be fewer of them."""
+"""For each timer, the number of timers that may fire at the end of event time before there must be fewer timers."""
 _COUNTED_MAX = 1_000_000
 
 
 class TimerChains:
-    """Watches the timers that fire up to one watermark, or up to one moment of the clock.
+    """Detects endless chains among the timers that fire up to one watermark, or up to one time of the clock.
 
-    `at_end`: whether that watermark is the end of event time.
+    `at_end` is whether that watermark is the end of event time.
     """
 
     def __init__(self, timers: Timers, at_end: bool) -> None:
@@ -361,7 +371,7 @@ class TimerChains:
             self._fires_left_at_end = _fires_in_a_run(timers)
 
     def fires(self, moment_ms: int) -> None:
-        """Reports a timer that fires. Raises RuntimeError if that would never end."""
+        """Records that a timer fires. Raises RuntimeError if the timers would never end."""
         if moment_ms > self._newest_ms:
             self._newest_ms = moment_ms
             self._fires_left = self._counted_to = _CHAINED_TIMERS_MAX

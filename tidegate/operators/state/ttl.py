@@ -64,7 +64,7 @@ class StateTtl:
 
 
 def timed_type(value: pa.Field) -> pa.DataType:
-    """The type in which a value with a time to live is stored."""
+    """Returns the stored type of a value with a time to live."""
     return pa.struct([value.with_name(VALUE), pa.field(UPDATED_MS, pa.int64())])
 
 
@@ -91,7 +91,7 @@ def _structs_around(data_type: pa.DataType) -> int:
 
 
 class Clock:
-    """Expiry of the values of one state, and the current time."""
+    """The clock of one state with a time to live, which determines whether a value has expired."""
 
     __slots__ = ("_time", "_ttl_ms", "read_updates", "returns_expired")
 
@@ -112,11 +112,11 @@ class Clock:
         return expired
 
     def timed(self, value: Any) -> dict[str, Any]:
-        """A value as it is stored, updated now."""
+        """Returns a value in stored form, with the current time as its update time."""
         return {VALUE: value, UPDATED_MS: self._time.now_ms}
 
     def timed_column(self, values: pa.Array) -> pa.Array:
-        """Values as they are stored, updated now. Null stays null."""
+        """Returns values in stored form, with the current time as their update time. Null stays null."""
         fields = [pa.field(VALUE, values.type), pa.field(UPDATED_MS, pa.int64())]
         moments = pa.array(np.full(len(values), self._time.now_ms, dtype=np.int64))
         mask = values.is_null() if values.null_count else None
@@ -131,7 +131,7 @@ class TtlValues:
         self._clock = clock
 
     def get(self, ref: KeyRef) -> Any:
-        """The value, or None if there is none, or it has expired and `visibility` hides it."""
+        """Returns the value, or None if there is none, or if it has expired and `visibility` hides it."""
         stored, clock = self._internal.get(ref), self._clock
         if stored is None:
             return None
@@ -151,7 +151,7 @@ class TtlValues:
         self._internal.remove(ref)
 
     def get_many(self, refs: KeyRefs) -> pa.Array:
-        """The value of each key, as `get` gives it."""
+        """Returns the value of each key as `get` does."""
         stored, clock = self._internal.get_many(refs), self._clock
         values = pc.struct_field(stored, VALUE)
         if stored.null_count == len(stored):
@@ -177,14 +177,14 @@ class TtlValues:
 
 
 class TtlLists:
-    """`InternalListState` whose elements expire separately. Reading the list removes expired elements."""
+    """`InternalListState` with elements that expire one by one. Reading the list removes expired elements."""
 
     def __init__(self, internal: InternalListState, clock: Clock) -> None:
         self._internal = internal
         self._clock = clock
 
     def get(self, ref: KeyRef) -> Collection[Any]:
-        """The values that have not expired, or that `visibility` still shows."""
+        """Returns the values that have not expired, or that `visibility` still shows."""
         stored, clock = self._internal.get(ref), self._clock
         if not stored:
             return ()
@@ -224,7 +224,7 @@ class TtlMaps:
         self._clock = clock
 
     def get(self, ref: KeyRef, map_key: Any) -> Any:
-        """The value at a map key, or None if there is none, or it has expired and `visibility` hides it."""
+        """Returns the value at a map key, or None if there is none, or if it has expired and `visibility` hides it."""
         stored = self._internal.get(ref, map_key)
         return None if stored is None else self._seen(ref, map_key, stored)
 
@@ -237,7 +237,7 @@ class TtlMaps:
         self._internal.discard(ref, map_key)
 
     def items(self, ref: KeyRef) -> Iterable[tuple[Any, Any]]:
-        """The entries that have not expired, or that `visibility` still shows."""
+        """Returns the entries that have not expired, or that `visibility` still shows."""
         found = self._internal.items(ref)
         pairs = list(found.items() if isinstance(found, Mapping) else found)
         seen = [(map_key, self._seen(ref, map_key, stored)) for map_key, stored in pairs]
@@ -248,7 +248,7 @@ class TtlMaps:
         self._internal.remove(ref)
 
     def _seen(self, ref: KeyRef, map_key: Any, stored: Any) -> Any:
-        """Returns the value that a function sees of an entry."""
+        """Returns the value of an entry as the function sees it: without the update time, or None if it has expired."""
         clock = self._clock
         if clock.has_expired(stored):
             self._internal.discard(ref, map_key)
@@ -273,7 +273,7 @@ class FrozenUnexpired(FrozenChanged):
 
 
 def timed_now(column: pa.Array, expected: pa.DataType, now_ms: int) -> pa.Array:
-    """Gives a stored column without a time to live the shape of `expected`, of a state that has one.
+    """Converts a stored column without a time to live to the type `expected` of a state that has one.
 
     All values count as updated now. They keep their type.
     """

@@ -28,30 +28,30 @@ from tidegate.state.common.backend import (
 
 
 class StateUndo:
-    """The changes of one call, from `begin` on."""
+    """The changes of keyed state in one call of a function, since `begin`."""
 
     def __init__(self) -> None:
         self._steps: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self.failure: BaseException | None = None
-        """Exception that a backend has raised, or None."""
+        """The exception that the backend raised, or None."""
 
     def begin(self) -> None:
-        """Begins a call: earlier changes become permanent."""
+        """Starts to record the changes of a call. Earlier changes can no longer be undone."""
         self._steps.clear()
 
     def note(self, step: Callable[..., None], *arguments: Any) -> None:
-        """Records that `step(*arguments)` undoes a change."""
+        """Records that `step(*arguments)` undoes one change."""
         self._steps.append((step, arguments))
 
     def back(self) -> None:
-        """Takes back all changes since `begin`. The keys must still be entered."""
+        """Undoes all changes since `begin`. The keys must still be entered."""
         while self._steps:
             step, arguments = self._steps.pop()
             step(*arguments)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Records an exception that is raised inside."""
+        """A context that records an exception of the backend."""
         try:
             yield
         except BaseException as error:
@@ -64,7 +64,7 @@ class StateUndo:
 
 
 class _Backend:
-    """Makes internal states of a backend that report their changes."""
+    """Wraps a backend: its internal states report their changes to a `StateUndo`."""
 
     def __init__(self, backend: KeyedBackend, undo: StateUndo) -> None:
         self._backend, self._undo = backend, undo

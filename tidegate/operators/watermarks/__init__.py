@@ -1,1 +1,1 @@
-"""Event time: the watermarks that timestamps make, and the rows that come after theirs."""
+"""Event time: watermarks that are generated from timestamps, and the rows that are late."""

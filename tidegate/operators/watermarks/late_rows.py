@@ -29,11 +29,11 @@ from tidegate.storage.state.key_groups import key_groups_of
 from tidegate.storage.state.snapshot import FrozenTable, StateTable
 
 LATE = "late"
-"""The side output of late rows."""
+"""Name of the side output of late rows."""
 LATE_RECORDS = "numLateRecordsDropped"
-"""The counter of late rows, as Flink names it."""
+"""Name of the counter of late rows, as in Flink."""
 LEFT_RECORDS = "numRecordsLeft"
-"""Number of rows in windows that were not full when the input ended."""
+"""Name of the counter of rows in windows that were not full when the input ended."""
 _GROUP = "key_group"
 
 
@@ -44,7 +44,7 @@ def set_aside(
     emit_aside: Callable[[str, pa.RecordBatch], None],
     without: Sequence[str] = (),
 ) -> NDArray[np.int64]:
-    """Counts the rows that are late, and sends them to the side output. Returns the numbers of the other rows.
+    """Counts the late rows and sends them to the side output. Returns the indices of the other rows.
 
     `without` are columns that the side output does not get. Combined rows are only counted: rows are combined only if
     the side output is not read.
@@ -57,7 +57,7 @@ def set_aside(
 
 
 class GroupMoments:
-    """Progress of event time for each of some key groups, from MIN_WATERMARK_MS on.
+    """Progress of event time for each key group of a subtask, from MIN_WATERMARK_MS on.
 
     `state` is the name of the state, and `column` the name of its time column. `owner` names the operator in errors.
     """
@@ -69,22 +69,24 @@ class GroupMoments:
 
     @property
     def least_ms(self) -> int:
-        """The moment that all groups have reached."""
+        """The time, in ms, that all groups have reached."""
         return int(self._moments.min())
 
     @property
     def greatest_ms(self) -> int:
-        """The greatest moment that any group has reached."""
+        """The greatest time, in ms, that any group has reached."""
         return int(self._moments.max())
 
     def runs(self) -> Iterator[tuple[range, int]]:
-        """Yields runs of adjacent groups with one moment, and the moment. Several only for a while after a restore."""
+        """Yields runs of adjacent groups with the same time, and that time. There are several runs only for a while
+        after a restore.
+        """
         bounds = [0, *(np.flatnonzero(np.diff(self._moments)) + 1).tolist(), len(self._groups)]
         for start, stop in pairwise(bounds):
             yield self._groups[start:stop], int(self._moments[start])
 
     def of_keys(self, keys: pa.RecordBatch, max_parallelism: int) -> NDArray[np.int64] | int:
-        """The moment of the group of each row of some key columns; one moment if it is the same for all."""
+        """Returns the time of the group of each row of some key columns, or a single time if it is the same for all."""
         runs = [*self.runs()]
         if len(runs) == 1:
             return runs[0][1]
@@ -98,12 +100,14 @@ class GroupMoments:
         part[:] = moment_ms
 
     def freeze(self) -> FrozenTable:
-        """Freezes the times as UNION state: at a restore every subtask gets all of them, and uses its own groups."""
+        """Returns the times as UNION state: at a restore every subtask gets all of them, and uses those for its own
+        groups.
+        """
         rows = self._rows()
         return FrozenTable(self._state, StateKind.UNION, lambda: rows)
 
     def load(self, table: StateTable) -> None:
-        """Loads the moments of a former subtask. Raises IncompatibleStateError for another state."""
+        """Loads the times of a former subtask. Raises IncompatibleStateError for another state."""
         rows = table.rows
         if table.state != self._state or rows.schema.names != self._rows().schema.names:
             raise IncompatibleStateError(

@@ -86,9 +86,9 @@ def check_timestamp_column(schema: pa.Schema, column: str) -> None:
 
 
 def event_times_ms(batch: pa.RecordBatch, column: str) -> pa.Array:
-    """The timestamps of a batch as int64 milliseconds, null where the column is null.
+    """Returns the timestamps of a batch as int64 milliseconds, null where the column is null.
 
-    For a `WindowEnd` it is the millisecond before. Raises ConfigurationError as `check_timestamp_column` does.
+    For a `WindowEnd` it is the millisecond before the end. Raises ConfigurationError as `check_timestamp_column` does.
     """
     check_timestamp_column(batch.schema, column)
     values = plain(batch.column(column))
@@ -126,14 +126,14 @@ def seconds_advice(column: str, times_ms: pa.Array | pa.ChunkedArray) -> str:
 
 
 def check_event_time(schema: pa.Schema, column: str, punctuated_by: str | None) -> None:
-    """Raises ConfigurationError unless a schema has the column of event time, and the one of punctuations if named."""
+    """Raises ConfigurationError unless a schema has the event-time column and, if named, the column of punctuations."""
     check_timestamp_column(schema, column)
     if punctuated_by is not None:
         check_punctuations(schema, punctuated_by)
 
 
 def check_punctuations(schema: pa.Schema, column: str) -> None:
-    """Raises ConfigurationError unless a schema has this column, once, and it is boolean."""
+    """Raises ConfigurationError unless a schema has this column exactly once, and it is boolean."""
     if schema.get_field_index(column) < 0:
         raise ConfigurationError(f"punctuated_by={column!r}: there is no such column; there are {schema.names}")
     if not pa.types.is_boolean(schema.field(column).type):
@@ -144,7 +144,9 @@ def check_punctuations(schema: pa.Schema, column: str) -> None:
 
 
 def _of_marked(batch: pa.RecordBatch, column: str, times: Times) -> Times:
-    """The times of marked rows, and MIN_WATERMARK_MS for all other rows. Raises ConfigurationError."""
+    """Returns the times of rows for which the column of punctuations is true, and MIN_WATERMARK_MS for all other rows.
+    Raises ConfigurationError.
+    """
     check_punctuations(batch.schema, column)
     marks = batch.column(column).fill_null(False).to_numpy(zero_copy_only=False)
     return np.where(marks, times, MIN_WATERMARK_MS)
@@ -174,20 +176,22 @@ class WatermarkGenerator(Operator):
         if max_out_of_orderness_ms < 0:
             raise ConfigurationError(f"max_out_of_orderness must not be negative: {max_out_of_orderness_ms} ms")
         self.column = column
-        """The column of event time."""
+        """Name of the event-time column."""
         self._delay_ms = max_out_of_orderness_ms + 1
         self.idleness_ms = idleness_ms
         self._nulls_to = nulls_to
         self._punctuated_by = punctuated_by
         self.alignment = alignment
         self.dues_behind: Sequence[Due] = (as_they_are,)
-        """How later operators distinguish rows, including operators in other tasks. `graph/event_time.py` sets it."""
+        """The rules (`Due`) by which later operators, including operators of other tasks, treat rows.
+        `graph/event_time.py` sets it.
+        """
         self._looked_at_unit = False
         self._newest_ms: dict[int | None, int] = {}
         """The greatest timestamp of each split. Shared with `SourceSplits`, which a checkpoint contains."""
 
     def needed_columns(self, after: Columns) -> Columns:
-        """The column of event time as well."""
+        """Returns the needed columns, with the event-time column."""
         punctuations = () if self._punctuated_by is None else (self._punctuated_by,)
         return together(after, frozenset({self.column, *punctuations}))
 
@@ -240,12 +244,14 @@ class WatermarkGenerator(Operator):
             self._advance({split})
 
     def split_watermark_ms(self, split: int | None) -> int:
-        """The watermark of one split, MIN_WATERMARK_MS before its first. `split` None means splits read in sequence."""
+        """Returns the watermark of one split, MIN_WATERMARK_MS before its first row. `None` stands for splits that are
+        read one after the other.
+        """
         newest_ms = self._newest_ms.get(split)
         return MIN_WATERMARK_MS if newest_ms is None else self._behind(newest_ms)
 
     def holding_splits(self) -> set[int]:
-        """Returns the splits that are furthest behind, if other splits of the source are further or may be."""
+        """Returns the splits with the lowest watermark, if other splits of the source are ahead or may be."""
         splits = self.context.splits.active
         lowest_ms = min(map(self.split_watermark_ms, splits), default=MIN_WATERMARK_MS)
         others_ms = self._behind(max(self._newest_ms.values(), default=MIN_WATERMARK_MS))
@@ -254,16 +260,16 @@ class WatermarkGenerator(Operator):
         return {split for split in splits if self.split_watermark_ms(split) == lowest_ms}
 
     def splits_moved(self) -> None:
-        """Splits that do not hold event time back any more do not count."""
+        """Advances the watermark when a split no longer holds event time back."""
         self._advance()
 
     def _behind(self, newest_ms: int) -> int:
         return max(MIN_WATERMARK_MS, newest_ms - self._delay_ms)
 
     def _advance(self, current: Set[int | None] = frozenset()) -> None:
-        """Advances to the lowest time among the splits that hold event time back.
+        """Advances the watermark to the lowest time among the splits that hold event time back.
 
-        `current`: the splits whose rows are processed now, which hold it back too.
+        `current` are the splits of the rows being processed, which also hold it back.
         """
         splits = self.context.splits
         newest = self._newest_ms
@@ -280,7 +286,7 @@ class WatermarkGenerator(Operator):
             self.watermark_ms = own_ms if self.watermark_ms is None else max(self.watermark_ms, own_ms)
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        """The end of event time is the only watermark from upstream that counts."""
+        """Ignores watermarks from upstream, except the end of event time."""
         assert watermark_ms == MAX_WATERMARK_MS, "other watermarks end before a generator"
         self.watermark_ms = watermark_ms
         return iter(())
@@ -333,9 +339,9 @@ def same_time(one: str | None, other: str | None) -> bool:
 
 
 PIECE_ROWS = 131_072
-"""The most rows of a piece, so that results do not wait for a whole large batch, and cuts stay rare.
+"""Limit of rows in a piece. Results then need not wait for a whole large batch, and cuts stay rare.
 
-Turns of the source and batches of slow rows are bounded elsewhere. After an exchange all subtasks share each piece:
+Turns of the source and batches of slow rows are limited elsewhere. After an exchange all subtasks share each piece:
 with 32,768 rows, two subtasks got batches that cost a third more for each row in windows.
 """
 
@@ -344,7 +350,7 @@ Times: TypeAlias = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows `[start, stop)` of a batch. `newest_ms`: the greatest time of these and all rows before."""
+    """Rows `[start, stop)` of a batch. `newest_ms` is the greatest time of these rows and all rows before them."""
 
     start: int
     stop: int
@@ -439,7 +445,7 @@ class EventTimeCheck:
         raise self._changed(before.column(self.column)[row], after.column(self.column)[row])
 
     def results(self, fn: Callable[[dict[str, Any]], Iterable[Row]]) -> Callable[[dict[str, Any]], Iterable[Row]]:
-        """Returns `fn`, which makes any number of rows of one row, with a check of each result."""
+        """Wraps `fn`, which returns any number of rows for one row, so that the times of its results are checked."""
         return self._checked(fn) if self.used else fn
 
     def _checked(self, fn: Callable[[dict[str, Any]], Iterable[Row]]) -> Callable[[dict[str, Any]], Iterator[Row]]:

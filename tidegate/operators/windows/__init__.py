@@ -1,1 +1,1 @@
-"""Windows: which rows belong together in time or number, and the operators that aggregate them."""
+"""Windows: specifications of windows, and the operators that aggregate rows in them or call functions with them."""

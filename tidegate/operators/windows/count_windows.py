@@ -41,18 +41,20 @@ from tidegate.storage.schemas.column_names import own_name
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
 OPEN = own_name("open_window")
-"""The column of the namespace in the state. It is always 0, because a key has one open window."""
+"""Name of the namespace column in the state. Its value is always 0, because a key has one open window."""
 ROWS = own_name("window_rows")
-"""The number of rows in the open window: at least one, and fewer than a full window has."""
+"""Name of the column with the number of rows in the open window: at least one, and fewer than in a full window."""
 
 DUE = own_name("window_due_ms")
-"""When the timeout of the open window comes, in milliseconds of the clock. Only windows with a timeout have it."""
+"""Name of the column with the time of the open window's timeout, in ms of the clock. Only windows with a timeout have
+it.
+"""
 
 _SHARED = 256
 _SPARE = 4_096
-"""Entries may have this many keys more than twice the keys of `restore` before they are rebuilt."""
+"""Number of keys, in addition to twice the keys of `restore`, above which the entries are rebuilt."""
 _KEYS_A_STEP = 1_024
-"""Windows that the function gets in a step at the end of the input."""
+"""Limit of windows that are passed to the function in one step at the end of the input."""
 
 
 class CountTimeouts(Operator):
@@ -74,41 +76,43 @@ class CountTimeouts(Operator):
 
     @abstractmethod
     def open_windows(self) -> Iterator[tuple[pa.RecordBatch, Numbers]]:
-        """The distinct keys that have an open window, in batches, and when its timeout comes."""
+        """Yields the distinct keys that have an open window, in batches, and the time of its timeout in ms."""
 
     @abstractmethod
     def fire_due(self, keys: pa.RecordBatch, now_ms: int, emit: Emit) -> None:
-        """Fires the windows of some distinct keys, where their timeout has come."""
+        """Fires the windows of some distinct keys, where the timeout has passed."""
 
     def next_processing_time_ms(self) -> int | None:
-        """When the next timeout comes, or came for a window that is full by now."""
+        """Returns the time, in ms, of the next timeout. The window may have become full since, or the time may have
+        passed.
+        """
         return self._due.next_ms
 
     def on_processing_time(self, now_ms: int, emit: Emit) -> Iterator[None]:
-        """Fires the windows whose timeout has come."""
+        """Fires the windows whose timeout has passed."""
         for keys in self._due.due(now_ms):
             self.fire_due(keys, now_ms, emit)
             yield
 
     def find_timeouts(self) -> None:
-        """Finds the timeouts of the windows that the state has."""
+        """Rebuilds the timeouts from the windows in the state."""
         self._due = DueKeys()
         if self._timeout_ms is not None:
             for keys, dues in self.open_windows():
                 self._due.restore(keys, dues)
 
     def wait_for(self, due_ms: int, keys: pa.RecordBatch) -> None:
-        """Looks at distinct keys at a moment. Without key columns there is one key, of all rows."""
+        """Registers distinct keys to be checked at a time. Without key columns there is one key, for all rows."""
         self._due.add(due_ms, keys)
 
     def forget_full(self) -> None:
-        """Rebuilds the timeouts, if most known ones may belong to windows that are full by now."""
+        """Rebuilds the timeouts, if most of the registered ones may belong to windows that have become full."""
         if self._due.is_crowded:
             self.find_timeouts()
 
 
 class DueKeys:
-    """Keys by the moment at which to look at them."""
+    """Keys by the time, in ms, at which they are to be checked."""
 
     def __init__(self) -> None:
         self._entries: list[tuple[int, int, pa.RecordBatch]] = []
@@ -118,16 +122,18 @@ class DueKeys:
 
     @property
     def next_ms(self) -> int | None:
-        """When to check a key next, or None if there are no keys."""
+        """Returns the time of the next check, in ms, or None if there are no keys."""
         return self._entries[0][0] if self._entries else None
 
     @property
     def is_crowded(self) -> bool:
-        """True if there are many more keys than after the restore, so that most may have no open window any more."""
+        """True if there are many more keys than after the last rebuild, so that most of them may have no open
+        window.
+        """
         return self._keys > 2 * self._restored + _SPARE
 
     def add(self, due_ms: int, keys: pa.RecordBatch) -> None:
-        """Looks at these distinct keys at this moment."""
+        """Registers distinct keys to be checked at this time."""
         self._count += 1
         self._keys += _keys_in(keys)
         heapq.heappush(self._entries, (due_ms, self._count, keys))
@@ -141,7 +147,7 @@ class DueKeys:
         self._restored += len(order)
 
     def due(self, now_ms: int) -> Iterator[pa.RecordBatch]:
-        """The keys to look at now, entry by entry."""
+        """Yields the keys to be checked by now, entry by entry."""
         while self._entries and self._entries[0][0] <= now_ms:
             keys = heapq.heappop(self._entries)[2]
             self._keys -= _keys_in(keys)
@@ -149,12 +155,12 @@ class DueKeys:
 
 
 def _keys_in(keys: pa.RecordBatch) -> int:
-    """The number of keys. Without key columns there is one, of all rows."""
+    """Returns the number of keys. Without key columns there is one key, for all rows."""
     return keys.num_rows if keys.num_columns else 1
 
 
 class CountWindows(CountTimeouts, AggregateWindows):
-    """Aggregates of count windows. Without `keys`: of all rows of the stream."""
+    """Aggregates of count windows. Without `keys` all rows of the stream are counted together."""
 
     def __init__(
         self,
@@ -171,7 +177,9 @@ class CountWindows(CountTimeouts, AggregateWindows):
         self._size, self._fires_at_end = spec.rows, spec.fire_at_end
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """Raises CorruptionError if a stored table is not of these windows, or has keys of other subtasks."""
+        """Restores the open windows. Raises CorruptionError if a stored table is not of these windows, or has keys of
+        other subtasks.
+        """
         super().open(context, restored)
         self.find_timeouts()
 
@@ -181,7 +189,7 @@ class CountWindows(CountTimeouts, AggregateWindows):
         self.find_timeouts()
 
     def finish(self, emit: Emit) -> Iterator[None]:
-        """Fires the windows that are open, if that was requested. Otherwise counts their rows."""
+        """Fires the open windows, if that was requested. Otherwise only counts their rows."""
         if not self._state.exists:
             return
         table = self._state.table
@@ -197,11 +205,11 @@ class CountWindows(CountTimeouts, AggregateWindows):
             self.context.metrics.counter(LEFT_RECORDS).inc(left)
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot:
-        """Freezes the open windows."""
+        """Returns a snapshot of the open windows."""
         return self.changes(cut)
 
     def _add_rows(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """Adds the rows. Returns the windows that are full."""
+        """Adds rows to windows. Returns the results of windows that become full."""
         codes, distinct, count = codes_of(key_columns(batch, self._keys), batch.num_rows)
         table = self._state.table
         upserted = table.upsert(self._state.stored_keys(np.zeros(count, dtype=np.int64), distinct))
@@ -258,7 +266,7 @@ class CountWindows(CountTimeouts, AggregateWindows):
         merged: MergedGroups,
         lasts: Numbers,
     ) -> None:
-        """Stores the open windows of some keys, of which the state has none."""
+        """Stores the open windows of some keys that have none in the state."""
         if not len(codes):
             return
         keys = gather(distinct, codes.astype(np.int32)) if self._keys else distinct
@@ -271,12 +279,12 @@ class CountWindows(CountTimeouts, AggregateWindows):
         self._state.table.done()
 
     def _look_at(self, due_ms: int, distinct: pa.RecordBatch, codes: Numbers) -> None:
-        """Notes to look at some keys when their timeout comes."""
+        """Registers some keys to be checked at the timeout of their windows."""
         if len(codes):
             self.wait_for(due_ms, gather(distinct, codes.astype(np.int32)) if self._keys else distinct)
 
     def fire_due(self, keys: pa.RecordBatch, now_ms: int, emit: Emit) -> None:
-        """Fires the windows of some distinct keys, where their timeout has come."""
+        """Fires the windows of some distinct keys, where the timeout has passed."""
         table = self._state.table
         count = keys.num_rows if self._keys else 1
         found = table.upsert(self._state.stored_keys(np.zeros(count, dtype=np.int64), keys))
@@ -298,17 +306,17 @@ class CountWindows(CountTimeouts, AggregateWindows):
             emit(self._rows.output_without_bounds(fired, results))
 
     def open_windows(self) -> Iterator[tuple[pa.RecordBatch, Numbers]]:
-        """The keys that have an open window, and when its timeout comes."""
+        """Yields the keys that have an open window, and the time of its timeout in ms."""
         if self._state.exists:
             for keys, slots in self._state.table.scan_namespace(0, OUTPUT_ROWS_MAX):
                 yield self._state.user_keys(keys), self._state.extra(DUE).raw(slots)
 
 
 def dealt_out(codes: Numbers, held: Numbers, size: int) -> tuple[Numbers, Numbers, Numbers, Numbers, NDArray[np.bool_]]:
-    """Deals rows out to windows, in their order. `held`: how many rows the open window of each key has.
+    """Distributes rows to windows, in their order. `held` has the number of rows in the open window of each key.
 
-    Returns the window of each row; the first and the last window of each key; for each window its key, and whether it
-    is full. Windows are numbered in the order of their first rows here.
+    Returns the window of each row, the first and the last window of each key, and for each window its key and whether
+    it is full. Windows are numbered in the order of their first rows.
     """
     windows, of_keys = np.empty(len(codes), dtype=np.int64), np.empty(len(codes), dtype=np.int64)
     full = np.zeros(len(codes), dtype=np.bool_)
@@ -360,7 +368,7 @@ class FunctionCounts(CountTimeouts, WindowBuffer):
         self.find_timeouts()
 
     def finish(self, emit: Emit) -> Iterator[None]:
-        """Calls the function with the open windows, if that was requested. Otherwise counts their rows."""
+        """Calls the function with the open windows, if that was requested. Otherwise only counts their rows."""
         if self._fires_at_end:
             keys, _ = self._open_keys()
             for start in range(0, keys.num_rows, _KEYS_A_STEP):
@@ -372,7 +380,7 @@ class FunctionCounts(CountTimeouts, WindowBuffer):
             self.context.metrics.counter(LEFT_RECORDS).inc(left)
 
     def open_windows(self) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int64]]]:
-        """The stored keys that have an open window, and when its timeout comes."""
+        """Yields the stored keys that have an open window, and the time of its timeout in ms."""
         yield self._open_keys()
 
     def fire_due(self, keys: pa.RecordBatch, now_ms: int, emit: Emit) -> None:
@@ -380,7 +388,7 @@ class FunctionCounts(CountTimeouts, WindowBuffer):
         self._give(keys, now_ms, emit)
 
     def _open_keys(self) -> tuple[pa.RecordBatch, NDArray[np.int64]]:
-        """The distinct stored keys that have an open window, and when its timeout comes."""
+        """Returns the distinct stored keys that have an open window, and the time of its timeout in ms."""
         places, _, keys = self.scanned(0, self.keys.names)
         if not keys.num_rows:
             return pa.RecordBatch.from_pylist([], self.keys), places
@@ -388,7 +396,9 @@ class FunctionCounts(CountTimeouts, WindowBuffer):
         return distinct, places[np.unique(codes, return_index=True)[1]]
 
     def _give(self, keys: pa.RecordBatch, now_ms: int | None, emit: Emit) -> None:
-        """Calls the function with the windows of keys whose timeout has passed by `now_ms`, or all windows for None."""
+        """Calls the function with the windows of keys whose timeout has passed by `now_ms`, or with all windows if that
+        is None.
+        """
         table = self.tables[0]
         found = table.find(keys)
         places = self.places_of(found.refs)

@@ -87,15 +87,17 @@ from tidegate.storage.state.snapshot import StateTable
 
 SlicedSpec = Tumbling | Sliding | Cumulating
 ROW_END = own_name("row_end_ms")
-"""The end of the session that the row would form alone, if each row has its own gap."""
+"""Name of the column with the end of the session that the row would form alone, if each row has its own gap."""
 START, OUT = own_name("window_start_ms"), own_name("window_out")
-"""Columns of an ended session: its start, and whether the function has returned a row. `PLACE` is its end."""
+"""Names of the columns of an ended session: its start, and whether the function has returned a row. The column `PLACE`
+is its end.
+"""
 
 Refs = NDArray[np.int64]
 
 
 class KeptWindows(TimedWindows):
-    """Rows by key and end of the window. They wait for the end of the window, or are kept after it for late rows."""
+    """Rows by key and end of the window. They wait for the end of the window, or are kept after it, for late rows."""
 
     def __init__(
         self,
@@ -110,7 +112,7 @@ class KeptWindows(TimedWindows):
         super().__init__(keys, spec, time, schema, calls, lateness_ms, life)
         self._known = spec
         self._over_ms = MIN_WATERMARK_MS
-        """A lower bound of the moments when kept windows are over."""
+        """A lower bound, in ms, of the times at which kept windows can be removed."""
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
         """Raises CorruptionError as `WindowBuffer` does."""
@@ -124,7 +126,7 @@ class KeptWindows(TimedWindows):
         self._over_ms = MIN_WATERMARK_MS
 
     def give(self, ends: Times, refs: NDArray[np.int64], emit: Emit) -> None:
-        """Calls the function with waiting rows by key and window. The rows are then kept, or removed."""
+        """Calls the function with waiting rows by key and window. The rows are then kept or removed."""
         rows = self.taken(refs)
         if self._keeps:
             self._keep_given(rows, self.keys_of(refs), ends)
@@ -205,7 +207,7 @@ class KeptWindows(TimedWindows):
 
 
 class FunctionWindows(KeptWindows):
-    """Calls a function with the rows of each key and window."""
+    """Calls a function with the rows of each key and window. The windows follow from the time of a row alone."""
 
     def add_rows(
         self,
@@ -231,7 +233,7 @@ class FunctionWindows(KeptWindows):
                 self.give_again(rows.take(some), keys.take(some), ends[again], waiting, emit)
 
     def _windows_of(self, times: Times) -> tuple[Numbers, Times]:
-        """Returns the numbers of rows and the ends of their windows, row by row. The rows of a window stay in order."""
+        """Returns, row by row, the row index and the end of each of its windows. The rows of a window stay in order."""
         found = [*ends_of(self._known, times)]
         if len(found) == 1:
             return found[0]
@@ -267,7 +269,7 @@ class FunctionWindows(KeptWindows):
     def _given_in_turn(
         self, ends: Times, refs: NDArray[np.int64], due: Numbers, calls: FunctionCalls, emit: Emit
     ) -> Numbers:
-        """Like `_given`, but end by end, until a timer comes before the next end."""
+        """Works like `_given`, but window end by window end, until a timer comes before the next end."""
         due = due[np.argsort(ends[due], kind="stable")]
         starts = np.flatnonzero(np.diff(ends[due], prepend=MIN_WATERMARK_MS))
         rest = budget(len(ends))
@@ -286,7 +288,7 @@ class FunctionWindows(KeptWindows):
         return due[:0]
 
     def _chosen(self, ends: Times, refs: NDArray[np.int64], due: Numbers) -> Numbers:
-        """The first windows among due rows, with about as many rows as a function gets at once."""
+        """Selects the first windows among due rows, with about as many rows as a function gets at once."""
         due_ends, counts = np.unique(ends[due], return_counts=True)
         _, windows = next(pieces(counts))
         chosen: Numbers = due[ends[due] <= due_ends[windows - 1]]
@@ -302,7 +304,9 @@ class FunctionWindows(KeptWindows):
 
 @dataclass(frozen=True, slots=True)
 class _EndedSessions:
-    """Ended sessions: their refs, the numbers of their keys, their bounds, and whether a result was emitted."""
+    """Ended sessions: the references to their rows in the state, the numbers of their keys, their bounds, and whether a
+    result was emitted.
+    """
 
     refs: Refs
     codes: Numbers
@@ -354,7 +358,9 @@ class FunctionSessions(TimedWindows):
         super().load_table(table)
 
     def last_ends(self, batch: pa.RecordBatch, times: Times) -> Times:
-        """The end of the session that each row would form alone. Raises ConfigurationError and OperatorError."""
+        """Returns the end of the session that each row would form alone. Raises ConfigurationError and
+        OperatorError.
+        """
         ends = row_ends(self.context, batch, times, self._session)
         if isinstance(self._time, str):
             check_last_ends(ends, times, batch.schema.field(self._time).type)
@@ -369,7 +375,9 @@ class FunctionSessions(TimedWindows):
         moments: Times | int,
         emit: Emit,
     ) -> None:
-        """Stores rows. Ended sessions that they join are emitted at once, and so are new sessions that have ended."""
+        """Stores rows. Ended sessions that they join are emitted again at once, and so are new sessions that have
+        ended.
+        """
         # Ended sessions, also the ones that wait to be emitted, end at the watermark or before.
         touches = times - 1 <= moments
         touched = keys.filter(pa.array(touches)) if touches.any() else None
@@ -432,7 +440,9 @@ class FunctionSessions(TimedWindows):
             yield
 
     def _give_ended(self, keys: pa.RecordBatch, emit: Emit) -> None:
-        """Calls the function with the ended sessions of some keys that wait for the next step of a watermark."""
+        """Calls the function with ended sessions of some keys that have not fired, because a checkpoint came between
+        two steps.
+        """
         _, distinct, count = codes_of(keys, keys.num_rows)
         moments = np.broadcast_to(self._fired.of_keys(distinct, self.context.max_parallelism), count)
         waiting = self.tables[WAITING].find(distinct)
@@ -452,7 +462,7 @@ class FunctionSessions(TimedWindows):
         bounds: tuple[Times, Times],
         emit: Emit,
     ) -> int:
-        """Calls the function with some sessions of stored rows, for the first time. Returns the number of their rows.
+        """Calls the function for the first time with some sessions of stored rows. Returns the number of their rows.
 
         `refs`, `times` and `ends_alone` have an entry per row, and `numbers` is the session of each row.
         """
@@ -590,7 +600,7 @@ class FunctionSessions(TimedWindows):
         self._over_ms = min(self._over_ms, int(self.last_ms(bounds[1]).min()))
 
     def _ended_sessions(self, keys: pa.RecordBatch) -> _EndedSessions:
-        """The ended sessions of some keys that are not removed yet."""
+        """Returns the ended sessions of some keys that have not been removed yet."""
         found = self.tables[RESULTS].find(keys)
         rows = self.tables[RESULTS].take(found.refs, [START, PLACE, OUT])
         starts, ends = rows.column(START).to_numpy(), rows.column(PLACE).to_numpy()
@@ -608,13 +618,13 @@ class FunctionSessions(TimedWindows):
         self.keep(rows, keys, times, table, () if self._gap_ms is not None else (pa.array(ends),))
 
     def _stretches_of(self, refs: Refs, table: int) -> tuple[Times, Times]:
-        """The times of stored rows, and the ends of their gaps."""
+        """Returns the times of stored rows, and the ends of their gaps."""
         found = self.tables[table].take(refs, [PLACE, *self._own_names])
         times: Times = found.column(PLACE).to_numpy()
         return times, self._ends_in(found, times)
 
     def _ends_in(self, columns: pa.RecordBatch, times: Times) -> Times:
-        """The ends of the gaps of rows with these times. `columns` has the operator's own columns."""
+        """Returns the ends of the gaps of rows with these times. `columns` has the operator's own columns."""
         if self._gap_ms is not None:
             return times + self._gap_ms
         ends: Times = columns.column(ROW_END).to_numpy()

@@ -39,20 +39,22 @@ from tidegate.storage.schemas.batches import together
 from tidegate.storage.schemas.column_names import own_name
 
 _ALL = own_name("all_rows")
-"""The key of windows of all rows."""
+"""Constant key of windows over all rows."""
 
 Results = tuple[pa.RecordBatch, list[pa.Array]]
-"""Key columns, and the result of each aggregate."""
+"""Key columns, and the result array of each aggregate."""
 _ROWS_MAX = 65_536
 _PAIRS_MAX = 131_072
 _BYTES_MAX = 32 * 2**20
-"""About how many bytes of memory the values of all rows of a bundle may take."""
+"""Limit in bytes of the values of all rows that a bundle holds in memory (an estimate)."""
 
 _NO_NUMBERS: Numbers = np.zeros(0, dtype=np.int64)
 
 
 class NodeReader:
-    """Reads nodes of a state together. A node is a namespace of the state."""
+    """Reads and merges several nodes of a state. A node is a namespace of the state: a slice or several merged
+    slices.
+    """
 
     def __init__(self, state: WindowState) -> None:
         self._state = state
@@ -76,7 +78,9 @@ class NodeReader:
             yield self._plain_keys(keys), self._state.results_of(accumulators, slots)
 
     def of_keys(self, parts: Sequence[int], keys: pa.RecordBatch, rows: int) -> Results:
-        """Returns the results of the keys of some rows. `rows` is their number, as there may be no key column."""
+        """Returns the results of the keys of some rows. `rows` is their number, which key columns alone do not give if
+        there are none.
+        """
         table = self._state.table
         if len(parts) == 1:
             found = table.upsert(self._state.stored_keys(np.full(rows, parts[0], dtype=np.int64), keys))
@@ -100,7 +104,9 @@ class NodeReader:
         return distinct, merged.results(np.arange(count))
 
     def merge_into(self, node: int, part: int, taken: bool, groups: range | None) -> int:
-        """Merges the rows of one node into another, and empties it with `taken`. Returns how many rows."""
+        """Merges the rows of one node into another, and removes them from the first with `taken`. Returns the number of
+        rows.
+        """
         table = self._state.table
         rows = 0
         read = table.drain_namespace if taken else table.scan_namespace
@@ -116,7 +122,7 @@ class NodeReader:
         return rows
 
     def _empty(self) -> tuple[VectorTable, list[Accumulator]]:
-        """A table in memory, and its accumulators."""
+        """Returns an empty table in memory, and its accumulators."""
         names = tuple(self._state.key_schema.names) or (_ALL,)
         backend = ColumnarBackend(1, names, incremental=False)
         table = backend.table("merged", self._state.specs())
@@ -137,11 +143,11 @@ class BundleRows:
     """The results of several windows, in the order of the windows."""
 
     windows: Numbers
-    """The position of the window of each row."""
+    """For each row, the index of its window."""
     keys: pa.RecordBatch
     results: list[pa.Array]
     nodes: Numbers
-    """Nodes to merge into, and below their keys and what to merge."""
+    """Nodes to merge into. The next attributes have their keys, and the values to merge."""
     node_keys: pa.RecordBatch
     node_parts: Parts
 
@@ -157,30 +163,30 @@ class _Layout:
         self._keys = keys
         self.codes = codes
         self.merges: list[tuple[Numbers, Numbers]] = []
-        """Which rows to merge into which later ones, one pair of arrays for each level."""
+        """Which rows to merge into which later rows: a pair of index arrays for each level."""
         self.pairs = 0
         self._nodes, self._places = nodes[:0], np.zeros((0, 2), dtype=np.int64)
         self.know(nodes[bounds[:-1]], np.stack([bounds[:-1], bounds[1:]], axis=1))
 
     @property
     def rows(self) -> int:
-        """How many rows there are."""
+        """Number of rows."""
         return len(self.codes)
 
     def know(self, nodes: Numbers, places: Numbers) -> None:
-        """Stores the row ranges of nodes: the first row of each, and the row after its last one."""
+        """Stores the row range of each node: its first row, and the row after its last one."""
         nodes, places = np.concatenate([self._nodes, nodes]), np.concatenate([self._places, places])
         order = np.argsort(nodes)
         self._nodes, self._places = nodes[order], places[order]
 
     def places_of(self, nodes: Sequence[int]) -> Numbers:
-        """Returns the ranges of the rows of nodes. A node without rows has an empty range."""
+        """Returns the row ranges of nodes. A node without rows has an empty range."""
         asked = np.asarray(nodes, dtype=np.int64)
         at = np.minimum(np.searchsorted(self._nodes, asked), len(self._nodes) - 1)
         return np.where((self._nodes[at] == asked)[:, None], self._places[at], 0)
 
     def add(self, made: Sequence[tuple[int, ...]]) -> Numbers:
-        """Numbers the rows of some new nodes, which are made of other nodes. Returns where the rows are."""
+        """Numbers the rows of new nodes that are merged from other nodes. Returns their row ranges."""
         places = self.places_of([*chain.from_iterable(made)])
         rows = _ranges_of(places)
         owners = _repeated(np.repeat(np.arange(len(made)), [len(parts) for parts in made]), places)
@@ -194,7 +200,7 @@ class _Layout:
 
 
 class BundleReader:
-    """Reads bundles from the state of one operator."""
+    """Reads bundles of windows from the state of one operator."""
 
     def __init__(self, state: WindowState) -> None:
         self._state = state
@@ -245,7 +251,7 @@ class BundleReader:
         )
 
     def store(self, found: BundleRows) -> int:
-        """Merges what the new nodes have into the state. Returns how many rows have changed."""
+        """Merges the values of the new nodes into the state. Returns the number of changed rows."""
         rows = len(found.nodes)
         if rows:
             table = self._state.table
@@ -256,7 +262,9 @@ class BundleReader:
         return rows
 
     def _window_places(self, bundle: Bundle, layout: _Layout) -> Numbers:
-        """Returns the ranges of rows of windows. Windows of the same nodes share them; a single node is the window."""
+        """Returns the row ranges of windows. Windows with the same nodes share a range, and the range of a single node
+        is used directly.
+        """
         numbers = {parts: number for number, parts in enumerate(dict.fromkeys(bundle.parts))}
         single = [parts for parts in numbers if len(parts) == 1]
         made = [parts for parts in numbers if len(parts) > 1]
@@ -267,7 +275,7 @@ class BundleReader:
         return places[[numbers[parts] for parts in bundle.parts]]
 
     def _fill(self, layout: _Layout, values: Sequence[Parts]) -> None:
-        """Fills columns with the rows that were read, and merges the remaining rows from them."""
+        """Fills the columns with the rows that were read, and computes the other rows by merging."""
         state = self._state
         if self._fields is not state.fields:
             self._fields, self._columns = state.fields, BatchColumns(state.specs())
@@ -294,7 +302,7 @@ class BundleReader:
         return [[self._columns.column(of.name).take(slots) for of in fields] for fields in self._state.fields.values()]
 
     def _results(self, rows: Numbers) -> list[pa.Array]:
-        """Results of rows, computed once for each row that is given several times."""
+        """Returns the results of rows. A row that is listed several times is computed once."""
         distinct, inverse = np.unique(rows, return_inverse=True)
         if len(distinct) == len(rows):
             return self._state.results_of(self._accumulators, rows.astype(np.int32))
@@ -316,7 +324,7 @@ def _ranges_of(places: Numbers) -> Numbers:
 
 
 def _repeated(values: Numbers, places: Numbers) -> Numbers:
-    """Repeats each value as often as its range has numbers. `places`: bounds of the ranges, of shape (n, 2)."""
+    """Repeats each value as often as its range has numbers. `places` has the bounds of the ranges, of shape (n, 2)."""
     found: Numbers = np.repeat(values, places[:, 1] - places[:, 0])
     return found
 

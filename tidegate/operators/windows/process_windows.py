@@ -61,13 +61,15 @@ class ProcessWindowContext(FunctionContext):
         self._timers: WindowTimerService | None = None
         self._of_windows: list[PerWindowState] = []
         self.window: Window | None = None
-        """`start_ms` and `end_ms` of the window, in milliseconds since 1970; None for count windows."""
+        """Bounds of the window, `start_ms` and `end_ms`, in milliseconds since 1970. None for count windows."""
         self.current_watermark = MIN_WATERMARK_MS
         """The newest watermark, in milliseconds; `MIN_WATERMARK_MS` before the first one, also after a restore."""
 
     @property
     def current_key(self) -> dict[str, Any]:
-        """The key columns of the key, empty for windows of all rows. Raises ConfigurationError outside of `process`."""
+        """Returns the key columns of the current key, empty for windows of all rows. Raises ConfigurationError outside
+        of `process`.
+        """
         row = self._scope.current_row("the current key")
         return row if self._keyed else {}
 
@@ -79,10 +81,10 @@ class ProcessWindowContext(FunctionContext):
         return self._states.bind(declared)
 
     def window_state(self, declared: S) -> S:
-        """Binds a state of the key and window, in `open`. It is removed with the window.
+        """Binds a state of the key and window, in `open`. The state is removed with the window.
 
-        So late rows and timers of the window still find it. Raises ConfigurationError as `state`, for a state with a
-        time to live, and for windows that have no state of their own.
+        Late rows and timers of the window therefore still find it. Raises ConfigurationError as `state`, for a state
+        with a time to live, and for windows that have no state of their own.
         """
         of_windows = PerWindowState(declared, self._window_end)
         check_life(self._life, f"state {declared.name!r} of a window")
@@ -117,20 +119,22 @@ def check_life(life: WindowLife | None, what: str) -> None:
 
 
 class ProcessWindowFunction:
-    """Processes windows: gets all rows of each key and window, with state of the key."""
+    """Base of functions over windows: gets all rows of each key and window, with state of the key."""
 
     context: ProcessWindowContext
-    """The context that all methods get."""
+    """The context that is passed to all methods."""
 
     def open(self, context: ProcessWindowContext) -> None:
         """Called once, before anything else: bind states here."""
 
     def process(self, rows: pa.Table, context: ProcessWindowContext) -> WindowResult:
-        """Processes one window, with its rows in the order in which they came. Returns rows as for `apply`."""
+        """Processes one window, with its rows in the order of arrival. Returns rows as a function of `apply` does."""
         raise NotImplementedError(f"{type(self).__name__} needs a method process(self, rows, context)")
 
     def on_timer(self, timestamp: int, context: ProcessWindowContext) -> WindowResult:
-        """A timer of this key and window has come; `context.window` is the window. Returns rows as `process` does."""
+        """Called when a timer of this key and window fires. `context.window` is the window. Returns rows as `process`
+        does.
+        """
         raise NotImplementedError(f"{type(self).__name__} needs a method on_timer(self, timestamp, context)")
 
     def close(self) -> None:
@@ -159,7 +163,7 @@ class FunctionCalls(WindowCalls):
         self.name = f"{type(function).__name__}.process"
         self._undo = None if errors_to is None else StateUndo()
         self.has_timers = type(function).on_timer is not ProcessWindowFunction.on_timer
-        """True if the function has a method for timers."""
+        """True if the function defines `on_timer`."""
         self._scope = KeyScope()
         self._refs: Sequence[KeyRef] = ()
         self._life: WindowLife | None = None
@@ -170,8 +174,8 @@ class FunctionCalls(WindowCalls):
     ) -> KeyedStates:
         """Opens the function. Returns the states that it has bound. Raises OperatorError if the function raises.
 
-        `own_states` are names that the operator needs itself. `life`: how long windows are there, if they have timers
-        and state of their own.
+        `own_states` are names of states that the operator itself uses. `life` determines how long windows exist, if
+        they have timers and state of their own.
         """
         names = StateNames()
         for name in own_states:
@@ -203,11 +207,11 @@ class FunctionCalls(WindowCalls):
         return TimerChains(self.states.timers, at_end)
 
     def first_timer_ms(self) -> int | None:
-        """The moment of the timer that fires next."""
+        """Returns the time, in ms, of the timer that fires next, or None."""
         return None if self._timers is None else self.states.timers.first_ms(TimeDomain.EVENT_TIME)
 
     def fire(self, until_ms: int, chains: TimerChains, rows_schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-        """Fires timers up to a moment, in the order of moments, keys and windows: as many as a step may."""
+        """Fires timers up to a time, ordered by time, key and window, as many as one step may."""
         assert self._timers is not None and self._life is not None, "windows without timers"
         pace, scope, ask = self._context.pace, self._scope, self._ask
         with Blame(self._context, lambda: (f"{self.name.removesuffix('.process')}.on_timer", None)):
@@ -247,18 +251,18 @@ class FunctionCalls(WindowCalls):
             self._set_aside(self._context, of)
 
     def _windows_of(self, columns: pa.RecordBatch, numbers: Sequence[int], ends: Sequence[int]) -> Grouped:
-        """Windows by the numbers of their keys and their ends, without rows."""
+        """Returns windows without rows, given the numbers of their keys and their ends."""
         assert self._life is not None, "windows without a life"
         starts = np.array([self._life.window(end_ms).start_ms for end_ms in ends], dtype=np.int64)
         keys = columns.take(pa.array(numbers, pa.int64()))
         return Grouped(keys, np.zeros(0, dtype=np.int64), keys, starts, np.array(ends, dtype=np.int64))
 
     def _found_of_timer(self, moment_ms: int, rows_schema: pa.Schema) -> list[pa.RecordBatch]:
-        """Calls the function for a timer. Returns the results."""
+        """Calls the function for a timer. Returns its results."""
         return self._conformed(self._function.on_timer(moment_ms, self._ask), rows_schema)
 
     def forget(self, keys: pa.RecordBatch, ends: Times) -> None:
-        """Removes the state of windows of keys that are over."""
+        """Removes the state of windows that are over, for some keys."""
         if not self._ask._of_windows:
             return
         refs = self.states.enter(keys)
@@ -271,7 +275,7 @@ class FunctionCalls(WindowCalls):
         self.states.leave(keys.num_rows)
 
     def fix_keys(self) -> None:
-        """Fixes the key columns: all states are bound, also the state of the rows."""
+        """Sets the key columns, once all states, including the state of the rows, are bound."""
         self.states.fix_keys(self._codec)
 
     def note_watermark(self, watermark_ms: int) -> None:
@@ -323,23 +327,25 @@ class FunctionCalls(WindowCalls):
 
 TIMERS_OF_WINDOWS = own_name("window_timers")
 _LATENESS_MS_MAX = 1 << 58
-"""With this lateness a window is never over, and the sum with its end still fits into 64 bits."""
+"""Largest lateness in ms: a window is never over, and its end plus the lateness still fits into 64 bits."""
 
 
 def last_moments(ends: Times, lateness_ms: int) -> Times:
-    """Returns the last moments of windows with these ends. A window is over when the watermark has reached it."""
+    """Returns the last moment of each window with these ends, in ms, including the allowed lateness. A window is over
+    when the watermark has reached it.
+    """
     return ends - 1 + min(lateness_ms, _LATENESS_MS_MAX)
 
 
 @dataclass(frozen=True, slots=True)
 class WindowLife:
-    """Windows that are known from the time alone, and the lateness that is allowed for them."""
+    """How long windows that follow from the time of a row exist: the windows, and their allowed lateness."""
 
     spec: Tumbling | Sliding | Cumulating
     lateness_ms: int = 0
 
     def window(self, end_ms: int) -> Window:
-        """The window with this end."""
+        """Returns the window with this end."""
         return Window(int(starts_of(self.spec, np.array([end_ms], dtype=np.int64))[0]), end_ms)
 
     def last_ms(self, ends: Times) -> Times:
@@ -369,11 +375,11 @@ class WindowTimers:
             self._timers.change(TimeDomain.EVENT_TIME, moment_ms, registered=False)
 
     def windows_at(self, moment_ms: int) -> list[int]:
-        """The ends of the windows of the current key that wait for a moment, in order."""
+        """Returns the ends of the windows of the current key that have a timer for a time, in order."""
         return sorted(end_ms for end_ms, moments in self._moments.items() if moment_ms in moments)
 
     def fires(self, end_ms: int, moment_ms: int) -> bool:
-        """Removes a timer that fires. Returns False if it was deleted before."""
+        """Removes a timer because it fires. Returns False if it was deleted before."""
         return self._taken(end_ms, moment_ms)
 
     def _taken(self, end_ms: int, moment_ms: int) -> bool:
@@ -386,7 +392,7 @@ class WindowTimers:
 
 
 class WindowTimerService:
-    """Registers timers of the key and window of a call. Moments are milliseconds since 1970."""
+    """Registers timers of the key and window of the current call. Times are in milliseconds since 1970."""
 
     def __init__(
         self,
@@ -403,11 +409,14 @@ class WindowTimerService:
         return self._now_ms()
 
     def current_watermark(self) -> int:
-        """The newest watermark; `MIN_WATERMARK_MS` before the first one, also after a restore."""
+        """Returns the newest watermark, in milliseconds. `MIN_WATERMARK_MS` before the first one, also after a
+        restore.
+        """
         return self._watermark_ms()
 
     def register_event_time_timer(self, timestamp_ms: int) -> None:
-        """Calls `on_timer` for this key and window when the watermark reaches the moment, or soon if it has already.
+        """Registers a timer: `on_timer` is called for this key and window when the watermark reaches the time, or soon
+        if it already has.
 
         A timer for a moment at which the window is over is dropped.
         """
@@ -419,11 +428,15 @@ class WindowTimerService:
 
 
 Place = Callable[[], int]
-"""Returns the end of the current window. Raises ConfigurationError outside of a call for a window."""
+"""A function that returns the end of the current window. It raises ConfigurationError outside of a call for a
+window.
+"""
 
 
 class PerWindowState(KeyedState):
-    """A declared state, of each key and window. `view` is what the function gets, once this is bound."""
+    """A declared state that belongs to each key and window. `view` is the object for the function, once the state is
+    bound.
+    """
 
     _internal: InternalMapState
     view: KeyedState
@@ -441,12 +454,12 @@ class PerWindowState(KeyedState):
 
     @property
     def stored_field(self) -> pa.Field:
-        """A map from the end of the window, in milliseconds, to what the declared state stores."""
+        """A map from the end of the window, in milliseconds, to the stored value of the declared state."""
         key = pa.field("key", pa.int64(), nullable=False)
         return pa.field(self.name, pa.map_(key, self._declared.stored_field.with_name("value")))
 
     def expires(self, column_type: pa.DataType) -> bool:
-        """Returns False: the state is removed with its window."""
+        """Returns False, because the state is removed with its window and does not expire."""
         return False
 
     def forget(self, end_ms: int) -> None:
@@ -461,7 +474,7 @@ class PerWindowState(KeyedState):
 
 
 class _Views:
-    """Makes the internal state of the current window, as a backend makes the internal state of a key."""
+    """Creates the internal state of the current window, as a backend creates the internal state of a key."""
 
     def __init__(self, internal: InternalMapState, place: Place) -> None:
         self._internal, self._place = internal, place
@@ -477,7 +490,7 @@ class _Views:
 
 
 class _Values:
-    """`InternalValueState` of a window, without the methods for many keys: a call is for one key."""
+    """`InternalValueState` of a window. It lacks the methods for many keys, because a call is for one key."""
 
     def __init__(self, internal: InternalMapState, place: Place) -> None:
         self._internal, self._place = internal, place
@@ -503,7 +516,7 @@ class _Lists(_Values):
 
 
 class _Maps:
-    """`InternalMapState` of a window. Entries are stored as Arrow gives a map: a list of pairs."""
+    """`InternalMapState` of a window. Entries are stored as a list of pairs, as Arrow represents a map."""
 
     def __init__(self, internal: InternalMapState, place: Place) -> None:
         self._whole = _Values(internal, place)
@@ -534,5 +547,5 @@ class _Maps:
 
 
 def _one_nan(map_key: Any) -> Any:
-    """Returns one object for every NaN, because a dictionary finds a NaN by identity alone."""
+    """Returns one object for every NaN, because a dictionary finds a NaN only by identity."""
     return math.nan if map_key != map_key else map_key

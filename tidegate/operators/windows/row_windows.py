@@ -51,23 +51,24 @@ ROWS_STATE = own_name("window_rows")
 KEPT_STATE = own_name("window_rows_kept")
 RESULTS_STATE = own_name("window_results")
 WAITING, KEPT, RESULTS = range(3)
-"""The numbers of the tables."""
+"""Numbers of the state tables: waiting rows, kept rows, and results."""
 PLACE = own_name("window_place_ms")
 _ALL = own_name("all_rows")
-"""The key of windows of all rows."""
+"""Constant key of windows over all rows."""
 STEP_ROWS = 65_536
 DROPPED_ROWS = 131_072
 _LOOKS = 8
-"""At most this many rows are scanned for each row that is removed, however many wait."""
+"""Limit of rows that are scanned for each row that is removed, however many rows wait."""
 
 
 def plain_rows(schema: pa.Schema) -> pa.Schema:
-    """The columns of the rows that functions get, for rows with these columns: dictionaries are decoded."""
+    """Returns the columns of rows as functions get them, for an input schema: dictionaries are decoded."""
     return pa.schema([pa.field(field.name, decoded_type(field.type)) for field in schema])
 
 
 class WindowBuffer(RowsOperator):
-    """Stores rows by key, or all rows together without `keys`. `schema` has the columns of the input.
+    """Stores rows of windows until a function gets them, by key, or together without `keys`. `schema` has the columns
+    of the input.
 
     `life` describes windows that have state and timers; for other windows timers raise ConfigurationError. `own` are
     columns of the operator that are stored with each row, after its place. `results` are the columns of stored results.
@@ -88,7 +89,7 @@ class WindowBuffer(RowsOperator):
         self._key_names, self._calls, self._life = keys, calls, life
         of_keys = key_schema(schema, keys) if keys else pa.schema([(_ALL, pa.int8())])
         self._columns = pa.schema([of_keys.field(f.name) if f.name in keys else f for f in plain_rows(schema)])
-        """Columns of the rows that functions get."""
+        """Columns of the rows as functions get them."""
         values = [pa.field(PLACE, pa.int64()), *own, *(field for field in self._columns if field.name not in keys)]
         stored = dict.fromkeys(
             (ROWS_STATE, KEPT_STATE) if life is not None or results else (ROWS_STATE,), pa.schema(values)
@@ -98,7 +99,7 @@ class WindowBuffer(RowsOperator):
         super().__init__(of_keys, stored)
 
     def rows_of(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch]:
-        """A batch in the columns that are kept, and its stored key columns. Raises TypeError for other types."""
+        """Returns a batch in the stored columns, and its stored key columns. Raises TypeError for other types."""
         keys = key_columns(batch, self._key_names)
         columns = []
         for field in self._columns:
@@ -120,17 +121,17 @@ class WindowBuffer(RowsOperator):
         table: int = WAITING,
         own: Sequence[pa.Array] = (),
     ) -> None:
-        """Appends rows to the state. `own`: the values of the operator's own columns."""
+        """Appends rows to the state. `own` has the values of the operator's own columns."""
         if rows.num_rows:
             values = [rows.column(name) for name in rows.schema.names if name not in self._key_names]
             self.append(table, keys, [pa.array(places), *own, *values])
 
     def taken(self, refs: NDArray[np.int64], table: int = WAITING) -> pa.RecordBatch:
-        """Stored rows, in the columns that functions get."""
+        """Returns stored rows in the columns that functions get."""
         return self.tables[table].take(refs, self._columns.names)
 
     def keys_of(self, refs: NDArray[np.int64], table: int = WAITING) -> pa.RecordBatch:
-        """The stored key columns of stored rows."""
+        """Returns the stored key columns of stored rows."""
         return self.tables[table].take(refs, self.keys.names)
 
     def places_of(self, refs: NDArray[np.int64], table: int = WAITING) -> Times:
@@ -150,7 +151,7 @@ class WindowBuffer(RowsOperator):
         return np.concatenate(places), np.concatenate(refs), together(batches) if batches and columns else none
 
     def done(self) -> None:
-        """Ends the batch of all tables. Refs are invalid afterwards."""
+        """Ends the batch in all tables. References to rows are invalid afterwards."""
         for table in self.tables:
             table.done()
 
@@ -162,7 +163,7 @@ class WindowBuffer(RowsOperator):
             emit(batch)
 
     def grouped(self, rows: pa.RecordBatch, groups: Numbers, bounds: tuple[Times, Times] | None) -> Grouped:
-        """The rows of each group together, in their order."""
+        """Returns the rows sorted by group. The rows of a group stay in order."""
         order = np.argsort(groups, kind="stable")
         if not bool(np.all(order[1:] > order[:-1])):
             rows = rows.take(pa.array(order))
@@ -182,21 +183,23 @@ class WindowBuffer(RowsOperator):
         return super().make_backend()
 
     def fix_keys(self, backend: KeyedBackend) -> None:
-        """Fixes the key columns: all state is bound."""
+        """Sets the key columns, once all state is bound."""
         if isinstance(self._calls, FunctionCalls):
             self._calls.fix_keys()
         else:
             super().fix_keys(backend)
 
     def load_table(self, table: StateTable) -> None:
-        """Raises ConfigurationError for a state that the function does not bind, or binds with another type."""
+        """Loads a stored table. Raises ConfigurationError for a state that the function does not bind, or binds with
+        another type.
+        """
         if isinstance(self._calls, FunctionCalls) and table.state not in self.stored:
             self._calls.states.load(table)
         else:
             super().load_table(table)
 
     def changes(self, cut: Cut) -> OperatorSnapshot:
-        """Freezes rows and states."""
+        """Returns the changes of rows and states since the last snapshot."""
         if not isinstance(self._calls, FunctionCalls):
             return super().snapshot(cut)
         if cut.keyed:
@@ -204,11 +207,11 @@ class WindowBuffer(RowsOperator):
         return self._calls.states.freeze(cut)
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot:
-        """Freezes rows and states: all state is keyed."""
+        """Returns a snapshot of rows and states."""
         return self.changes(cut)
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        """Stores the watermark for the function. Windows here do not depend on it."""
+        """Stores the watermark for the function. The windows of this class do not depend on it."""
         self.note_watermark(watermark_ms)
         return iter(())
 
@@ -242,17 +245,17 @@ def together(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def budget(rows: int) -> int:
-    """Returns about how many rows the function gets in a step that has scanned `rows` rows."""
+    """Returns about how many rows the function may get in a step that has scanned `rows` rows."""
     return max(STEP_ROWS, rows // _LOOKS)
 
 
 def budget_over(rows: int) -> int:
-    """Returns how many rows are removed in a step that has scanned `rows` rows."""
+    """Returns how many rows of windows that are over may be removed in a step that has scanned `rows` rows."""
     return max(DROPPED_ROWS, rows // _LOOKS)
 
 
 def parts_of(rows: int) -> int:
-    """Returns in how many parts the function gets `rows` rows."""
+    """Returns the number of parts in which the function gets `rows` rows."""
     return -(-rows // STEP_ROWS)
 
 
@@ -268,7 +271,7 @@ def pieces(sizes: NDArray[Any]) -> Iterator[tuple[int, int]]:
 
 
 class TimedWindows(WindowOperator, WindowBuffer):
-    """Rows that wait for their windows to end. `time` is the column of event time, or the clock.
+    """Base of windows that store rows until the windows end. `time` names the event-time column, or is a `Clock`.
 
     Raises ConfigurationError for an allowed lateness with processing time.
     """
@@ -293,7 +296,7 @@ class TimedWindows(WindowOperator, WindowBuffer):
         WindowBuffer.__init__(self, keys, schema, calls, life, results, own)
         self._spec = spec
         self._next_end_ms = MIN_WATERMARK_MS
-        """No window in the state ends before this moment."""
+        """A lower bound of the ends, in ms, of the windows in the state."""
 
     def load(self, tables: Sequence[StateTable]) -> None:
         """Raises CorruptionError as `open` does."""
@@ -327,15 +330,17 @@ class TimedWindows(WindowOperator, WindowBuffer):
         return super().advance_watermark(watermark_ms, emit)
 
     def next_processing_time_ms(self) -> int | None:
-        """When the first window of processing time ends. None for event time."""
+        """Returns the end, in ms, of the first window of processing time. None for event time."""
         return None if self._clock is None or self._next_end_ms == MAX_WATERMARK_MS else self._next_end_ms
 
     def last_ms(self, ends: Times) -> Times:
-        """The last moments of windows with these ends. A window is over when the watermark has reached it."""
+        """Returns the last moment of each window with these ends, in ms. A window is over when the watermark has
+        reached it.
+        """
         return last_moments(ends, self._lateness_ms)
 
     def last_ends(self, batch: pa.RecordBatch, times: Times) -> Times:
-        """The end of the last window of each row. Raises ConfigurationError and OperatorError."""
+        """Returns the end of the last window of each row, in ms. Raises ConfigurationError and OperatorError."""
         del batch  # sessions may read the gap of a row
         return self._spec.last_end_ms(times)
 

@@ -46,30 +46,36 @@ from tidegate.storage.schemas.column_names import own_name
 from tidegate.storage.state.snapshot import StateTable
 
 NUMBER = own_name("session")
-"""The column of the namespace: the position of a session among the sessions of its key."""
+"""Name of the namespace column: the index of a session among the sessions of its key."""
 START, END, COUNT = own_name("session_start_ms"), own_name("session_end_ms"), own_name("sessions")
 OUT = own_name("session_out")
-"""The column that is 1 if the stored session was emitted. Only if sessions may be emitted more than once."""
+"""Name of the column that is 1 if the stored session was emitted. Stored only if sessions may be emitted more than
+once.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """Sessions that were taken out of the state: for each the number of its key, its bounds, and accumulators."""
+    """Sessions that were removed from the state to be merged: the number of the key, the bounds and the accumulators of
+    each.
+    """
 
     codes: NDArray[np.int64]
     starts: Times
     ends: Times
     parts: list[Parts]
-    """The accumulators of the first sessions of all keys, then of the second ones, and so on. In order of `codes`."""
+    """Accumulators of the first sessions of all keys, then of the second sessions, and so on. Keys are in the order of
+    `codes`.
+    """
     sizes: list[int]
     outs: NDArray[np.bool_]
     """True for each session that was emitted."""
 
 
 class SessionWindows(AggregateWindows):
-    """Aggregates of sessions. With emit="changes" after each batch, else when a session ends.
+    """Aggregates of sessions, emitted when a session ends or, with emit="changes", after each batch.
 
-    With a lateness, or emit="changes", the results are changes.
+    With an allowed lateness, or emit="changes", the results are changes.
     """
 
     def __init__(
@@ -93,22 +99,22 @@ class SessionWindows(AggregateWindows):
         self.holds_back_ms = int(self._clock is None)
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """Raises CorruptionError as `open` does."""
+        """Restores the sessions. Raises CorruptionError for tables of other windows or keys."""
         super().open(context, restored)
         self._look_at_all(self._state.exists)
 
     def load(self, tables: Sequence[StateTable]) -> None:
-        """Raises CorruptionError as `open` does."""
+        """Adds stored rows. Raises CorruptionError as `open` does."""
         super().load(tables)
         self._look_at_all(True)
 
     def next_processing_time_ms(self) -> int | None:
-        """When the first session of processing time ends. None for event time."""
+        """Returns the end, in ms, of the first session of processing time. None for event time."""
         due_ms = min(self._next_end_ms, self._next_out_ms)
         return None if self._clock is None or due_ms == MAX_WATERMARK_MS else due_ms
 
     def _advance_to(self, moment_ms: int, emit: Emit) -> Iterator[None]:
-        """Emits the sessions that have ended, in steps of a batch of keys."""
+        """Emits the sessions that have ended, in steps of one batch of keys."""
         # Advanced first, because a row that arrives between two steps is late for the sessions that fire in them.
         self._fired.reach(moment_ms)
         # A row that arrives between two steps may move waiting sessions to positions that were checked already.
@@ -132,7 +138,7 @@ class SessionWindows(AggregateWindows):
             yield
 
     def _add_rows(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """Merges the rows with the sessions of their keys."""
+        """Merges rows with the stored sessions of their keys."""
         times = self._times(batch)
         ends_alone = row_ends(self.context, batch, times, self._spec)
         if isinstance(self._time, str):
@@ -248,13 +254,13 @@ class SessionWindows(AggregateWindows):
     def _result(
         self, keys: pa.RecordBatch, rows: Numbers, starts: Times, ends: Times, results: list[pa.Array]
     ) -> pa.RecordBatch:
-        """Makes results of sessions with these bounds, of the keys in some rows."""
+        """Returns the result rows of sessions with these bounds, for the keys in some rows."""
         assert self._fired.time_type is not None, "results before the first row"
         of = gather(keys, rows.astype(np.int32)) if self._keys else keys
         return self._rows.output_of(of, starts, ends, results, self._fired.time_type, self._spec)
 
     def _change_batches(self, parts: Sequence[tuple[str, pa.RecordBatch]]) -> list[pa.RecordBatch]:
-        """Makes changes of rows of some kinds, in batches of bounded size."""
+        """Yields changes of some kinds, in batches of bounded size."""
         if not parts:
             return []
         rows = changes([(kind, batch.columns) for kind, batch in parts], with_kind(parts[0][1].schema))
@@ -262,12 +268,12 @@ class SessionWindows(AggregateWindows):
         return [rows.slice(start, OUTPUT_ROWS_MAX) for start in range(0, rows.num_rows, OUTPUT_ROWS_MAX)]
 
     def _look_at_all(self, restored: bool) -> None:
-        """Makes the next watermark look at all sessions after a restore, because their ends are not known."""
+        """Makes the next watermark check all sessions, because their ends are not known after a restore."""
         self._next_end_ms = MIN_WATERMARK_MS if restored else MAX_WATERMARK_MS
         self._next_out_ms = self._next_end_ms if self._changes else MAX_WATERMARK_MS
 
     def _pull(self, keys: pa.RecordBatch, count: int) -> Pulled:
-        """Takes the sessions of some distinct keys out of the state."""
+        """Removes the sessions of some distinct keys from the state, and returns them."""
         table = self._state.table
         codes: list[NDArray[np.int64]] = []
         starts: list[Times] = []
@@ -308,7 +314,7 @@ class SessionWindows(AggregateWindows):
     def _put(
         self, keys: pa.RecordBatch, codes: Numbers, starts: Times, ends: Times, outs: NDArray[np.bool_], parts: Parts
     ) -> None:
-        """Stores sessions of keys that have none, in the order of keys and starts."""
+        """Stores sessions of keys that have none in the state, in the order of keys and starts."""
         if not len(codes):
             return
         first = np.flatnonzero(np.diff(codes, prepend=-1))

@@ -45,22 +45,22 @@ from tidegate.storage.state.key_groups import key_groups_of
 from tidegate.storage.state.snapshot import StateTable
 
 SLICE = own_name("slice")
-"""The column of the namespace in the state: a node (`slices.py`)."""
+"""Name of the namespace column in the state: the id of a node (`slices.py`)."""
 
 _STEP_ROWS = 4 * OUTPUT_ROWS_MAX
-"""About this many rows of the state are read in one step."""
+"""Number of rows of the state that are read in one step, approximately."""
 _WINDOWS_A_STEP = 128
-"""Up to this many windows of few rows are emitted in one step and one batch."""
+"""Limit of windows with few rows that are emitted in one step and one batch."""
 _NODES_A_STEP = 1_024
-"""Up to this many nodes are removed together."""
+"""Limit of nodes that are removed together."""
 _LARGE_WINDOWS = 64
-"""After a window that was too large for a bundle, this many are taken for large too."""
+"""Number of windows that are emitted alone, without trying a bundle, after a window that was too large for a bundle."""
 CHANGED_MAX = 1 << 20
-"""The most changed keys to store, each once per slice. At this number, results are emitted at once."""
+"""Limit of changed keys that are stored, each once per slice. At the limit, results are emitted at once."""
 
 
 class SlicedWindows(AggregateWindows):
-    """Aggregates of tumbling, sliding and cumulating windows. Without `keys`: of all rows.
+    """Aggregates of tumbling, sliding and cumulating windows. Without `keys`, aggregates of all rows.
 
     Raises ConfigurationError for no aggregates, names that clash, or settings that contradict each other.
     """
@@ -93,13 +93,15 @@ class SlicedWindows(AggregateWindows):
             )
         self._slices = slices_of(spec)
         self._drains = isinstance(spec, Tumbling) and self._final and not allowed_lateness_ms
-        """True if a window is a slice that is not needed once it has fired. Its rows are removed as they are read."""
+        """True if a window is one slice that is not needed once it has fired. Its rows are removed as they are read."""
         self._is_bundled = not isinstance(spec, Tumbling)
         """True if windows are made of several nodes."""
         self._bundle_max, self._large_left = _WINDOWS_A_STEP, 0
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """Raises CorruptionError if a stored table is not of these windows, or has keys of other subtasks."""
+        """Restores the state. Raises CorruptionError if a stored table is not of these windows, or has keys of other
+        subtasks.
+        """
         super().open(context, restored)
         self._combined = NodeReader(self._state)
         self._bundles = BundleReader(self._state)
@@ -113,7 +115,7 @@ class SlicedWindows(AggregateWindows):
             self._early = self._early_results(self._every_ms, True)
 
     def next_processing_time_ms(self) -> int | None:
-        """Returns when to emit early results, or when the first window ends, if processing time decides."""
+        """Returns when to emit early results, or when the first window of processing time ends, in ms."""
         now_ms = self.context.time.now_ms
         if self._early is None:
             early_ms = None
@@ -163,7 +165,7 @@ class SlicedWindows(AggregateWindows):
         self._early.done()
 
     def _early_steps(self, runs: Sequence[tuple[range, int]], changed: ChangedKeys, emit: Emit) -> Iterator[None]:
-        """Emits changes, for groups whose windows have fired up to these moments."""
+        """Emits early results, in steps, for groups whose windows have fired up to these moments."""
         for groups, fired_ms in runs:
             for part in self._steps_of(groups):
                 moment_ms = fired_ms
@@ -175,7 +177,7 @@ class SlicedWindows(AggregateWindows):
                     yield
 
     def _advance_to(self, moment_ms: int, emit: Emit) -> Iterator[None]:
-        """Fires the windows that have ended: in a step one window of some key groups."""
+        """Fires the windows that have ended: in each step some windows of some key groups."""
         for groups, fired_ms in [*self._fired.runs()]:
             for part in self._steps_of(groups):
                 if fired_ms < moment_ms:
@@ -183,7 +185,7 @@ class SlicedWindows(AggregateWindows):
         yield from self._clean()
 
     def _add_rows(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """Adds the rows. Returns results to emit at once."""
+        """Adds rows to slices. Returns results to emit at once, for windows that have fired already."""
         times = self._times(batch)
         keys = key_columns(batch, self._keys)
         runs = [*self._fired.runs()]
@@ -200,7 +202,9 @@ class SlicedWindows(AggregateWindows):
     def _take_in_at(
         self, batch: pa.RecordBatch, keys: pa.RecordBatch, times: Times, fired_ms: int
     ) -> list[pa.RecordBatch]:
-        """Adds rows of key groups with windows that have fired up to one moment. Returns results as `_add_rows`."""
+        """Adds rows of key groups with windows that have fired up to one moment. Returns results as `_add_rows`
+        does.
+        """
         over_ms = max(MIN_WATERMARK_MS, fired_ms - self._lateness_ms)
         if self._spec.last_end_ms(times.min(keepdims=True))[0] - 1 <= over_ms:
             late = self._spec.last_end_ms(times) - 1 <= over_ms
@@ -260,9 +264,9 @@ class SlicedWindows(AggregateWindows):
         changes: Sequence[ChangedKeys],
         emit: Emit,
     ) -> None:
-        """Emits a window for the keys that have changed in its slices, in some key groups.
+        """Emits one window for the keys that have changed in its slices, in some key groups.
 
-        It is the first window after `before_ms`, so it is the next window of its slices.
+        It is the first window after `before_ms`.
         """
         everything = any(changed.everything for changed in changes)
         found: list[pa.RecordBatch] = []
@@ -298,7 +302,9 @@ class SlicedWindows(AggregateWindows):
         return [groups[start : start + each] for start in range(0, len(groups), each)]
 
     def _advance(self, groups: range, fired_ms: int, until_ms: int, emit: Emit) -> Iterator[None]:
-        """Fires the windows of some groups from one moment to another: in a step some windows of few rows, or one."""
+        """Fires the windows of some groups from one moment to another. A step fires several windows of few rows, or one
+        window.
+        """
         while windows := due(self._slices, self._state.namespaces, fired_ms, until_ms, self._at_once()):
             windows = self._fire(windows, groups, fired_ms, emit)
             fired_ms = windows[-1].end_ms - 1
@@ -308,7 +314,7 @@ class SlicedWindows(AggregateWindows):
         self._fired.advance(groups, until_ms)
 
     def _at_once(self) -> int:
-        """How many windows to fire in the next step."""
+        """Returns how many windows to fire in the next step."""
         if not self._final or self._large_left or not self._state.exists:
             return 1
         if not self._is_bundled:
@@ -347,7 +353,7 @@ class SlicedWindows(AggregateWindows):
         return windows[:1]
 
     def _fire_slices(self, windows: Sequence[Window], groups: range, emit: Emit) -> None:
-        """Fires windows that are a slice each."""
+        """Fires windows that consist of one slice each."""
         table = self._state.table
         read = table.drain_namespaces if self._drains else table.scan_namespaces
         parts = [self._slices.parts(self._state.namespaces, window, window.end_ms - 1)[0] for window in windows]
@@ -356,7 +362,7 @@ class SlicedWindows(AggregateWindows):
             self._emit_rows(windows, numbers, self._state.user_keys(keys), self._state.results(slots), emit)
 
     def _fire_bundle(self, windows: Sequence[Window], groups: range, fired_ms: int, emit: Emit) -> bool:
-        """Fires windows together. Returns False, and does nothing, if they have too many rows for that."""
+        """Fires several windows together. Returns False, without firing any, if they have too many rows."""
         bundle = self._slices.bundle(self._state.namespaces, windows, fired_ms)
         found = self._bundles.read(bundle, self._part(groups))
         if found is None:
@@ -371,7 +377,7 @@ class SlicedWindows(AggregateWindows):
         return True
 
     def _fire_alone(self, window: Window, groups: range, fired_ms: int, emit: Emit) -> None:
-        """Fires a window whose nodes are read one after the other, however many rows they have."""
+        """Fires one window. Reads its nodes one after the other, so it may have any number of rows."""
         moment_ms = window.end_ms - 1
         self._merge(groups, fired_ms, moment_ms)
         parts = self._slices.parts(self._state.namespaces, window, moment_ms)
@@ -379,9 +385,9 @@ class SlicedWindows(AggregateWindows):
             emit(self._output(keys, window, results))
 
     def _merge(self, groups: range, fired_ms: int, until_ms: int) -> None:
-        """Makes the nodes that have ended.
+        """Creates the nodes that have ended from their parts.
 
-        Never in two steps: a part would be merged twice after a restore.
+        A node is never created in two steps: a part would be merged twice after a restore.
         """
         for node, parts, taken in self._slices.merges(self._state.namespaces, fired_ms, until_ms):
             for part in parts:
@@ -417,7 +423,7 @@ class SlicedWindows(AggregateWindows):
         results: Sequence[pa.Array],
         emit: Emit,
     ) -> None:
-        """Emits rows of some windows. `numbers` are the positions of the window of each row."""
+        """Emits result rows of some windows. `numbers` has the index of the window of each row."""
         if not len(numbers):
             return
         assert self._fired.time_type is not None, "results before the first row"
@@ -426,7 +432,7 @@ class SlicedWindows(AggregateWindows):
         emit(self._rows.output_of(keys, starts, ends, results, self._fired.time_type, self._spec))
 
     def _part(self, groups: range) -> range | None:
-        """None for all groups of the subtask."""
+        """Returns some key groups, or None if they are all groups of the subtask."""
         return None if len(groups) == len(self._groups) else groups
 
     def _output(self, keys: pa.RecordBatch, window: Window, results: Sequence[pa.Array]) -> pa.RecordBatch:
@@ -435,7 +441,7 @@ class SlicedWindows(AggregateWindows):
 
 
 class ChangedKeys:
-    """Keys by slice; each slice has a key once. Without key columns a slice is just there or not."""
+    """Changed keys by slice. A slice has each key once. Without key columns a slice is only marked as changed."""
 
     def __init__(self, *, everything: bool = False) -> None:
         self.everything = everything
@@ -443,7 +449,7 @@ class ChangedKeys:
         self._index: dict[int, KeyIndex] = {}
         self._keys: dict[int, list[pa.RecordBatch]] = {}
         self.rows = 0
-        """Keys that are remembered, each once for each slice."""
+        """Number of stored keys, each counted once for each slice."""
 
     def __bool__(self) -> bool:
         return self.everything or bool(self._keys)
@@ -454,7 +460,7 @@ class ChangedKeys:
         return np.array(sorted(self._keys), dtype=np.int64)
 
     def add(self, slices: Times, keys: pa.RecordBatch) -> None:
-        """Notes that these keys have changed in these slices, one for each row."""
+        """Marks keys as changed in slices. Both arguments have one entry for each row."""
         if self.everything:
             return
         for node in np.unique(slices).tolist():
@@ -471,11 +477,11 @@ class ChangedKeys:
                 self.rows += len(new)
 
     def of(self, slices: Iterable[int]) -> list[pa.RecordBatch]:
-        """The changed keys of some slices; a key may be in several."""
+        """Returns the changed keys of some slices. A key may occur more than once."""
         return [keys for node in slices for keys in self._keys.get(node, ())]
 
     def forget(self, slices: Iterable[int]) -> None:
-        """Forgets slices that are over."""
+        """Removes slices that are over."""
         for node in slices:
             self._index.pop(node, None)
             # Without columns a batch has no rows, and stands for one.
@@ -496,14 +502,14 @@ class EarlyResults:
     """
 
     def __init__(self, every_ms: int, *, restored: bool, at_once_ms: int = 0) -> None:
-        """`at_once_ms` is a moment that has certainly come."""
+        """Creates the tracker. `at_once_ms` is a time that has certainly passed."""
         self._every_ms, self._at_once_ms = every_ms, at_once_ms
         self._changed = ChangedKeys(everything=restored)
         self._emitting = ChangedKeys()
         self._due_ms: int | None = at_once_ms if restored else None
 
     def note(self, slices: Times, keys: pa.RecordBatch, now_ms: int) -> None:
-        """Rows of these keys were added to these slices."""
+        """Marks keys as changed in slices, because rows were added."""
         self._changed.add(slices, keys)
         if self._changed.rows >= CHANGED_MAX:
             self._due_ms = self._at_once_ms
@@ -511,12 +517,14 @@ class EarlyResults:
             self._due_ms = self._next_ms(now_ms)
 
     def due_ms(self, now_ms: int) -> int | None:
-        """Returns when to emit results next, or None without changes. A clock that is set back does not delay it."""
+        """Returns the time, in ms, of the next emission, or None without changes. A clock that is set back does not
+        delay it.
+        """
         return None if self._due_ms is None else min(self._due_ms, self._next_ms(now_ms))
 
     @property
     def is_emitting(self) -> bool:
-        """True if results of keys from `begin` are still to be emitted."""
+        """True if the emission that `begin` started is not finished."""
         return bool(self._emitting)
 
     @property
@@ -525,7 +533,7 @@ class EarlyResults:
         return self._changed.rows >= CHANGED_MAX
 
     def begin(self) -> ChangedKeys:
-        """Starts an emission. Returns the changed keys. Call `done` when their results are out."""
+        """Starts an emission and returns the changed keys. Call `done` when their results are emitted."""
         assert not self._emitting, "results come out already"
         self._emitting, self._changed, self._due_ms = self._changed, ChangedKeys(), None
         return self._emitting
@@ -536,11 +544,11 @@ class EarlyResults:
 
     @property
     def not_out(self) -> tuple[ChangedKeys, ChangedKeys]:
-        """The changes whose results may not have been emitted."""
+        """Returns the changes whose results may not have been emitted."""
         return self._emitting, self._changed
 
     def forget(self, slices: Iterable[int]) -> None:
-        """Forgets slices that are over."""
+        """Removes slices that are over."""
         for node in slices:
             self._emitting.forget([node])
             self._changed.forget([node])

@@ -37,27 +37,31 @@ _KIND_BITS = 6
 _KINDS = 1 << _KIND_BITS
 _HOUR_MS = 3_600_000
 _FEW_ENDS = 64
-"""If fewer slices end at once, the ended nodes are looked up one by one."""
+"""Number of ended slices below which the ended nodes are looked up one by one."""
 _FEW_NODES = 24
-"""If a window has fewer nodes, each is checked. Otherwise the nodes that the window needs are looked up."""
+"""Number of nodes in a window below which each node is checked. Above it, the nodes that the window needs are looked
+up.
+"""
 _FEW_WINDOWS = 3
-"""For fewer windows, the nodes are looked up window by window."""
+"""Number of windows below which the nodes are looked up window by window."""
 _NO_NODE = -(1 << 63)
 _RUNNING = 1
-"""The node of a cumulating window so far."""
+"""Kind of the node of a cumulating window that covers all slices so far."""
 _PAIRED, _WHOLE = 2, _KINDS - 1
-"""Kinds of nodes of cumulating windows that are in memory alone: of two, four and more slices, and of all that end."""
+"""Kinds of nodes of cumulating windows that exist only in memory: of two, four and more slices, and of all slices that
+end.
+"""
 
 
 class Window(NamedTuple):
-    """Bounds in milliseconds; the end is exclusive."""
+    """Bounds of a window in milliseconds. The end is exclusive."""
 
     start_ms: int
     end_ms: int
 
 
 class Merge(NamedTuple):
-    """A node that is made of other nodes. With `taken` these are not needed any more."""
+    """A node to be created by merging other nodes. With `taken` those nodes are not needed afterwards."""
 
     node: int
     parts: tuple[int, ...]
@@ -65,27 +69,29 @@ class Merge(NamedTuple):
 
 
 class Bundle(NamedTuple):
-    """How windows that end one after another are made of nodes."""
+    """Describes how several windows, which end one after another, are composed of nodes."""
 
     levels: list[list[Merge]]
-    """The nodes to make in memory, by level. The parts of a merge are nodes of earlier levels or of the state."""
+    """The nodes to create in memory, level by level. The parts of a merge are nodes of earlier levels or of the
+    state.
+    """
     parts: list[tuple[int, ...]]
     """The nodes of each window."""
     stored: list[tuple[int, int]]
-    """Which nodes to keep, and in which node of the state."""
+    """The nodes to store, and the node of the state into which each is merged."""
     taken: list[int]
-    """Nodes of the state that are not needed any more."""
+    """Nodes of the state that are not needed afterwards."""
 
 
 class Target(NamedTuple):
-    """Nodes to add rows to, one a row. `rows` are rows of a batch, or None for all rows."""
+    """The node to which each row is added. `rows` are indices of rows, or None for all rows."""
 
     rows: NDArray[np.int32] | None
     nodes: Times
 
 
 class Slices(Protocol):
-    """How windows are made of nodes. `nodes` are the ids that the state holds, ascending."""
+    """Describes how windows are composed of nodes. `nodes` are the ids of the nodes in the state, ascending."""
 
     def targets(self, times: Times, fired_ms: int) -> list[Target]:
         """Returns where rows of these times belong after all merges up to `fired_ms`. Raises ConfigurationError."""
@@ -99,7 +105,7 @@ class Slices(Protocol):
         ...
 
     def next_window(self, nodes: Times, fired_ms: int) -> Window | None:
-        """The first window with rows whose last moment is after `fired_ms`, or None."""
+        """Returns the first window with rows whose last moment is after `fired_ms`, or None."""
         ...
 
     def merges(self, nodes: Times, fired_ms: int, until_ms: int) -> list[Merge]:
@@ -107,25 +113,25 @@ class Slices(Protocol):
         ...
 
     def parts(self, nodes: Times, window: Window, fired_ms: int) -> tuple[int, ...]:
-        """Returns the nodes of a window after all merges up to `fired_ms`, without rows that are still to come."""
+        """Returns the nodes of a window after all merges up to `fired_ms`. Rows may still be added to them."""
         ...
 
     def bundle(self, nodes: Times, windows: Sequence[Window], fired_ms: int) -> Bundle:
-        """Returns how the next windows after `fired_ms` are made, with all merges up to the end of the last one."""
+        """Returns how the next windows after `fired_ms` are composed, with all merges up to the end of the last one."""
         ...
 
     def over(self, nodes: Times, fired_ms: int) -> Times:
-        """The nodes that no window after `fired_ms` has a part in."""
+        """Returns the nodes that are part of no window after `fired_ms`."""
         ...
 
 
 def node_starts(nodes: Times) -> Times:
-    """When nodes begin."""
+    """Returns the start of each node, in ms."""
     return nodes >> _KIND_BITS
 
 
 def _position(nodes: Times | list[int], start_ms: int) -> int:
-    """Returns the position of the first node that begins at a moment or later."""
+    """Returns the index of the first node that starts at a time or later."""
     return bisect_left(nodes, start_ms << _KIND_BITS)
 
 
@@ -135,7 +141,7 @@ def _is_among(nodes: Times, node: int) -> bool:
 
 
 def with_nodes(nodes: Times, more: Sequence[int] | Times) -> Times:
-    """The ascending union of two sets of nodes. `nodes` ascends."""
+    """Returns the union of two sets of nodes, ascending. `nodes` must be ascending."""
     if not len(more):
         return nodes
     added = np.asarray(more, dtype=np.int64)
@@ -148,7 +154,7 @@ def with_nodes(nodes: Times, more: Sequence[int] | Times) -> Times:
 
 
 def due(slices: Slices, nodes: Times, fired_ms: int, until_ms: int, count: int) -> list[Window]:
-    """The first windows with rows that end after one moment and not after another."""
+    """Returns the first windows with rows that end after one moment and not after another."""
     windows: list[Window] = []
     while len(windows) < count:
         window = slices.next_window(nodes, fired_ms)
@@ -160,24 +166,26 @@ def due(slices: Slices, nodes: Times, fired_ms: int, until_ms: int, count: int) 
 
 
 def slices_of(spec: Tumbling | Sliding | Cumulating) -> Slices:
-    """The slices of a kind of windows."""
+    """Returns the slices for a kind of windows."""
     if isinstance(spec, Tumbling):
         return TumblingSlices(spec)
     return SlidingSlices(spec) if isinstance(spec, Sliding) else CumulatingSlices(spec)
 
 
 class TumblingSlices:
-    """A window is a slice."""
+    """Slices of tumbling windows: each window is one slice."""
 
     def __init__(self, spec: Tumbling) -> None:
         self._spec = spec
 
     def targets(self, times: Times, fired_ms: int) -> list[Target]:
-        """The window of each time."""
+        """Returns the window of each time."""
         return [Target(None, self._spec.bounds_ms(times)[0] << _KIND_BITS)]
 
     def numbers(self, times: Times) -> Times:
-        """One more for the next window, but for days in a time zone, which are no shorter than an hour."""
+        """Returns the number of each window, which grows by one from window to window. Days of a time zone count as at
+        least an hour apart.
+        """
         spec = self._spec
         if spec.timezone is not None:
             return steps_of(spec.bounds_ms(times)[0], _HOUR_MS, 0)
@@ -185,7 +193,7 @@ class TumblingSlices:
         return steps_of(times, spec.size_ms, spec.offset_ms)
 
     def next_window(self, nodes: Times, fired_ms: int) -> Window | None:
-        """The first one that has not ended."""
+        """Returns the first window that has not ended."""
         starts, ends = self._spec.bounds_ms(node_starts(nodes))
         later = np.flatnonzero(ends - 1 > fired_ms)
         return Window(int(starts[later[0]]), int(ends[later[0]])) if len(later) else None
@@ -195,21 +203,21 @@ class TumblingSlices:
         return []
 
     def parts(self, nodes: Times, window: Window, fired_ms: int) -> tuple[int, ...]:
-        """Itself."""
+        """Returns the only node of the window: its slice."""
         return (window.start_ms << _KIND_BITS,)
 
     def bundle(self, nodes: Times, windows: Sequence[Window], fired_ms: int) -> Bundle:
-        """Each is a slice."""
+        """Returns a bundle in which each window is one slice."""
         return Bundle([], [(window.start_ms << _KIND_BITS,) for window in windows], [], [])
 
     def over(self, nodes: Times, fired_ms: int) -> Times:
-        """Windows that have ended."""
+        """Returns the windows that have ended."""
         _, ends = self._spec.bounds_ms(node_starts(nodes))
         return nodes[ends - 1 <= fired_ms]
 
 
 class SlidingSlices:
-    """Slices, and a tree of nodes over them."""
+    """Slices of sliding windows, with a tree of nodes over them."""
 
     def __init__(self, spec: Sliding) -> None:
         self._spec = spec
@@ -218,7 +226,7 @@ class SlidingSlices:
         self._levels = (spec.size_ms // self._slice_ms).bit_length() - 1
 
     def targets(self, times: Times, fired_ms: int) -> list[Target]:
-        """The slice of each time, and the nodes above it that have ended: those have been made already."""
+        """Returns the slice of each time, and the nodes above it that have ended and therefore exist already."""
         check_times(times)
         found = [Target(None, floored(times, self._slice_ms, self._offset_ms) << _KIND_BITS)]
         for level in range(1, self._levels + 1):
@@ -231,12 +239,12 @@ class SlidingSlices:
         return found
 
     def numbers(self, times: Times) -> Times:
-        """One more for the next slice."""
+        """Returns the number of each slice, which grows by one from slice to slice."""
         check_times(times)
         return steps_of(times, self._slice_ms, self._offset_ms)
 
     def next_window(self, nodes: Times, fired_ms: int) -> Window | None:
-        """The first window of the first slice that has windows left."""
+        """Returns the first window, of the first slice that belongs to a window which has not fired."""
         spec = self._spec
         position = _position(nodes, self._first_needed_ms(fired_ms))
         while position < len(nodes) and nodes[position] % _KINDS:
@@ -249,19 +257,23 @@ class SlidingSlices:
         return Window(start_ms, start_ms + spec.size_ms)
 
     def _first_needed_ms(self, fired_ms: int) -> int:
-        """From here on times are in windows that end after `fired_ms`: the start of the first such window."""
+        """Returns the start, in ms, of the first window that ends after `fired_ms`. Times from there on are in windows
+        that have not fired.
+        """
         spec = self._spec
         after_ms = fired_ms + 1 - spec.size_ms
         return after_ms - (after_ms - spec.offset_ms) % spec.slide_ms + spec.slide_ms
 
     def merges(self, nodes: Times, fired_ms: int, until_ms: int) -> list[Merge]:
-        """The nodes that end between the two moments, small ones first."""
+        """Returns the merges that create the nodes which end between the two times, short nodes first."""
         if (until_ms - fired_ms) // self._slice_ms < _FEW_ENDS:
             return self._few_merges(nodes, fired_ms, until_ms)
         return self._many_merges(nodes, fired_ms, until_ms)
 
     def _few_merges(self, nodes: Times, fired_ms: int, until_ms: int) -> list[Merge]:
-        """Looks up the few nodes that can have ended, and stops at the first level without any."""
+        """Returns the merges if few slices end: checks the few nodes that can have ended, and stops at the first level
+        without any.
+        """
         found: list[Merge] = []
         made: set[int] = set()
         for level in range(1, self._levels + 1):
@@ -279,7 +291,7 @@ class SlidingSlices:
         return found
 
     def _many_merges(self, nodes: Times, fired_ms: int, until_ms: int) -> list[Merge]:
-        """Looks at all nodes that are long enough ago to have a part in what ends."""
+        """Returns the merges if many slices end: checks all nodes that can be part of a node that ends."""
         found: list[Merge] = []
         made: Times = nodes[:0]
         for level in range(1, self._levels + 1):
@@ -297,7 +309,7 @@ class SlidingSlices:
         return found
 
     def parts(self, nodes: Times, window: Window, fired_ms: int) -> tuple[int, ...]:
-        """The longest nodes that fit and have ended, from the left to the right."""
+        """Returns the longest nodes that fit into the window and have ended, from left to right."""
         there = nodes[_position(nodes, window.start_ms) : _position(nodes, window.end_ms)]
         first = (window.start_ms - self._offset_ms) // self._slice_ms
         last = (window.end_ms - self._offset_ms) // self._slice_ms
@@ -316,7 +328,7 @@ class SlidingSlices:
         return tuple(node for node, found in zip(wanted, (there[places] == wanted).tolist(), strict=True) if found)
 
     def _parts_of_many(self, nodes: Times, bounds: NDArray[np.int64]) -> list[tuple[int, ...]]:
-        """The parts of many windows, each as it ends, with a few calls for all of them."""
+        """Returns the parts of many windows, each at the time of its end, with a few calls for all of them."""
         first, last = ((bounds - self._offset_ms) // self._slice_ms).T
         wanted: list[Times] = []
         while (left := last - first).max() > 0:
@@ -365,7 +377,7 @@ class SlidingSlices:
 
 
 class _Pairs:
-    """A tree of the slices of one longest window in memory: pairs of slices, pairs of pairs, and so on."""
+    """A tree over the slices of one longest window, in memory: pairs of slices, pairs of pairs, and so on."""
 
     def __init__(self, slices: list[int]) -> None:
         self._rows = [slices]
@@ -387,13 +399,15 @@ class _Pairs:
 
 
 class CumulatingSlices:
-    """Slices that have not ended, and for each longest window a node of the slices that have ended."""
+    """Slices of cumulating windows: slices that have not ended and, for each longest window, a node of all its slices
+    that have ended.
+    """
 
     def __init__(self, spec: Cumulating) -> None:
         self._spec = spec
 
     def targets(self, times: Times, fired_ms: int) -> list[Target]:
-        """The slice of each time; if that has ended, what its longest window has so far."""
+        """Returns the slice of each time or, if that slice has ended, the node of its longest window."""
         check_times(times)
         slices = floored(times, self._spec.step_ms, 0)
         so_far = floored(times, self._spec.max_ms, 0)
@@ -401,12 +415,12 @@ class CumulatingSlices:
         return [Target(None, np.where(ended, (so_far << _KIND_BITS) + _RUNNING, slices << _KIND_BITS))]
 
     def numbers(self, times: Times) -> Times:
-        """One more for the next slice."""
+        """Returns the number of each slice, which grows by one from slice to slice."""
         check_times(times)
         return steps_of(times, self._spec.step_ms, 0)
 
     def next_window(self, nodes: Times, fired_ms: int) -> Window | None:
-        """The next step of the first longest window that has steps left."""
+        """Returns the next window of the first longest window that has windows left."""
         spec = self._spec
         position = _position(nodes, self._first_needed_ms(fired_ms))
         if position == len(nodes):
@@ -417,18 +431,18 @@ class CumulatingSlices:
         return Window(start_ms - start_ms % spec.max_ms, end_ms)
 
     def _first_needed_ms(self, fired_ms: int) -> int:
-        """The start of the first longest window that ends after `fired_ms`."""
+        """Returns the start, in ms, of the first longest window that ends after `fired_ms`."""
         return fired_ms + 1 - (fired_ms + 1) % self._spec.max_ms
 
     def merges(self, nodes: Times, fired_ms: int, until_ms: int) -> list[Merge]:
-        """The slices that end between the two moments, each merged into the node of its longest window."""
+        """Returns the merges of the slices that end between the two times, each into the node of its longest window."""
         before = nodes[: _position(nodes, until_ms + 2 - self._spec.step_ms)]
         ended = before[before % _KINDS == 0]
         into = (floored(node_starts(ended), self._spec.max_ms, 0) << _KIND_BITS) + _RUNNING
         return [Merge(node, (part,), True) for node, part in zip(into.tolist(), ended.tolist(), strict=True)]
 
     def parts(self, nodes: Times, window: Window, fired_ms: int) -> tuple[int, ...]:
-        """Returns the node so far, and slices that have not ended."""
+        """Returns the node of the slices so far, and the slices that have not ended."""
         within = nodes[_position(nodes, window.start_ms) : _position(nodes, window.end_ms)].tolist()
         so_far = (window.start_ms << _KIND_BITS) + _RUNNING
         waiting = [node for node in within if not node % _KINDS]
@@ -461,5 +475,5 @@ class CumulatingSlices:
         )
 
     def over(self, nodes: Times, fired_ms: int) -> Times:
-        """Nodes of longest windows that have ended."""
+        """Returns the nodes of longest windows that have ended."""
         return nodes[: _position(nodes, self._first_needed_ms(fired_ms))]

@@ -51,17 +51,19 @@ from tidegate.storage.schemas.column_names import own_name
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot
 
 PANE = own_name("window_pane")
-"""The column of the namespace in the state: 0 is the open pane of a key, and others are places in the ring."""
+"""Name of the namespace column: 0 is the open pane of a key, and other numbers are places in the ring of full panes."""
 SEEN = own_name("rows_seen")
-"""How many rows of its key have come. Only the open pane has it."""
+"""Name of the column with the number of rows of the key so far. Only the open pane has it."""
 
 PANES_MAX = 65_536
-"""About how many panes are merged at once. One key may have more."""
+"""Limit of panes that are merged at once, approximately. One key may have more."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Panes:
-    """Full panes of some keys: for each the number of its key, its number in the key, and its accumulators."""
+    """Full panes of some keys: the number of the key, the number of the pane in its key, and the accumulators
+    of each.
+    """
 
     codes: Numbers
     places: Numbers
@@ -69,7 +71,7 @@ class _Panes:
 
 
 class SlidingCountWindows(AggregateWindows):
-    """Aggregates of the last rows of each key. Without `keys`: of all rows of the stream."""
+    """Aggregates of the last rows of each key. Without `keys`, aggregates of the last rows of the stream."""
 
     def __init__(
         self,
@@ -83,7 +85,7 @@ class SlidingCountWindows(AggregateWindows):
         self._slide_rows, self._fires_at_end = spec.slide, spec.fire_at_end
         self._pane_rows = gcd(spec.rows, spec.slide)
         self._width, self._slide = spec.rows // self._pane_rows, spec.slide // self._pane_rows
-        """Panes of a window, and from one window to the next."""
+        """Number of panes in a window, and from one window to the next."""
 
     def finish(self, emit: Emit) -> Iterator[None]:
         """Fires the next window of each key that has rows after its last result, if that was requested."""
@@ -105,7 +107,7 @@ class SlidingCountWindows(AggregateWindows):
             self.context.metrics.counter(LEFT_RECORDS).inc(left)
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot:
-        """Freezes the panes."""
+        """Returns a snapshot of the panes."""
         return self.changes(cut)
 
     def _advance_to(self, moment_ms: int, emit: Emit) -> Iterator[None]:
@@ -113,7 +115,7 @@ class SlidingCountWindows(AggregateWindows):
         return iter(())
 
     def _add_rows(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """Adds the rows. Returns the results that they complete."""
+        """Adds rows to panes. Returns the results of windows that they complete."""
         codes, distinct, count = codes_of(key_columns(batch, self._keys), batch.num_rows)
         table = self._state.table
         heads = table.upsert(self._state.stored_keys(np.zeros(count, dtype=np.int64), distinct))
@@ -171,7 +173,7 @@ class SlidingCountWindows(AggregateWindows):
             start = stop
 
     def _put_heads(self, distinct: pa.RecordBatch, seen: Numbers, merged: MergedGroups, lasts: Numbers) -> None:
-        """Stores the open panes of some keys, of which the state has none."""
+        """Stores the open panes of some keys that have none in the state."""
         heads = self._state.table.upsert(self._state.stored_keys(np.zeros(len(seen), dtype=np.int64), distinct))
         assert len(heads.new_rows) == len(seen), "a pane in the place of another one"
         scatter(self._state.extra(SEEN).pages, heads.slots, seen)
@@ -184,9 +186,10 @@ class SlidingCountWindows(AggregateWindows):
     def _completed(
         self, keys: pa.RecordBatch, full: Numbers, codes: Numbers, parts: Parts, last_rows: Numbers
     ) -> list[pa.RecordBatch]:
-        """Stores panes that have become full, for distinct keys that had `full` of them before. Returns the results.
+        """Stores panes that have become full, for distinct keys that had `full` full panes before. Returns the results
+        of completed windows.
 
-        `codes` is the key of each pane, and `last_rows` the row of the batch that has filled it.
+        `codes` has the number of the key of each pane, and `last_rows` the row of the batch that has filled it.
         """
         added = np.bincount(codes, minlength=len(full))
         begins = np.cumsum(added) - added
@@ -216,11 +219,11 @@ class SlidingCountWindows(AggregateWindows):
         return rows
 
     def _least(self, full: Numbers) -> Numbers:
-        """Returns the first pane that a window still reads, for keys with `full` full panes."""
+        """Returns the first pane that a window will still read, for keys with `full` full panes."""
         return np.maximum(0, (full // self._slide + 1) * self._slide - self._width)
 
     def _ends(self, full: Numbers, now_full: Numbers) -> tuple[Numbers, Numbers]:
-        """The ends of the windows that keys have come to, in panes, and the number of the key of each."""
+        """Returns the ends, in panes, of the windows that are complete, and the number of the key of each."""
         counts = now_full // self._slide - full // self._slide
         of_windows = np.repeat(np.arange(len(full)), counts)
         place = np.arange(len(of_windows)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -249,9 +252,10 @@ class SlidingCountWindows(AggregateWindows):
         return _Panes(of_panes, places, parts)
 
     def _tracks(self, codes: Numbers, old: _Panes, new: _Panes) -> tuple[Parts, Numbers, Numbers]:
-        """The panes of some keys, one key after the other, in their order.
+        """Returns the panes of some keys, one key after the other, in their order.
 
-        Returns their accumulators, where each key begins, and where the key of each pane ends.
+        The result has their accumulators, the index at which each key begins, and for each pane the index at which its
+        key ends.
         """
         some = np.flatnonzero(np.isin(new.codes, codes))
         of_panes = np.concatenate([old.codes, new.codes[some]])
@@ -278,12 +282,14 @@ class SlidingCountWindows(AggregateWindows):
         self._changed_rows += len(rows)
 
     def _stored_keys(self, keys: pa.RecordBatch, codes: Numbers, places: Numbers) -> pa.RecordBatch:
-        """The keys of full panes in the state, of some keys by their numbers."""
+        """Returns the stored keys of full panes, for some keys by their numbers."""
         of = gather(keys, codes.astype(np.int32)) if self._keys else keys
         return self._state.stored_keys(1 + places % self._width, of)
 
     def _fire_rest(self, keys: pa.RecordBatch, seen: Numbers, emit: Emit) -> None:
-        """Fires the next window of some distinct keys with the rows that it has, and takes them out of the state."""
+        """Fires the next window of some distinct keys with the rows that it has, and removes the keys from the
+        state.
+        """
         table = self._state.table
         heads = table.upsert(self._state.stored_keys(np.zeros(len(seen), dtype=np.int64), keys))
         assert not len(heads.new_rows), "a key without an open pane"
@@ -303,7 +309,9 @@ class SlidingCountWindows(AggregateWindows):
 def _merge_runs(
     state: WindowState, windows: MergedGroups, panes: Parts, ends: Numbers, starts: Numbers, sizes: Numbers
 ) -> None:
-    """Merges into each window `sizes` panes, from `starts` on. `ends`: where the key of each pane ends."""
+    """Merges `sizes` panes, from the indices `starts` on, into each window. `ends` has the index at which the key of
+    each pane ends.
+    """
     every, at, length = np.arange(len(ends)), starts.copy(), 1
     runs = panes
     while True:
@@ -328,7 +336,7 @@ def _taken(parts: Parts, rows: Numbers) -> Parts:
 
 
 _KEYS_A_STEP = 1_024
-"""Windows that the function gets in a step at the end of the input."""
+"""Limit of windows that are passed to the function in one step at the end of the input."""
 
 
 class FunctionSlidingCounts(WindowBuffer):

@@ -46,7 +46,7 @@ WindowCall: TypeAlias = Callable[[pa.Table], WindowResult]
 
 @dataclass(frozen=True, slots=True)
 class Grouped:
-    """Rows of several windows, grouped: group i has the rows from `cuts[i]` to `cuts[i + 1]`.
+    """Rows of several windows, sorted by group: group i has the rows from `cuts[i]` to `cuts[i + 1]`.
 
     `keys` has a row for each group, and none without key columns; `starts` and `ends` are None without bounds.
     """
@@ -58,7 +58,7 @@ class Grouped:
     ends: Times | None
 
     def where(self, group: int) -> str:
-        """The key and window of a group, for errors."""
+        """Returns the key and window of a group as text, for errors."""
         key = first_row(self.keys.slice(group, 1)) if self.keys.num_columns else None
         window = "" if self.starts is None or self.ends is None else f"[{self.starts[group]}, {self.ends[group]}) ms "
         return f"window {window}of {'all rows' if key is None else f'key {value_text(key)}'}"
@@ -94,12 +94,12 @@ class WindowCalls:
 
     @property
     def schema(self) -> pa.Schema | None:
-        """The columns that the function returns; None if they are not known yet."""
+        """The columns that the function returns, or None if they are not known yet."""
         return self._pinned.schema
 
     @property
     def names(self) -> list[str]:
-        """The columns of results. They must be known."""
+        """Names of the result columns. They must be known."""
         assert self._pinned.schema is not None, "results without columns"
         return [*self._own, *self._pinned.schema.names]
 
@@ -109,13 +109,14 @@ class WindowCalls:
         return self._bounds
 
     def results(self, context: OperatorContext, grouped: Grouped) -> Iterator[pa.RecordBatch]:
-        """Returns the rows of `numbered_results` alone."""
+        """Calls the function as `numbered_results` does, and returns only the rows."""
         return (rows for _, rows in self.numbered_results(context, grouped))
 
     def numbered_results(
         self, context: OperatorContext, grouped: Grouped
     ) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch]]:
-        """Calls the function for each group. Gives rows, in the order of the groups, and of which group each is.
+        """Calls the function for each group. Yields rows, in the order of the groups, and the number of the group of
+        each row.
 
         Raises OperatorError, with the name of the function, the window and the key, if the function raises.
         """
@@ -145,7 +146,9 @@ class WindowCalls:
         return self._conformed(self._fn(rows), source, known)
 
     def _attempt(self, number: int, call: Callable[[], list[pa.RecordBatch]], place: str = "") -> list[pa.RecordBatch]:
-        """Makes a call. If it fails, and may, it gives no results, and leaves nothing but an error for this number."""
+        """Makes a call. If it fails and `errors_to` is set, the changes of the call are undone and its error is
+        recorded under this number.
+        """
         if self._failing is None:
             return call()
         timers = self._mark()
@@ -159,14 +162,14 @@ class WindowCalls:
             return []
 
     def _mark(self) -> int:
-        """Begins a call whose changes can be undone. Returns the argument for `_take_back`."""
+        """Starts a call whose changes can be undone. Returns the argument for `_take_back`."""
         return 0
 
     def _take_back(self, timers: int) -> None:
-        """Takes back what a call has changed before it failed."""
+        """Undoes the changes of a call that failed."""
 
     def _set_aside(self, context: OperatorContext, of: Grouped) -> None:
-        """Sends windows with failed calls to their side output. Their numbers are the numbers of groups."""
+        """Sends windows whose calls failed to the side output. `numbers` are the numbers of their groups."""
         if self._failing is None or not self._failing.any:
             return
         columns = self._heads(of, np.arange(of.keys.num_rows if of.starts is None else len(of.starts)))
@@ -217,7 +220,7 @@ class WindowCalls:
     def _joined(
         self, parts: Sequence[pa.RecordBatch], groups: Sequence[int], grouped: Grouped
     ) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch]]:
-        """The results of some groups, in batches of bounded size."""
+        """Yields the results of some groups, in batches of bounded size."""
         if not parts:
             return
         schema = parts[-1].schema  # a column that was null at first has its type by now
@@ -252,7 +255,7 @@ def derived_schema(fn: WindowCall, rows: pa.Schema) -> pa.Schema | None:
 
 
 def _is_open(data_type: pa.DataType) -> bool:
-    """Returns True if a type is not known yet, because all values were null."""
+    """Returns True if a type is not determined yet, because all values were null."""
     fields = [data_type.field(number) for number in range(data_type.num_fields)]
     return bool(pa.types.is_null(data_type)) or any(_is_open(field.type) for field in fields)
 

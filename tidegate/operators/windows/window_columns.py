@@ -42,10 +42,10 @@ from tidegate.storage.user_values import value_text
 WINDOW_START, WINDOW_END = "window_start", "window_end"
 
 CLOCK_TYPE = pa.timestamp("ms", "UTC")
-"""The type of the bounds of windows of processing time."""
+"""Type of the bounds of processing-time windows."""
 
 GAP = own_name("session_gap")
-"""The column of a gap that is computed by an expression."""
+"""Name of the column with a session gap that an expression computes."""
 
 _GREATEST = (1 << 63) - 1
 _PER_MS = {"ms": 1, "us": 1_000, "ns": 1_000_000}
@@ -83,14 +83,16 @@ class WindowColumns:
 
     @property
     def needed_columns(self) -> Columns:
-        """The columns that the operator reads."""
+        """Returns the columns that the operator reads."""
         columns = (column for aggregate in self.aggregates.values() for column in aggregate.columns)
         times = (self._time,) if isinstance(self._time, str) else ()
         times = times if self.gap_column is None else (*times, self.gap_column)
         return frozenset((*self.keys, *times, *(column for column in columns if isinstance(column, str))))
 
     def output_schema(self, input_schema: pa.Schema, spec: WindowSpec) -> pa.Schema:
-        """Keys, bounds, aggregates. Raises ConfigurationError for a column that is missing or does not fit."""
+        """Returns the result columns: keys, bounds, aggregates. Raises ConfigurationError for a column that is missing
+        or does not fit.
+        """
         if self.gap_column is not None:
             check_gap_column(input_schema, self.gap_column)
         bounds = []
@@ -102,7 +104,9 @@ class WindowColumns:
         return with_kind(rows) if self._changes else rows
 
     def time_type(self, input_schema: pa.Schema) -> pa.DataType | None:
-        """The type of the time of rows; None without time. Raises ConfigurationError for a column of another type."""
+        """Returns the type of the time of rows, or None without a time. Raises ConfigurationError for a column of
+        another type.
+        """
         return time_type(input_schema, self._time)
 
     def output(
@@ -113,7 +117,7 @@ class WindowColumns:
         time_type: pa.DataType,
         spec: WindowSpec,
     ) -> pa.RecordBatch:
-        """Rows of one window."""
+        """Returns the result rows of one window."""
         rows = len(results[0])
         starts, ends = (np.full(rows, bound, dtype=np.int64) for bound in window)
         return self.output_of(keys, starts, ends, results, time_type, spec)
@@ -127,14 +131,14 @@ class WindowColumns:
         time_type: pa.DataType,
         spec: WindowSpec,
     ) -> pa.RecordBatch:
-        """Rows of a window each."""
+        """Returns result rows that belong to one window each."""
         bound = bound_type(time_type, spec)
         names = [*self.keys, WINDOW_START, WINDOW_END, *self.aggregates]
         bounds = [bounds_of(starts, bound), bounds_of(ends, bound)]
         return pa.RecordBatch.from_arrays([*keys.columns, *bounds, *results], names=names)
 
     def output_without_bounds(self, keys: pa.RecordBatch, results: Sequence[pa.Array]) -> pa.RecordBatch:
-        """Rows of windows that have no bounds."""
+        """Returns result rows of windows without bounds."""
         return pa.RecordBatch.from_arrays([*keys.columns, *results], names=[*self.keys, *self.aggregates])
 
 
@@ -167,7 +171,9 @@ def check_ends(spec: EventTimeWindow, times: Times, time_type: pa.DataType) -> N
 
 
 def check_last_ends(ends: Times, times: Times, time_type: pa.DataType) -> None:
-    """Raises ConfigurationError if one of the ends of rows is after the last moment of the type of its bounds."""
+    """Raises ConfigurationError if the end of a window is after the last time that the type of its bounds can
+    represent.
+    """
     last_ms = _last_ms(time_type)
     if last_ms is not None and len(ends) and int(ends.max()) > last_ms:
         raise _beyond(time_type, f"{int(times[np.argmax(ends)])} ms since 1970")
@@ -188,7 +194,7 @@ def bounds_type(schema: pa.Schema, time: TimeOf, spec: WindowSpec) -> pa.DataTyp
 
 
 def bound_type(time_type: pa.DataType, spec: WindowSpec) -> pa.DataType:
-    """The type of `window_start` and `window_end`."""
+    """Returns the type of `window_start` and `window_end` for a type of event time."""
     if pa.types.is_date(time_type):
         return pa.timestamp("ms")
     if pa.types.is_timestamp(time_type) and time_type.unit == "s" and not _whole_seconds(spec):
@@ -197,7 +203,7 @@ def bound_type(time_type: pa.DataType, spec: WindowSpec) -> pa.DataType:
 
 
 def bounds_of(bounds: Times, data_type: pa.DataType) -> pa.Array:
-    """Bounds of windows, in ms, as a column of the type of `bound_type`."""
+    """Returns bounds of windows, given in ms, as a column of the type that `bound_type` returns."""
     if pa.types.is_timestamp(data_type):
         last_ms = _last_ms(data_type)
         if last_ms is not None and len(bounds) and max(int(bounds.max()), -int(bounds.min())) > last_ms:
@@ -207,7 +213,9 @@ def bounds_of(bounds: Times, data_type: pa.DataType) -> pa.Array:
 
 
 def _last_ms(time_type: pa.DataType) -> int | None:
-    """Returns the last millisecond of a type that cannot have all event times. For nanoseconds it is in 2262."""
+    """Returns the last millisecond that a type can represent, if it cannot represent all event times. For nanoseconds
+    it is in 2262.
+    """
     if not pa.types.is_timestamp(time_type) or time_type.unit not in ("us", "ns"):
         return None
     return _GREATEST // _PER_MS[time_type.unit]
@@ -252,7 +260,9 @@ def check_gap_column(schema: pa.Schema, column: str) -> None:
 
 
 def row_ends(context: OperatorContext, batch: pa.RecordBatch, times: Times, spec: Session) -> Times:
-    """Returns the end of a session of each row alone. Raises OperatorError for a gap that is not greater than 0."""
+    """Returns the end of the session that each row would form alone. Raises OperatorError for a gap that is not greater
+    than 0.
+    """
     if spec.gap_ms is not None:
         return times + spec.gap_ms
     assert isinstance(spec.column, str), "an expression that was not computed"

@@ -55,7 +55,7 @@ class WindowJoin(JoinOperator):
 
     @property
     def dues(self) -> Sequence[Due]:
-        """Returns the rule for rows: the watermark matters to a row when it ends a window of the row."""
+        """Returns the `Due` of windows: the watermark makes a difference when it ends a window of the row."""
         return (DueByWindows(self._window),)
 
     def process_input(self, index: int, batch: pa.RecordBatch, emit: Emit) -> None:

@@ -3,19 +3,22 @@
 A window operator is made of three parts:
 
 - The assigner (`window_specs.py`) decides to which windows a row belongs.
-- The trigger is this class: event time or processing time passes, rows become late, and windows fire once. It stores
-  and restores how far windows have fired (`FiredGroups`), counts late rows, and sends them to their side output.
-- The contents are a subclass, which stores rows or accumulators and emits results for windows that have ended
-  (`_advance_to`): accumulators (`AggregateWindows`), rows for a function (`TimedWindows`), or the first rows
-  (`WindowTop`).
+- The trigger is this class. When event time or processing time advances, it fires each window that has ended once
+  (`_advance_to`). It stores up to which time windows have fired (`FiredGroups`). It also drops late rows: it counts
+  them and sends them to the side output of late rows (`_drop_late`).
+- The contents are a subclass, which stores the data of open windows and emits the results of ended ones.
+  `AggregateWindows` stores accumulators, `TimedWindows` stores rows for a function, and `WindowTop` stores the first
+  rows.
 
-Contents choose one of two ways to fire windows in steps, between which a checkpoint or a row may come:
+Windows fire in steps, and a checkpoint or a row may come between two steps. A subclass keeps its state consistent in
+one of two ways:
 
-- Contents that remove rows when a window fires advance `FiredGroups` first. Stored rows of windows that have ended are
-  then waiting to fire, and a row that comes between two steps is late for them.
-- Contents that several windows share (slices), and `WindowTop`, advance `FiredGroups` in the step that emits a window.
+- A subclass that removes rows when a window fires advances `FiredGroups` first. A stored row of an ended window then
+  still has to fire, and a row that comes between two steps is late for that window.
+- A subclass whose windows share data (slices), and `WindowTop`, advance `FiredGroups` in the step that emits the
+  window.
 
-`WindowJoin` is not a subclass: a join has two inputs, and keeps how far event time has come as all joins do. It fires
+`WindowJoin` is not a subclass: a join has two inputs, and stores the progress of event time as all joins do. It fires
 windows with `DueRows`, as `WindowTop` does.
 
 Rules of windows of processing time:
@@ -51,15 +54,15 @@ from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 FIRED_STATE = own_name("fired")
 _TIME = "time"
 TIME_MS_END = 1 << 60
-"""A moment after every window, and far from the end of 64 bits."""
+"""A time in ms that is after every window, and well within 64 bits."""
 FIRED_ROWS = 262_144
-"""Windows of about this many stored rows fire in one step, but at least one window."""
+"""Number of stored rows, approximately, of the windows that fire in one step. A step fires at least one window."""
 SCANNED_ROWS = 131_072
-"""Stored rows that are read from a table at a time."""
+"""Number of stored rows that are read from a table at a time."""
 
 
 class WindowOperator(Operator):
-    """The trigger of windows. Subclasses are their contents.
+    """Base of window operators: the trigger. Subclasses are the contents of windows.
 
     `spec` is None where rows carry their windows already. `time` is the column of event time, the clock, or None for
     windows that do not depend on time (`Count`).
@@ -71,11 +74,13 @@ class WindowOperator(Operator):
         self._assigner, self._time, self._lateness_ms = spec, time, lateness_ms
         self._clock = time if isinstance(time, Clock) else None
         self.computed: tuple[str, ...] = ()
-        """Columns that only the operator reads. Late rows leave without them."""
+        """Names of columns that only the operator reads. Late rows go to the side output without them."""
 
     @property
     def dues(self) -> Sequence[Due]:
-        """Returns the rule for rows of event time: the watermark matters when it ends a window of the row."""
+        """Returns the `Due` of event-time windows: the watermark makes a difference when it ends a window of
+        the row.
+        """
         spec = self._assigner
         if spec is None or isinstance(spec, Count) or self._clock is not None:
             return ()
@@ -105,7 +110,7 @@ class WindowOperator(Operator):
         return self._pass(MAX_WATERMARK_MS, emit) if fires else iter(())
 
     def snapshot(self, cut: Cut) -> OperatorSnapshot:
-        """Freezes the contents and `FiredGroups`."""
+        """Returns a snapshot of the contents and of `FiredGroups`."""
         frozen = self.changes(cut)
         assert frozen is not None, "windows without contents"
         return replace(frozen, states=(*frozen.states, self._fired.freeze()))
@@ -118,7 +123,7 @@ class WindowOperator(Operator):
         return self._advance_to(min(moment_ms, TIME_MS_END), emit)
 
     def _times(self, batch: pa.RecordBatch) -> Times:
-        """Returns the time of each row. Raises ConfigurationError as `row_times`."""
+        """Returns the time of each row in ms. Raises ConfigurationError as `row_times` does."""
         if self._clock is not None:
             return np.full(batch.num_rows, self._fired.steady(self.context.time.now_ms), dtype=np.int64)
         assert isinstance(self._time, str), "windows without a time"
@@ -126,16 +131,16 @@ class WindowOperator(Operator):
         return row_times(batch, self._time, None if isinstance(spec, Count) else spec)
 
     def _drop_late(self, batch: pa.RecordBatch, late: NDArray[np.bool_]) -> Numbers:
-        """Counts the late rows and sends them to their side output. Returns the numbers of the other rows."""
+        """Counts the late rows and sends them to the side output. Returns the indices of the other rows."""
         return set_aside(batch, late, self._late, self.context.emit_aside, self.computed)
 
 
 class FiredGroups(GroupMoments):
     """Stores for each key group up to which moment windows have fired, and the type of event time.
 
-    A window that shares its slices with others leaves no trace when it fires. So this moment is state: without it a
-    restore would fire windows again, or open windows that are over. A restored operator needs the type of event time
-    before the first row.
+    A window that shares its slices with others leaves no trace when it fires. This time is therefore state. Without it
+    a restored operator would fire windows again, or open windows that are over. A restored operator needs the type of
+    event time before the first row.
     """
 
     def __init__(self, groups: range) -> None:
@@ -145,12 +150,16 @@ class FiredGroups(GroupMoments):
         """The type of the column of event time, or None before the first row."""
 
     def steady(self, now_ms: int) -> int:
-        """Returns the processing time of windows. It never goes back, and never before a moment that has fired."""
+        """Returns the processing time for windows, in ms. It never goes back, and is never before a moment that has
+        fired.
+        """
         self._now_ms = max(self._now_ms, now_ms, self.greatest_ms + 1)
         return self._now_ms
 
     def reach(self, moment_ms: int) -> None:
-        """Advances the groups that are before a moment to it. After a restore some groups may be further."""
+        """Advances all groups that are before a moment to that moment. After a restore some groups may be ahead
+        of it.
+        """
         for groups, fired_ms in [*self.runs()]:
             if fired_ms < moment_ms:
                 self.advance(groups, moment_ms)
@@ -168,7 +177,7 @@ class FiredGroups(GroupMoments):
 
 
 class DueRows:
-    """Finds stored rows of windows that have ended, as many at a time as have `FIRED_ROWS` rows.
+    """Finds stored rows of windows that have ended, about `FIRED_ROWS` rows at a time.
 
     `column` is the column of the tables that has the moment from which a row is due. The operator calls `note` for rows
     that it stores, and `forget` when rows were loaded.
@@ -177,10 +186,10 @@ class DueRows:
     def __init__(self, column: str) -> None:
         self._column = column
         self._first: int | None = None
-        """The first moment of a stored row, or a moment before it. None if it is not known."""
+        """A lower bound of the times of stored rows, in ms. None if unknown."""
 
     def forget(self) -> None:
-        """Called when rows were loaded: the next step finds the first moment."""
+        """Called when rows were loaded. The next step searches for the first time."""
         self._first = None
 
     def note(self, moments: Times) -> None:
@@ -189,7 +198,9 @@ class DueRows:
             self._first = min(self._first, int(moments.min()))
 
     def limits(self, tables: Sequence[RowTable], until: int) -> Iterator[int]:
-        """Returns the moments up to which rows fire, one for each step. The caller fires them before the next step."""
+        """Yields the times up to which rows fire, one for each step. The caller fires these rows before the
+        next step.
+        """
         while self._first is None or self._first <= until:
             limit, self._first = self._next(tables, until)
             if limit is None:
@@ -207,7 +218,7 @@ class DueRows:
         return taken
 
     def _next(self, tables: Sequence[RowTable], until: int) -> tuple[int | None, int]:
-        """The last moment that fires in this step, None without any, and the first moment that stays."""
+        """Returns the last time that fires in this step (None if none does), and the first time that remains."""
         counts: dict[int, int] = {}
         for table in tables:
             for rows, _ in table.scan([self._column], SCANNED_ROWS):

@@ -40,22 +40,24 @@ if TYPE_CHECKING:
 
 Duration: TypeAlias = str | timedelta | int
 Times: TypeAlias = NDArray[np.int64]
-"""Milliseconds since 1970."""
+"""Times in milliseconds since 1970, one for each row."""
 Numbers: TypeAlias = NDArray[np.int64]
-"""Numbers of rows, keys or groups."""
+"""Numbers of rows, keys or groups, one for each row."""
 
 TIME_MS_MAX = 1 << 55
-"""The greatest event time that has windows, and, negated, the least. State has it with six more bits (`slices.py`)."""
+"""Greatest event time, in ms, that can be in a window. Its negative is the least. The state appends six more bits
+(`slices.py`).
+"""
 SIZE_MS_MAX = 1 << 50
-"""A window of 35,000 years."""
+"""Largest size of a window in ms: 35,000 years."""
 _CALENDAR_MS = (-61_000_000_000_000, 253_000_000_000_000)
-"""Inside of the years that have dates in time zones."""
+"""Greatest time, in ms, in the years for which time zones have dates."""
 _EPOCH = datetime(1970, 1, 1)
 _CACHED_DAYS = 4_096
 
 
 class EventTimeWindow(ABC):
-    """Windows of event time."""
+    """Base of windows of event time."""
 
     @abstractmethod
     def last_end_ms(self, times: Times) -> Times:
@@ -109,7 +111,7 @@ class Tumbling(EventTimeWindow):
         return starts, starts + self.size_ms
 
     def last_end_ms(self, times: Times) -> Times:
-        """The end of the window."""
+        """Returns the end of the only window of each time."""
         return self.bounds_ms(times)[1]
 
     def _bounds_of_days(self, times: Times, timezone: str) -> tuple[Times, Times]:
@@ -144,7 +146,7 @@ class Sliding(EventTimeWindow):
             )
 
     def last_end_ms(self, times: Times) -> Times:
-        """The end of the window that begins last."""
+        """Returns the end of the last of the windows that contain each time."""
         check_times(times)
         return floored(times, self.slide_ms, self.offset_ms) + self.size_ms
 
@@ -172,7 +174,7 @@ class Cumulating(EventTimeWindow):
             )
 
     def last_end_ms(self, times: Times) -> Times:
-        """The end of the longest window."""
+        """Returns the end of the longest window of each time."""
         check_times(times)
         return floored(times, self.max_ms, 0) + self.max_ms
 
@@ -195,7 +197,7 @@ class Session(EventTimeWindow):
     gap_ms: int | None = field(init=False, repr=False, compare=False)
     """The gap of all rows in milliseconds, or None if each row has its own."""
     column: ColumnLike | None = field(init=False, repr=False)
-    """The column of gaps, or the expression that computes it."""
+    """The column of gaps, the expression that computes it, or None if all rows have one gap."""
 
     def __post_init__(self) -> None:
         gap = self.gap
@@ -218,13 +220,17 @@ class Session(EventTimeWindow):
         return made
 
     def last_end_ms(self, times: Times) -> Times:
-        """Returns the end of a session of each row alone, where all rows have one gap. Other rows may extend it."""
+        """Returns the end of the session that each row would form alone, if all rows have one gap. Other rows may
+        extend it.
+        """
         check_times(times)
         assert self.gap_ms is not None, "a gap of each row"
         return times + self.gap_ms
 
     def ended_ms(self, times: Times, moments: Times) -> Times:
-        """A session that the row would have joined may have ended at any moment after the time of the row."""
+        """Returns each moment unchanged: a session that the row would have joined may have ended at any time after the
+        row.
+        """
         if self.gap_ms is None:  # and so may the session of the row alone
             return moments
         return np.minimum(self.last_end_ms(times) + 1, moments)
@@ -280,13 +286,13 @@ class Count:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """Marks windows of processing time. With `fires_at_end`, open windows fire when the input ends."""
+    """The time of windows of processing time. With `fires_at_end`, open windows fire when the input ends."""
 
     fires_at_end: bool = False
 
 
 WindowSpec: TypeAlias = Tumbling | Sliding | Cumulating | Session | Count
-"""The specifications that `window` accepts."""
+"""The window specifications that `window` accepts."""
 
 TimeOf: TypeAlias = str | Clock | None
 """The time of windows: the name of an event-time column, processing time, or None."""
@@ -304,13 +310,17 @@ def check_times(times: Times) -> None:
 
 @dataclass(frozen=True, slots=True)
 class DueByWindows:
-    """A `Due`: the watermark matters to a row when a window of the row is over, including the allowed lateness."""
+    """A `Due` for windows: the watermark makes a difference to a row when a window of the row is over, including the
+    allowed lateness.
+    """
 
     spec: EventTimeWindow
     allowed_lateness_ms: int = 0
 
     def __call__(self, times: Times, watermarks: Times) -> Times:
-        """Clips times that have no windows. The window operator refuses them, as a filter may come before it."""
+        """Returns the last relevant watermark of each row. Times outside of the range are clipped, and the window
+        operator refuses them later.
+        """
         zoned = isinstance(self.spec, Tumbling) and self.spec.timezone is not None
         times = np.clip(times, *(_CALENDAR_MS if zoned else (-TIME_MS_MAX, TIME_MS_MAX)))
         moments = watermarks + 1 - self.allowed_lateness_ms
@@ -319,7 +329,9 @@ class DueByWindows:
 
 
 def _ended(times: Times, moments: Times, last_ends: Times, step_ms: int) -> Times:
-    """The greatest of ends `step_ms` apart, up to the last one, that is no later than the moment and after the row."""
+    """Returns the last window end that is no later than the moment and after the row, where ends are `step_ms`
+    apart.
+    """
     ends = last_ends - np.maximum(0, -((moments - last_ends) // step_ms)) * step_ms
     return np.where(ends > times, ends, last_ends)
 
@@ -355,7 +367,7 @@ def _is_row_count(value: object) -> bool:
 
 
 def _set(spec: object, **fields: int) -> None:
-    """Sets the milliseconds of durations in a frozen specification."""
+    """Sets the fields in milliseconds of a frozen specification from its durations."""
     for name, value in fields.items():
         object.__setattr__(spec, name, value)
 
@@ -428,7 +440,9 @@ def _day_start(timezone: str, day: int, into_day_ms: int) -> int:
 
 
 def ends_of(spec: Tumbling | Sliding | Cumulating, times: Times) -> Iterator[tuple[NDArray[np.int64], Times]]:
-    """Rows and the ends of their windows, the last ones first; a row comes once for each of its windows."""
+    """Returns row indices and the ends of their windows, the last windows first. A row is listed once for each of its
+    windows.
+    """
     ends = spec.last_end_ms(times)
     rows = np.arange(len(times), dtype=np.int64)
     yield rows, ends
@@ -441,7 +455,7 @@ def ends_of(spec: Tumbling | Sliding | Cumulating, times: Times) -> Iterator[tup
 
 
 def starts_of(spec: Tumbling | Sliding | Cumulating, ends: Times) -> Times:
-    """The starts of windows with these ends."""
+    """Returns the starts of the windows with these ends."""
     match spec:
         case Tumbling():
             return spec.bounds_ms(ends - 1)[0]

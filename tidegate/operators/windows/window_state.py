@@ -68,11 +68,12 @@ WINDOWS_STATE = "windows"
 _RESTORED_ROWS = 131_072
 
 Parts = list[list[pa.Array]]
-"""The stored columns of each aggregate, for some rows."""
+"""The state columns of each aggregate, for some rows."""
 
 
 class AggregateWindows(WindowOperator):
-    """Aggregates of each key and window. Without `keys`, aggregates of all rows.
+    """Base of windows whose contents are accumulators: aggregates of each key and window. Without `keys`, aggregates of
+    all rows.
 
     `namespace` is the name of the first column of the state, and `extra` are value columns before the columns of the
     aggregates. Raises ConfigurationError without aggregates, or for names that clash.
@@ -102,22 +103,26 @@ class AggregateWindows(WindowOperator):
 
     @property
     def known_fields(self) -> Fields | None:
-        """The state columns of each aggregate. None if the columns of the input are not known."""
+        """The state columns of each aggregate, or None if the columns of the input are not known."""
         schema = self._input_schema
         if schema is None:
             return None
         return {name: a.state_fields(name, schema) for name, a in self._rows.aggregates.items()}
 
     def needed_columns(self, after: Columns) -> Columns:
-        """Keys, event time, and the columns that are aggregated."""
+        """Returns the key columns, the event-time column, and the columns that are aggregated."""
         return self._rows.needed_columns
 
     def output_schema(self, input_schema: pa.Schema) -> pa.Schema:
-        """Keys, `window_start`, `window_end`, aggregates. Raises ConfigurationError for columns that do not fit."""
+        """Returns the result columns: keys, `window_start`, `window_end`, aggregates. Raises ConfigurationError for
+        columns that do not fit.
+        """
         return self._rows.output_schema(input_schema, self._any_spec)
 
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
-        """Raises CorruptionError if a stored table is not of these windows, or has keys of other subtasks."""
+        """Restores the accumulators. Raises CorruptionError if a stored table is not of these windows, or has keys of
+        other subtasks.
+        """
         super().open(context, restored)
         self._opened = WindowState(
             context, self._namespace, self._keys, self._rows.aggregates, self._extra, self.known_fields
@@ -125,7 +130,7 @@ class AggregateWindows(WindowOperator):
         self._state.restore(restored)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Adds a batch. Raises OperatorError if its columns do not fit, or a row has no time."""
+        """Adds a batch to windows. Raises OperatorError if its columns do not fit, or a row has no time."""
         with blame(self.context, batch):
             self._state.admit(batch.schema)
             if (time_type := self._rows.time_type(batch.schema)) is not None:
@@ -135,23 +140,23 @@ class AggregateWindows(WindowOperator):
             emit(update)
 
     def changes(self, cut: Cut) -> OperatorSnapshot:
-        """Freezes the accumulators."""
+        """Returns the changes of the accumulators since the last snapshot."""
         if cut.keyed:
             self._changed_rows = 0
         return frozen_backend(self.context, self._state.backend, cut)
 
     @property
     def changed_bytes(self) -> int:
-        """An estimate of the bytes of changed rows."""
+        """An estimate of the bytes of rows that have changed since the last snapshot."""
         return 0 if self._opened is None else self._changed_rows * self._opened.row_bytes
 
     @property
     def keyed_backend(self) -> KeyedBackend | None:
-        """The backend of the accumulators, once the operator is open."""
+        """Returns the backend that stores the accumulators, or None before the operator is open."""
         return None if self._opened is None else self._opened.backend
 
     def load(self, tables: Sequence[StateTable]) -> None:
-        """Raises CorruptionError as `open` does."""
+        """Adds stored rows to the state. Raises CorruptionError as `open` does."""
         self._state.restore(tables)
 
     def hand_over(self) -> None:
@@ -159,13 +164,13 @@ class AggregateWindows(WindowOperator):
         self._opened = None
 
     def close(self) -> None:
-        """Releases what the backend holds."""
+        """Releases the resources of the backend."""
         if self._opened is not None:
             self._opened.backend.close()
 
     @abstractmethod
     def _add_rows(self, batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-        """Adds rows. Returns results to emit at once."""
+        """Adds rows to windows. Returns results to emit at once."""
 
     @property
     def _state(self) -> WindowState:
@@ -174,7 +179,7 @@ class AggregateWindows(WindowOperator):
 
 
 class WindowState:
-    """The table of one operator in one subtask. `name` is the name of the namespace column.
+    """The state table of one window operator in one subtask. `name` is the name of the namespace column.
 
     `extra` are value columns of the operator itself, before the columns of the aggregates.
     """
@@ -189,7 +194,7 @@ class WindowState:
         known_fields: Fields | None = None,
     ) -> None:
         self.namespaces: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-        """Namespaces that may have a row, ascending."""
+        """Namespaces that may have rows, ascending."""
         self.backend: KeyedBackend = make_backend(context, (name, *keys), namespace=True)
         self.fields: Fields = {}
         self.accumulators: list[Accumulator] = []
@@ -207,18 +212,18 @@ class WindowState:
 
     @property
     def exists(self) -> bool:
-        """True if there has ever been a row."""
+        """True if the table has been created, which the first row does."""
         return self._table is not None
 
     @property
     def table(self) -> NamespacedTable:
-        """The table, once there was a row."""
+        """The table. It must exist."""
         assert self._table is not None, "windows before the first row"
         return self._table
 
     @property
     def key_schema(self) -> pa.Schema:
-        """Key columns, without the namespace."""
+        """Schema of the key columns, without the namespace."""
         assert self._key_schema is not None, "keys before the first row"
         return self._key_schema
 
@@ -250,24 +255,24 @@ class WindowState:
             check_owner(self._context, keys, self._owners)
 
     def stored_keys(self, namespaces: NDArray[np.int64], keys: pa.RecordBatch) -> pa.RecordBatch:
-        """Key columns of the table."""
+        """Returns the key columns of the stored table."""
         return pa.RecordBatch.from_arrays([pa.array(namespaces), *keys.columns], names=[self._name, *self._keys])
 
     def user_keys(self, stored: pa.RecordBatch) -> pa.RecordBatch:
-        """Key columns without the namespace."""
+        """Returns the key columns without the namespace."""
         return stored.select(list(self._keys))
 
     def parts(self, slots: NDArray[np.int32]) -> Parts:
-        """Returns the stored columns of the accumulators in some slots."""
+        """Returns the state columns of the accumulators in some slots."""
         return [[self.table.column(field.name).take(slots) for field in group] for group in self.fields.values()]
 
     def add(self, batch: pa.RecordBatch, slots: NDArray[np.int32]) -> None:
-        """Adds a batch to slots of the table, one slot for each row."""
+        """Adds the rows of a batch to slots of the table, one slot for each row."""
         for accumulator, fields in zip(self.accumulators, self.fields.values(), strict=True):
             add_rows(accumulator, fields, batch, slots)
 
     def merge(self, slots: NDArray[np.int32], parts: Parts) -> None:
-        """Merges such parts into slots of the current batch."""
+        """Merges state columns of other accumulators into slots of the current batch."""
         for accumulator, columns in zip(self.accumulators, parts, strict=True):
             accumulator.merge(slots, columns)
 
@@ -294,21 +299,21 @@ class WindowState:
             raise failure(self._context, error, "in the result of a window") from error
 
     def extra(self, name: str) -> ValueColumn:
-        """A value column of the operator's own."""
+        """Returns a value column of the operator itself."""
         return self.table.column(name)
 
     @property
     def row_bytes(self) -> int:
-        """Estimated bytes of a row in memory."""
+        """Estimated size of a row in memory, in bytes."""
         values = 0 if self._table is None else sum(self._table.column(f.name).value_bytes for f in self._values())
         return 8 * (1 + len(self._keys)) + values
 
     def appeared(self, namespaces: Sequence[int] | NDArray[np.int64]) -> None:
-        """Notes that rows have come into these namespaces."""
+        """Records that these namespaces have rows."""
         self.namespaces = with_nodes(self.namespaces, namespaces)
 
     def emptied(self, namespaces: Sequence[int]) -> None:
-        """Notes that these namespaces have no rows any more."""
+        """Records that these namespaces have no rows any more."""
         if list(namespaces) == self.namespaces[: len(namespaces)].tolist():
             self.namespaces = self.namespaces[len(namespaces) :]
         else:
@@ -319,7 +324,7 @@ class WindowState:
         return [make_accumulator(a, self.fields[name], table) for name, a in self._aggregates.items()]
 
     def specs(self) -> list[ValueSpec]:
-        """The value columns of the aggregates."""
+        """Returns the value columns of the aggregates."""
         return self._specs_of(self.fields)
 
     def _specs_of(self, fields: Fields) -> list[ValueSpec]:
@@ -348,7 +353,7 @@ class WindowState:
         self._look()
 
     def _look(self) -> None:
-        """Finds the namespaces that the table has."""
+        """Finds the namespaces that have rows in the table."""
         self.namespaces = self.table.namespaces()
 
     def _create(self, keys: pa.Schema, fields: Fields) -> None:
@@ -363,7 +368,9 @@ class WindowState:
         return [*(spec.field for spec in self._extra), *(field for group in self.fields.values() for field in group)]
 
     def _take_over(self, stored: pa.Schema) -> None:
-        """Continues with rows that the backend has already, and converts them if other aggregates wrote them."""
+        """Continues with rows that are already in the backend. Converts them if another set of aggregates wrote
+        them.
+        """
         layout = self._layout(WINDOWS_STATE, stored)
         if layout.whole:
             self._create(self._keys_in(layout), layout.fields)
@@ -374,14 +381,16 @@ class WindowState:
         self._evolve(self._wanted(layout))
 
     def _evolve(self, fields: Fields) -> None:
-        """Converts the rows to other columns of the aggregates."""
+        """Converts the rows if the aggregates have other state columns now."""
         specs = [*self._extra, *self._specs_of(fields)]
         made = self.backend.retype(WINDOWS_STATE, specs, lambda rows: self._converted(rows, fields))
         self.fields, self._table = fields, cast(NamespacedTable, made)
         self.accumulators = self.accumulators_of(made)
 
     def _wanted(self, layout: StoredLayout) -> Fields:
-        """The columns of all aggregates: as they are stored, or else as the columns of the input make them."""
+        """Returns the state columns of all aggregates: the stored ones, or else the columns that follow from
+        the input.
+        """
         if layout.whole:
             return layout.fields
         if self._known_fields is None:
@@ -393,7 +402,7 @@ class WindowState:
         return {name: layout.fields.get(name, self._known_fields[name]) for name in self._aggregates}
 
     def _converted(self, rows: pa.RecordBatch, fields: Fields) -> pa.RecordBatch:
-        """Stored rows in the program's columns and types."""
+        """Returns stored rows, converted to the program's columns and types."""
         head = [pa.field(self._name, pa.int64()), *self.key_schema, *(spec.field for spec in self._extra)]
         return converted(rows, pa.schema(head), self._aggregates, fields, self._where)
 
@@ -402,7 +411,9 @@ class WindowState:
         return f"state {WINDOWS_STATE!r} of operator {self._context.uid!r}"
 
     def _layout(self, state: str, schema: pa.Schema) -> StoredLayout:
-        """The columns of a stored schema. Raises IncompatibleStateError if it is of something else."""
+        """Returns the layout of a stored schema. Raises IncompatibleStateError if the state belongs to another
+        operator.
+        """
         head = [self._name, *self._keys, *(spec.name for spec in self._extra)]
         layout = StoredLayout.of(schema, head, self._aggregates)
         if state != WINDOWS_STATE or layout is None:
@@ -437,7 +448,7 @@ class MergedGroups:
         self._empty = np.ones(count, dtype=np.bool_)
 
     def merge(self, numbers: NDArray[Any], parts: Parts) -> None:
-        """Merges stored parts into groups."""
+        """Merges state columns into groups."""
         for accumulator, columns in zip(self._accumulators, parts, strict=True):
             accumulator.merge(self._slots[numbers], columns)
         self._filled(numbers)
@@ -449,12 +460,12 @@ class MergedGroups:
         self._filled(numbers)
 
     def _filled(self, numbers: NDArray[Any]) -> None:
-        """Notes that these groups are not empty."""
+        """Records that these groups are not empty."""
         self._empty[numbers] = False
         self._table.new_slots = self._slots[self._empty]
 
     def done(self) -> None:
-        """Ends the filling. Only results are read afterwards."""
+        """Ends the filling of groups. Afterwards only results are read."""
         self._table.done()
 
     def parts(self, numbers: NDArray[Any]) -> Parts:
@@ -463,7 +474,7 @@ class MergedGroups:
         return [[self._table.column(field.name).take(slots) for field in group] for group in self._fields.values()]
 
     def results(self, numbers: NDArray[Any]) -> list[pa.Array]:
-        """The results of some groups."""
+        """Returns the results of some groups."""
         return self._state.results_of(self._accumulators, self._slots[numbers])
 
 

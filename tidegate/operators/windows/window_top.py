@@ -60,12 +60,14 @@ from tidegate.storage.schemas.column_names import own_name
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
 _PASSED_BATCHES = 15
-"""Batches that pass as they are after one in which comparing did not pay."""
+"""Number of batches that pass uncompared after a batch in which comparing did not pay."""
 _END = own_name("window_end_ms")
 
 
 class WindowTop(WindowOperator, RowsOperator):
-    """The first rows of each key and window. `schema` has the columns of the input, `ranking.keys` `window_end`."""
+    """Keeps the first rows of each key and window. `schema` has the columns of the input. `ranking.keys` must include
+    `window_end`.
+    """
 
     def __init__(self, ranking: Ranking, schema: pa.Schema) -> None:
         if WINDOW_END not in ranking.keys:
@@ -89,7 +91,7 @@ class WindowTop(WindowOperator, RowsOperator):
         self._due.forget()
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Stores the rows that are among the first so far. Raises OperatorError for a row without a time."""
+        """Stores the rows that are among the first so far. Raises OperatorError for a row without a window."""
         with blame(self.context, batch):
             rows = self._ranking.columns_of(batch, self._columns)
             words = self._ranking.words(rows)
@@ -109,7 +111,7 @@ class WindowTop(WindowOperator, RowsOperator):
             self._add(rows, keys, moments, words)
 
     def changes(self, cut: Cut) -> OperatorSnapshot:
-        """Freezes the rows."""
+        """Returns the changes of the stored rows since the last snapshot."""
         return RowsOperator.snapshot(self, cut)
 
     def _advance_to(self, moment_ms: int, emit: Emit) -> Iterator[None]:
@@ -144,7 +146,7 @@ class WindowTop(WindowOperator, RowsOperator):
         table.done()
 
     def _fire(self, limit_ms: int, emit: Emit) -> None:
-        """Emits the first rows of windows up to `limit_ms`, and removes them."""
+        """Emits the first rows of windows that end up to `limit_ms`, and removes them."""
         rows = self._due.take(self.tables[0], limit_ms)
         self.tables[0].done()
         moments: Positions = rows.column(MOMENT).to_numpy()
@@ -194,14 +196,15 @@ class LocalTop(Operator):
 
     @property
     def dues(self) -> Sequence[Due]:
-        """Returns the rule of `WindowTop`, which follows: the watermark matters when it ends a window of the row.
+        """Returns the `Due` of `WindowTop`, which follows: the watermark makes a difference when it ends a window of
+        the row.
 
         Results of windows are never late.
         """
         return () if self._window is None else (DueByWindows(self._window),)
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
-        """Emits the rows of a batch that count. Raises OperatorError for a row without a time."""
+        """Emits the rows of a batch that can be among the first. Raises OperatorError for a row without a time."""
         with blame(self.context, batch):
             rows, ends = self._windows(batch)
             kept = self._first(batch, rows, ends)
@@ -217,12 +220,12 @@ class LocalTop(Operator):
         emit(chosen)
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:
-        """Windows up to here are over."""
+        """Records the watermark. Windows up to it are over."""
         self._watermark_ms = max(self._watermark_ms, watermark_ms)
         return iter(())
 
     def _windows(self, batch: pa.RecordBatch) -> tuple[NDArray[np.int64], Times]:
-        """Rows, each once for each of its windows, and the ends of these."""
+        """Returns rows, each once for each of its windows, and the ends of these windows."""
         if self._window is None:
             ends = event_times_ms(batch, WindowEnd(WINDOW_END))
             return np.arange(batch.num_rows, dtype=np.int64), ends.to_numpy(zero_copy_only=False) + 1
@@ -235,7 +238,7 @@ class LocalTop(Operator):
         return rows[in_order], ends[in_order]
 
     def _first(self, batch: pa.RecordBatch, rows: NDArray[np.int64], ends: Times) -> NDArray[np.bool_] | None:
-        """Selects the rows that are among the first, or late. None means all, without a comparison."""
+        """Selects the rows that are among the first, or late. None means all rows, if nothing was compared."""
         if self._passes:
             self._passes -= 1
             return None
@@ -250,7 +253,7 @@ class LocalTop(Operator):
         return kept
 
     def _groups(self, batch: pa.RecordBatch, rows: NDArray[np.int64], ends: Times) -> tuple[NDArray[np.int64], int]:
-        """The number of the group of each row, and how many there are."""
+        """Returns the number of the group of each row, and the number of groups."""
         # Sessions that end together may have begun at different times.
         if set(self._keys) <= {WINDOW_END} and ends.min() == ends.max():
             return np.zeros(len(rows), dtype=np.int64), 1
