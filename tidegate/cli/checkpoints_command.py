@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     )
 
 _SPLITS_SHOWN = 3
-"""Splits of a source that are named in a table."""
+"""Limit of the splits of a source that a table lists."""
 
 checkpoints_app = typer.Typer(help="List, inspect, compare, verify and delete completed checkpoints and savepoints.")
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
@@ -154,7 +154,7 @@ def sweep_command(
         list[str] | None, typer.Option("--savepoints", help="Another folder in which there may be savepoints.")
     ] = None,
 ) -> None:
-    """List, or delete, files of jobs under a root that no checkpoint, savepoint or table refers to.
+    """List, or delete, files in the folders of jobs under a root to which no checkpoint, savepoint or table refers.
 
     Exit code 1 if a job was skipped because it may be running.
     """
@@ -338,7 +338,9 @@ def _positions(diff: CheckpointDiff) -> Iterator[Table]:
 
 
 def _moved(split: SplitDiff) -> str:
-    """Formats the next row in both checkpoints; "read" stands for a split that a finished subtask read to its end."""
+    """Formats the next row of a split in both checkpoints. "read" means that a finished subtask has read the split to
+    its end.
+    """
     old, new = ("read" if read else _number(offset) for offset, read in zip(split.next_offset, split.read, strict=True))
     return f"{old} -> {new}"
 

@@ -33,7 +33,7 @@ _PORTS = {8081: "the page of the jobs takes the next free one", 8265: "the dashb
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check: what was found, and what to do if it does not work."""
+    """The result of one check: what was found and, if something does not work, what to do."""
 
     what: str
     state: State
@@ -74,7 +74,7 @@ def doctor_command(as_json: JsonOption = False) -> None:
 
 
 def examine() -> Iterator[Finding]:
-    """Yields the results of all checks, from what every program needs to what only some programs need."""
+    """Yields the results of all checks: first for every program, then for programs that need an extra, Spark or Ray."""
     yield Finding("tidegate", "ok", f"{metadata.version('tidegate')}, Python {sys.version.split()[0]} in {sys.prefix}")
     yield from _libraries()
     yield from _extras()

@@ -23,15 +23,15 @@ from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.units import parse_duration_ms
 
 LINES_MAX = 40
-"""The most lines printed of a chain. The middle of a longer chain is replaced by one line."""
+"""Limit of lines that are printed of a chain of causes. One line replaces the middle of a longer chain."""
 FIRST_LINES = 5
 
 
 @dataclass(frozen=True, slots=True)
 class LineFilter:
-    """The lines to print: of one checkpoint, of restarts alone, or since a time in ms since the epoch.
+    """Selects lines of a timeline: of one checkpoint, only restarts, or since a time in ms since the epoch.
 
-    Details are printed of one checkpoint alone.
+    Details are printed only for a single checkpoint.
     """
 
     checkpoint: int | None = None
@@ -39,7 +39,7 @@ class LineFilter:
     since_ms: int | None = None
 
     def matches(self, entry_line: TimelineLine) -> bool:
-        """Returns whether a line is printed."""
+        """Returns whether the filter selects a line."""
         line = entry_line.line
         if self.since_ms is not None and line.at_ms < self.since_ms:
             return False
@@ -96,7 +96,7 @@ def line_text(entry_line: TimelineLine) -> str:
 
 
 def _print_pending(console: Console, timeline: Timeline) -> None:
-    """Prints the pending checkpoints and savepoints, and the status of the job, at the end of the log."""
+    """Prints the status of the job and its pending checkpoints and savepoints at the end of the log."""
     state = timeline.state
     if state is None or state.status.terminal or not timeline.lines:
         return

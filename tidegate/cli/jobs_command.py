@@ -209,7 +209,7 @@ def _is_over(job: Job) -> bool:
 
 
 def open_environment(address: str | None) -> StreamEnvironment:
-    """Returns an environment on the Ray cluster at `address`, to find its jobs."""
+    """Returns an environment that is connected to the Ray cluster at `address`."""
     from tidegate.api.environment import StreamEnvironment
 
     return StreamEnvironment.ray(address)
@@ -217,7 +217,9 @@ def open_environment(address: str | None) -> StreamEnvironment:
 
 @contextmanager
 def _environment(address: str | None) -> Iterator[StreamEnvironment]:
-    """Opens an environment. A TidegateError in the block becomes one sentence and an exit code."""
+    """Opens an environment for a command. A TidegateError in the block is printed as one sentence, and ends the command
+    with an exit code (`exit_code`).
+    """
     try:
         with open_environment(address) as env:
             yield env
@@ -233,7 +235,7 @@ def _job(context: typer.Context, address: str | None) -> Iterator[Job]:
 
 
 def exit_code(error: TidegateError) -> int:
-    """Returns the exit code for an error."""
+    """Returns the exit code of a command that failed with an error: 3 after a timeout, 2 for wrong usage, else 1."""
     if isinstance(error, JobTimeoutError):
         return TIMED_OUT
     return WRONG_USAGE if isinstance(error, ConfigurationError) else REFUSED
@@ -245,7 +247,7 @@ def _print_result(as_json: bool, result: Mapping[str, object], text: str) -> Non
 
 
 Listing: TypeAlias = "Sequence[tuple[str, JobOverview | SilentJob]]"
-"""Jobs by name."""
+"""The jobs on a cluster, by name."""
 
 _HEAD = ("NAME", "STATE", "UPTIME", "ATTEMPT", "LAST CHECKPOINT", "ID")
 
@@ -361,7 +363,7 @@ def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 class JobTimeline:
-    """A reader of the decisions of a job."""
+    """Reads the decisions of a job from its event log, for `tidegate job NAME events`."""
 
     def __init__(self, job: Job, as_json: bool) -> None:
         from tidegate.recovery.state_processor.timeline import TimelineReader
@@ -384,7 +386,7 @@ class JobTimeline:
 
 
 class RawEvents:
-    """A reader of the events in the log of a job."""
+    """Reads the events of a job from its event log, for `tidegate job NAME events --raw`."""
 
     def __init__(self, job: Job, as_json: bool) -> None:
         from tidegate.storage.checkpoints.event_log import EventLog

@@ -53,7 +53,7 @@ SetOption = Annotated[
 
 
 class Interrupted(KeyboardInterrupt):
-    """The program received a signal to end."""
+    """Raised in the main thread when the program receives SIGINT or SIGTERM."""
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -172,7 +172,9 @@ def _run_in_environment(function: Callable[..., Any], name: str, on_interrupt: O
 
 
 def _runtime_env(given: str) -> Given:
-    """Returns the setting for `--runtime-env`: a YAML or JSON file, or JSON itself. Raises ConfigurationError."""
+    """Returns the setting `ray.options` for `--runtime-env`: the path of a YAML or JSON file, or JSON text. Raises
+    ConfigurationError.
+    """
     import yaml
 
     from tidegate.api.config.config_file import Given
@@ -195,7 +197,9 @@ def _runtime_env(given: str) -> Given:
 
 
 def _refuse_in_one_process(function: Callable[..., Any]) -> None:
-    """Raises ConfigurationError for a runtime environment without Ray. A function may start Ray by itself."""
+    """Raises ConfigurationError if a runtime environment is given and jobs run in this process. A function without
+    arguments may start Ray itself.
+    """
     if _takes_an_environment(function):
         raise ConfigurationError(
             "--runtime-env is for Ray, and execution.target is local: add --set execution.target=ray"
@@ -203,7 +207,9 @@ def _refuse_in_one_process(function: Callable[..., Any]) -> None:
 
 
 def _check_runtime_env(runtime_env: Mapping[str, Any]) -> None:
-    """Raises ConfigurationError for an environment that Ray refuses. With Spark, Ray would ignore unknown names."""
+    """Raises ConfigurationError for a runtime environment that Ray refuses. With Spark, Ray would ignore
+    unknown names.
+    """
     from tidegate.storage.extras import need
 
     need("--runtime-env", "ray")
@@ -213,11 +219,11 @@ def _check_runtime_env(runtime_env: Mapping[str, Any]) -> None:
 
 
 class _Executed(BaseException):
-    """The program called `execute` during `--check`."""
+    """Raised by the environment of `--check` when the program calls `execute`, to return its arguments."""
 
 
 def _check(function: Callable[..., Any], name: str | None, restore: str | None) -> None:
-    """Prints what a restore would do with the streams that a function makes, in an environment without Ray."""
+    """Implements `--check`: prints what a restore would do with the streams that a function makes. Starts no Ray."""
     from tidegate.api.environment import StreamEnvironment
 
     if not _takes_an_environment(function):
@@ -262,7 +268,7 @@ def _execute_the_rest(env: StreamEnvironment, name: str, executed: bool) -> None
 
 
 def _ended(job: Job, detached: bool) -> str:
-    """Waits for a job, unless it is detached. Returns its status."""
+    """Waits for a job, unless it is detached. Returns the status of the job."""
     typer.echo(f"{job.name} ({job.job_id}) is {job.status()}", err=True)
     if detached:
         return job.status()
@@ -272,7 +278,7 @@ def _ended(job: Job, detached: bool) -> str:
 
 
 def _end(jobs: list[Job], on_interrupt: OnInterrupt, why: Interrupted) -> None:
-    """Ends the jobs that are not over. A job that cannot be ended does not keep the next one from its end."""
+    """Cancels the jobs that are still running. If one cannot be cancelled, continues with the next one."""
     for job in jobs:
         if job.status() in ("finished", "failed", "cancelled", "suspended"):
             continue

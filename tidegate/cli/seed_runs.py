@@ -1,4 +1,4 @@
-"""Runs the simulator over a range of seeds, in this process or in several, and prints what the seeds have shown.
+"""Runs the simulator over a range of seeds, in this process or in several, and prints a summary.
 
 `tidegate simulate` runs a pipeline of the user. `make simulate` runs random jobs (`tests/support/random_jobs`).
 """
@@ -24,13 +24,13 @@ from tidegate.testing.oracle.coverage import coverage_table
 SEEDS_A_TASK = 8
 """Number of seeds that a worker process receives at once."""
 GARBAGE = 50_000
-"""The garbage collector runs after this many new objects.
+"""Threshold of the garbage collector: it runs after this many new objects.
 
 A seed makes many objects and few cycles. With the usual threshold of 700 the collector takes up to a tenth of the time.
 """
 
 Run: TypeAlias = Callable[[int], SimulationReport]
-"""Runs one seed."""
+"""A function that runs one seed and returns its report."""
 
 
 def run_seeds(
@@ -92,7 +92,7 @@ def parse_range(text: str) -> range:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silences the log, because a simulation causes the failures on purpose that tidegate warns of."""
+    """A context that silences the log, because a simulation causes failures on purpose."""
     logger = logging.getLogger("tidegate")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

@@ -1,4 +1,4 @@
-"""Helpers of all command groups of `tidegate`: options, error reports, JSON, tables and times.
+"""Helpers that the command groups of `tidegate` share: common options, error messages, JSON output, tables and times.
 
 `main.py` puts the groups together. Rules of every command:
 
@@ -37,7 +37,7 @@ RootArgument = Annotated[str, typer.Argument(metavar="PATH", help="Checkpoint ro
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Turns a TidegateError in the block into one sentence and an exit code."""
+    """A context that prints a TidegateError as one sentence and ends the command with an exit code."""
     try:
         yield
     except ConfigurationError as error:
@@ -49,7 +49,7 @@ def explained() -> Iterator[None]:
 
 
 def print_found(found: _Found, as_json: bool, print_text: Callable[[_Found], None]) -> None:
-    """Prints a result as JSON, or by `print_text` for people."""
+    """Prints a result as JSON, or for people by calling `print_text`."""
     if as_json:
         print_json(found)
     else:
@@ -65,7 +65,7 @@ def print_json(value: object) -> None:
 
 
 def plain_value(value: Any) -> Any:
-    """Turns dataclasses, enumerations and tuples into values that JSON has."""
+    """Converts dataclasses, enumerations and tuples to values that JSON supports."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: plain_value(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, enum.Enum):

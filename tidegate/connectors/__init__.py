@@ -1,1 +1,1 @@
-"""The contract of sources, a source over data in memory, and hooks for systems outside the job."""
+"""Sources and sinks: their contracts, formats, and one module or folder for each system."""

@@ -24,7 +24,7 @@ from tidegate.storage.user_values import logged_text, unmarked
 
 @dataclass(frozen=True, slots=True)
 class RowsRead:
-    """Some rows of a file: `rows` of them, of which `bad` are dead letters."""
+    """The result of reading rows of a file: `rows` rows, of which `bad` could not be read."""
 
     batch: pa.RecordBatch | None
     bad: pa.RecordBatch | None
@@ -33,9 +33,9 @@ class RowsRead:
 
 BadRows = Literal["fail", "skip", "side"]
 BAD_ROWS = "bad_rows"
-"""The side output of a source that has dead letters."""
+"""Name of the side output with the dead letters of a source."""
 RECORDS_LOST = "numRecordsLost"
-"""The metric of records that were deleted before a source could read them."""
+"""Name of the metric that counts records which were deleted before the source could read them."""
 LOGGED_MAX = 20
 LOGGED_EVERY = 1_000
 
@@ -49,14 +49,15 @@ def check_bad_rows(bad_rows: object, method: str) -> BadRows:
 
 
 class BadRowsLog:
-    """Logs the dead letters of one reader, the first ones and then few."""
+    """Logs the dead letters of one reader: each of the first ones, then one in a thousand."""
 
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
         self._seen = 0
 
     def add(self, letters: pa.RecordBatch, place: str) -> pa.RecordBatch:
-        """Logs some of them, and returns all as they leave their reader: without marks of values (`user_values.py`).
+        """Logs some of the dead letters, and returns all of them without the marks of user values (`user_values.py`),
+        as they leave the reader.
 
         `place` is a format string with the columns of a letter, such as "line {line} of {file}".
         """

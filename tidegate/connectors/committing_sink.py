@@ -91,7 +91,7 @@ class CommittingContext:
     subtask: int
     parallelism: int
     attempt: int
-    """Counts the deployments of the job's tasks."""
+    """Number of the attempt. Each deployment of the job's tasks increases it."""
     buckets: range
     """The buckets of this subtask, at least one. A sink may use any of them, and need not use them all."""
     files: SinkFiles

@@ -38,7 +38,7 @@ _READER_VERSION_MAX = 3
 _READ_ALIKE = frozenset(
     {"appendOnly", "deletionVectors", "columnMapping", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"}
 )
-"""Reader features of a table that do not affect this source, or that are checked one by one."""
+"""Reader features of a Delta table that do not change how this source must read it, or that are checked one by one."""
 _ADVICE = Advice(
     "Delta never changes a file, so something else did; put it back as it was, or start without restore",
     "A vacuum may have deleted it: let vacuums keep files for longer than jobs run (RETAIN n HOURS), and start without "
@@ -50,7 +50,7 @@ _ADVICE = Advice(
 @wire
 @dataclass(frozen=True, slots=True)
 class DeltaFile:
-    """A file of the table, and the columns by which it is partitioned: one row, as an Arrow stream."""
+    """A data file of the table. Its partition values are one row, encoded as an Arrow stream."""
 
     file: FileAt
     constants: bytes
@@ -64,9 +64,9 @@ class DeltaSource:
     version: int
     schema: pa.Schema
     files: tuple[tuple[DeltaFile, int], ...]
-    """Each file with its number of rows, -1 if Delta's log does not have it."""
+    """The data files, each with its number of rows, or -1 if Delta's log does not state it."""
     rows: Rows = None
-    """The rows that count for the program."""
+    """The rows that the program needs, or None for all rows."""
 
     @staticmethod
     def open(url: str, version: int | None = None) -> DeltaSource:
@@ -117,7 +117,7 @@ class DeltaSource:
         return replace(self, schema=pa.schema([self.schema.field(name) for name in columns]))
 
     def filtered(self, rows: Rows) -> DeltaSource:
-        """Returns the source restricted to these rows, which it may use to skip others."""
+        """Returns the source restricted to these rows. It may use the restriction to skip other rows."""
         return replace(self, rows=rows)
 
     def reader(self) -> SourceReader:
@@ -169,7 +169,9 @@ def _stream_of(batch: pa.RecordBatch) -> bytes:
 
 
 def _check_readable(url: str, table: DeltaTable) -> None:
-    """Raises ConfigurationError for a table whose rows cannot be read from its files alone."""
+    """Raises ConfigurationError for a table whose rows cannot be read from its files alone, such as one with deletion
+    vectors.
+    """
     protocol = table.protocol()
     settings = table.metadata().configuration
     unknown = sorted(set(protocol.reader_features or ()) - _READ_ALIKE)
@@ -197,7 +199,7 @@ def _has_deletion_vectors(table: DeltaTable) -> bool:
 
 @contextmanager
 def _named_errors(url: str) -> Iterator[None]:
-    """Turns errors of the package into ConfigurationErrors with the url of the table."""
+    """A context that converts errors of the package `deltalake` to ConfigurationErrors with the URL of the table."""
     deltalake = imported()
     try:
         yield

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Frame: TypeAlias = "pa.Table | pa.RecordBatch | pl.DataFrame | pd.DataFrame"
 InMemory: TypeAlias = "Frame | Sequence[Frame]"
-"""The data that `from_batches` accepts. It converts pandas frames to Arrow tables."""
+"""Types of data that `from_batches` accepts. pandas frames are converted to Arrow tables before."""
 
 
 class MemorySource:
@@ -72,7 +72,9 @@ class MemorySource:
         return pa.Table.from_batches(self._batch, self._schema).column(name)
 
     def splits(self) -> Sequence[SourceSplit]:
-        """Returns the ranges. The payload is the first row; the number in the id distinguishes empty ranges."""
+        """Returns the splits. The payload is the index of the first row. The number in the id distinguishes empty
+        splits.
+        """
         bounds = [self._rows * i // self._splits for i in range(self._splits + 1)]
         return [
             SourceSplit(f"{number}: rows {start} to {stop}", f"{start}".encode(), stop - start)
@@ -80,7 +82,7 @@ class MemorySource:
         ]
 
     def reader(self) -> SourceReader:
-        """Returns a reader over the same memory."""
+        """Returns a reader for one subtask, over the same memory."""
         return _MemoryReader(pa.Table.from_batches(self._batch, self._schema))
 
 
@@ -109,7 +111,7 @@ def _table_of(frame: pl.DataFrame) -> pa.Table:
 
 
 def _joined(given: object) -> pa.Table:
-    """Joins batches to one table. Raises ConfigurationError for an empty list or different schemas."""
+    """Returns batches as one table. Raises ConfigurationError for an empty list or different schemas."""
     if isinstance(given, str | bytes) or not isinstance(given, Sequence):
         raise ConfigurationError(
             "from_batches takes an Arrow table, a polars or pandas DataFrame, or a list of some, not "

@@ -2,8 +2,8 @@
 
 Rules:
 
-- The filter stays where it is in the program. A source skips only rows that the filter surely drops, so a row may be
-  read without need, but never the other way round.
+- The filter also stays in the program. A source skips only rows that the filter certainly drops. It may return rows
+  that the filter drops, but never skips a row that the filter keeps.
 - A filter is understood if it compares columns with constants (`==`, `<`, `<=`, `>`, `>=`, `is_in`, `is_between`,
   `is_null`, `is_not_null`), joined by `&`. If one part is not understood the whole filter is ignored: that part may
   fail for a row, and then this row must be read.
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     import polars as pl
 
 ALTERNATIVES_MAX = 16
-"""The most groups of tests. Beyond that all rows count."""
+"""Limit of groups of tests. A filter that needs more is not pushed, and all rows are read."""
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnTest:
-    """The test `column test constant`. The constant is serialized by polars; empty for tests of null."""
+    """The test `column test constant`. The constant is serialized by polars, and is empty for tests of null."""
 
     column: str
     test: str
@@ -33,18 +33,18 @@ class ColumnTest:
 
 
 Rows: TypeAlias = tuple[tuple[ColumnTest, ...], ...] | None
-"""Groups of tests. A row counts if all tests of one group hold. None: all rows count."""
+"""Groups of tests. A row is needed if all tests of one group hold. None means that all rows are needed."""
 
 
 def either(first: Rows, second: Rows) -> Rows:
-    """Returns the rows that count for at least one of two readers of a stream."""
+    """Returns the rows that at least one of two readers of a stream needs."""
     if first is None or second is None or len(first) + len(second) > ALTERNATIVES_MAX:
         return None
     return first + tuple(tests for tests in second if tests not in first)
 
 
 def rows_renamed(columns: dict[str, str], after: Rows) -> Rows:
-    """Returns the rows that count before a step that only copies columns.
+    """Returns the needed rows of the input of a step that only copies columns.
 
     The mapping is from the name in its output to the name in its input.
     """
@@ -60,7 +60,7 @@ _NULLS = {"IsNull": "is_null", "IsNotNull": "is_not_null"}
 
 
 def rows_kept(condition: pl.Expr, after: Rows) -> Rows:
-    """Returns the rows that count in the input of a filter, if `after` counts in its output."""
+    """Returns the needed rows of the input of a filter, if `after` are the needed rows of its output."""
     tests = tests_of(condition)
     if tests is None or after is None:
         return None if tests is None else (tests,)

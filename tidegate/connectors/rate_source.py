@@ -28,7 +28,7 @@ from tidegate.storage.errors import ConfigurationError
 
 TICK_MS = 20
 ROWS_A_BATCH = 16
-"""The rows of each split in a step that make a batch worth its cost."""
+"""Number of rows of a split in one step that make a batch worth its cost."""
 _MS = 1_000
 
 
@@ -91,7 +91,7 @@ class RateSource:
 
     @property
     def block(self) -> int:
-        """The number of consecutive rows in one split: 1, or the rows of a step at a low rate."""
+        """Number of consecutive rows in one split: 1, or the rows of one step at a low rate."""
         a_step = 0 if self.rows_per_second is None else math.ceil(self.rows_per_second * TICK_MS / _MS)
         return a_step if 1 <= a_step < ROWS_A_BATCH * self.split_count else 1
 
@@ -154,9 +154,9 @@ class _RateReader:
 
 
 def _share(rows: int, number: int, splits: int, block: int) -> int:
-    """Returns how many of the first `rows` rows are in a split.
+    """Returns how many of the first `rows` rows are in one split.
 
-    The first block has one row, which is due at once: so the rows of each later step are one block.
+    The first block has one row, which is due at once. The rows of each later step are then one block.
     """
     if not rows:
         return 0

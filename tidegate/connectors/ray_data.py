@@ -1,4 +1,5 @@
-"""Ray Data: `RayDatasetSource` is a `ray.data.Dataset` as a source, `table_to_dataset` shows a table as a dataset.
+"""Ray Data as a source and as a view of tables: `RayDatasetSource` reads a `ray.data.Dataset`, and `table_to_dataset`
+returns a table as a dataset.
 
 A dataset is a recipe, and its blocks are objects that are lost with their owner. A job must be able to read its input
 again after a failure, in a restored job, and after the end of its driver, so Ray Data's tasks first write the rows to
@@ -78,7 +79,7 @@ _RESULT = pa.schema(
         ("problem", pa.string()),
     ]
 )
-"""The result of a task for a block: a row for each file, or one row with a problem."""
+"""Schema of the result of a task for one block: a row for each file, or one row with a problem."""
 
 
 _NAMES_CAUSE = re.compile(r"[\w.]*(Error|Exception): ")
@@ -89,7 +90,7 @@ class RayDataError(TidegateError):
 
 
 def _check_whole(ds: Dataset) -> None:
-    """Raises ConfigurationError if Ray Data may drop blocks of a dataset."""
+    """Raises ConfigurationError if the context of a dataset allows Ray Data to drop blocks that fail."""
     if ds.context.max_errored_blocks:
         raise ConfigurationError(
             f"from_ray_dataset: max_errored_blocks is {ds.context.max_errored_blocks} in the context of the dataset, "
@@ -151,11 +152,11 @@ class RayDatasetSource:
         return ParquetSource.open(url)
 
     def splits(self) -> Sequence[SourceSplit]:
-        """Raises: only the staged source has splits."""
+        """Raises an error, because only the staged source has splits."""
         raise ConfigurationError("a ray.data.Dataset is read only after it was staged: use env.from_ray_dataset(ds)")
 
     def reader(self) -> SourceReader:
-        """Raises: only the staged source can be read."""
+        """Raises an error, because only the staged source can be read."""
         raise ConfigurationError("a ray.data.Dataset is read only after it was staged: use env.from_ray_dataset(ds)")
 
     def _files(self, store: Store, folder: str) -> tuple[StagedFile, ...]:
@@ -198,7 +199,7 @@ def _rows_in_order(written: Dataset) -> list[dict[str, Any]]:
 
 
 def _write_block(block: pa.Table, *, store: Store, folder: str, schema: pa.Schema) -> pa.Table:
-    """Writes a block and returns its files (`_RESULT`). Runs in a task of Ray Data."""
+    """Writes a block and returns the written files (schema `_RESULT`). Runs in a task of Ray Data."""
     try:
         table = _in_schema(block, schema)
         name = f"{folder}/block-{uuid.uuid4().hex}"
@@ -209,7 +210,7 @@ def _write_block(block: pa.Table, *, store: Store, folder: str, schema: pa.Schem
 
 
 def _in_schema(block: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Returns a block in the columns of the dataset. Raises ConfigurationError if its columns or types do not fit."""
+    """Returns a block with the columns of the dataset. Raises ConfigurationError if its columns or types do not fit."""
     if sorted(block.column_names) != sorted(schema.names):
         raise ConfigurationError(
             f"a block of the dataset has columns {columns_text(block.schema)}, and not {columns_text(schema)}. All "
@@ -244,7 +245,9 @@ def _fits(found: pa.Field, wanted: pa.Field) -> bool:
 
 
 def _rounds(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Returns whether decimals, also inside a type, would become floats. `wanted` begins with the fields of `found`."""
+    """Returns whether a cast from `found` would convert decimals, at any depth, to floats. `wanted` begins with the
+    fields of `found`.
+    """
     if pa.types.is_decimal(found):
         return bool(pa.types.is_floating(wanted))
     return any(_rounds(found.field(at).type, wanted.field(at).type) for at in range(found.num_fields))
@@ -339,7 +342,7 @@ def _delete_abandoned(store: Store, folder: str) -> None:
 
 
 BUCKET_BYTES = 128 * 2**20
-"""Bytes of compressed files for which one read task of an upsert table keeps the keys."""
+"""Size in bytes of the compressed files of an upsert table for which one read task keeps the keys."""
 
 
 def table_to_dataset(
@@ -371,7 +374,7 @@ class _TableFiles(Datasource):
         self._files = tuple(files)
 
     def get_name(self) -> str:
-        """Returns name of the read in Ray Data's plans and progress bars."""
+        """Returns the name of the read in Ray Data's plans and progress bars."""
         return "TidegateTable"
 
     def estimate_inmemory_data_size(self) -> int | None:
@@ -412,7 +415,7 @@ class _TableFiles(Datasource):
         return ReadTask(read_fn, metadata, schema=self._info.arrow_schema, per_task_row_limit=row_limit)
 
     def _buckets(self) -> int:
-        """Returns the number of tasks that share the keys: one if a key is of a type without a hash."""
+        """Returns the number of tasks over which keys are divided by hash: 1 if a key has a type without a hash."""
         size_bytes = sum(file.size_bytes for file in self._files)
         try:
             _hashes(self._info.arrow_schema.empty_table(), self._info)

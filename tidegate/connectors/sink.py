@@ -28,7 +28,7 @@ class SinkContext:
     job_id: str
     job_name: str
     uid: str
-    """The uid of the sink's operator."""
+    """Number of the attempt. Each deployment of the job's tasks increases it."""
     subtask: int
     parallelism: int
     attempt: int

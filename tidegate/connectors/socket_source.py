@@ -27,7 +27,7 @@ CONNECT_S = 10.0
 _BYTES = 256 * 1024
 LINE_BYTES_MAX = 1024 * 1024
 LETTER_BYTES_MAX = 64 * 1024
-"""How many bytes of a bad line its dead letter keeps."""
+"""Limit of the bytes of a bad line in its dead letter."""
 LETTERS = pa.schema([("raw", pa.binary()), ("address", pa.string()), ("line", pa.int64()), ("error", pa.string())])
 """The columns of dead letters. `line` counts from 1 for each connection."""
 _PLACE = "line {line} from {address}"
@@ -52,7 +52,7 @@ class SocketSource:
 
     @property
     def bad_rows_schema(self) -> pa.Schema | None:
-        """The columns of dead letters, if they are a stream."""
+        """The schema of the stream of dead letters, or None if there is no such stream."""
         return LETTERS if self.bad_rows == "side" else None
 
     def splits(self) -> Sequence[SourceSplit]:
@@ -70,12 +70,12 @@ class _SocketReader:
         self._address = f"{source.host}:{source.port}"
         self._connection: socket.socket | None = None
         self._rest = b""
-        """The begin of a line that has not ended yet."""
+        """The start of a line whose end has not arrived."""
         self._passes = False
-        """True while the bytes up to the next line feed belong to a line that was too long, and is already reported."""
+        """True while arriving bytes belong to a line that was too long and has already been reported."""
         self._lines: list[bytes] = []
         self._line = 1
-        """The number of the first of these lines."""
+        """Number of the next line."""
         self._closed = False
         self._log = BadRowsLog(log)
 

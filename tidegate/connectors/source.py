@@ -27,19 +27,19 @@ from tidegate.storage.codec import wire
 from tidegate.storage.ids import CheckpointId
 
 SOURCE_STATE = "splits"
-"""The list state in which a subtask of a source keeps its splits, one row each."""
+"""Name of the list state in which a subtask of a source stores its splits, one row for each."""
 
 
 PENDING_RECORDS = "pendingRecords"
-"""The metric of records that exist in all splits of a subtask and were not read yet."""
+"""Name of the metric for the number of existing records, over all splits of a subtask, that were not read yet."""
 PENDING_RECORDS_MAX = "pendingRecordsMax"
-"""The metric of records that exist in one split and were not read yet, of the split with the most."""
+"""Name of the metric for the number of existing records that were not read yet, in the split with the most of them."""
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class SourceSplit:
-    """A part of the input with rows in a fixed order. `rows` is -1 if the length is not known.
+    """A part of the input with rows in a fixed order. `rows` is -1 if the number of rows is not known.
 
     With `rows=0` it never has rows, and never holds event time back. It may find other splits.
     """
@@ -152,19 +152,22 @@ class EndingSource(Protocol):
 
 @runtime_checkable
 class DynamicSource(Protocol):
-    """A source with splits that differ between submissions: they advance, or new ones are found.
+    """A source whose list of splits differs between submissions, because splits advance or new ones appear.
 
-    A restored job continues in the splits of its checkpoint, and ignores `splits()`.
+    A restored job continues in the splits of its checkpoint. It checks them with `check_restored`, and does not call
+    `splits()`.
     """
 
     def check_restored(self, splits: Sequence[SourceSplit]) -> None:
-        """Raises ConfigurationError if this source cannot continue in the splits of a checkpoint."""
+        """Raises ConfigurationError if this source cannot continue in the splits of a checkpoint, for example because a
+        setting changed.
+        """
         ...
 
 
 @runtime_checkable
 class LastingInputSource(Protocol):
-    """A source that can check, before a job is restored, whether its unread input is unchanged."""
+    """A source that can check, before a job is restored, whether its unread input still exists unchanged."""
 
     def check_unread(self, splits: Sequence[SourceSplit]) -> None:
         """Raises ConfigurationError if one of these splits can no longer be read, and StorageError."""
@@ -173,7 +176,7 @@ class LastingInputSource(Protocol):
 
 @runtime_checkable
 class ProjectableSource(Protocol):
-    """A source that need not read all of its columns. Splits, and the numbers of their rows, stay what they are."""
+    """A source that can skip columns. Projecting it changes neither its splits nor their row numbers."""
 
     def projected(self, columns: Sequence[str]) -> Source:
         """Returns this source with only these of its columns, in the order of its schema."""
@@ -182,7 +185,7 @@ class ProjectableSource(Protocol):
 
 @runtime_checkable
 class FilterableSource(Protocol):
-    """A source that need not read all of its rows. Splits, and the numbers of their rows, stay what they are."""
+    """A source that can skip rows. Filtering it changes neither its splits nor their row numbers."""
 
     def filtered(self, rows: Rows) -> Source:
         """Returns this source, which may skip rows that are not in `rows` and counts them (`skipped`)."""
@@ -195,7 +198,7 @@ class DeadLetterSource(Protocol):
 
     @property
     def bad_rows_schema(self) -> pa.Schema | None:
-        """The columns of dead letters; None if they are only counted and logged."""
+        """The schema of dead letters, or None if they are only counted and logged."""
         ...
 
 
@@ -205,7 +208,7 @@ class NotifiedSource(Protocol):
 
     @property
     def notified(self) -> bool:
-        """True if its readers are notified."""
+        """True if the readers of this source are notified."""
         ...
 
 
@@ -217,7 +220,7 @@ class NotifiedReader(Protocol):
     """
 
     def checkpoint_completed(self, splits: Sequence[SourceSplit]) -> None:
-        """Receives the splits of the subtask as they are in a completed checkpoint. Must not wait.
+        """Called with the splits of the subtask as they are in a completed checkpoint. Must not wait.
 
         Called between two reads, by the same thread, and once more before `close`.
         """
@@ -247,15 +250,16 @@ def is_unbounded(source: Source) -> bool:
 
 
 def never_ends(source: Source) -> bool:
-    """Returns whether a job that reads this source has no end of its own."""
+    """Returns whether a job that reads this source runs until it is stopped."""
     return is_unbounded(source) and not (isinstance(source, EndingSource) and source.ends)
 
 
 @runtime_checkable
 class MasterHook(Protocol):
-    """The coordinator calls it, for one checkpoint at a time. It travels with the job by cloudpickle.
+    """A hook that the coordinator calls at each checkpoint, one checkpoint at a time. cloudpickle sends it with the
+    job.
 
-    A call may be repeated, and a checkpoint may fail after its trigger. The outside system must cope with both.
+    A call may be repeated, and a checkpoint may fail after its trigger. The outside system must handle both.
     """
 
     @property
@@ -264,14 +268,14 @@ class MasterHook(Protocol):
         ...
 
     def trigger(self, checkpoint_id: CheckpointId, timestamp_ms: int) -> bytes | None:
-        """Is called when a checkpoint begins, before any task. Returns the data to store with it.
+        """Called when a checkpoint begins, before any task starts it. Returns the data to store with the checkpoint.
 
         Any error fails the checkpoint.
         """
         ...
 
     def restore(self, checkpoint_id: CheckpointId, data: bytes | None) -> None:
-        """Is called before an attempt starts from this checkpoint. `data` is the result of `trigger`.
+        """Called before an attempt starts from a checkpoint. `data` is the result of `trigger` for that checkpoint.
 
         If it raises it is called again, a bounded number of times. Then the attempt fails.
         """

@@ -50,7 +50,8 @@ _RANGE_BYTES = 16 * 2**20
 class ParquetSource:
     """A bounded source over the files that `stage_dataframe` wrote under `url`.
 
-    Every batch has `schema`; the files have `staged`, if they have more columns. Only `needed` rows count.
+    Every batch has `schema`. `staged` is the schema of the files, if they have more columns, else None. Rows that are
+    not in `needed` may be skipped.
     """
 
     url: str
@@ -70,7 +71,7 @@ class ParquetSource:
 
     @property
     def rows(self) -> int:
-        """Rows of all files."""
+        """Number of rows in all files."""
         return sum(file.rows for file in self.files)
 
     def splits(self) -> Sequence[SourceSplit]:
@@ -83,7 +84,7 @@ class ParquetSource:
         return replace(self, schema=wanted, staged=self.staged or self.schema)
 
     def filtered(self, rows: Rows) -> ParquetSource:
-        """Returns the source restricted to these rows, which it may use to skip others."""
+        """Returns the source restricted to these rows. It may use the restriction to skip other rows."""
         return replace(self, needed=rows)
 
     def reader(self) -> SourceReader:
@@ -93,7 +94,7 @@ class ParquetSource:
 
 @dataclass(frozen=True, slots=True)
 class _OpenFile:
-    """A verified file."""
+    """A file whose size and checksum have been verified."""
 
     file: StagedFile
     parquet: pq.ParquetFile
@@ -104,7 +105,7 @@ class ParquetReader:
     """Reads the splits of a `ParquetSource`. Called from one thread at a time."""
 
     def __init__(self, url: str, schema: pa.Schema, staged: pa.Schema | None = None, needed: Rows = None) -> None:
-        """Opens nothing yet. The paths of splits are relative to `url`; `staged` is the schema of the files."""
+        """Opens nothing yet. The paths of splits are relative to `url`. `staged` is the schema of the files."""
         self._url = url
         self._schema = schema
         self._needed = needed
@@ -208,7 +209,7 @@ def _read_in_ranges(store: Store, file: StagedFile) -> bytes:
 
 
 def local_root(url: str) -> Path | None:
-    """Returns the folder of a local url ("/a/b", "file:///a/b"). None for any other file system."""
+    """Returns the folder of a local URL ("/a/b", "file:///a/b"), or None for any other file system."""
     if get_protocol(url) not in ("file", "local"):
         return None
     return Path(LocalFileSystem._strip_protocol(url))
@@ -282,7 +283,7 @@ FILE_ROWS_MAX = 16 * ROWS_PER_GROUP
 
 @dataclass(frozen=True, slots=True)
 class FileLimits:
-    """Limits of row groups and files. The limit that is reached first counts."""
+    """Limits of row groups and files. A row group or file ends at the limit that it reaches first."""
 
     rows_per_group: int = ROWS_PER_GROUP
     group_bytes_max: int = 32 * 2**20
@@ -330,7 +331,7 @@ def _row_groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema, limits: Fi
 
 
 def _checked(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Returns the batch.
+    """Returns the batch unchanged.
 
     Raises ConfigurationError for a string that is not UTF-8, which neither Spark nor Arrow checks.
     """
@@ -343,7 +344,7 @@ def _checked(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 class _FileEncoder:
-    """Encodes one file as chunks of bytes. Keeps the row count, the size and the checksum."""
+    """Encodes one Parquet file as chunks of bytes. Counts its rows and bytes, and computes its checksum."""
 
     def __init__(self, schema: pa.Schema, limits: FileLimits) -> None:
         self._schema = schema
@@ -379,7 +380,7 @@ class _FileEncoder:
 
 
 class _ChunkSink(io.RawIOBase):
-    """A file object that hands out what was written to it, so that no whole file is in memory."""
+    """A file object that returns what was written to it in chunks, so that the whole file is never in memory."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -24,11 +24,11 @@ from tidegate.storage.schemas.arrow_types import decoded_type, settled_type
 from tidegate.storage.schemas.column_names import DELETED_COLUMN
 
 STAGED_BYTES_MAX = 64 << 20
-"""A writer begins another file after this many bytes of rows."""
+"""Size in bytes of the rows after which a writer starts another file."""
 
 
 class StagedUpserts:
-    """The rows of one writer since the last checkpoint."""
+    """The rows that one writer has received since the last checkpoint."""
 
     def __init__(self, keys: tuple[str, ...], write: Callable[[pa.Table], str], bytes_max: int) -> None:
         """`write` stores rows durably in a new file, and returns its path."""
@@ -40,7 +40,7 @@ class StagedUpserts:
         self._paths: list[str] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Takes rows. Raises ConfigurationError for a key without a value."""
+        """Adds rows. Raises ConfigurationError for a key without a value."""
         check_keys(batch, self._keys)
         self._pending.append(batch)
         self._pending_bytes += batch.nbytes
@@ -90,7 +90,9 @@ def last_of_each_key(rows: pa.Table, keys: tuple[str, ...]) -> pa.Table:
 
 
 def rows_with_other_keys(rows: pa.Table, changes: pa.Table, keys: tuple[str, ...]) -> NDArray[np.bool_]:
-    """Returns for each row whether none of the changes has its key. The changes decide the types of the key columns."""
+    """Returns, for each row, True if none of the changes has its key. The changes determine the types of the key
+    columns.
+    """
     index = KeyIndex(keys)
     index.upsert(_key_batch(changes, keys))
     changed = index.size

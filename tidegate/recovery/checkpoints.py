@@ -128,7 +128,9 @@ def latest_and_damaged(
 
 
 def _jobs_after(summaries: Sequence[CheckpointSummary]) -> dict[JobId, int]:
-    """Returns how many jobs come after a job in its longest chain of restores. Jobs without a successor are absent."""
+    """Returns, for each job, the number of jobs after it in its longest chain of restores. Jobs without a successor are
+    absent.
+    """
     origin = {s.job_id: parse_pointer(s.restored_from).job_id for s in summaries if s.restored_from is not None}
     after: dict[JobId, int] = {}
     for last in origin:
@@ -141,7 +143,9 @@ def _jobs_after(summaries: Sequence[CheckpointSummary]) -> dict[JobId, int]:
 
 
 def job_name(store: Store, job_id: JobId) -> str:
-    """Returns the name of a job under a root: from its lease, else the part of its id that is made from the name."""
+    """Returns the name of a job under a root: from its lease, or else from the part of its id that is made from the
+    name.
+    """
     try:
         lease = read_lease(store, job_id)
     except CorruptionError:
@@ -221,7 +225,7 @@ def _checkpoint_ids(store: Store, job_id: JobId) -> list[CheckpointId]:
 
 
 def _summarise(store: Store, at: CheckpointPointer, names: Store) -> CheckpointSummary | None:
-    """Returns a summary from the metadata, or None if there is none or it is void.
+    """Returns the summary of a checkpoint, read from its metadata, or None if it has none or is void.
 
     `names` is the store with the job's lease.
     """

@@ -65,7 +65,9 @@ def delete(path: str, *, force: bool = False, open_store: OpenStore = open_store
 
 
 def _without_metadata(store: Store, at: CheckpointPointer) -> str:
-    """Returns why there is nothing to delete, and what to do about files that exist all the same."""
+    """Returns the error for a checkpoint without metadata: nothing is deleted. It explains what to do about remaining
+    files.
+    """
     folder = "" if at.savepoint else CheckpointLayout(at.job_id).checkpoint_dir(at.checkpoint_id)
     if not store.list(folder):
         return f"there is no {'savepoint' if at.savepoint else 'checkpoint'} {at}"

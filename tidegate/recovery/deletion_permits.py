@@ -31,7 +31,7 @@ class WalkableStore(Store, Protocol):
 
 
 def may_run(store: WalkableStore, job_id: JobId, now_ms: int, grace_ms: int = GRACE_MS_DEFAULT) -> bool:
-    """Returns whether a job may live, by its lease, and by its process if this machine can check it.
+    """Returns whether a job may be running, according to its lease, and to its process if this machine can check it.
 
     A job that never had a lease may live if it wrote to its event log within the grace period, or at an unknown time.
     """

@@ -36,17 +36,18 @@ from tidegate.storage.schemas.arrow_types import comparable
 from tidegate.storage.state.state_file import read_directory
 
 PART_BYTES = 64 * 1024 * 1024
-"""About how many bytes of state of one checkpoint are read at a time to compare keys."""
+"""Size, approximately, of the state of one checkpoint that is read at a time to compare keys, in bytes."""
 
 Change: TypeAlias = Literal["added", "removed", "changed", "same"]
 
 _POSITION_COLUMNS = ("split_id", "next_offset")
-"""Columns of the state in which a source keeps a row for each split: its id, and the next row to read."""
+"""Columns of the state of a source with a row for each split: the id of the split, and the next row to read."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateDiff:
-    """One state of one operator. In a pair the older value comes first; None on the side that does not have the state.
+    """Difference of one state of one operator. Pairs are (older, newer), with None on the side that does not have the
+    state.
 
     `keys` is None if keys were not compared: because that was not requested, because the state is not keyed, or because
     neither checkpoint records the key columns (older versions did not always).
@@ -62,9 +63,10 @@ class StateDiff:
 
 @dataclass(frozen=True, slots=True)
 class SplitDiff:
-    """A split of a source that has moved: the next row to read, the older one first; None where it is not listed.
+    """Difference of one split of a source: the next row to read as (older, newer), with None where the split is not
+    listed.
 
-    `read` is whether a finished subtask had read it to its end, in the older and in the newer checkpoint.
+    `read` is whether a finished subtask had read the split to its end, as (older, newer).
     """
 
     split_id: str
@@ -74,7 +76,7 @@ class SplitDiff:
 
 @dataclass(frozen=True, slots=True)
 class OperatorDiff:
-    """One operator. In a pair the older value comes first; None (0 for sizes) on the side that does not have it.
+    """Difference of one operator. Pairs are (older, newer), with None (0 for sizes) on the side that does not have it.
 
     - `splits`: the splits of a source that have moved, by id.
     - `waiting_splits`: the number of splits that no subtask had taken.
@@ -122,7 +124,7 @@ def diff(old: str, new: str, *, keys: bool = False, open_store: OpenStore = open
 
 
 class _Comparison:
-    """Compares two checkpoints, operator by operator."""
+    """Compares two checkpoints operator by operator."""
 
     def __init__(self, old: CheckpointReport, new: CheckpointReport, open_store: OpenStore, keys: bool) -> None:
         self._old = old
@@ -205,7 +207,7 @@ class _Comparison:
             yield SplitDiff(split_id, (None, None), (split_id in read[0], split_id in read[1]))
 
     def _positions(self, report: CheckpointReport, uid: OperatorUid, state: str) -> Mapping[str, int]:
-        """Returns the next row of each split. Empty if the state is not the position of a source."""
+        """Returns the next row of each split, from a state. Empty if the state does not hold positions of a source."""
         selection = self._selection(report, uid, state)
         if not set(_POSITION_COLUMNS) <= set(selection.schema.names):
             return {}
@@ -244,9 +246,9 @@ def _contents(report: CheckpointReport, open_store: OpenStore) -> Mapping[tuple[
 
 
 def _parts(old: StateSelection, new: StateSelection, size_bytes: int) -> Iterator[range | None]:
-    """Yields ranges of key groups to compare one after the other.
+    """Yields ranges of key groups, which are compared one after the other.
 
-    Yields None for all at once if a key may change its group.
+    Yields only None, for all key groups at once, if a key may change its group.
     """
     groups = old.operator.max_parallelism
     if groups != new.operator.max_parallelism:
@@ -337,7 +339,7 @@ def _equal(one: pa.Array, other: pa.Array) -> Flags:
 
 
 def _equal_values(one: pa.Array, other: pa.Array) -> Flags:
-    """Does the work of `_equal` for columns without nulls and without an offset."""
+    """Compares columns without nulls and without an offset, for `_equal`."""
     data_type = one.type
     types = pa.types
     if types.is_dictionary(data_type):

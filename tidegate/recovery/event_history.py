@@ -34,7 +34,7 @@ class LoggedEvent:
 
     @property
     def at_ms(self) -> int:
-        """When it happened, in ms since the epoch."""
+        """Time of the event, in ms since the epoch."""
         return int(getattr(self.event, "at_ms", self.logged_at_ms))
 
 
@@ -59,7 +59,7 @@ class EventHistory:
 
     @staticmethod
     def read(log: EventLog, job_id: JobId, from_index: int = 0) -> EventHistory:
-        """Reads all existing entries from `from_index` on.
+        """Reads all entries from `from_index` on that still exist.
 
         It starts again if a running job cuts its log meanwhile, up to `RACES_MAX` times. Raises StorageError.
         """

@@ -1,4 +1,5 @@
-"""`inspect`: reports the content of a checkpoint: its operators, their sizes and states, and which have finished.
+"""`inspect`: reports the content of a checkpoint: its operators, the sizes of their states, and which operators have
+finished.
 
 It reads metadata, and for a savepoint the names of a few folders. It is therefore quick however large the checkpoint
 is.
@@ -63,16 +64,18 @@ class CheckpointReport:
     operators: tuple[OperatorReport, ...]
     metadata: CheckpointMetadata
     needs: tuple[str, ...] = ()
-    """For a savepoint: URLs of folders outside of it that must stay, and of tables with files that it covers."""
+    """For a savepoint: URLs of the folders outside of it that its restore needs, and of the tables whose files it
+    covers.
+    """
 
     @property
     def size_bytes(self) -> int:
-        """The state of all subtasks, in-flight data included."""
+        """Size in bytes of the state of all subtasks, including in-flight data."""
         return self.metadata.size_bytes
 
     @property
     def in_flight_bytes(self) -> int:
-        """The in-flight data, which unaligned barriers have overtaken."""
+        """Size in bytes of the in-flight data: rows that unaligned barriers have overtaken."""
         return sum(s.in_flight.size_bytes for s in self.metadata.subtasks if s.in_flight is not None)
 
     def operator(self, uid: str) -> OperatorReport | None:
@@ -149,9 +152,11 @@ class StateInfo:
     size_bytes: int | None
     subtasks: int
     layers: int = 0
-    """The greatest number of layers that it has in one subtask; 0 if it was written whole."""
+    """The number of layers (increments) of this state in the subtask that has the most. 0 if the state was written
+    whole.
+    """
     backend: str | None = None
-    """The backend whose own files contain it; None if it is in state files."""
+    """The backend whose files contain the state, or None if it is in state files."""
 
 
 def states_of(metadata: CheckpointMetadata) -> tuple[StateInfo, ...]:
@@ -223,7 +228,9 @@ def _states_in(subtask: SubtaskState) -> Iterator[StateInfo]:
 
 
 def native_states(native: NativeState) -> tuple[str, ...]:
-    """Returns the names of the states in the files of a backend. One empty name if this version cannot read them."""
+    """Returns the names of the states in the files of a backend. Returns one empty name if this version cannot read
+    them.
+    """
     # Imported late: only RocksDB has such files, and its library is large.
     from tidegate.storage.state.rocksdb.value_layout import describe
 

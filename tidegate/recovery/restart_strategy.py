@@ -25,16 +25,16 @@ from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.units import parse_duration_ms
 
 FAILURES_MAX = 10_000
-"""The greatest `failures` of `failure_rate`, because the strategy remembers the time of each failure."""
+"""Largest allowed `failures` of `failure_rate`. It is limited, because the strategy stores the time of each failure."""
 WAIT_MS_MAX = 366 * 24 * 3_600_000
-"""The longest duration that is allowed, a year. A longer one is a mistake."""
+"""Longest allowed duration in ms: a year. A longer one is probably a mistake."""
 
 Duration = str | timedelta | int
-"""A text such as `"10s"`, a timedelta, or milliseconds."""
+"""A duration: a text such as `"10s"`, a timedelta, or a number of milliseconds."""
 
 
 class RestartStrategy:
-    """The base class of all strategies. Make one with `none`, `fixed_delay`, `exponential_delay` or `failure_rate`."""
+    """Base of the restart strategies. Create one with `none`, `fixed_delay`, `exponential_delay` or `failure_rate`."""
 
     __slots__ = ()
 
@@ -115,7 +115,7 @@ class RestartStrategy:
         return 0
 
     def count(self, before: FailureHistory, at_ms: int, ran_ms: int | None) -> FailureHistory:
-        """Returns the failures that count, including a new one at `at_ms`.
+        """Returns the history of failures that still count, with a new failure at `at_ms` added.
 
         `ran_ms` is how long all tasks had been running, or None if this attempt never had all tasks running.
         """
@@ -123,11 +123,11 @@ class RestartStrategy:
 
     @property
     def same_errors_max(self) -> int | None:
-        """How often the same error may occur at the same row before the job fails; None for no limit of its own."""
+        """How often the same error may occur at the same row before the job fails, or None for no limit."""
         return None
 
     def after_checkpoint(self, before: FailureHistory) -> FailureHistory:
-        """Returns the failures that still count once a checkpoint is complete."""
+        """Returns the history of failures that still count after a completed checkpoint."""
         return before
 
     def decide(self, failures: FailureHistory, chance: float) -> int | None:
@@ -142,7 +142,7 @@ class RestartStrategy:
 @wire
 @dataclass(frozen=True, slots=True)
 class NoRestart(RestartStrategy):
-    """See `RestartStrategy.none`."""
+    """Strategy of `RestartStrategy.none`."""
 
     def decide(self, failures: FailureHistory, chance: float) -> int | None:
         return None
@@ -151,7 +151,7 @@ class NoRestart(RestartStrategy):
 @wire
 @dataclass(frozen=True, slots=True)
 class FixedDelay(RestartStrategy):
-    """See `RestartStrategy.fixed_delay`."""
+    """Strategy of `RestartStrategy.fixed_delay`."""
 
     attempts: int
     delay_ms: int
@@ -170,7 +170,7 @@ class FixedDelay(RestartStrategy):
 @wire
 @dataclass(frozen=True, slots=True)
 class ExponentialDelay(RestartStrategy):
-    """See `RestartStrategy.exponential_delay`."""
+    """Strategy of `RestartStrategy.exponential_delay`."""
 
     initial_ms: int
     maximum_ms: int
@@ -212,7 +212,7 @@ class ExponentialDelay(RestartStrategy):
 @wire
 @dataclass(frozen=True, slots=True)
 class FailureRate(RestartStrategy):
-    """See `RestartStrategy.failure_rate`."""
+    """Strategy of `RestartStrategy.failure_rate`."""
 
     failures: int
     interval_ms: int
@@ -265,9 +265,11 @@ class FailureHistory:
     """The failures that still count. The strategy decides which failures do, and for how long."""
 
     in_a_row: int = 0
-    """The number of failures that count, the present one included."""
+    """Number of failures that still count, including the present one."""
     times_ms: tuple[int, ...] = ()
-    """The times of the newest of them, oldest first, for a strategy that needs times. Their number is limited."""
+    """Times of the newest of these failures, in ms, oldest first, for a strategy that needs them. Their number is
+    limited.
+    """
 
     def moved_before(self, at_ms: int) -> tuple[int, ...]:
         """Returns the times, moved so that none is later than `at_ms`.

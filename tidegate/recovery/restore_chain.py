@@ -51,5 +51,5 @@ def taskowned_url(root: str, job_id: JobId, kind: str, uid: OperatorUid) -> str:
 
 
 def taskowned_path(job_id: JobId, kind: str, uid: OperatorUid) -> str:
-    """Returns the path of that folder relative to the root."""
+    """Returns the path, relative to the root, of the folder of a source (`SOURCE`) or of collected rows (`COLLECT`)."""
     return f"{CheckpointLayout(job_id).taskowned_dir()}/{kind}{escape(uid)}"

@@ -121,9 +121,9 @@ def complete_savepoint(target: Store, metadata: CheckpointMetadata) -> None:
 def void_savepoint(
     open_store: OpenStore, target_url: str, job_id: JobId, job_name: str, now_ms: int, permit: DeletePermit
 ) -> bool:
-    """Ensures that the savepoint named by the permit does not exist, now or later. Only its tombstone remains.
+    """Makes sure that the savepoint of a permit does not exist, now or later. Only its tombstone remains.
 
-    Returns whether it had become whole before. It can be repeated, and returns the same then. Raises CorruptionError,
+    Returns whether the savepoint had been complete before. A repeated call returns the same. Raises CorruptionError,
     StorageError.
     """
     checkpoint_id = permit.checkpoint_id
@@ -180,7 +180,7 @@ def _copy(
 
 
 def _parts(parts: Iterable[Buffer], stops: Callable[[], bool]) -> Iterator[Buffer]:
-    """Yields the parts of a file until the copy is to stop."""
+    """Yields the parts of a file. Stops before the next part if the copy is to stop."""
     _go_on(stops)
     for part in parts:
         yield part
@@ -214,7 +214,9 @@ def _delete_stopped(target: Store, own: CheckpointMetadata, contested: bool) -> 
 
 
 def _tombstone(of: CheckpointMetadata) -> CheckpointMetadata:
-    """Returns the replacement of a whole `_metadata`. Its `origin_root` shows that the savepoint was whole."""
+    """Returns the content that replaces the `_metadata` of a complete savepoint. Its `origin_root` shows that the
+    savepoint was complete.
+    """
     return replace(of, operators=(), subtasks=(), hooks=(), void=True, deleted=False)
 
 

@@ -34,10 +34,10 @@ from tidegate.storage.state.stored_rows import TIMER_MOMENT, TIMERS_STATE
 from tidegate.storage.state.subtask_state import StoredSchemas, SubtaskStream
 
 BATCH_ROWS_MAX = 65_536
-"""The most rows of a state that are in memory at a time, in readers and writers outside of a job."""
+"""Limit of rows of a state that readers and writers outside of a job hold in memory at a time."""
 
 AGGREGATE_STATE = "aggregate"
-"""The name of the state of `aggregate(...)`, whose rows have the columns of all its aggregates."""
+"""Name of the state of `aggregate(...)`. Its rows have the columns of all its aggregates."""
 
 
 def read_state_batches(
@@ -63,16 +63,18 @@ def read_state_batches(
 
 @dataclass(frozen=True, slots=True)
 class StateSelection:
-    """One state of one operator in one checkpoint, and the columns to show. `stored` has all columns."""
+    """One state of one operator in one checkpoint, and the columns that the reader returns. `stored` has all stored
+    columns.
+    """
 
     operator: OperatorInfo
     info: StateInfo
     streams: tuple[SubtaskStream, ...]
     stored: pa.Schema
     keys: tuple[str, ...] | None
-    """The columns that identify stored rows. None for operator state, and if they are unknown."""
+    """The columns that identify a stored row. None for operator state, and if they are unknown."""
     column: str | None = None
-    """For the state of `aggregate(...)`: the one aggregate to show. None shows all columns."""
+    """For the state of `aggregate(...)`: the name of the aggregate to return, or None for all columns."""
 
     @staticmethod
     def find(
@@ -112,7 +114,7 @@ class StateSelection:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns that are shown."""
+        """Schema of the returned rows."""
         if self.column is None:
             return self.stored
         shown = self._shown(pa.RecordBatch.from_arrays([pa.array([], f.type) for f in self.stored], schema=self.stored))
@@ -159,7 +161,9 @@ class StateSelection:
 
 
 def _aggregate_of(metadata: CheckpointMetadata, uid: str, state: str | None) -> tuple[OperatorInfo, StateInfo] | None:
-    """Returns the state of an operator's aggregates, if it has one, because `state` may name one aggregate."""
+    """Returns the aggregate state of an operator, or None. It is needed because `state` may be the name of an
+    aggregate.
+    """
     if state is None or not any(info.uid == uid and info.state == AGGREGATE_STATE for info in states_of(metadata)):
         return None
     return find_state(metadata, uid, AGGREGATE_STATE)

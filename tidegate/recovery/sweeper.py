@@ -177,7 +177,7 @@ def _checkpoint_of(path: str, job_id: JobId) -> CheckpointId | None:
 
 @dataclass(slots=True)
 class _Known:
-    """The metadata of all checkpoints and savepoints."""
+    """The metadata of all checkpoints and savepoints that may refer to files of the job."""
 
     complete: dict[tuple[JobId, CheckpointId], CheckpointMetadata] = field(default_factory=dict)
     savepoints: list[CheckpointMetadata] = field(default_factory=list)
@@ -185,7 +185,7 @@ class _Known:
 
     @property
     def metadata(self) -> list[CheckpointMetadata]:
-        """The metadata of everything that can be restored."""
+        """Metadata of all checkpoints and savepoints that can be restored."""
         return [*self.complete.values(), *self.savepoints]
 
 
@@ -221,7 +221,7 @@ def _read(store: Store, at: CheckpointPointer, known: _Known) -> CheckpointMetad
 
 
 class _Sweep:
-    """Decides which files of one job's folder are orphans."""
+    """Decides for each file in the folder of one job whether it is an orphan."""
 
     def __init__(self, store: Store, job_id: JobId, known: _Known, open_store: OpenStore, dead: bool) -> None:
         self._store = store
@@ -233,7 +233,7 @@ class _Sweep:
         self._paths = {path for metadata in complete for subtask in metadata.subtasks for path in subtask.paths}
         attempts = (metadata.attempt for (job, _), metadata in known.complete.items() if job == job_id)
         self._attempt = None if dead else max(attempts, default=AttemptNumber(0))
-        """The attempt of the newest checkpoint. This and later attempts may still use their changelogs.
+        """Attempt of the newest checkpoint. This attempt and later ones may still use their changelogs.
 
         None if the job is dead.
         """
@@ -270,7 +270,7 @@ class _Sweep:
         return number not in self._unreadable
 
     def _is_left(self, path: str, attempt: AttemptNumber | None) -> bool:
-        """Returns whether no checkpoint, also no future one, refers to a file that an attempt has written."""
+        """Returns whether a file of an attempt is referred to by no checkpoint, and cannot be by a later one."""
         if path in self._paths or self._known.unreadable or attempt is None:
             return False
         return self._attempt is None or attempt < self._attempt
@@ -299,7 +299,9 @@ class _Sweep:
 
 
 def _goes_back_to(job_id: JobId, known: _Known) -> bool:
-    """Returns whether a checkpoint or savepoint of this job, or of a job restored from it, needs its staged data."""
+    """Returns whether a checkpoint or savepoint of this job, or of a job that was restored from it, needs its staged
+    data.
+    """
     # A relocated savepoint contains the staged data.
     needing = [metadata for metadata in known.metadata if metadata.carried is None]
     restored_from = {m.job_id: parse_pointer(m.restored_from) for m in needing if m.restored_from is not None}

@@ -1,4 +1,5 @@
-"""Spark next to Ray: sessions, DataFrames as replayable sources, and tables as DataFrames.
+"""Spark next to Ray: sessions, DataFrames as replayable sources, and tables as DataFrames. Imports its parts on first
+use.
 
 `RayDPSession` starts Ray and Spark, and reserves executors and task slots together. `RayOnSparkSession` starts Ray in
 the executors of a Spark that exists. `stage_dataframe` turns a DataFrame into a `ParquetSource`. `table_to_dataframe`

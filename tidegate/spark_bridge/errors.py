@@ -6,16 +6,18 @@ from tidegate.storage.errors import ConfigurationError, TidegateError
 
 
 class SparkBridgeError(TidegateError):
-    """Ray or Spark did not do what a session, a staged DataFrame or a table read needed."""
+    """Raised if Ray or Spark failed to do what a session, a staged DataFrame or a table read needed."""
 
 
 class SparkTimeoutError(SparkBridgeError):
-    """Ray or Spark did not answer in the allowed time."""
+    """Raised if Ray or Spark did not answer in the allowed time."""
 
 
 class SparkLostError(SparkBridgeError):
-    """Spark's driver has ended, or does not answer; or there has been no executor for too long."""
+    """Raised if Spark's driver has ended or does not answer, or if there was no executor for too long."""
 
 
 class QueryFailedError(SparkBridgeError, ConfigurationError):
-    """The streaming query that feeds a job has failed. A ConfigurationError, because a restart does not help."""
+    """Raised if the streaming query that feeds a job has failed. It is a ConfigurationError, because a restart does not
+    help.
+    """

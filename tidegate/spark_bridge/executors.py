@@ -1,4 +1,5 @@
-"""Finds where Ray can run in an existing Spark cluster: its executors, how many Ray nodes they hold, what they lack.
+"""Finds out where Ray can run in an existing Spark cluster: its executors, how many Ray nodes fit into them, and what
+they lack.
 
 `ray_on_spark.py` starts the nodes. A Ray node is a Spark task that never ends. Rules:
 
@@ -32,11 +33,13 @@ from tidegate.spark_bridge.worker_python import other_python_advice
 from tidegate.storage.errors import ConfigurationError
 
 SETTLE_S = 5.0
-"""If the number of executors is unknown, how long no new one must register before the list counts as complete."""
+"""Seconds without a new executor after which the list of executors counts as complete, if their number is unknown."""
 POLL_S = 0.2
 
 IN_EXECUTOR = "spark_executor"
-"""A resource of Ray's nodes in executors: one each, so that slots are in different ones, and not on Ray's head."""
+"""Name of the Ray resource of nodes in executors. Each has one, so that slots are in different nodes, and not on Ray's
+head.
+"""
 
 _LOCAL = re.compile(r"local(\[.*\])?")
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,.*\]")
@@ -112,11 +115,13 @@ class NodePlan:
         return self.nodes * self.slots_per_node
 
     def bundles(self) -> list[dict[str, float]]:
-        """Returns the bundles to reserve: all CPUs of each node."""
+        """Returns the bundles of the placement group: all CPUs of each node."""
         return [{"CPU": float(self.slots_per_node), IN_EXECUTOR: 1.0} for _ in range(self.nodes)]
 
     def bundle_of_slot(self, slot: int) -> int:
-        """Returns the bundle of a slot: round robin, so that few subtasks spread over many executors."""
+        """Returns the index of the bundle of a slot. Slots are distributed round robin, so that few subtasks use many
+        executors.
+        """
         return slot % self.nodes
 
 
@@ -179,9 +184,9 @@ def _described(executors: Sequence[Executor]) -> str:
 
 
 MEMORY_A_SLOT_BYTES = 200 * 2**20
-"""The memory of a task's process without state."""
+"""Memory in bytes of a worker process without state."""
 OBJECT_STORE_MIN_BYTES = 75 * 2**20
-"""Ray starts no node with less."""
+"""Smallest object store, in bytes, with which Ray starts a node."""
 _LOGGERS_OF_TASKS = ("org.apache.spark.scheduler.TaskSetManager",)
 _NO_WORKER = re.compile(
     r"PYTHON_VERSION_MISMATCH[^\n]*|Python in worker has different version[^\n]*|Cannot run program[^\n]*"
@@ -191,7 +196,7 @@ _PACKAGES = ("ray", "tidegate")
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """The environment of a Python worker of an executor. `memory_bytes` is None if unknown."""
+    """The environment of a Python worker in an executor. `memory_bytes` is None if unknown."""
 
     host: str
     python: str
@@ -206,7 +211,7 @@ class Surroundings:
 
 
 def look_at_hosts(spark: SparkSession, executors: Sequence[Executor], timeout_s: float) -> list[Surroundings]:
-    """Returns the environments of the executors, by one Spark task per core.
+    """Returns the environments of all executors. Runs one Spark task per core for that.
 
     Raises SparkTimeoutError or SparkLostError.
     """

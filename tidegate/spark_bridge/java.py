@@ -40,7 +40,7 @@ JAVAS_OF_SPARK = {3: range(8, 18), 4: range(17, 22)}
 
 _VECTOR_MODULE = "jdk.incubator.vector"
 _SPARK_WITH_VECTORS = (4, 1)
-"""The version from which on Spark adds that module to each JVM."""
+"""Version from which on Spark adds that module to each JVM."""
 
 _OPEN_PACKAGES = (
     "java.base/java.lang",
@@ -61,7 +61,7 @@ _PROBE_TIMEOUT_S = 20.0
 
 
 def add_opens_options() -> tuple[str, ...]:
-    """Returns the options with which a modular Java (9 and later) serialises RayDP's cross-language replies."""
+    """Returns the options that a modular Java (9 and later) needs to serialise RayDP's cross-language replies."""
     return tuple(f"--add-opens={package}=ALL-UNNAMED" for package in _OPEN_PACKAGES)
 
 
@@ -215,7 +215,7 @@ def _pipe_to(target: int) -> int:
 
 
 def hand_on(read_end: int, target: int) -> None:
-    """Passes on the lines of a pipe, without notices, until it is closed, and then closes this end."""
+    """Passes on the lines of a pipe, except notices, until the pipe is closed. Then closes this end."""
     open_target = True
     with os.fdopen(read_end, "rb") as pipe:
         while line := pipe.readline(_LINE_BYTES_MAX):
@@ -224,7 +224,7 @@ def hand_on(read_end: int, target: int) -> None:
 
 
 def _written(target: int, line: bytes) -> bool:
-    """Prints a line. Returns False if its reader is gone."""
+    """Writes a line. Returns False if its reader is gone."""
     try:
         while line:
             line = line[os.write(target, line) :]

@@ -84,7 +84,9 @@ _STOP_TIMEOUT_S = 30.0
 _POLL_S = 0.1
 _ADDRESS = "RAY_ADDRESS"
 _CONTACT = "AUTOSCALER_HEARTBEAT_TIMEOUT_S"
-"""The time after which Ray's head ends a silent node. The default of 30 s is too short on a busy machine."""
+"""Time after which Ray's head removes a node that does not answer. The default of 30 s is too short on a busy
+machine.
+"""
 _OURS = ("max_worker_nodes", "min_worker_nodes", "num_cpus_worker_node", "object_store_memory_worker_node")
 
 
@@ -98,7 +100,7 @@ class RayOnSparkSession:
         self._placement_group: PlacementGroup | None = None
         self._dashboard_url: str | None = None
         self._settings = ExitStack()
-        """Settings of this process as long as the cluster lives."""
+        """Environment variables that are set in this process while the cluster lives."""
         self._stopped = threading.Event()
 
     @classmethod
@@ -188,12 +190,12 @@ class RayOnSparkSession:
 
     @property
     def nodes(self) -> int:
-        """The number of executors with a Ray node."""
+        """Number of executors with a Ray node."""
         return self._plan.nodes
 
     @property
     def slots(self) -> int:
-        """Task slots of all nodes. Each is one CPU of its bundle."""
+        """Number of task slots of all nodes. Each is one CPU of its bundle."""
         return self._plan.slots
 
     def guard(self) -> SparkGuard:
@@ -201,7 +203,7 @@ class RayOnSparkSession:
         return SparkGuard(self._spark.sparkContext)
 
     def bundle_of_slot(self, slot: int) -> int:
-        """Returns index of the bundle that holds a slot (from 0). Neighbouring slots are in different bundles."""
+        """Returns the index of the bundle that holds a slot (from 0). Neighbouring slots are in different bundles."""
         return self._plan.bundle_of_slot(slot)
 
     def __enter__(self) -> RayOnSparkSession:
@@ -317,7 +319,9 @@ def _request_failed(request: object, address: object) -> None:
 
 
 def _await_end(head: subprocess.Popen[Any], folder: str) -> None:
-    """Waits until the head has ended and, after the last node on this machine, their folder is gone."""
+    """Waits until Ray's head process has ended, and until its folder of temporary files is deleted. The last Ray node
+    on this machine deletes the folder.
+    """
     deadline = time.monotonic() + _STOP_TIMEOUT_S
     while head.poll() is None or os.path.exists(folder):
         if time.monotonic() > deadline:
@@ -330,7 +334,7 @@ def _await_end(head: subprocess.Popen[Any], folder: str) -> None:
 
 
 def _attempt(what: str, call: Callable[[], object]) -> bool:
-    """Runs one step of `stop`. If it fails or hangs, log that and return False."""
+    """Runs one step of `stop`. If the step fails or hangs, logs that and returns False."""
     try:
         call_bounded(call, timeout_s=_STOP_TIMEOUT_S, what=what, advice="Its cluster seems to be dead.")
     except Exception as error:  # noqa: BLE001 - the remaining steps of the stop must still run
@@ -366,7 +370,7 @@ class SparkGuard(DriverService):
 
     @property
     def complete(self) -> bool:
-        """True: the guard never holds up the end of a job."""
+        """Always True, because the guard does not delay the end of a job."""
         return True
 
     def _look(self, fail: Callable[[str], None]) -> None:
@@ -427,7 +431,7 @@ def environment_of_nodes(token: Mapping[str, str], path: str, environ: Mapping[s
 
 
 def _read_again() -> None:
-    """Makes Ray read mode and token again, by private functions."""
+    """Makes Ray read the token mode and the token again, by private functions of Ray."""
     if "ray" in sys.modules:
         raylet: Any = import_module("ray._raylet")
         raylet.Config.initialize("")
@@ -439,7 +443,7 @@ VARIABLE = "RAY_ON_SPARK_START_HOOK"
 
 @dataclass(slots=True)
 class _Given:
-    """The variables that the hook adds, and the previous hook."""
+    """The variables that the hook adds to nodes, and the hook that was set before."""
 
     environment: Mapping[str, str]
     before: str | None
@@ -465,7 +469,7 @@ class StartHook:
 
 @contextmanager
 def nodes_get(environment: Mapping[str, str]) -> Iterator[None]:
-    """Gives nodes of Ray on Spark these variables while the context is open."""
+    """A context in which nodes that Ray on Spark starts get these environment variables."""
     before = os.environ.get(VARIABLE)
     _given.append(_Given(dict(environment), before))
     os.environ[VARIABLE] = f"{StartHook.__module__}.{StartHook.__qualname__}"
@@ -499,7 +503,7 @@ _LOGGERS = ("ray.util.spark", "ray._private.worker")
 
 @contextmanager
 def head_waited_for(dashboard_host: str, timeout_s: float) -> Iterator[None]:
-    """Makes `setup_ray_cluster` start the head by these rules within the block, and log only errors."""
+    """A context in which `setup_ray_cluster` starts the head by these rules, and logs only errors."""
     start = _HeadStart(timeout_s, utils.is_port_in_use)
     with ExitStack() as stack:
         for owner, name, value in (
@@ -518,7 +522,7 @@ def head_waited_for(dashboard_host: str, timeout_s: float) -> Iterator[None]:
 
 
 class _HeadStart:
-    """One start: the process of the head, and the file with what it prints."""
+    """One start of Ray's head: its process, and the file with its output."""
 
     def __init__(self, timeout_s: float, answers: Callable[[str, int], bool]) -> None:
         self._answers = answers
@@ -528,7 +532,9 @@ class _HeadStart:
     def begin(
         self, command: Sequence[str], synchronous: bool, extra_env: Mapping[str, str]
     ) -> tuple[subprocess.Popen[bytes], _Tail]:
-        """Replaces Ray's function: starts the process, which prints into a file. Ctrl-C does not reach it."""
+        """Starts the head process, with its output in a file. Replaces Ray's function. Ctrl-C does not reach the
+        process.
+        """
         assert not synchronous, "Ray does not wait for the end of its head"
         folder = next(word.removeprefix(_FOLDER) for word in command if word.startswith(_FOLDER))
         printed = Path(folder) / "head.out"
@@ -539,7 +545,9 @@ class _HeadStart:
         return self._process, _Tail(printed)
 
     def is_port_in_use(self, host: str, port: int) -> bool:
-        """Replaces Ray's function. Once the head was started, it waits for the head."""
+        """Returns whether a port is in use. Replaces Ray's function: once the head was started, it waits for the head
+        first.
+        """
         while not self._answers(host, port):
             if self._process is None or self._process.poll() is not None or time.monotonic() > self._deadline:
                 return False
@@ -548,7 +556,7 @@ class _HeadStart:
 
 
 class _Tail:
-    """The last lines of a file, for Ray's error."""
+    """Returns the last lines of a file, for the text of Ray's error."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -149,11 +149,11 @@ class RayDPSession:
 
     @property
     def slots(self) -> int:
-        """Task slots of all executors together. Each is one CPU of its bundle."""
+        """Number of task slots of all executors together. Each is one CPU of its bundle."""
         return self._resources.slots
 
     def bundle_of_slot(self, slot: int) -> int:
-        """Returns index of the bundle that holds a slot (from 0). Neighbouring slots are in different bundles."""
+        """Returns the index of the bundle that holds a slot (from 0). Neighbouring slots are in different bundles."""
         return self._resources.bundle_of_slot(slot)
 
     def __enter__(self) -> RayDPSession:
@@ -298,7 +298,7 @@ class RayDPSession:
             ray.kill(ray.get_actor(name))
 
     def _attempt(self, what: str, call: Callable[[], object]) -> bool:
-        """Runs one step of `stop`. If it fails or hangs, log that and return False."""
+        """Runs one step of `stop`. If the step fails or hangs, logs that and returns False."""
         try:
             call_bounded(call, timeout_s=_STOP_TIMEOUT_S, what=what, advice="Its cluster seems to be dead.")
         except Exception as error:  # noqa: BLE001 - the remaining steps of the stop must still run
@@ -363,10 +363,10 @@ def _kill_gateway() -> None:
 
 
 APP_MASTER_CPUS = 1
-"""RayDP's app master is an actor that takes one CPU."""
+"""CPUs of RayDP's app master, which is an actor."""
 
 EXECUTOR_MEMORY_MIN_BYTES = 450 * 2**20
-"""Spark refuses smaller executors: this is 1.5 times the 300 MiB that it reserves for itself."""
+"""Smallest executor memory that Spark accepts, in bytes: 1.5 times the 300 MiB that it reserves for itself."""
 
 _MEMORY = re.compile(r"(\d+)\s*([kmgt])i?b?", re.IGNORECASE)
 _UNIT_BYTES = {"k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
@@ -398,7 +398,7 @@ class SessionResources:
     executor_memory_bytes: int
     slots_per_executor: int
     placement: Placement = "spread"
-    """The placement of bundles on nodes, and of slots in bundles."""
+    """How bundles are placed on nodes, and slots in bundles."""
 
     @classmethod
     def of(
@@ -424,12 +424,12 @@ class SessionResources:
 
     @property
     def slots(self) -> int:
-        """Task slots of all executors."""
+        """Number of task slots of all executors."""
         return self.executors * self.slots_per_executor
 
     @property
     def cluster_cpus(self) -> int:
-        """CPUs of a Ray cluster for this session alone: its bundles and RayDP's app master."""
+        """Number of CPUs of a Ray cluster for this session alone: the CPUs of its bundles and of RayDP's app master."""
         return self.executors * (self.executor_cores + self.slots_per_executor) + APP_MASTER_CPUS
 
     @property
@@ -455,15 +455,19 @@ class SessionResources:
 
 
 _CHECK_TIMEOUT_S = 120.0
-"""Enough for a new process on each node and its `java -version`, which take a minute on a busy machine."""
+"""Time limit, in seconds, for starting a process on each node and running `java -version`, which take a minute on a
+busy machine.
+"""
 _JAVA_TIMEOUT_S = 150.0
-"""Longer than the driver waits, so that the driver reports the timeout."""
+"""Time limit, in seconds, of `java -version`. It is longer than the driver waits, so that the driver reports the
+timeout.
+"""
 _STRONG_ENCAPSULATION_MAJOR = 16
 
 
 @dataclass(frozen=True, slots=True)
 class NodeJava:
-    """The `java` on a node's PATH (path and major version, None without one), and its options."""
+    """The `java` on the PATH of a node (path and major version, None if there is none), and its options."""
 
     path: str | None
     major: int | None

@@ -1,4 +1,4 @@
-"""Calls into Spark and Ray with a bounded time, and Spark actions that end when Spark is lost.
+"""Calls into Spark and Ray with a time limit, and Spark actions that end when Spark is lost.
 
 `SparkRules` decides whether a call that waits for Spark can still end, and `SparkWatch` looks at Spark for it. Rules:
 
@@ -45,7 +45,9 @@ T = TypeVar("T")
 
 
 class _ActionThread(InheritableThread):
-    """Runs an action. Before it does, PySpark copies the caller's properties, which fails if Spark is gone."""
+    """The thread that runs an action. Before it starts, PySpark copies the caller's properties, which fails if Spark is
+    gone.
+    """
 
     def __init__(self, outcome: Outcome[Any], name: str) -> None:
         super().__init__(target=outcome.run, name=name, daemon=True)
@@ -123,7 +125,7 @@ def cancel_jobs(context: SparkContext, group: str) -> None:
 
 
 class Outcome(Generic[T]):
-    """The outcome of a call in a thread: a value or an error, and an event when it is available."""
+    """The result of a call in another thread: a value or an error, and an event that is set when it is available."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         self._call = call
@@ -175,9 +177,9 @@ DRIVER_TIMEOUT_DEFAULT = "1min"
 LOOK_S = 1.0
 """Seconds between two checks of Spark."""
 STEP_S_MAX = 5.0
-"""The longest time between two checks that counts. If more has passed, this process was stopped."""
+"""Longest time, in seconds, between two checks that counts. If more has passed, this process was stopped meanwhile."""
 END_S = 2.0
-"""How long to wait for the end of a process whose connection broke, because the connection breaks earlier."""
+"""How many seconds to wait for the end of a process after its connection broke, because the connection breaks first."""
 
 _NEW_SESSION = '. Close the environment, and execute the job again in a new one with restore="latest"'
 
@@ -187,7 +189,7 @@ _SESSION_STOPPED = "the Spark session was stopped"
 
 @dataclass(frozen=True, slots=True)
 class SparkLimits:
-    """How long Spark may be without driver or executors. `executors_s` is None for no limit."""
+    """How long Spark may be without a driver or executors. `executors_s` is None for no limit."""
 
     driver_s: float
     executors_s: float | None
@@ -211,7 +213,9 @@ class SparkRules:
         self._without_executors_s = 0.0
 
     def over(self, now_s: float, answer: SparkLook | None) -> str | None:
-        """Returns why a call can no longer end, or None. `answer`: the answer of Spark since the last call."""
+        """Returns why a call can no longer end, or None. `answer` is the newest answer of Spark's driver since the last
+        call, or None.
+        """
         self._silent_s += min(max(0.0, now_s - self._now_s), STEP_S_MAX)
         self._now_s = now_s
         if answer is None:
@@ -241,7 +245,7 @@ class SparkWatch:
     """Checks a Spark session from its own thread, from the first question on, until it is closed."""
 
     def __init__(self, context: SparkContext, *, needs_executors: bool, clock: Callable[[], float] = time.monotonic):
-        """`needs_executors`: whether Spark is lost without executors."""
+        """Creates the watch. `needs_executors` is whether Spark counts as lost without executors."""
         self._context = context
         self._needs_executors = needs_executors
         self._clock = clock
@@ -327,7 +331,7 @@ def limits_of(context: SparkContext, needs_executors: bool) -> SparkLimits:
 
 
 def look_at(context: SparkContext) -> SparkLook:
-    """Requests the state of Spark's driver. Waits without limit for the answer."""
+    """Requests the state of Spark's driver. Waits for the answer without a limit."""
     scala: Any = context._jsc.sc()
     if scala.isStopped():
         return SparkLook(0, stopped=True)
@@ -341,7 +345,7 @@ def registered_executors(context: SparkContext) -> int:
 
 
 def driver_gone(context: SparkContext, within_s: float = 0.0) -> str | None:
-    """Returns why Spark's driver is gone, or None if it lives for `within_s`."""
+    """Returns why Spark's driver is gone, or None if it still lives after `within_s` seconds."""
     gateway: Any = context._gateway
     process: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
     if process is not None:
@@ -372,7 +376,9 @@ _levels: dict[str, object] = {}
 
 @contextmanager
 def without_logs_of(context: SparkContext, names: Sequence[str]) -> Iterator[None]:
-    """Silences the loggers meanwhile. Blocks may overlap: the end of the last one restores the level of a logger."""
+    """A context that silences some loggers. Blocks may overlap: the end of the last one restores the level of a
+    logger.
+    """
     jvm: Any = context._jvm
     log4j = jvm.org.apache.logging.log4j
     with _lock:

@@ -1,4 +1,4 @@
-"""Refuses what Spark cannot run tidegate's code in: a session of Spark Connect, and workers with another Python.
+"""Refuses environments in which Spark cannot run tidegate's code: Spark Connect, and workers with another Python.
 
 The first is found when a DataFrame or a session is given to tidegate, the second before workers are needed. Spark's own
 errors come later, after pages of traces, and name neither the setting nor what to do.
@@ -72,7 +72,7 @@ def other_python_advice() -> str:
 
 @lru_cache(maxsize=16)
 def _surroundings(executable: str, path: str) -> tuple[str, str] | None:
-    """Returns version of a Python, and of its tidegate ("none" without one), or None if it does not start."""
+    """Returns the version of a Python and of its tidegate ("none" if not installed), or None if it does not start."""
     found = which(executable, path=path)
     if found is not None and Path(found).absolute() == Path(sys.executable).absolute():
         return f"{sys.version_info[0]}.{sys.version_info[1]}", version("tidegate")

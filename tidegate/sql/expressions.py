@@ -104,7 +104,7 @@ class Expressions:
         raise refused(node, _why_not(node))
 
     def condition(self, node: exp.Expr) -> pl.Expr:
-        """Translates a condition. Raises ConfigurationError for an expression of another type."""
+        """Translates a condition. Raises ConfigurationError for an expression that is not boolean."""
         return truth(node, self.of(node))
 
     def _conditions(self, node: exp.Expr) -> list[pl.Expr]:
@@ -348,8 +348,9 @@ def _why_not(node: exp.Expr) -> str:
 
 
 _WORDS = ("this", "expression", "expressions", "safe", "typed")
-"""Parts that all kinds of expressions may have. The last two are set by sqlglot itself, and not by a word of the
-query."""
+"""Names of the parts (arguments of sqlglot nodes) that all kinds of expressions may have. sqlglot itself adds the last
+two.
+"""
 _MORE_WORDS: dict[type[exp.Expr], tuple[str, ...]] = {
     exp.Between: ("low", "high"),
     exp.Case: ("ifs", "default"),
@@ -366,7 +367,7 @@ _MORE_WORDS: dict[type[exp.Expr], tuple[str, ...]] = {
     exp.Trim: ("position",),
     exp.TryCast: ("to",),
 }
-"""Further parts of some kinds of expressions.
+"""Names of further parts that some kinds of expressions may have.
 
 Other parts are refused, because they may change the meaning: a newer sqlglot might represent NOT by such a part.
 """
@@ -485,7 +486,7 @@ def like(node: exp.Expr, text: pl.Expr, pattern: str, escape: str, any_case: boo
 
 
 def _parts(node: exp.Expr, pattern: str, escape: str) -> list[str | None]:
-    """Returns the parts of a pattern: texts, None for any text, and an empty text for any character."""
+    """Returns the parts of a LIKE pattern: texts, None for `%`, and an empty text for `_`."""
     found: list[str | None] = []
     letters, kept = iter(pattern), ""
     for letter in letters:

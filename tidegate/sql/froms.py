@@ -86,7 +86,9 @@ class From:
         return ranked(found, limit, self._names_rank(found), self._steps, self._emit_options)
 
     def _names_rank(self, relation: Relation) -> bool:
-        """Returns whether the query reads the rank. The condition on the rank has been removed already."""
+        """Returns whether the query reads the rank in another place than the condition on it, which has been removed
+        already.
+        """
         if any(True for each in self._select.expressions for _ in each.find_all(exp.Star)):
             return True
         (rank,) = (each.name.lower() for each in relation.names if each.rank)
@@ -166,7 +168,7 @@ class From:
         return replace(made, names=tuple(e for e in made.names if (e.table, e.name.lower()) not in hidden))
 
     def _same(self, name: exp.Expr, left: Relation, right: Relation) -> exp.Expr:
-        """Returns the condition for which USING stands."""
+        """Returns the equality condition that USING stands for."""
         found = []
         for side in (left, right):
             column = side.find(exp.column(name.copy()))
@@ -175,9 +177,9 @@ class From:
         return exp.EQ(this=found[0], expression=found[1])
 
     def _is_of(self, node: exp.Expr, left: Relation, right: Relation, merged: set[str]) -> bool:
-        """Returns whether a condition of WHERE is about these two alone, so that the join may use it.
+        """Returns whether a condition of WHERE names only these two relations, so that the join may use it.
 
-        Conditions on `merged` columns are not.
+        Conditions on `merged` columns are excluded.
         """
         columns = columns_in(node)
         if any(not each.table and each.name.lower() in merged for each in columns):
@@ -277,9 +279,9 @@ def looked_up(
 
 
 def _as_key(node: exp.Expr, given: Typed, wanted: Any) -> Typed:
-    """Returns a value in the type of a column of the table.
+    """Returns a value converted to the type of a key column of the table.
 
-    It is null, which finds no row, if that type has no equal value.
+    It is null, which matches no row, if that type has no equal value.
     """
     common = needed_common_type(node, [given.type, wanted])
     cast = as_type(node, given, wanted)
@@ -296,7 +298,7 @@ _ARROW: dict[Any, pa.DataType] = {
     pl.Categorical: pa.string(),
     pl.Enum: pa.string(),
 }
-"""Types in which keys of a table are compared, for types that are not calculated as they are (`calculated`)."""
+"""Types in which keys of a table are compared, for types that SQL calculates in another type (`calculated`)."""
 
 
 def _renamed(
@@ -318,8 +320,9 @@ def _renamed(
 def _taken_keys(
     where: list[exp.Expr], left: Relation, right: list[Name], merged: set[str]
 ) -> list[tuple[exp.Expr, str]]:
-    """Removes from WHERE the equalities of stream and table, and returns them. Names that USING merges belong to the
-    stream."""
+    """Removes the equalities between stream and table from WHERE, and returns them. Names that USING merges belong to
+    the stream.
+    """
     keys = []
     for node in list(where):
         if any(not each.table and each.name.lower() in merged for each in columns_in(node)):
@@ -333,7 +336,7 @@ def _taken_keys(
 
 
 def _same(name: exp.Expr, left: Relation, right: list[Name]) -> tuple[exp.Expr, str]:
-    """Returns the equality for which USING stands."""
+    """Returns the equality condition that USING stands for."""
     found = left.find(exp.column(name.copy()))
     column = next((each.inner for each in right if each.name.lower() == name.name.lower()), None)
     if column is None:

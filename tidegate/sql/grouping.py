@@ -42,15 +42,15 @@ class EmitOptions:
 
 @dataclass(slots=True)
 class _Groups:
-    """The parts of GROUP BY. `bounds` are the named bounds of windows."""
+    """The parts of GROUP BY. `bounds` are the window bounds that it names."""
 
     keys: dict[str, str] = field(default_factory=dict)
-    """The text of each key in the query, and its column in the stream."""
+    """For each key, its text in the query and its column in the stream."""
     computed: dict[str, pl.Expr] = field(default_factory=dict)
     bounds: set[str] = field(default_factory=set)
     spark: exp.Expr | None = None
     names: dict[str, str] = field(default_factory=dict)
-    """The name in the query of each column of the stream that is a key."""
+    """For each key column of the stream, its name in the query."""
 
 
 def is_grouped(select: exp.Select) -> bool:
@@ -123,7 +123,9 @@ class Grouping:
         return groups
 
     def _meant(self, node: exp.Expr) -> exp.Expr:
-        """Returns the expression that GROUP BY 1, or an alias of SELECT, stands for. A column precedes an alias."""
+        """Returns the expression that `GROUP BY 1`, or an alias of SELECT in GROUP BY, refers to. A column takes
+        precedence over an alias.
+        """
         items = self._select.expressions
         if isinstance(node, exp.Literal) and not node.is_string:
             if not (str(node.this).isdigit() and 1 <= int(str(node.this)) <= len(items)):
@@ -232,9 +234,9 @@ class Grouping:
     def _of_results(
         self, stream: Stream, keys: tuple[str, ...], aggregates: dict[str, Any], groups: _Groups
     ) -> tuple[Stream, Spec | None]:
-        """Aggregates results of windows, by these windows.
+        """Aggregates results of windows once more, grouped by these windows.
 
-        The grid has windows that end with them, so each holds the results of one window.
+        A grid of tumbling windows with the same ends is used, so each of its windows holds the results of one window.
         """
         spec = self._relation.results
         grid = None if spec is None else grid_of(spec)
@@ -265,8 +267,9 @@ class Grouping:
         return None
 
     def _spark_bound(self, node: exp.Expr) -> str | None:
-        """Returns the bound of Spark's windows that a node is: `window.start`, or `window(…).start`. None for
-        others."""
+        """Returns the bound that a node reads of Spark's windows: `window.start`, or `window(…).start`. None for other
+        nodes.
+        """
         if isinstance(node, exp.Column) and node.table.upper() in _SPARK and not self._relation.has_table(node.table):
             return _BOUND_OF.get(node.name.lower()) if self._result.results is not None else None
         if isinstance(node, exp.Dot) and is_call(node.this, *_SPARK):

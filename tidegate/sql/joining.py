@@ -1,4 +1,4 @@
-"""Joins of a query. The conditions of each join choose a join of the public API.
+"""Joins of a query. The conditions of each join determine which join of the public API it becomes.
 
 | query | join |
 | --- | --- |
@@ -45,12 +45,12 @@ How = Literal["inner", "left", "right", "full", "semi", "anti"]
 
 @dataclass(slots=True)
 class Parts:
-    """The conditions of a join, sorted by their use."""
+    """The conditions of a join, sorted by how they are used."""
 
     keys: list[tuple[exp.Expr, exp.Expr, exp.Expr]] = field(default_factory=list)
-    """For each key an expression of each side, and the condition that makes them equal."""
+    """For each key, an expression of each side, and the condition that compares them."""
     bounds: dict[str, tuple[exp.Expr, exp.Expr, exp.Expr]] = field(default_factory=dict)
-    """The bounds of windows that are equal on both sides, with entries as in `keys`."""
+    """Window bounds that are equal on both sides, in the form of `keys`."""
     one_sided: tuple[list[exp.Expr], list[exp.Expr]] = field(default_factory=lambda: ([], []))
     rest: list[exp.Expr] = field(default_factory=list)
 
@@ -74,7 +74,7 @@ class StreamJoin:
         self._how = how_of(node)
 
     def result(self, conditions: list[exp.Expr]) -> Relation:
-        """Returns the pairs for which the conditions hold. Raises ConfigurationError."""
+        """Returns the joined rows for which all conditions hold. Raises ConfigurationError."""
         if isinstance(self._node.this, exp.Table) and self._node.this.args.get("version") is not None:
             return self._as_of(conditions)
         parts = self._sorted(conditions)
@@ -90,7 +90,7 @@ class StreamJoin:
         return self._regular(parts)
 
     def side_of(self, column: exp.Column) -> int:
-        """Returns the side of a column. Raises ConfigurationError if neither or both sides have it."""
+        """Returns the side to which a column belongs. Raises ConfigurationError if neither or both sides have it."""
         whole = replace(self._sides[LEFT], names=(*self._sides[LEFT].names, *self._sides[RIGHT].names))
         column = whole.root(column)
         if column.table:
@@ -108,7 +108,7 @@ class StreamJoin:
     # --- conditions -----------------------------------------------------------------------------------------------
 
     def _sorted(self, conditions: list[exp.Expr], versions: bool = False) -> Parts:
-        """Sorts conditions by their use, and filters the sides by conditions on one side alone.
+        """Sorts conditions by their use. Conditions on one side alone filter that side.
 
         `versions` is True if the right rows are versions. They are not filtered, because without a version an older one
         would be valid for longer.
@@ -126,7 +126,9 @@ class StreamJoin:
         return parts
 
     def _is_key(self, node: exp.EQ, parts: Parts) -> bool:
-        """Returns whether a condition makes expressions of both sides equal. If so, it is added to `parts`."""
+        """Returns whether a condition is an equality of expressions of both sides. If it is, adds it to `parts` as a
+        key.
+        """
         of = [{self.side_of(each) for each in columns_in(part)} for part in (node.this, node.expression)]
         if sorted(map(sorted, of)) != [[LEFT], [RIGHT]]:
             return False
@@ -139,8 +141,7 @@ class StreamJoin:
         return True
 
     def _bound(self, left: exp.Expr, right: exp.Expr) -> str | None:
-        """Returns the bound of windows that two columns are, or None unless both are the same bound of the same
-        windows."""
+        """Returns the bound that two columns are, or None unless both are the same bound of the same windows."""
         if not (isinstance(left, exp.Column) and isinstance(right, exp.Column)):
             return None
         if any(side.root(each) is not each for side, each in zip(self._sides, (left, right), strict=True)):
@@ -210,7 +211,8 @@ class StreamJoin:
         return self._rest(joined, parts, [])
 
     def _refuse_bound_conditions(self) -> None:
-        """Raises ConfigurationError for a condition on bounds if rows of that side may have no partner.
+        """Raises ConfigurationError for a condition on window bounds of a side whose rows stay in the result without a
+        partner.
 
         The condition is checked on the pairs.
         """
@@ -224,7 +226,7 @@ class StreamJoin:
                 )
 
     def _of_results(self, parts: Parts) -> Relation:
-        """Joins results of the same windows, in the grid of windows that end with them."""
+        """Joins results of the same windows. Uses the grid of tumbling windows that end with them."""
         left, right = self._sides
         assert left.results is not None
         grid, spec = grid_of(left.results), left.results
@@ -334,7 +336,7 @@ class StreamJoin:
             )
 
     def _rest(self, relation: Relation, parts: Parts, more: list[exp.Expr]) -> Relation:
-        """Returns the pairs for which the other conditions hold."""
+        """Returns the joined rows for which the remaining conditions hold."""
         conditions = [*parts.rest, *more]
         if not conditions:
             return relation
@@ -368,8 +370,9 @@ class StreamJoin:
         return self._apart(pairs, window)
 
     def _key(self, side: int, given: Typed, cast: Typed, number: int, computed: dict[str, pl.Expr], copy: bool) -> str:
-        """Returns the name of a key column: the column itself if the key is one and no copy is needed, else a computed
-        one."""
+        """Returns the name of a key column: an existing column if the key is one and no copy is needed, else a computed
+        column.
+        """
         stream = self._sides[side].stream
         column = _column_of(given)
         if not copy and cast is given and column is not None:
@@ -399,7 +402,7 @@ _SUFFIX = "_right"
 
 
 def _column_of(given: Typed) -> str | None:
-    """Returns the column that an expression is, or None for any other expression."""
+    """Returns the column that an expression names, or None for any other expression."""
     return given.expr.meta.output_name() if given.expr.meta.is_column() else None
 
 
@@ -431,14 +434,14 @@ Sides = tuple[Relation, Relation]
 
 @dataclass(slots=True)
 class Between:
-    """Bounds of the right time minus the left time, in ms. A bound that no condition gives is None."""
+    """Bounds of the difference `right time - left time`, in ms. None for a bound that no condition sets."""
 
     lower: int | None = None
     upper: int | None = None
     conditions: list[exp.Expr] | None = None
-    """The conditions that give the bounds."""
+    """The conditions that set the bounds."""
     exact: bool = True
-    """False if the bounds are wider than the conditions, which are then checked on the pairs again."""
+    """False if the bounds are wider than the conditions. The conditions are then checked again on the joined rows."""
 
     @property
     def is_whole(self) -> bool:
@@ -449,7 +452,7 @@ class Between:
 def between_of(
     conditions: list[exp.Expr], sides: Sides, side_of: Callable[[exp.Column], int], filtered: bool
 ) -> Between:
-    """Returns the interval to which conditions restrict the event times of two streams. It may lack bounds.
+    """Returns the interval to which conditions restrict the event times of two streams. A bound may be missing.
 
     `filtered` is True if the conditions are checked on the pairs again where times are finer than milliseconds. A join
     that also returns rows without a partner cannot do that. Its times count in whole milliseconds.
@@ -494,9 +497,9 @@ def _comparisons(node: exp.Expr) -> list[tuple[type[exp.Expr], exp.Expr, exp.Exp
 def _bound(
     comparison: tuple[type[exp.Expr], exp.Expr, exp.Expr], sides: Sides, side_of: Callable[[exp.Column], int]
 ) -> tuple[bool, int, bool] | None:
-    """Returns the bound of right time minus left time that a comparison is, or None.
+    """Returns the bound of `right time - left time` that a comparison sets, or None.
 
-    The bound is whether it is a lower one, its ms, and whether it is strict.
+    The result is whether it is a lower bound, its ms, and whether it is strict.
     """
     kind, one, other = comparison
     a, b = _moment(one, sides, side_of), _moment(other, sides, side_of)
@@ -508,7 +511,7 @@ def _bound(
 
 
 def _moment(node: exp.Expr, sides: Sides, side_of: Callable[[exp.Column], int]) -> tuple[int, int] | None:
-    """Returns the side whose event time an expression is, and how many ms later it is. None for other expressions."""
+    """Returns the side whose event time an expression is, plus an offset in ms. None for other expressions."""
     if isinstance(node, exp.Paren):
         return _moment(node.this, sides, side_of)
     if isinstance(node, exp.Column):
@@ -539,6 +542,6 @@ def _interval(node: exp.Expr) -> Interval | None:
 
 
 def _in_ms(relation: Relation) -> bool:
-    """Returns whether event time is not finer than milliseconds."""
+    """Returns whether the event time of a side is in whole milliseconds."""
     found: Any = types_of(relation.stream.schema)[str(relation.stream.timestamp)]
     return not isinstance(found, pl.Datetime) or found.time_unit == "ms"

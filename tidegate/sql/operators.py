@@ -96,7 +96,7 @@ def added(node: exp.Expr, one: Typed, other: Typed, sign: int) -> Typed:
 
 
 def moved(node: exp.Expr, time: Typed, by: Interval) -> Typed:
-    """Returns a time that is later by an interval."""
+    """Returns a time plus an interval."""
     if not is_time(time.type):
         raise refused(node, f"an INTERVAL can be added to a date or a timestamp, but this is {named(time.type)}")
     expr, data_type = time.expr, time.type
@@ -141,7 +141,7 @@ def divided(node: exp.Expr, one: Typed, other: Typed) -> Typed:
 
 
 def whole_quotient(node: exp.Expr, one: Typed, other: Typed) -> Typed:
-    """DIV: returns the whole part of a quotient, rounded towards zero, as a BIGINT. Null for a division by zero."""
+    """Returns `DIV`: the whole part of a quotient, rounded towards zero, as a BIGINT. Null for a division by zero."""
     for each in (one, other):
         if not (is_integer(each.type) or each.is_null):
             raise refused(node, f"DIV takes integers, but one of these is {named(each.type)}")
@@ -167,22 +167,23 @@ def remainder(node: exp.Expr, one: Typed, other: Typed) -> Typed:
 
 
 def _not_zero(given: Typed, expr: pl.Expr) -> pl.Expr:
-    """Returns a divisor with null in place of zero."""
+    """Returns a divisor in which zero is replaced by null."""
     if given.value:
         return expr
     return pl.when(expr != 0).then(expr)
 
 
 def _decimal(given: Typed, wanted: pl.Decimal) -> pl.Decimal:
-    """Returns the decimal type with which a number is calculated. An integer literal has only the digits that it
-    needs."""
+    """Returns the decimal type in which a number is calculated. An integer literal has only the digits that it
+    needs.
+    """
     if given.is_null:
         return wanted
     return pl.Decimal(len(str(abs(given.value))), 0) if isinstance(given.value, int) else decimal_of(given.type)
 
 
 def _number(node: exp.Expr, one: Typed, other: Typed) -> Any:
-    """Returns the type with which two numbers are calculated. Raises ConfigurationError unless both are numbers."""
+    """Returns the type in which two numbers are calculated. Raises ConfigurationError unless both are numbers."""
     for each in (one, other):
         if not (is_number(each.type) or each.is_null):
             advice = ": cast it" if isinstance(each.type, pl.String) else ""

@@ -194,7 +194,7 @@ class _Query:
         items: list[Item],
         emit_options: EmitOptions,
     ) -> Relation:
-        """Returns the columns of SELECT, limited by QUALIFY, and without duplicates for DISTINCT."""
+        """Returns the result columns of SELECT, limited by QUALIFY, and without duplicates for DISTINCT."""
         ranks = [each for each in items if isinstance(each.node, exp.Expr) and is_ranking(each.node)]
         grouped = is_grouped(node)
         qualify = node.args.get("qualify")
@@ -286,7 +286,7 @@ class _Query:
             return relation.with_stream(self._steps.filtered(relation.stream, condition))
 
     def _once(self, node: exp.Expr, relation: Relation, emit_options: EmitOptions) -> Relation:
-        """Returns each row once: the first of equal rows."""
+        """Returns the rows without duplicates: the first of equal rows."""
         if relation.windows is not None or relation.rank is not None:
             raise refused(
                 node, "DISTINCT cannot be applied to rows that wait for windows or a rank: put it into an outer query"
@@ -349,7 +349,7 @@ class _Query:
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """A query of WITH, and the queries before it to which it can refer."""
+    """A query of WITH, and the earlier queries of WITH to which it can refer."""
 
     node: exp.Expr
     queries: Queries
@@ -370,7 +370,7 @@ def _alias_columns(node: exp.Expr) -> list[str]:
 
 
 def _without(node: exp.Expr) -> exp.Expr:
-    """Returns a query without its WITH."""
+    """Returns a query without its WITH clause."""
     plain = node.copy()
     plain.set("with_", None)
     return plain

@@ -20,10 +20,10 @@ from sqlglot.tokenizer_core import Token, TokenType
 from tidegate.storage.errors import ConfigurationError
 
 WINDOW_TABLES = ("TUMBLE", "HOP", "CUMULATE", "SESSION")
-"""Functions that return the rows of a table, each in its windows."""
+"""Functions in FROM that return the rows of a table, assigned to windows."""
 
 _KEPT = ("CAST", "TRY_CAST", "EXTRACT", "TRIM", "SUBSTRING", "POSITION")
-"""Functions with a grammar of their own."""
+"""Functions that sqlglot parses with a grammar of their own. They keep their nodes."""
 
 
 class _Parser(SparkParser):
@@ -89,7 +89,9 @@ def parse(text: str) -> exp.Expr:
 
 
 def _plain(tokens: Iterable[Token]) -> list[Token]:
-    """Returns the words of a query. `window(` becomes a call of Spark's function, and not a clause of named windows."""
+    """Returns the tokens of a query. `window(` becomes a call of Spark's function, and not a clause of named
+    windows.
+    """
     found = list(tokens)
     for token, following in pairwise(found):
         if token.token_type is TokenType.WINDOW and following.token_type is TokenType.L_PAREN:
@@ -98,7 +100,7 @@ def _plain(tokens: Iterable[Token]) -> list[Token]:
 
 
 def _column(end: int, error: dict[str, Any]) -> int:
-    """Returns the column where a word begins. sqlglot reports where it ends."""
+    """Returns the column at which a word begins. sqlglot reports the column at which it ends."""
     return max(1, end - len(str(error.get("highlight") or "x")) + 1)
 
 
@@ -128,7 +130,7 @@ def shown(node: exp.Expr) -> str:
 
 
 def refused(node: exp.Expr, why: str) -> ConfigurationError:
-    """Returns the error for a part of a query: its place, its text, and `why`, with what to write instead."""
+    """Returns the error that refuses a part of a query: its place, its text, and `why`, with what to write instead."""
     return ConfigurationError(f"SQL, {place(node) or 'here'}: {shown(node)}: {why}")
 
 

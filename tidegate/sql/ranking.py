@@ -36,7 +36,7 @@ _MIRRORED: dict[type[exp.Expr], type[exp.Expr]] = {exp.GT: exp.LT, exp.GTE: exp.
 
 
 def is_ranking(node: exp.Expr) -> bool:
-    """Returns whether an expression is a rank, with OVER."""
+    """Returns whether an expression is a rank function with OVER."""
     return isinstance(node, exp.Window) and is_call(node.this, "ROW_NUMBER", "RANK")
 
 
@@ -84,7 +84,7 @@ def ordered(node: exp.Expr, made: Relation, source: Relation, items: list[exp.Ex
 
 
 def _place_of(node: exp.Expr, made: Relation, items: list[exp.Expr]) -> int | None:
-    """Returns the position of the column of the result that a part of ORDER BY means.
+    """Returns the index of the result column to which a part of ORDER BY refers.
 
     None if the part has to be computed.
     """
@@ -106,7 +106,9 @@ def _order_column(node: exp.Expr, name: str) -> OrderColumn:
 
 
 def taken_limit(conditions: list[exp.Expr], relation: Relation) -> int | None:
-    """Returns how many rows a condition keeps of a ranking, and removes it from the list. None without a condition."""
+    """Returns how many rows of a ranking a condition keeps, and removes the condition from the list. None if there is
+    none.
+    """
     for node in conditions:
         kind, column, bound = type(node), node.args.get("this"), node.args.get("expression")
         if kind in _MIRRORED and isinstance(bound, exp.Column) and not isinstance(column, exp.Column):
@@ -124,7 +126,7 @@ def taken_limit(conditions: list[exp.Expr], relation: Relation) -> int | None:
 
 
 def ranked(relation: Relation, limit: int, named: bool, steps: Steps, emit_options: EmitOptions) -> Relation:
-    """Returns the first rows. `named` is whether the query reads the rank. Raises ConfigurationError."""
+    """Returns the first rows of a ranking. `named` is whether the query reads the rank. Raises ConfigurationError."""
     rank = relation.rank
     assert rank is not None
     partition = [each.inner for each in rank.partition if not each.bound]
@@ -232,7 +234,9 @@ def _running(
 
 
 def _column(node: exp.Expr, relation: Relation, steps: Steps) -> tuple[Relation, Name]:
-    """Returns a column of the stream that has the values of an expression, and the relation with it."""
+    """Returns the column of the stream with the values of an expression, and the relation, to which it may have been
+    added.
+    """
     if isinstance(node, exp.Column) and (not node.table or relation.has_table(node.table)):
         return relation, relation.find(node)
     typed = Expressions(relation.typed).of(node)

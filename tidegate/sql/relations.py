@@ -63,7 +63,7 @@ class OrderColumn:
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """A ranking that waits for the condition that limits its rows."""
+    """A ranking that is not built yet. The condition that limits its rows comes later in the query."""
 
     ties: bool
     partition: tuple[Name, ...]
@@ -73,7 +73,7 @@ class Rank:
 
 @dataclass(frozen=True, slots=True)
 class BoundCondition:
-    """A condition on bounds of windows that are not made yet, and the names that were visible where it was written."""
+    """A condition on bounds of windows that are not built yet, and the names that were visible where it was written."""
 
     node: exp.Expr
     names: tuple[Name, ...]
@@ -81,10 +81,10 @@ class BoundCondition:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A stream with names.
+    """A stream in a query, with the names of its columns.
 
-    `windows` are the windows into which its rows are yet to be put. `results` are the windows of which its rows are
-    results.
+    `windows` are the windows to which its rows are still to be assigned. `results` are the windows that produced its
+    rows.
     """
 
     stream: Stream
@@ -93,9 +93,9 @@ class Relation:
     results: Spec | None = None
     rank: Rank | None = None
     sessions_by: tuple[str, ...] = ()
-    """The key columns of sessions, in the stream."""
+    """Names, in the stream, of the key columns of sessions."""
     bound_conditions: tuple[BoundCondition, ...] = ()
-    """Conditions on the bounds of windows, for when these are made."""
+    """Conditions on window bounds, which are applied once the windows are built."""
 
     @staticmethod
     def of(stream: Stream, table: str | None) -> Relation:
@@ -106,7 +106,7 @@ class Relation:
         return Relation(stream, tuple(Name(table, name, name) for name in names))
 
     def called(self, table: str | None, columns: Iterable[str] = ()) -> Relation:
-        """Returns the relation under an alias, maybe with other names for its columns."""
+        """Returns the relation under an alias, and with new column names if they are given."""
         others = list(columns)
         new = [
             replace(each, table=table, name=others[n] if n < len(others) else each.name)
@@ -115,7 +115,7 @@ class Relation:
         return replace(self, names=tuple(new))
 
     def find(self, node: exp.Column) -> Name:
-        """Returns the column of a name. Raises ConfigurationError if there is none, or are several."""
+        """Returns the column with a name. Raises ConfigurationError if there is no such column, or several."""
         table = node.table.lower() or None
         found = [each for each in self.names if each.name.lower() == node.name.lower()]
         if table is not None:
@@ -139,8 +139,9 @@ class Relation:
         return self._of_stream(node, self.find(node))
 
     def root(self, node: exp.Column) -> exp.Column:
-        """Returns the column whose field a name such as `t.point.x` or `point.x` is, or the name itself for other
-        columns."""
+        """Returns the column to which a name refers. For a name such as `t.point.x` or `point.x` that is the struct
+        column whose field is named. Other names are returned unchanged.
+        """
         if node.args.get("catalog") is not None:
             raise refused(node, "a name has at most three parts: table, column, field")
         if node.args.get("db") is not None:
@@ -150,13 +151,13 @@ class Relation:
         return node
 
     def has(self, node: exp.Column) -> bool:
-        """Returns whether a name means a column of this relation, or a field of one."""
+        """Returns whether a name refers to a column of this relation, or to a field of one."""
         root = self.root(node)
         named = [each for each in self.names if each.name.lower() == root.name.lower()]
         return any(not root.table or (each.table or "").lower() == root.table.lower() for each in named)
 
     def has_table(self, table: str) -> bool:
-        """Returns whether columns of this relation have this table."""
+        """Returns whether a column of this relation belongs to the named table."""
         return any((each.table or "").lower() == table.lower() for each in self.names)
 
     def listed(self) -> str:
@@ -166,7 +167,7 @@ class Relation:
         return ", ".join(f"{each.table}.{each.name}" if several and each.table else each.name for each in self.names)
 
     def of_inner(self, name: str) -> Typed:
-        """Returns a column by its name in the stream."""
+        """Returns the column whose name in the stream is given."""
         found = types_of(self.stream.schema)[name]
         check_known(name, found)
         return column(name, found)
@@ -287,7 +288,7 @@ class Steps:
         return self.chosen(stream, {new: exact_column(name) for name, new in columns}, "select")
 
     def chosen(self, stream: Stream, columns: Mapping[str, pl.Expr], kind: str) -> Stream:
-        """Returns the stream of exactly these computed columns. `kind` names the step.
+        """Returns a stream with exactly these computed columns. `kind` names the step.
 
         Event time that the query does not name is dropped silently.
         """

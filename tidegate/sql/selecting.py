@@ -114,7 +114,9 @@ def selected(
 
 
 def _waiting(node: exp.Expr, relation: Relation) -> Name | None:
-    """Returns a bound of windows or a rank that is passed on unchanged because it has no value yet, or None."""
+    """Returns a window bound or rank that is passed on without a value, because it is not computed yet. None for other
+    items.
+    """
     if not isinstance(node, exp.Column) or relation.root(node) is not node:
         return None
     if not (relation.windows is not None or relation.rank is not None):
@@ -155,7 +157,7 @@ class Generator:
 
 
 def is_generator(node: exp.Expr) -> bool:
-    """Returns whether an expression is a call of `explode`."""
+    """Returns whether an expression calls `explode` or a similar function."""
     return is_call(node, _PLAIN, _OUTER)
 
 
@@ -231,7 +233,7 @@ def exploded(
 def selected_generator(
     node: exp.Select, relation: Relation, items: list[Item], steps: Steps
 ) -> tuple[Relation, list[Item]]:
-    """Returns the rows and the columns of a SELECT after the `explode` among its columns.
+    """Returns the rows and the columns of a SELECT after applying an `explode` among its columns.
 
     Without `explode` they are unchanged.
     """

@@ -31,13 +31,13 @@ class Interval:
     ms: int
 
     def negated(self) -> Interval:
-        """Returns the same length, back in time."""
+        """Returns the negative interval."""
         return Interval(-self.months, -self.ms)
 
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """An expression. `value` is the Python value or `Interval` of a literal, else None."""
+    """A polars expression with its SQL type. `value` is the Python value or `Interval` of a literal, else None."""
 
     expr: pl.Expr
     type: Any
@@ -50,7 +50,7 @@ class Typed:
 
 
 def literal(value: Any, data_type: Any) -> Typed:
-    """Returns a literal of the text."""
+    """Returns a text literal as a `Typed`."""
     return Typed(pl.lit(value, dtype=data_type), data_type, value)
 
 
@@ -60,7 +60,7 @@ def null() -> Typed:
 
 
 def column(name: str, data_type: Any) -> Typed:
-    """Returns a column of a stream, in the type with which it is calculated."""
+    """Returns a column of a stream, converted to the type in which SQL calculates it."""
     of_kind = calculated(data_type)
     return Typed(exact_column(name) if of_kind == data_type else exact_column(name).cast(of_kind), of_kind)
 
@@ -220,10 +220,10 @@ def python_value(node: exp.Expr, given: Typed, *kinds: type) -> Any:
 
 DIGITS_MAX = 38
 _SCALE_KEPT = 6
-"""Digits after the decimal point that a product keeps if it would have too many digits."""
+"""Number of digits after the decimal point that a product keeps if it would have too many digits."""
 
 _INTS: dict[Any, int] = {pl.Int8: 3, pl.Int16: 5, pl.Int32: 10, pl.Int64: 20}
-"""Signed integers from narrow to wide, and the digits of a decimal that holds each."""
+"""Signed integer types from narrow to wide, each with the number of decimal digits that holds all of its values."""
 _SIGNED: dict[Any, Any] = {pl.UInt8: pl.Int16, pl.UInt16: pl.Int32, pl.UInt32: pl.Int64}
 _UNITS = ("ms", "us", "ns")
 
@@ -275,9 +275,9 @@ def named(data_type: Any) -> str:
 
 
 def calculated(data_type: Any) -> Any:
-    """Returns the type with which a column is calculated.
+    """Returns the type in which a column is calculated.
 
-    Categories are text, and unsigned integers are wider signed ones.
+    Categories become text, and unsigned integers become wider signed integers.
     """
     if isinstance(data_type, pl.Categorical | pl.Enum):
         return pl.String()

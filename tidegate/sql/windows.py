@@ -24,7 +24,9 @@ Translate = Callable[[exp.Expr], Typed]
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """A window function: its arguments after the table and the time, and the windows that it makes of them."""
+    """A window function: its arguments after the table and the time column, and how they become a window
+    specification.
+    """
 
     arguments: tuple[str, ...]
     least: int
@@ -49,7 +51,9 @@ def window_call(node: exp.Table) -> exp.Expr | None:
 
 
 def windowed_table(call: exp.Expr, table: Callable[[exp.Expr], Relation], translate: Translate) -> Relation:
-    """Returns the rows of a table, to be put into windows. Raises ConfigurationError for a call that is not Flink's."""
+    """Returns the relation of a table with a window function. Raises ConfigurationError for a call that differs from
+    Flink's form.
+    """
     name = str(call.name)
     form = _FORMS[name]
     given = _by_name(call, name, form)
@@ -74,7 +78,9 @@ def windowed_table(call: exp.Expr, table: Callable[[exp.Expr], Relation], transl
 
 
 def with_windows(relation: Relation, spec: Spec, sessions_by: tuple[str, ...] = ()) -> Relation:
-    """Returns rows that are to be put into windows, with the names of the bounds."""
+    """Returns the relation with windows to which its rows are still to be assigned, and with the names of the
+    bounds.
+    """
     if relation.windows is not None:
         raise ConfigurationError(
             "SQL: windows over rows that already wait for windows: group by the bounds of the inner windows first"
@@ -86,7 +92,7 @@ def with_windows(relation: Relation, spec: Spec, sessions_by: tuple[str, ...] = 
 
 
 def check_time(node: exp.Expr, relation: Relation) -> None:
-    """Raises ConfigurationError unless a column is the event time."""
+    """Raises ConfigurationError unless a column is the event time of the stream."""
     if not isinstance(node, exp.Column):
         raise refused(node, "windows need a column here: the column of event time")
     found, time = relation.find(node), relation.stream.timestamp
@@ -122,7 +128,7 @@ def spark_window(node: exp.Expr, relation: Relation) -> Spec:
 
 
 def grid_of(spec: Spec) -> Tumbling | None:
-    """Returns tumbling windows, each of which holds all results of one window of `spec` and ends with it.
+    """Returns tumbling windows, each of which ends with one window of `spec` and holds its results.
 
     None for sessions.
     """
@@ -179,12 +185,12 @@ def _spark_duration(node: exp.Expr) -> int:
 
 
 def names_bound(node: exp.Expr, relation: Relation) -> bool:
-    """Returns whether a condition names a bound of windows that are not made yet."""
+    """Returns whether a condition names a bound of windows that are not built yet."""
     return relation.windows is not None and any(_is_bound(each, relation) for each in columns_in(node))
 
 
 def with_bound_conditions(relation: Relation, conditions: list[exp.Expr]) -> tuple[Relation, list[exp.Expr]]:
-    """Returns the relation with the conditions on bounds added, and the other conditions.
+    """Returns the relation with the conditions on window bounds added to it, and the remaining conditions.
 
     Raises ConfigurationError for a condition that names another column besides a bound, because there are no single
     rows after the windows.
@@ -208,7 +214,7 @@ def with_bound_conditions(relation: Relation, conditions: list[exp.Expr]) -> tup
 
 
 def filtered_by_bounds(made: Relation, conditions_on_bounds: tuple[BoundCondition, ...], steps: Steps) -> Relation:
-    """Returns the rows of windows that have been made, for whose bounds the conditions hold."""
+    """Returns the results of built windows whose bounds satisfy the conditions."""
     if not conditions_on_bounds:
         return made
     conditions = [_translated(each, made) for each in conditions_on_bounds]

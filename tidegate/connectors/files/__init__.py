@@ -1,1 +1,1 @@
-"""Files as a source: the files that match a pattern, read once or as they appear."""
+"""Sources over files: the files that match a pattern, read once or as they appear."""

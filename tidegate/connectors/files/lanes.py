@@ -1,11 +1,11 @@
-"""`Lane`: which files of a folder one split of it has read, and its position in the current file.
+"""`Lane`: the state of one split of a growing folder: which files it has read, and its position in the current file.
 
 A folder that grows is read in a fixed number of lanes. Rules:
 
 - The hash of a file's path determines its lane. Two subtasks therefore never read the same file, wherever they run, and
   need no coordination.
 - A lane takes its files by the time of their last change, then by path. It reads one file at a time.
-- A time of change may be anything: before 1970, or far ahead. The newest time that a lane has seen is never later than
+- A time of change may be wrong: before 1970, or in the future. The newest time that a lane has seen is never later than
   the clock, so a file with a future date does not make all later files too old.
 - The payload of a lane lists the files that it has read, and is stored in each checkpoint together with their rows.
   Each file is therefore read once, whatever restarts.
@@ -31,35 +31,39 @@ TIME_BYTES = 8
 _ENTRY_BYTES = DIGEST_BYTES + TIME_BYTES
 _LATER = 8
 FILES_MAX = 1_000_000
-"""The maximum number of files that a lane remembers, with 24 bytes each."""
+"""Limit of files that a lane remembers. Each takes 24 bytes."""
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class FileAt:
-    """A file, as it was when it was taken, and the first row of it that was not read yet."""
+    """A file as it was when reading began, and the index of its first row that has not been read."""
 
     path: str
     size_bytes: int
     modified_at_ms: int
     row: int = 0
     tag: str = ""
-    """The ETag of its bytes; empty if a listing found the file, or the storage has no ETags."""
+    """The ETag of the file. Empty if a listing found the file, or if the storage has no ETags."""
 
     @staticmethod
     def of(file: FileInfo) -> FileAt:
-        """Returns the first row of a file as it is now."""
+        """Returns the position at the first row of a file, in its present state."""
         return FileAt(file.path, file.size_bytes, file.modified_at_ms or 0, tag=file.tag)
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class LaneState:
-    """The state of a lane in a checkpoint. `read`: for each file 16 bytes of its path's hash and 8 of its time."""
+    """The state of a lane in a checkpoint. `read` has, for each file that was read, 16 bytes of the hash of its path
+    and 8 bytes of its time.
+    """
 
     lanes: int
     newest_ms: int | None = None
-    """The latest time of change of a file that was read, at most the clock's; None before the first file."""
+    """The latest time of change among the files that were read, in ms, but at most the time of the clock. None before
+    the first file.
+    """
     read: bytes = b""
     file: FileAt | None = None
 
@@ -80,21 +84,21 @@ def _entry(digest: bytes, at_ms: int) -> bytes:
 
 @dataclass(slots=True)
 class Lane:
-    """A lane that is read. `payload` is the encoded state, for checkpoints."""
+    """A lane that is being read. `payload` is its encoded state, for checkpoints."""
 
     payload: bytes
     state: LaneState
     known: dict[bytes, int] = field(default_factory=dict)
-    """Digest and time of every file that was read and is not forgotten."""
+    """Hash and time of change of every file that was read and is still remembered."""
     oldest_ms: int = field(init=False)
-    """The earliest of these times; without any, the newest or 0."""
+    """The earliest of these times of change. If there is none, the newest time so far, or 0."""
 
     def __post_init__(self) -> None:
         self.oldest_ms = min(self.known.values(), default=self.state.newest_ms or 0)
 
     @classmethod
     def of(cls, payload: bytes) -> Lane:
-        """Returns the lane of a checkpoint."""
+        """Returns the lane for the state in a checkpoint."""
         state = decode(payload)
         assert isinstance(state, LaneState)
         entries = (state.read[at : at + _ENTRY_BYTES] for at in range(0, len(state.read), _ENTRY_BYTES))
@@ -107,22 +111,26 @@ class Lane:
         return newest_ms is not None and (file.modified_at_ms or 0) < newest_ms - age_ms
 
     def choose(self, files: Iterable[tuple[bytes, FileInfo]], age_ms: int) -> list[FileInfo]:
-        """Returns the files of this lane that are still to be read, the first one last. Called between two files."""
+        """Returns the files of this lane that are not read yet, in reverse order of reading. Called between two
+        files.
+        """
         assert self.state.file is None, "a lane reads one file at a time"
         chosen = [file for digest, file in files if digest not in self.known and not self.is_too_old(file, age_ms)]
         return sorted(chosen, key=lambda file: (file.modified_at_ms or 0, file.path), reverse=True)
 
     def take(self, file: FileInfo) -> None:
-        """Begins to read a file, at its first row."""
+        """Starts to read a file at its first row."""
         self._become(replace(self.state, file=FileAt.of(file)))
 
     def advance(self, rows: int) -> None:
-        """Counts `rows` rows of the file as read."""
+        """Records that `rows` more rows of the file have been read."""
         assert self.state.file is not None
         self._become(replace(self.state, file=replace(self.state.file, row=self.state.file.row + rows)))
 
     def leave(self, age_ms: int, now_ms: int) -> None:
-        """Marks the file as read, and forgets files that are too old. Raises ConfigurationError if too many remain."""
+        """Records that the whole file has been read, and forgets files that are too old. Raises ConfigurationError if
+        too many remain.
+        """
         file = self.state.file
         assert file is not None
         seen_ms = min(file.modified_at_ms, now_ms)

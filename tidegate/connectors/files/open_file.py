@@ -36,18 +36,18 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class UnreadableFileError(ConfigurationError):
-    """A file of the input is damaged, has other columns, was changed, or is gone."""
+    """Raised if an input file is damaged, has other columns, has changed since reading began, or no longer exists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """Advice for errors about a file, as sentences that end an error text. Each source has its own."""
+    """Sentences of advice that end the errors about a file. Each source has its own."""
 
     changed: str
     unreadable: str
-    """For a file that is damaged or gone."""
+    """Advice for a file that is damaged or no longer exists."""
     too_large: str
-    """For a row or a page that exceeds the limit."""
+    """Advice for a row or a Parquet page that exceeds the size limit."""
 
 
 OF_FILES = Advice(
@@ -59,17 +59,19 @@ OF_FILES = Advice(
 
 
 class TakenFile:
-    """The bytes of a file that was taken. Raises an error once the file has changed."""
+    """The bytes of a file that must not change. Reading raises an error once the file has changed."""
 
     def __init__(self, store: FileSystemStore, file: FileAt, advice: Advice) -> None:
-        """Opens nothing yet."""
+        """Does not open the file. `open` does."""
         self._store = store
         self._file = file
         self._url = join_url(store.url, file.path)
         self.advice = advice
 
     def compare(self) -> None:
-        """Checks the file. Raises UnreadableFileError if it has changed or is gone, and StorageError."""
+        """Compares the file with its state when reading began. Raises UnreadableFileError if it has changed or no
+        longer exists, and StorageError.
+        """
         with self._there():
             now = self._store.info(self._file.path)
         self._check(now)
@@ -115,7 +117,9 @@ class OpenFile:
         may_lack: bool = False,
         limit_bytes: int = LIMIT_BYTES,
     ) -> None:
-        """Only `rows` count. The other arguments are as for `open_rows`. Raises UnreadableFileError, StorageError."""
+        """Opens the file. Only the rows `rows` are needed. The other arguments are as for `open_rows`. Raises
+        UnreadableFileError, StorageError.
+        """
         self.path = file.path
         self._taken = TakenFile(store, file, advice)
         self._bytes = self._taken.open()
@@ -133,21 +137,21 @@ class OpenFile:
         return batch
 
     def read_rows(self, row: int, rows_max: int) -> RowsRead | None:
-        """Reads like `read`, in the form in which text is read."""
+        """Returns rows as `read` does, in the form that readers of text return (`RowsRead`)."""
         batch = self.read(row, rows_max)
         return None if batch is None else RowsRead(batch, None, batch.num_rows)
 
     def next_row(self, row: int) -> int:
-        """Returns the first row from `row` on that may count."""
+        """Returns the first row, from `row` on, that the program may need."""
         return self._rows.next_row(row)
 
     def compare(self) -> None:
-        """Raises UnreadableFileError if the file is another one by now or gone, and StorageError."""
+        """Raises UnreadableFileError if the file has changed or no longer exists, and StorageError."""
         self._taken.compare()
 
 
 class OpenText:
-    """The rows of one file of text, in file order, and its dead letters."""
+    """The rows of one text file, in file order, and its dead letters."""
 
     def __init__(
         self,
@@ -160,7 +164,9 @@ class OpenText:
         *,
         fails: bool = True,
     ) -> None:
-        """`constants`: one row with columns that are the same in all rows. `fails`: bad rows are errors."""
+        """Opens the file. `constants` is one row with the columns that are the same in all rows. With `fails`, a bad
+        row is an error.
+        """
         self.path = file.path
         self._taken = TakenFile(store, file, advice)
         self._bytes = self._taken.open()
@@ -188,7 +194,7 @@ class OpenText:
 
 
 def difference_of(file: FileAt, now: FileInfo) -> str | None:
-    """Describes how a file differs from the one that was taken. None if it is the same."""
+    """Returns a description of how a file differs from its state when reading began, or None if it is unchanged."""
     before = file.size_bytes, file.modified_at_ms
     if before == (after := (now.size_bytes, now.modified_at_ms or 0)):
         if not file.tag or not now.tag or file.tag == now.tag:
@@ -207,7 +213,9 @@ def _words(size_bytes: int, modified_at_ms: int) -> str:
 
 @contextmanager
 def reading(file: StoreFile, advice: Advice) -> Iterator[None]:
-    """Turns errors of a reader into UnreadableFileError with the file's name. Storage errors pass through."""
+    """A context that converts errors of a reader to UnreadableFileError with the name of the file. Storage errors pass
+    unchanged.
+    """
     try:
         yield
     except (StorageError, UnreadableFileError):
@@ -239,7 +247,7 @@ class FileRows(Protocol):
         ...
 
     def next_row(self, row: int) -> int:
-        """Returns the first row from `row` on that may count for the program."""
+        """Returns the first row, from `row` on, that the program may need."""
         ...
 
 
@@ -259,7 +267,7 @@ def open_rows(
     may_lack: bool = False,
     limit_bytes: int = LIMIT_BYTES,
 ) -> FileRows:
-    """Opens a Parquet file to read the columns of a schema. Only `rows` count.
+    """Opens a Parquet file to read the columns of a schema. Only the rows `rows` are needed.
 
     - `constants`: one row with columns that have the same value in all rows, whatever the file has there.
     - `may_lack`: any other column that the file lacks is null.
@@ -276,13 +284,13 @@ def schema_of(file: StoreFile) -> pa.Schema:
 
 
 def without_constants(schema: pa.Schema, constants: pa.RecordBatch | None) -> pa.Schema:
-    """Returns the columns that a file must have itself."""
+    """Returns the columns that the file itself must have: all without the constant ones."""
     known = () if constants is None else constants.schema.names
     return pa.schema([field for field in schema if field.name not in known])
 
 
 def completed(table: pa.Table, rows: int, schema: pa.Schema, constants: pa.RecordBatch | None) -> pa.Table:
-    """Returns the rows with all columns of a schema."""
+    """Returns the rows with all columns of a schema, in its order. Constant and missing columns are added."""
 
     def column(field: pa.Field) -> pa.Array | pa.ChunkedArray:
         if constants is not None and field.name in constants.schema.names:

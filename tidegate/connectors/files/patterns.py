@@ -37,16 +37,16 @@ _WILDCARDS = re.compile(r"[*?\[]")
 
 @dataclass(frozen=True, slots=True)
 class FilePattern:
-    """A set of files: all below `folder` with a path that matches `expression`."""
+    """A set of files: all files below `folder` with a relative path that matches `expression`."""
 
     folder: str
     expression: str
 
     below: tuple[str, ...] = ("",)
-    """The parts of the folder in which they are."""
+    """Names of the partition folders below `folder`."""
 
     literal: str = "(?!)"
-    """An expression for the same pattern with brackets that stand for themselves."""
+    """A second expression in which brackets stand for themselves. It detects ambiguous patterns."""
 
     @staticmethod
     def of(url: str | Sequence[str]) -> FilePattern:
@@ -174,13 +174,13 @@ _AS_EXPRESSION = {"**/": "(?:[^/]+/)*", "**": ".*", "*": "[^/]*", "?": "[^/]"}
 
 
 _FLOAT_WORDS = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
-"""Floats as Python and Arrow name folders, by what Spark calls them."""
+"""Special values of floats as Python and Arrow write them in folder names, and as Spark writes them."""
 
 
 def folder_values(path: str, partitions: pa.Schema) -> pa.RecordBatch:
-    """Returns one row with these columns. Values are parsed as in CSV.
+    """Returns one row with the partition columns of a path. Values are parsed as in CSV.
 
-    Raises ConfigurationError if a folder is missing, comes twice, or has a value of another type.
+    Raises ConfigurationError if a folder is missing, occurs twice, or has a value of another type.
     """
     parts = [folder.partition("=") for folder in path.split("/")[:-1]]
     names = [unquote(name) for name, separator, _ in parts if separator]

@@ -1,6 +1,7 @@
-"""`FilesSource`: the files that a pattern names at submission. `FolderSource`: a folder to which files are added.
+"""`FilesSource` reads the files that match a pattern at submission. `FolderSource` reads a folder to which files are
+added.
 
-A split of the first is a file, and one of the second a lane (`lanes.py`). Rules:
+A split of a `FilesSource` is a file, and a split of a `FolderSource` is a lane (`lanes.py`). Rules:
 
 - The split contains the complete position of a reader, so any reader continues from any checkpoint.
 - A reader of a folder lists it when a lane has no file left, and at most once in an interval. Intervals begin at the
@@ -49,31 +50,35 @@ from tidegate.storage.schemas.arrow_types import plain_schema
 
 log = logging.getLogger(__name__)
 _FILES_A_READ = 100
-"""How many files without rows one read may skip."""
+"""Limit of files without rows that one read skips."""
 _PLACE = "line {line} of {file} (byte {offset})"
 _Open: TypeAlias = OpenFile | OpenText
 
 
 @dataclass(frozen=True, slots=True)
 class FileForm:
-    """The format of all files of a source. `text`: None for Parquet. `schema`: all columns, of folders as well."""
+    """The format and schema of the files of a source. `text` is the text format, or None for Parquet. `schema` has all
+    columns, including partition columns.
+    """
 
     schema: pa.Schema
     text: TextFormat | None = None
     bad_rows: BadRows = "fail"
     partitions: pa.Schema | None = None
-    """Columns whose values are in the names of folders."""
+    """The columns whose values are in the names of folders."""
     limit_bytes: int = LIMIT_BYTES
-    """For Parquet: the limit of a row, and of large pages in total, if few stored bytes stand for them."""
+    """For Parquet: the limit in bytes of a row, and of large pages in total, if they take much less space in
+    the file.
+    """
 
     @property
     def fails(self) -> bool:
-        """True if a bad row is an error."""
+        """True if a bad row fails the job."""
         return self.bad_rows == "fail"
 
     @property
     def bad_rows_schema(self) -> pa.Schema | None:
-        """The columns of dead letters, or None if they are not a stream."""
+        """The schema of the stream of dead letters, or None if there is no such stream."""
         return LETTERS if self.bad_rows == "side" else None
 
     def opened(self, store: FileSystemStore, file: FileAt, schema: pa.Schema, rows: Rows = None) -> _Open:
@@ -103,7 +108,7 @@ class FileForm:
 
 
 def rest_of_file(path: str, store: FileSystemStore, error: UnreadableFileError) -> pa.RecordBatch:
-    """Returns the dead letter for a file whose remaining rows cannot be read."""
+    """Returns the dead letter that stands for the rest of a file that cannot be read further."""
     letter = {
         "raw": b"",
         "file": join_url(store.url, path),
@@ -122,11 +127,11 @@ class FilesSource:
     form: FileForm
     schema: pa.Schema
     rows: Rows = None
-    """Rows that count."""
+    """The rows that the program needs, or None for all rows."""
 
     @property
     def bad_rows_schema(self) -> pa.Schema | None:
-        """The columns of dead letters."""
+        """The schema of the stream of dead letters, or None."""
         return self.form.bad_rows_schema
 
     def splits(self) -> Sequence[SourceSplit]:
@@ -158,7 +163,7 @@ class FilesSource:
         return replace(self, schema=pa.schema([self.schema.field(name) for name in columns]))
 
     def filtered(self, rows: Rows) -> FilesSource:
-        """Returns the source restricted to these rows, which it may use to skip others."""
+        """Returns the source restricted to these rows. It may use the restriction to skip other rows."""
         return replace(self, rows=rows) if self.form.fails else self
 
     def reader(self) -> SourceReader:
@@ -214,7 +219,7 @@ class FolderSource:
 
     @property
     def bad_rows_schema(self) -> pa.Schema | None:
-        """The columns of dead letters."""
+        """The schema of the stream of dead letters, or None."""
         return self.form.bad_rows_schema
 
     def splits(self) -> Sequence[SourceSplit]:
@@ -223,7 +228,9 @@ class FolderSource:
         return tuple(SourceSplit(f"lane {number} of {self.lanes}", payload) for number in range(self.lanes))
 
     def check_restored(self, splits: Sequence[SourceSplit]) -> None:
-        """Raises ConfigurationError if the lanes are not the same as before: they decide which subtask reads a file."""
+        """Raises ConfigurationError if the number of lanes has changed, because it decides which subtask reads
+        a file.
+        """
         now = {split.split_id for split in self.splits()}
         before = {split.split_id for split in splits}
         if now != before:
@@ -250,16 +257,20 @@ class _FolderReader:
         self._open: dict[str, _Open] = {}
         self._log = BadRowsLog(log)
         self._listing: dict[int, list[tuple[bytes, FileInfo]]] = {}
-        """The files of each lane when the folder was last listed."""
+        """The files of each lane, as of the last listing of the folder."""
         self._new: set[bytes] | None = None
-        """Digests of the files that the previous listing did not have. None for the first listing."""
+        """Hashes of the files that are new in the last listing. None after the first listing."""
         self._interval = -1
-        """The interval of the last listing."""
+        """Number of the discovery interval in which the folder was last listed."""
         self._waiting: dict[str, tuple[int, list[FileInfo]]] = {}
-        """The files that a lane has still to read, the first one last, and the interval of the listing."""
+        """For each lane, the files that are not read yet, in reverse order of reading, and the interval of the
+        listing.
+        """
 
     def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
-        """Reads rows of the current file of a lane; none without a file. Raises UnreadableFileError, StorageError."""
+        """Returns rows of the current file of a lane, or no rows if there is no file. Raises UnreadableFileError,
+        StorageError.
+        """
         lane = self._lanes.get(split.split_id)
         if lane is None or lane.payload != split.payload:
             lane = self._lanes[split.split_id] = Lane.of(split.payload)
@@ -311,7 +322,7 @@ class _FolderReader:
         return source.form.read(opened, file.row, rows_max, source.schema)
 
     def _take(self, split_id: str, lane: Lane) -> bool:
-        """Starts the next file of a lane. Returns False without one."""
+        """Starts the next file of a lane. Returns False if there is none."""
         interval, waiting = self._waiting.get(split_id, (-1, []))
         if not waiting:
             self._look()
@@ -331,7 +342,7 @@ class _FolderReader:
         return False
 
     def _look(self) -> None:
-        """Lists the folder, unless that was done in this interval."""
+        """Lists the folder, unless it was listed in this interval already."""
         interval = self._source.clock() // self._source.discover_ms
         if interval == self._interval:
             return
@@ -346,7 +357,7 @@ class _FolderReader:
         self._interval = interval
 
     def _log_left_out(self, lane: Lane, files: Sequence[tuple[bytes, FileInfo]]) -> None:
-        """Logs the files that are new in this listing and too old to be read."""
+        """Logs the files that are new in this listing and are skipped because they are too old."""
         if not self._new:
             return
         age_ms = self._source.age_ms
@@ -377,7 +388,8 @@ def source_of_files(
     options: Mapping[str, object] | None = None,
     size_max: int = BLOCK_BYTES,
 ) -> Source:
-    """Returns the source for a pattern, or several. `folder` makes it if the job looks for new files while it runs.
+    """Returns the source for one or several patterns. `folder` creates the source for jobs that look for new files
+    while they run.
 
     - `partitions`: columns in the names of folders, after the columns of `schema`.
     - `options`: options of a format of text, with Spark's names.
@@ -430,7 +442,7 @@ def source_of_files(
 
 @contextmanager
 def named_error(named: str) -> Iterator[None]:
-    """Prefixes the text of ConfigurationErrors in the body with a name."""
+    """A context that puts a name in front of the texts of ConfigurationErrors."""
     try:
         yield
     except ConfigurationError as error:

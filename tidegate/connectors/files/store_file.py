@@ -12,12 +12,14 @@ from tidegate.storage.files.file_system_store import join_url
 from tidegate.storage.files.store import Store
 
 CHUNK_BYTES = 8 * 2**20
-"""The size of a request when a file is read from its begin to its end."""
+"""Size in bytes of one request when a whole file is read."""
 _COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 
 
 class StoreFile(io.RawIOBase):
-    """The first `size_bytes` bytes of a file. `failure` is the error of a read that Arrow may have wrapped."""
+    """A file of a store, `size_bytes` long, as a Python file object. `failure` stores the error of a read, because
+    Arrow may wrap it.
+    """
 
     def __init__(self, url: str, size_bytes: int, read: Callable[[int, int], bytes]) -> None:
         """`read(at, size)` returns bytes of the file. It may raise StorageError or ConfigurationError."""
@@ -30,7 +32,7 @@ class StoreFile(io.RawIOBase):
 
     @staticmethod
     def of(store: Store, path: str, size_bytes: int) -> StoreFile:
-        """Returns a file as it is."""
+        """Returns the file object for a file in its present state."""
         return StoreFile(join_url(store.url, path), size_bytes, lambda at, size: store.read(path, at, size))
 
     def readable(self) -> bool:
@@ -40,11 +42,11 @@ class StoreFile(io.RawIOBase):
         return True
 
     def size(self) -> int:
-        """Returns the size, for Arrow."""
+        """Returns the size in bytes. Arrow calls it."""
         return self._size_bytes
 
     def close(self) -> None:
-        """Does nothing: no handle is open, and another reader may begin anew."""
+        """Does nothing: no handle is open, and another reader may use the object."""
 
     def tell(self) -> int:
         return self._at
@@ -85,6 +87,6 @@ def without_compression(path: str) -> str:
 
 
 def text_stream(file: StoreFile, path: str) -> pa.NativeFile:
-    """Returns the bytes of a text file from its begin, decompressed."""
+    """Returns the bytes of a text file from the start, decompressed."""
     buffered = io.BufferedReader(file, CHUNK_BYTES)
     return pa.input_stream(pa.PythonFile(buffered, mode="r"), compression=compression_of(path))

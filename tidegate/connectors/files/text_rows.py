@@ -28,9 +28,9 @@ from tidegate.connectors.formats.text import DEFAULTS, UTF_8, Decoder, TextOptio
 from tidegate.storage.errors import ConfigurationError
 
 BLOCK_BYTES = 4 * 2**20
-"""How many bytes are decoded at a time."""
+"""Number of bytes that are decoded at a time."""
 LETTER_BYTES_MAX = 64 * 2**10
-"""How many bytes of a bad record its dead letter keeps."""
+"""Limit of the bytes of a bad record in its dead letter."""
 LETTERS = pa.schema(
     [
         ("raw", pa.binary()),
@@ -40,12 +40,16 @@ LETTERS = pa.schema(
         ("error", pa.string()),
     ]
 )
-"""The columns of dead letters of files. `line` counts from 1. `offset` is the first byte, without compression."""
+"""The columns of dead letters of files. `line` counts from 1. `offset` is the position of the first byte in the
+decompressed file.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class TextFormat:
-    """The text format of a source: "csv", "json" or "text". `columns`: names of columns of CSV without a header."""
+    """The text format of a source: "csv", "json" or "text". `columns` are the names of the columns of CSV files without
+    a header.
+    """
 
     kind: str
     options: TextOptions = DEFAULTS
@@ -73,14 +77,14 @@ class TextFormat:
 
 
 class Blocks:
-    """The bytes of a file of text, decompressed, as UTF-8, without a BOM. Bytes of another encoding become UTF-8."""
+    """The bytes of a text file, decompressed and converted to UTF-8, without a byte-order mark."""
 
     def __init__(self, file: StoreFile, path: str, encoding: str) -> None:
         self._file = file
         self._path = path
         self.encoding = encoding
         self.failure: Exception | None = None
-        """Why no more bytes can be read, other than the end of the file."""
+        """The error because of which no more bytes can be read, or None."""
         self.bom_bytes = 0
         self._read_bytes = 0
         self._first = True
@@ -144,7 +148,7 @@ class Blocks:
         return data
 
     def _up_to_failure(self, size: int) -> bytes:
-        """Reads all bytes before the place that cannot be read, in smaller steps."""
+        """Reads all bytes before the place that cannot be read, in small steps."""
         found = b""
         for step in (_COARSE_BYTES, 1):
             self._file.seek(0)
@@ -166,7 +170,7 @@ class Blocks:
 
 
 class TextRows:
-    """The rows of one open file."""
+    """The rows of one open text file."""
 
     def __init__(
         self,
@@ -177,7 +181,9 @@ class TextRows:
         complete: Callable[[pa.RecordBatch], pa.RecordBatch],
         fails: bool,
     ) -> None:
-        """`complete` adds the columns that the file does not have. `fails`: raise at the first bad record."""
+        """Opens nothing yet. `complete` adds the columns that the file lacks. With `fails`, the first bad record raises
+        an error.
+        """
         self._file = file
         self._path = path
         self._form = form
@@ -187,13 +193,13 @@ class TextRows:
         self._parts: Iterator[_Part] = iter(())
         self._part: _Part | None = None
         self._first = -1
-        """The number of the first row of the part."""
+        """Index of the first row in the parsed part."""
 
     def read(self, row: int, rows_max: int) -> RowsRead | None:
-        """Returns rows of the block that was parsed last. An earlier row starts the file again.
+        """Returns rows of the last parsed block. To return an earlier row, it reads the file again from the start.
 
-        Raises ConfigurationError, StorageError. If a bad record is an error, it also raises ArrowInvalid, or whatever
-        the reader of a compression raises.
+        Raises ConfigurationError, StorageError. If a bad record is an error, it also raises ArrowInvalid, or the error
+        of the decompression.
         """
         if self._first < 0 or row < self._first:
             self._parts = self._parsed()
@@ -278,7 +284,7 @@ class TextRows:
 
 
 class _Place:
-    """The begin of a block: lines and bytes of the file before it."""
+    """The position at the start of a block: the number of lines and bytes before it."""
 
     def __init__(self, blocks: Blocks) -> None:
         self.blocks = blocks
@@ -287,7 +293,7 @@ class _Place:
         self._ends_in_return = False
 
     def passed(self, data: bytes) -> None:
-        """Moves the position behind these bytes."""
+        """Moves the position past these bytes."""
         if data:
             self._lines += _breaks(data, self._ends_in_return)
             self._bytes += self.blocks.original_size(data)
@@ -306,7 +312,7 @@ def _breaks(data: bytes, after_return: bool) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Some consecutive records. `bad` are the numbers of the bad ones among them, and `letters` their dead letters."""
+    """Some consecutive records. `bad` are the indices of the bad ones among them, and `letters` their dead letters."""
 
     batch: pa.RecordBatch | None
     bad: np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -314,7 +320,7 @@ class _Part:
     rows: int
 
     def slice(self, start: int, rows_max: int) -> RowsRead:
-        """Returns up to `rows_max` of the records."""
+        """Returns up to `rows_max` of the records, from an index on."""
         end = min(self.rows, start + rows_max)
         first, last = np.searchsorted(self.bad, [start, end]).tolist()
         good = (end - last) - (start - first)
@@ -343,9 +349,10 @@ _BOMS: Mapping[str, Sequence[tuple[bytes, str]]] = {
     "utf-32-le": ((codecs.BOM_UTF32_LE, "utf-32-le"),),
     "utf-32-be": ((codecs.BOM_UTF32_BE, "utf-32-be"),),
 }
-"""For each given encoding: the BOMs with which a file may begin, and the encoding that they select.
+"""For each encoding that a user can choose: the byte-order marks with which a file may begin, and the encoding that
+each selects.
 
-Without a BOM, UTF-16 is big-endian, as in Java.
+Without a mark, UTF-16 is big-endian, as in Java.
 """
 
 

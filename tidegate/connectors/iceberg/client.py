@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from pyiceberg.table.update.snapshot import UpdateSnapshot, _SnapshotProducer
 
 RACES_MAX = 32
-"""How often one commit may lose against other writers before the caller has to pause."""
+"""How many times in a row a commit may lose against other writers before the caller has to pause."""
 FORMAT_VERSION_MAX = 2
-"""pyiceberg writes tables of the format versions 1 and 2."""
+"""Highest format version of tables that pyiceberg writes."""
 _PROPERTY = "tidegate-committed"
 
 
@@ -47,7 +47,7 @@ class TablePlace:
 
     @property
     def named(self) -> str:
-        """The table, for errors."""
+        """Name of the table, for errors."""
         return f"the Iceberg table {self.table} of the catalog {self.catalog.name!r}"
 
     def load(self) -> Table:
@@ -118,7 +118,7 @@ class TableLayout:
             raise TableError(f"{place.named} has lost the partition spec {self.spec_id} with which the job writes")
 
     def pinned(self, metadata: TableMetadata) -> TableMetadata:
-        """Returns the metadata with this layout as the current one."""
+        """Returns the metadata of the table with this layout as its current schema and partition spec."""
         return metadata.model_copy(update={"current_schema_id": self.schema_id, "default_spec_id": self.spec_id})
 
 
@@ -137,7 +137,7 @@ def token_property(context: CommitContext) -> str:
 
 
 def token_summary(context: CommitContext) -> dict[str, str]:
-    """Returns what the summary of the snapshot has of a checkpoint."""
+    """Returns the properties that identify a checkpoint in the summary of a snapshot."""
     return {
         "tidegate-job": context.job_id,
         "tidegate-sink": context.uid,

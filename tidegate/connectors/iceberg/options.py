@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from pyiceberg.schema import Schema
 
 CatalogLike: TypeAlias = "str | Mapping[str, str] | Catalog"
-"""The name of a catalog in pyiceberg's configuration, its properties (`name` among them), or pyiceberg's object."""
+"""A catalog as a user gives it: its name in pyiceberg's configuration, its properties (with `name`), or an object of
+pyiceberg.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,9 @@ class CatalogOptions:
 
 
 def imported() -> Any:
-    """Returns pyiceberg's module of catalogs. Raises ConfigurationError with the way to install it if it is missing."""
+    """Returns pyiceberg's module of catalogs. If it is not installed, raises ConfigurationError with the command that
+    installs it.
+    """
     return load("an Iceberg table", "iceberg", "pyiceberg.catalog")
 
 
@@ -79,7 +83,9 @@ PARTITION_ADVICE = "give columns, day(column) (or year, month, hour), bucket(16,
 
 
 def partition_transforms(partition_by: Sequence[str], where: str) -> list[tuple[str, str]]:
-    """Returns column and transform, in pyiceberg's text form, of each partition field. Raises ConfigurationError."""
+    """Returns the column and the transform of each partition field, in the text form of pyiceberg. Raises
+    ConfigurationError.
+    """
     found = []
     for given in partition_by:
         match = _TRANSFORM.fullmatch(given) if isinstance(given, str) else None

@@ -44,15 +44,17 @@ if TYPE_CHECKING:
     from pyiceberg.table.update.snapshot import UpdateSnapshot, _SnapshotProducer
 
 STAGED_FOLDER = "tidegate-staged"
-"""The folder in the table's location in which rows of an upsert wait."""
+"""Name of the folder, in the table's location, for files with rows of an upsert that is not committed yet."""
 KEYS_IN_FILTER_MAX = 200
-"""With more keys files are chosen by the range of the keys. Iceberg looks at no more values of an `in` either."""
+"""Limit of keys for which files are chosen by the keys themselves. Above it they are chosen by the range of keys.
+Iceberg has the same limit for `in`.
+"""
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class IcebergFiles:
-    """The data files of one `prepare`: a manifest of them, compressed, and the layout with which they were written."""
+    """The data files of one `prepare`: a compressed manifest of them, and the layout with which they were written."""
 
     uuid: str
     schema_id: int
@@ -63,7 +65,7 @@ class IcebergFiles:
 @wire
 @dataclass(frozen=True, slots=True)
 class IcebergRows:
-    """Files with rows of an upsert, in their order, and the table that they are for."""
+    """The files with rows of an upsert, in their order, and the table to which they belong."""
 
     uuid: str
     paths: tuple[str, ...]
@@ -73,13 +75,13 @@ class IcebergAppend(Sink):
     """Adds rows to the table at `place`."""
 
     def __init__(self, place: TablePlace, layout: TableLayout, bytes_max: int) -> None:
-        """`bytes_max`: a writer begins another file after this many bytes of rows."""
+        """Creates the sink. A writer starts another file after `bytes_max` bytes of rows."""
         self._place = place
         self._layout = layout
         self._bytes_max = bytes_max
 
     def open(self, context: SinkContext) -> None:
-        """Loads the table."""
+        """Loads the table from its catalog."""
         table = self._place.load()
         self._layout.check(table, self._place)
         self._metadata = self._layout.pinned(table.metadata)
@@ -90,7 +92,7 @@ class IcebergAppend(Sink):
         self._files: list[DataFile] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Buffers rows, and writes a file once there are enough."""
+        """Buffers rows, and writes a data file once `bytes_max` is reached."""
         self._pending.append(batch)
         self._pending_bytes += batch.nbytes
         if self._pending_bytes >= self._bytes_max:
@@ -116,7 +118,7 @@ class IcebergAppend(Sink):
         return [committable]
 
     def commit(self, committables: Sequence[bytes], context: CommitContext) -> None:
-        """Adds the files to the table, unless the table has them."""
+        """Adds the files to the table in one snapshot, unless the table already has this checkpoint."""
         from tidegate.connectors.iceberg.manifests import decoded_files
 
         prepared = [_decoded(committable, IcebergFiles) for committable in committables]
@@ -149,14 +151,14 @@ class IcebergUpsert(Sink):
     """Replaces and deletes rows of the table at `place` by their keys."""
 
     def __init__(self, place: TablePlace, layout: TableLayout, keys: tuple[str, ...], bytes_max: int) -> None:
-        """`bytes_max`: a writer begins another file after this many bytes of rows."""
+        """Creates the sink. A writer starts another file after `bytes_max` bytes of rows."""
         self._place = place
         self._layout = layout
         self._keys = keys
         self._bytes_max = bytes_max
 
     def open(self, context: SinkContext) -> None:
-        """Loads the table."""
+        """Loads the table from its catalog."""
         table = self._place.load()
         self._layout.check(table, self._place)
         unique = f"{context.prefix}-{uuid4().hex[:8]}"
@@ -183,7 +185,9 @@ class IcebergUpsert(Sink):
         return [encode(IcebergRows(self._layout.uuid, tuple(paths)))] if paths else []
 
     def commit(self, committables: Sequence[bytes], context: CommitContext) -> None:
-        """Makes the changes in one snapshot, unless they are made, and deletes the files of the rows."""
+        """Applies the changes in one snapshot, unless the table already has this checkpoint. Then deletes the files of
+        the rows.
+        """
         prepared = [_decoded(committable, IcebergRows) for committable in committables]
 
         def check(table: Table) -> TableLayout:
@@ -252,7 +256,7 @@ def _rows_of(table: Table, task: FileScanTask) -> pa.Table:
 
 
 def key_filter(changes: pa.Table, keys: Sequence[str]) -> BooleanExpression:
-    """Returns a condition that holds for every row with one of these keys, and for few others."""
+    """Returns a condition for pyiceberg that holds for every row with one of these keys, and for few other rows."""
     from pyiceberg.expressions import AlwaysTrue, And, GreaterThanOrEqual, In, LessThanOrEqual
 
     found: BooleanExpression = AlwaysTrue()
@@ -272,7 +276,7 @@ def key_filter(changes: pa.Table, keys: Sequence[str]) -> BooleanExpression:
 
 
 def _is_ordered(data_type: pa.DataType) -> bool:
-    """Returns whether pyiceberg compares values of a type as Arrow does."""
+    """Returns whether pyiceberg orders values of a type as Arrow does."""
     types = pa.types
     return bool(types.is_integer(data_type) or types.is_string(data_type) or types.is_date32(data_type))
 
@@ -304,7 +308,7 @@ def rows_of_table(batches: Sequence[pa.RecordBatch], schema: Schema, place: Tabl
 
 
 def new_files(metadata: TableMetadata, rows: pa.Table, io: Any, counter: Iterator[int]) -> list[DataFile]:
-    """Writes rows as data files of a table, which no snapshot has yet."""
+    """Writes rows as data files of a table, and returns them. No snapshot contains them yet."""
     from pyiceberg.io.pyarrow import _dataframe_to_data_files
 
     return list(_dataframe_to_data_files(metadata, rows, io, counter=counter))  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
-"""`IcebergSource`: the rows of one snapshot. `IcebergFollower`: one snapshot, and then the rows that are appended.
+"""`IcebergSource` reads the rows of one snapshot. `IcebergFollower` reads one snapshot, and then the rows that are
+appended.
 
-A split of the first is a data file, and a split of the second a lane of files. Rules:
+A split of an `IcebergSource` is a data file, and a split of an `IcebergFollower` is a lane of files. Rules:
 
 - The snapshot is chosen once, when the job is submitted. Iceberg never changes a data file, and rows are read in the
   order of the file, without rows that delete files remove. So a position is the number of a row.
@@ -36,15 +37,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Changes = Literal["fail", "skip"]
-"""The reaction of a follower to a snapshot that replaces or deletes rows."""
+"""The reaction of a follower to a snapshot that replaces or deletes rows: "fail" or "skip"."""
 _SNAPSHOTS_A_READ = 100
-"""How many snapshots without files for a lane one read may skip."""
+"""Limit of snapshots without files for a lane that one read skips."""
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class IcebergFile:
-    """A data file, and the files that delete rows of it.
+    """A data file, and the delete files that apply to it.
 
     - `partition`: the values of its partition, in Iceberg's binary form.
     - `deletes`: path and format of each file of deleted rows.
@@ -66,7 +67,7 @@ class IcebergSource:
     place: TablePlace
     schema: pa.Schema
     field_ids: tuple[int, ...]
-    """The ids of the columns."""
+    """Iceberg's field ids of the columns."""
     files: tuple[IcebergFile, ...]
 
     @staticmethod
@@ -118,7 +119,9 @@ class _FilesReader:
 
 
 class FileRows:
-    """Rows of data files with certain columns, read from any row on. A file is read in its order, once if possible."""
+    """Reads rows of data files with some columns, from any row on. A file is read once if rows are requested in
+    order.
+    """
 
     def __init__(self, place: TablePlace, schema: pa.Schema, field_ids: Sequence[int]) -> None:
         self._place = place
@@ -185,7 +188,7 @@ def _conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def columns_of(table: Table) -> tuple[pa.Schema, tuple[int, ...]]:
-    """Returns the columns of a table, in plain types, and their ids."""
+    """Returns the columns of a table with types that streams support, and their field ids."""
     from pyiceberg.io.pyarrow import schema_to_pyarrow
 
     found = schema_to_pyarrow(table.schema(), include_field_ids=False)
@@ -269,7 +272,7 @@ class LaneOfSnapshots:
     lanes: int
     number: int
     whole: bool
-    """True until the first snapshot is read, whose files are all files that the table had then."""
+    """True until the first snapshot is read. All files that the table had then belong to it."""
     after: int | None = None
     current: int | None = None
     file: int = 0
@@ -284,9 +287,9 @@ class IcebergFollower:
     schema: pa.Schema
     field_ids: tuple[int, ...]
     first: int | None
-    """The snapshot that was current at submission; None if the table was empty."""
+    """Id of the snapshot that was current at submission. None if the table was empty."""
     whole: bool
-    """True if the rows of the first snapshot are read."""
+    """True if the rows of the first snapshot are read, too."""
     every_ms: int
     lanes: int
     changes: Changes
@@ -356,14 +359,16 @@ class _FollowingReader:
         self._rows: dict[str, FileRows] = {}
         self._table: Table | None = None
         self._interval = -1
-        """The interval in which the table was last loaded."""
+        """Number of the interval in which the table was last loaded."""
         self._skipped: int | None = None
-        """The last snapshot whose skipping was logged."""
+        """Id of the last snapshot for which the log reports that it was skipped."""
         self._files: tuple[tuple[int, bool], tuple[IcebergFile, ...]] | None = None
         """The files of the snapshot that was planned last."""
 
     def read(self, split: SourceSplit, offset: int, rows_max: int) -> ReadResult:
-        """Reads rows of the current file of a lane. Raises ConfigurationError for what cannot be followed."""
+        """Returns rows of the current file of a lane. Raises ConfigurationError for a snapshot that cannot be
+        followed.
+        """
         state = decode(split.payload)
         rows = self._rows.setdefault(
             split.split_id, FileRows(self._source.place, self._source.schema, self._source.field_ids)
@@ -395,7 +400,7 @@ class _FollowingReader:
         self._rows.clear()
 
     def _loaded(self, snapshot_id: int | None = None) -> Table:
-        """Returns the table, not older than an interval, and with a snapshot if it has that at all."""
+        """Returns the table. It is loaded at most once in an interval, or again if it does not have a snapshot yet."""
         interval = self._source.clock() // self._source.every_ms
         known = self._table is not None and (
             snapshot_id is None or self._table.metadata.snapshot_by_id(snapshot_id) is not None
@@ -407,7 +412,7 @@ class _FollowingReader:
         return self._table
 
     def _next(self, state: LaneOfSnapshots) -> LaneOfSnapshots | None:
-        """Returns the lane at the begin of the next snapshot, or None if there is none yet."""
+        """Returns the state of a lane at the start of the next snapshot, or None if there is no next snapshot yet."""
         table = self._loaded()
         following = next_snapshot(table, state.after, self._source.place)
         if following is None:

@@ -1,5 +1,4 @@
-"""Works on what is stored, without a job: the part of `tidegate.recovery` that needs more than storage.
+"""The part of `tidegate.recovery` that interprets stored events, keys and Spark types, without a running job.
 
-That is the meaning of events, of keys and of Spark's types, for which it imports the rooms below. Users find these
-names in `tidegate.recovery`.
+It imports the packages for these. Users find its names in `tidegate.recovery`.
 """

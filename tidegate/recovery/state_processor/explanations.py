@@ -1,4 +1,4 @@
-"""`explain` and `history`: why the coordinator of a job decided something, and all events of the job, as data.
+"""`explain` and `history`: why the coordinator of a job made a decision, and all events of the job, as data.
 
 The event log is their only source. Old events are folded into a snapshot and cut. They can no longer be explained, and
 the answer states that.
@@ -85,8 +85,8 @@ def explain(
     Give one of these: `checkpoint`, to find out why it was completed or given up; `attempt`, why it was started;
     `event`, by its number, why it happened. `job` is a name or id, needed if there are several jobs.
 
-    Raises ConfigurationError if none or several of these are given, the job has no log, or the log does not have them;
-    StorageError.
+    Raises ConfigurationError if none or several of these are given, if the job has no log, or if the log does not
+    contain the event. Raises StorageError.
     """
     folder, _, name = path.rstrip("/").rpartition("/")
     number = parse_checkpoint_name(name)

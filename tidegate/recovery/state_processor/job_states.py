@@ -1,8 +1,9 @@
-"""`job_state`: returns what the coordinator of a job knew at any moment, as the fold of the events before it.
+"""`job_state`: returns the state of a job's coordinator at any time, computed from the events before that time.
 
-The event log is the only source: the memory of a coordinator is a fold over it, and a coordinator that comes back folds
-the same one. Old events are folded into a snapshot and cut, unless the job keeps them (`keep_events`). The state before
-the oldest remaining snapshot is unknown, and the error names the first event from which on it is known.
+The event log is the only source. A coordinator computes its state from the events of the log, and a restarted
+coordinator computes the same state. Old events are folded into a snapshot and cut, unless the job keeps them
+(`keep_events`). The state before the oldest remaining snapshot is unknown, and the error names the first event from
+which on it is known.
 """
 
 from __future__ import annotations
@@ -25,30 +26,30 @@ from tidegate.storage.ids import CheckpointId, EventId, JobId
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """The state of a job after one of its events. `at_ms` is when that happened, in ms since the epoch."""
+    """The state of a job after one of its events. `at_ms` is the time of that event, in ms since the epoch."""
 
     job_id: JobId
     event: EventId
     at_ms: int
     status: str
-    """The status, as in `Job.status()`."""
+    """Status of the job, as `Job.status()` returns it."""
     attempt: int
     """The number of the newest attempt, from 0 on; -1 before the first one."""
     generation: int
     """The number of coordinators so far."""
     tasks: int
-    """The number of tasks. Of these, `ready` had restored their state, and `finished` were over."""
+    """Number of tasks. `ready` of them had restored their state, and `finished` of them had finished."""
     ready: int
     finished: int
     completed_checkpoints: int
     failed_checkpoints: int
     retained: tuple[CheckpointId, ...]
-    """Completed checkpoints that were there to restore from, newest last."""
+    """Completed checkpoints that were available for a restore, newest last."""
     pending: dict[CheckpointId, tuple[str, ...]]
-    """Checkpoints in progress, with the tasks that had not acknowledged."""
+    """Checkpoints in progress, each with the tasks that had not acknowledged it."""
     last_failure: str | None
     reason: str | None
-    """Why the job ended, or was about to."""
+    """Why the job ended or was about to end, or None."""
     coordinator: CoordinatorState
     """The complete state of the coordinator."""
 
@@ -163,7 +164,9 @@ def no_log(path: str, job: str | None) -> str:
 
 
 def only_one(logs: dict[JobId, EventLog], path: str, job: str | None) -> tuple[EventLog, JobId]:
-    """Returns the only log and its job. Raises ConfigurationError if there is none, or more than one."""
+    """Returns the event log and the id of the only job. Raises ConfigurationError if there is no job, or more
+    than one.
+    """
     of_job = f" of job {job}" if job else ""
     if not logs:
         raise ConfigurationError(no_log(path, job))

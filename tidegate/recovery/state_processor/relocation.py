@@ -90,9 +90,9 @@ def relocate(savepoint: str, target: str, *, open_store: OpenStore = open_store)
 
 @dataclass(slots=True)
 class _Move:
-    """Copies the data that a savepoint needs of its jobs.
+    """Copies the data of earlier jobs that a savepoint needs.
 
-    `line` are these jobs, beginning with the job that took it.
+    `line` are these jobs, beginning with the job that took the savepoint.
     """
 
     job_id: JobId
@@ -103,7 +103,9 @@ class _Move:
 
     @property
     def tables(self) -> Mapping[str, str]:
-        """Tables of collected rows: from the URL at the old place to the placeholder that the copy has for it."""
+        """For each table of collected rows, its URL at the old place, and the placeholder that replaces it in
+        the copy.
+        """
         uids = {info.uid for metadata in self.covering for info in metadata.operators}
         return {
             self.open_store(taskowned_url(root, job_id, COLLECT, uid)).url: f"{CollectedRows.PREFIX}{uid}"

@@ -204,7 +204,7 @@ class SavepointWriter:
             self._waiting.close()
 
     def _waiting_folder(self) -> str:
-        """Returns a temporary folder for rows that wait to be written. It is deleted with the writer."""
+        """Returns a temporary folder for rows that are not written yet. The writer deletes it."""
         return self._waiting.enter_context(tempfile.TemporaryDirectory(prefix="tidegate-"))
 
     def _create(self, folder: str) -> None:
@@ -217,7 +217,9 @@ class SavepointWriter:
         complete_savepoint(self._store, written)
 
     def _leave_nothing(self, folder: str) -> None:
-        """Deletes the written files, unless the savepoint may exist: a create may fail and yet have worked."""
+        """Deletes the written files, unless the savepoint may exist: a create may have succeeded although it raised an
+        error.
+        """
         try:
             if METADATA_NAME not in self._store.list("") or not self._is_ours(folder):
                 self._store.delete_tree(folder)
@@ -320,7 +322,9 @@ class Changes:
             self.new_operators[info.uid] = info if info.keys else replace(info, keys=put.keys)
 
     def refuse_put(self, uid: str, state: str | None = None) -> None:
-        """Raises ConfigurationError if the state, or any state of the operator, was put: it cannot be dropped too."""
+        """Raises ConfigurationError if the state, or any state of the operator, was put. It cannot be dropped
+        as well.
+        """
         for put_uid, name in self.puts:
             if put_uid == uid and state in (None, name):
                 raise ConfigurationError(f"state {name!r} of operator {uid!r} was put; do not drop it as well")
@@ -419,7 +423,7 @@ class ChangedVertices:
         return replace(self._copied(rest) if rest.sink_paths else rest, handle=handle)
 
     def _staying(self, subtask: SubtaskState) -> Iterator[tuple[OperatorUid, FrozenState]]:
-        """Yields the states of a subtask of the base that stay, as rows."""
+        """Yields the states of a subtask of the base that are kept, as rows."""
         own = replace(self.base, subtasks=(subtask,))
         for info in states_of(own):
             if not self.changes.leaves(info.uid, info.state):
@@ -451,7 +455,7 @@ class ChangedVertices:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """A `FrozenState`: one subtask's part of a state in the base."""
+    """One subtask's part of a state in the base, as a `FrozenState`."""
 
     state: str
     kind: StateKind
@@ -476,7 +480,7 @@ class _Stored:
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """A `FrozenState`: one subtask's part of a state that was put."""
+    """One subtask's part of a state that was put, as a `FrozenState`."""
 
     put: PutState
     subtask: SubtaskIndex
@@ -491,7 +495,7 @@ class _Given:
 
     @property
     def kind(self) -> StateKind:
-        """How the state is split when the parallelism changes."""
+        """How the state is divided when the parallelism changes."""
         return self.put.kind
 
     def chunks(self) -> Iterator[StateChunk]:

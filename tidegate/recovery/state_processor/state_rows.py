@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 
 MEMORY_BYTES = 64 * 1024 * 1024
-"""How many bytes of a reader's rows are held in memory before they go to files."""
+"""Size in bytes up to which rows of a reader stay in memory. Above it they are written to files."""
 _SHOWN_MAX = 3
 
 
@@ -279,7 +279,9 @@ def _with_keys(
 
 
 def _resting(found: pa.Schema, fields: Sequence[pa.Field]) -> pa.Schema:
-    """Returns the expected fields. Dictionaries have the type to which they were widened."""
+    """Returns the schema of the rows in files. Columns that were dictionaries have the type to which they were
+    widened.
+    """
     return pa.schema(
         [
             field.with_type(before.type) if pa.types.is_dictionary(before.type) else field
@@ -317,18 +319,18 @@ def check_unique(keys: pa.Table, where: str) -> None:
 FILES_MAX = 64
 
 Groups = Callable[[pa.RecordBatch], NDArray[np.uint16]]
-"""Returns the key group of each row."""
+"""A function that returns the key group of each row."""
 
 
 class SpilledRows:
-    """Rows in their stored form, all of one `schema`, in files below `folder`."""
+    """Rows in stored form, with one `schema`, in temporary files below `folder`."""
 
     def __init__(self, folder: str, schema: pa.Schema, max_parallelism: int) -> None:
         self.schema = schema
         self._folder = folder
         files = min(FILES_MAX, max_parallelism)
         self._starts = np.arange(files + 1) * max_parallelism // files
-        """The first key group of each file, and the end of the last file's key groups."""
+        """The first key group of each file, and the end of the key groups of the last file."""
 
     def take_in(self, batches: Iterable[pa.RecordBatch], groups: Groups) -> None:
         """Writes all rows. Raises StorageError if the folder cannot be used."""

@@ -40,7 +40,7 @@ class Timeline:
     lines: tuple[TimelineLine, ...]
     state: CoordinatorState | None
     notes: tuple[str, ...]
-    """The gaps of the history, with their reasons."""
+    """Notes about gaps in the history, with their reasons."""
     unreadable: int
 
 
@@ -51,9 +51,9 @@ class TimelineReader:
         self._log = log
         self._job_id = job_id
         self._next = 0
-        """The first entry of the log that was not read."""
+        """Index of the first entry of the log that has not been read."""
         self._start = 0
-        """The first entry whose decisions are known."""
+        """Index of the first entry from which on decisions are known."""
         self._begun = False
         self._whole = True
         self._unreadable = 0
@@ -106,13 +106,13 @@ class TimelineReader:
         return [line_alone(logged.event)]
 
     def _lose(self, note: str) -> None:
-        """Notes that decisions are unknown from here on."""
+        """Adds a note that decisions are unknown from here on."""
         self._notes.append(note)
         self._whole = False
 
 
 def fold_start(log: EventLog, history: EventHistory) -> tuple[int, CoordinatorState] | None:
-    """Returns the entry from which on the state can be folded, and the state before it.
+    """Returns the index of the entry from which on the state can be computed, and the state before it.
 
     If all cut entries were kept, that is the first entry and an empty state. Else it is the oldest snapshot after which
     the entries are contiguous. Returns None if there is none. Raises StorageError.
@@ -130,7 +130,7 @@ def fold_start(log: EventLog, history: EventHistory) -> tuple[int, CoordinatorSt
 
 
 def first_whole_entry(history: EventHistory) -> int:
-    """Returns the number of the first entry after which no entry is missing."""
+    """Returns the index of the first entry after which no entry is missing."""
     found = {index for index, *_ in history.entries}
     first = max(found, default=-1) + 1
     while first - 1 in found:

@@ -60,7 +60,7 @@ from tidegate.storage.files.store import Store
 MANIFEST_PATH = "_files"
 MANIFEST_VERSION = 1
 SPLIT_ROWS = 1_000_000
-"""A split ends with the row group that reaches this number of rows."""
+"""Number of rows at which a split ends: it ends with the row group that reaches this number."""
 _MAGIC = b"TGFILES"
 _LOOKS_AT_ONCE = 16
 _STAGE = (
@@ -74,7 +74,7 @@ _ADVICE = Advice(_STAGE, _STAGE, "Shorten the values, or drop the column, before
 @wire
 @dataclass(frozen=True, slots=True)
 class PlacedRows:
-    """Rows of a file from `first` on, and the columns that stand in the names of its folders: one row."""
+    """Rows of a file from `first` on, and one row with the values of the partition columns of its folder."""
 
     file: FileAt
     first: int
@@ -85,7 +85,9 @@ class PlacedRows:
 @wire
 @dataclass(frozen=True, slots=True)
 class FilesManifest:
-    """The input of a job: files below `url` with columns `relation`. `stored` names the columns of `schema` there."""
+    """The stored description of a job's input: files below `url` with columns `relation`. `stored` has, for each column
+    of `schema`, its name in the files.
+    """
 
     url: str
     schema: pa.Schema
@@ -102,7 +104,7 @@ class FilesInPlace:
     manifest: FilesManifest
     schema: pa.Schema
     needed: Rows = None
-    """Rows that count for the program, besides the condition."""
+    """The rows that the program needs, in addition to the condition of the DataFrame."""
 
     @staticmethod
     def of(manifest: FilesManifest) -> FilesInPlace:
@@ -129,7 +131,7 @@ class FilesInPlace:
         return replace(self, schema=pa.schema([self.schema.field(name) for name in columns]))
 
     def filtered(self, rows: Rows) -> FilesInPlace:
-        """Returns the source restricted to these rows, which it may use to skip others."""
+        """Returns the source restricted to these rows. It may use the restriction to skip other rows."""
         return replace(self, needed=rows)
 
     def reader(self) -> SourceReader:
@@ -138,7 +140,7 @@ class FilesInPlace:
 
 
 class _Reader:
-    """Reads one file at a time."""
+    """Reads the splits of one subtask, one file at a time."""
 
     def __init__(self, source: FilesInPlace) -> None:
         manifest = source.manifest
@@ -190,7 +192,7 @@ class _Reader:
 
 
 def place_files(plan: FilesOfPlan, url: str) -> FilesInPlace:
-    """Examines every file of a plan, and records under `url` what a job reads of them.
+    """Checks every file of a plan, and stores under `url` which rows and columns of them a job reads.
 
     Raises NeedsSparkError if Spark reads one of the files differently, and StorageError.
     """
@@ -212,7 +214,7 @@ def place_files(plan: FilesOfPlan, url: str) -> FilesInPlace:
 
 
 def placed_files(store: Store) -> FilesInPlace | None:
-    """Returns the source that `place_files` wrote down in this store, or None."""
+    """Returns the source that `place_files` stored in this store, or None."""
     if not store.exists(MANIFEST_PATH):
         return None
     where = join_url(store.url, MANIFEST_PATH)
@@ -235,7 +237,7 @@ def _placed_rows(split: SourceSplit) -> PlacedRows:
 def _placed(
     store: FileSystemStore, file: FoundFile, path: str, stored: pa.Schema, constants: pa.RecordBatch
 ) -> Iterator[PlacedRows]:
-    """Yields the parts of a file. Raises NeedsSparkError."""
+    """Yields the splits of a file. Raises NeedsSparkError."""
     try:
         at = FileAt.of(store.info(path))
         if at.size_bytes != file.size_bytes:
@@ -257,7 +259,7 @@ def _placed(
 
 
 def _url_of(path: str) -> tuple[str, str]:
-    """Returns scheme and path of a file in the form of tidegate's storage."""
+    """Returns the URL of a file in the form that tidegate's storage uses."""
     scheme, _, rest = path.partition(":")
     if scheme == "file" and rest.startswith("/"):
         return "", "/" + rest.lstrip("/")
@@ -269,7 +271,7 @@ def _url_of(path: str) -> tuple[str, str]:
 def _below_one_folder(
     files: Sequence[tuple[FoundFile, tuple[str, str]]],
 ) -> tuple[str, list[tuple[FoundFile, str]]]:
-    """Returns the folder below which all files are, and their paths relative to it."""
+    """Returns the deepest folder that contains all files, and their paths relative to it."""
     if not files:
         raise NeedsSparkError("it reads no files")
     schemes = {scheme for _, (scheme, _) in files}
@@ -280,21 +282,21 @@ def _below_one_folder(
 
 
 def _may_have_rows(condition: RowCondition | None, constants: pa.RecordBatch) -> bool:
-    """Returns whether a folder with these values may have rows that pass the condition."""
+    """Returns whether a folder with these partition values can contain rows that satisfy the condition."""
     known = set(constants.schema.names)
     judged = (each for each in conjuncts(condition) if each.columns and each.columns <= known)
     return all(mask_of(each, constants)[0].as_py() for each in judged)
 
 
 def _both(rows: Rows, tests: tuple[ColumnTest, ...]) -> Rows:
-    """Returns the rows that count for the program and pass the tests of the DataFrame's own filter."""
+    """Returns the rows that the program needs and that also pass the filter of the DataFrame."""
     if rows is None:
         return (tests,) if tests else None
     return tuple((*each, *tests) for each in rows)
 
 
 FILES_MAX = 10_000
-"""More files are too many to check each one while the driver waits."""
+"""Limit of files. Checking more, one by one, would let the driver wait too long."""
 CONSTANTS_MAX = 1_000
 _PLANS = "org.apache.spark.sql.catalyst.plans.logical."
 _EXPRESSIONS = "org.apache.spark.sql.catalyst.expressions."
@@ -311,7 +313,7 @@ _OPTIONS = frozenset(
         "mergeschema",
     ]
 )
-"""Options of a relation that select files and columns. Spark has applied them when the plan exists."""
+"""Options of a relation that only select files and columns. Spark has already applied them in the plan."""
 _SETTINGS = {
     "spark.sql.files.ignoreCorruptFiles": "false",
     "spark.sql.files.ignoreMissingFiles": "false",
@@ -321,7 +323,7 @@ _SETTINGS = {
 }
 _DEFAULT = "EXISTS_DEFAULT"
 _COLLATED = " COLLATE "
-"""Marks of a default value for columns that old files lack, and of strings that are not compared by their bytes."""
+"""Metadata keys that mark a default value for columns missing in old files, and strings with a collation."""
 _COMPARISONS = {
     "EqualTo": "=",
     "LessThan": "<",
@@ -334,12 +336,12 @@ _MIRRORED = {"=": "=", "<": ">", "<=": ">=", ">": "<", ">=": "<=", "<=>": "<=>"}
 
 
 class NeedsSparkError(Exception):
-    """Spark is needed to read this DataFrame. The text is the reason."""
+    """Raised with the reason why a DataFrame can be read only by Spark."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundFile:
-    """A file as Spark has listed it, and the number of its folder."""
+    """A file that Spark has listed, and the index of its folder in `FilesOfPlan.folders`."""
 
     path: str
     size_bytes: int
@@ -348,18 +350,18 @@ class FoundFile:
 
 @dataclass(frozen=True, slots=True)
 class FilesOfPlan:
-    """A DataFrame that only reads files."""
+    """The files, columns and filter of a DataFrame that only reads files."""
 
     schema: pa.Schema
-    """Columns of the DataFrame."""
+    """Schema of the DataFrame."""
     stored: tuple[str, ...]
-    """Their names in the files, or in the names of folders."""
+    """Names of these columns in the files or in the names of folders."""
     relation: pa.Schema
-    """The columns of the files and of their folders."""
+    """The columns whose values are in the names of folders."""
     partitions: pa.Schema
-    """The columns in names of folders."""
+    """The filter, over columns of `relation`."""
     condition: RowCondition | None
-    """Over columns of `relation`."""
+    """The values of `partitions` for each folder, one row each."""
     files: tuple[FoundFile, ...]
     folders: tuple[pa.RecordBatch, ...]
     """One row each: the values of `partitions`."""
@@ -375,12 +377,12 @@ def files_of(df: DataFrame) -> FilesOfPlan:
 
 
 class _Reading:
-    """Walks the plan from the columns of the DataFrame down to the files."""
+    """Walks through the plan of a DataFrame, from its columns down to the files."""
 
     def __init__(self, df: DataFrame) -> None:
         self._df = df
         self._given: dict[int, int] = {}
-        """Ids of renamed columns, with the ids of the original columns."""
+        """Ids of renamed columns, each with the id of the original column."""
         self._names: dict[int, str] = {}
         self._types: dict[str, pa.DataType] = {}
 
@@ -559,27 +561,27 @@ _CONSTANTS = "constants"
 @wire
 @dataclass(frozen=True, slots=True)
 class RowCondition:
-    """One node: `and`, `or` and `not` have parts; `is_null`, and comparisons, have a column."""
+    """A node of a condition. `and`, `or` and `not` have parts. `is_null` and comparisons have a column."""
 
     test: str
     parts: tuple[RowCondition, ...] = ()
     column: str = ""
     constants: pa.RecordBatch | None = None
-    """One column with what is compared with: a row, or several for `in`."""
+    """One column with the constant of a comparison, or with several constants for `in`."""
 
     @property
     def columns(self) -> set[str]:
-        """The columns that it reads."""
+        """Names of the columns that the condition reads."""
         return ({self.column} if self.column else set()).union(*(part.columns for part in self.parts))
 
 
 def compared(test: str, column: str, constants: pa.Array) -> RowCondition:
-    """Returns a comparison of a column: `=`, `<`, `<=`, `>`, `>=`, `<=>` or `in`."""
+    """Returns the condition node for a comparison of a column: `=`, `<`, `<=`, `>`, `>=`, `<=>` or `in`."""
     return RowCondition(test, (), column, pa.record_batch([constants], [_CONSTANTS]))
 
 
 def mask_of(condition: RowCondition, batch: pa.RecordBatch) -> pa.Array:
-    """Evaluates a condition: true, false or null for each row."""
+    """Evaluates a condition. Returns true, false or null for each row."""
     match condition.test:
         case "and" | "or":
             first, second = (mask_of(part, batch) for part in condition.parts)
@@ -644,9 +646,9 @@ def _test_of(condition: RowCondition) -> ColumnTest | None:
 _WRITER = b"org.apache.spark.version"
 _OLD_CALENDARS = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
 _NEW_CALENDAR = (3, 1)
-"""The version of Spark from which on a file states whether its values are in the old calendar."""
+"""Version of Spark from which on files state whether their values are in the old calendar."""
 _GREGORIAN_SINCE = dt.date(1900, 1, 1)
-"""From this date on all calendars and zones agree, with the same margin that Spark uses."""
+"""Date from which on all calendars and time zones agree, with the same margin as Spark uses."""
 
 
 def why_only_spark(parquet: pq.ParquetFile, wanted: pa.Schema) -> str | None:
@@ -683,7 +685,7 @@ def _leaf(parquet: pq.ParquetFile, name: str) -> Any:
 
 
 def _reads_alike(column: Any, kind: pa.DataType) -> bool:
-    """Returns whether a plain column is stored as Spark and Arrow both expect a type."""
+    """Returns whether a plain column is stored in a form that Spark and Arrow read alike for a type."""
     types = pa.types
     logical = json.loads(column.logical_type.to_json())
     name = logical.get("Type", "None")
@@ -713,7 +715,7 @@ _PLAIN: dict[str, Callable[[pa.DataType], bool]] = {
     "BYTE_ARRAY": pa.types.is_binary,
     "INT96": lambda kind: pa.types.is_timestamp(kind) and kind.tz is not None,
 }
-"""Types of columns that have only a physical type, such as Spark's usual timestamps."""
+"""Types of columns that need no logical type in the file, such as Spark's usual timestamps."""
 
 
 def _is_modern(parquet: pq.ParquetFile, name: str) -> bool:

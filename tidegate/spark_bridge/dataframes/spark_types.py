@@ -57,10 +57,10 @@ def arrow_schema_of(schema: StructType) -> pa.Schema:
 
 
 def without_false_promises(field: pa.Field) -> pa.DataType:
-    """Returns the type of a field in which the fields of a nullable struct are nullable too.
+    """Returns a type in which the fields of a nullable struct are nullable, too.
 
-    Spark's promise of values in the fields of a struct holds for structs that are not null. Arrow checks it for null
-    structs as well, and so do files and kernels.
+    Spark declares the fields of a struct as never null if they are not null in structs that are not null. Arrow, files
+    and kernels check that for null structs as well.
     """
     data_type = field.type
     if types.is_struct(data_type):

@@ -56,17 +56,19 @@ from tidegate.storage.user_values import marked
 
 log = logging.getLogger(__name__)
 _PLAN_S = 300.0
-"""Spark lists the files of a DataFrame when it is made, so it has its plan soon."""
+"""Time limit, in seconds, for requesting the plan of a DataFrame. Spark has listed its files already."""
 
 
 class DataFrameSource:
-    """Stands for the input until it is staged, or its files are known.
+    """A bounded DataFrame as a source. It can be read once it is staged, or once its files are known.
 
     Raises ConfigurationError for a streaming DataFrame.
     """
 
     def __init__(self, df: DataFrame, stage: bool | None = None) -> None:
-        """`stage` True: always; False: never, it is an error if Spark is needed; None: if Spark is needed."""
+        """Creates the source. `stage` is whether to write the rows to files: True always, False never (an error if
+        Spark is needed), None only if Spark is needed.
+        """
         refuse_connect(df, "from_dataframe")
         if df.isStreaming:
             raise ConfigurationError("from_dataframe: a streaming DataFrame has no end; give a bounded one")
@@ -98,11 +100,11 @@ class DataFrameSource:
         return placed_files(open_store(url)) or ParquetSource.open(url)
 
     def splits(self) -> Sequence[SourceSplit]:
-        """Raises: only the staged source has splits."""
+        """Raises an error, because only the staged source has splits."""
         raise SparkBridgeError("a DataFrame is read only after it was staged")
 
     def reader(self) -> SourceReader:
-        """Raises: only the staged source can be read."""
+        """Raises an error, because only the staged source can be read."""
         raise SparkBridgeError("a DataFrame is read only after it was staged")
 
     def _in_place(self, url: str) -> FilesInPlace:

@@ -34,7 +34,7 @@ from tidegate.storage.tables.table_info import TableInfo
 from tidegate.storage.tables.table_log import TableLog
 
 _AS_WRITTEN = {"datetimeRebaseMode": "CORRECTED", "int96RebaseMode": "CORRECTED"}
-"""Dates and times are in the Gregorian calendar, regardless of the session's setting for old files."""
+"""Reader option: dates and times are in the Gregorian calendar, whatever the session's setting for old files is."""
 _GLOB_CHARACTERS = frozenset("*?[]{}\\,")
 _FILES_PER_PARTITION = 16
 
@@ -111,9 +111,9 @@ def _rows_of(
 
 
 def _stored_schema(table_schema: pa.Schema, upsert: bool, deletes: bool = False) -> pa.Schema:
-    """Returns the schema in which the data files are read.
+    """Returns the schema with which the data files are read.
 
-    It is nullable, without metadata, and has the hidden columns in upsert mode.
+    All columns are nullable and without metadata. In upsert mode it includes the hidden columns.
     """
     fields = [pa.field(field.name, field.type, nullable=True) for field in table_schema if field.name != VERSION_COLUMN]
     fields += [pa.field(VERSION_COLUMN, pa.int64())] if upsert else []
@@ -145,7 +145,7 @@ def _read_through_store(
 def _files_reader(
     store: Store, files: tuple[DataFile, ...], schema: pa.Schema, added: tuple[str, ...]
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterable[pa.RecordBatch]]:
-    """Yields the function that runs in Spark's Python workers. Partition p reads the p-th run of files."""
+    """Returns the function that runs in Spark's Python workers. Partition p reads the p-th group of files."""
 
     def read_files(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

@@ -54,7 +54,9 @@ T = TypeVar("T")
 @wire
 @dataclass(frozen=True, slots=True)
 class LogHeader:
-    """The constants of a log. `spark_checkpoint` is None if Spark's checkpoint is in the folder of the log."""
+    """The settings of a log that never change. `spark_checkpoint` is None if Spark's checkpoint is in the folder of the
+    log.
+    """
 
     log_id: str
     schema: pa.Schema
@@ -65,7 +67,8 @@ class LogHeader:
 @wire
 @dataclass(frozen=True, slots=True)
 class LogBatch:
-    """A commit: the files of a micro-batch, in order. `ends` counts the rows of each lane up to and with this batch.
+    """The commit of a micro-batch: its files, in order. `ends` has, for each lane, the number of rows up to and
+    including this batch.
 
     `query_id` is the id of the query that wrote it. Spark's checkpoint stores it, so a restarted query keeps it.
     """
@@ -77,7 +80,7 @@ class LogBatch:
 
     @property
     def size_bytes(self) -> int:
-        """Size of all files."""
+        """Size of all files in bytes."""
         return sum(file.size_bytes for file in self.files)
 
     def in_lane(self, lane: int) -> Iterator[tuple[int, StagedFile]]:
@@ -89,7 +92,7 @@ class LogBatch:
             start += file.rows
 
     def start_of(self, lane: int) -> int:
-        """Returns the lane's row number at which this batch begins."""
+        """Returns the row number of a lane at which this batch begins."""
         return self.ends[lane] - sum(file.rows for _, file in self.in_lane(lane))
 
 
@@ -149,7 +152,7 @@ class BatchLog:
         self._store.create(_path(batch.batch_id), seal(_MAGIC, LOG_VERSION, encode(batch)))
 
     def delete(self, batches: Iterable[LogBatch]) -> None:
-        """Deletes these batches in their order. They must be the oldest ones."""
+        """Deletes these batches, which must be the oldest ones, in their order."""
         for batch in batches:
             self._store.delete(_path(batch.batch_id))
             for folder in sorted({file.path.rpartition("/")[0] for file in batch.files}):
@@ -198,7 +201,9 @@ _CLAIM_VERSION = 1
 @wire
 @dataclass(frozen=True, slots=True)
 class LogClaim:
-    """A run of a job that feeds a log. `root` is where its checkpoints and its lease are."""
+    """A claim to write a log: the run of a job that feeds it. `root` is the checkpoint root of the job, with
+    its lease.
+    """
 
     root: str
     job_id: JobId

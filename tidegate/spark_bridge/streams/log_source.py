@@ -36,7 +36,7 @@ from tidegate.storage.files.file_system_store import open_store
 
 LOCAL_POLL_S = 0.02
 REMOTE_POLL_S = 0.5
-"""How long a reader waits before it requests a missing batch again."""
+"""Seconds that a reader waits before it requests a missing batch again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class LogSource:
 
 
 def split_id(log_id: str, lane: int) -> str:
-    """Returns name of a lane in checkpoints. It contains the id of the log."""
+    """Returns the name of a lane in checkpoints. It contains the id of the log."""
     return f"{log_id}-lane-{lane:03d}"
 
 
@@ -78,7 +78,9 @@ def failure_path(run: str) -> str:
 
 @dataclass(slots=True)
 class _Lane:
-    """The position of a reader in a lane: the next row, and a batch before which the lane has no more rows."""
+    """The position of a reader in a lane: the next row, and the number of a batch before which the lane has no more
+    rows.
+    """
 
     parquet: ParquetReader
     row: int = -1
@@ -149,7 +151,7 @@ class LogReader:
         return lane
 
     def _is_ahead(self, lane: _Lane) -> bool:
-        """Returns whether another lane has rows of older batches.
+        """Returns whether another lane still has rows of older batches.
 
         A lane that is no longer read delays others only briefly.
         """
@@ -178,12 +180,12 @@ class LogReader:
 BATCHES_MAX = 1_024
 SEEKS_MAX = 5
 LOOKS_MAX = 16
-"""After this number of requests for a missing commit, the window checks whether it was deleted."""
+"""Number of requests for a missing commit after which the window checks whether it was deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of a row of a lane: in `file`, which begins at row `start` of the lane.
+    """The place of a row of a lane: it is stored in `file`, which begins with row `start` of the lane.
 
     `end` is the lane's row number at which the batch ends. Rows from there on are in later batches.
     """
@@ -195,7 +197,7 @@ class Place:
 
 
 class LogWindow:
-    """Finds rows. Called from one thread at a time."""
+    """A run of consecutive commits in memory, in which rows are looked up. Called from one thread at a time."""
 
     def __init__(
         self,

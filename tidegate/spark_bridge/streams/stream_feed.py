@@ -91,7 +91,9 @@ from tidegate.storage.user_values import logged_text
 
 
 class StreamingDataFrameSource:
-    """Stands for the input until it has a log, with `lanes` lanes. Raises ConfigurationError for unsupported types."""
+    """A streaming DataFrame as a source. It can be read once it has a log, with `lanes` lanes. Raises
+    ConfigurationError for unsupported types.
+    """
 
     unbounded = True
 
@@ -146,11 +148,11 @@ class StreamingDataFrameSource:
         return StreamFeed(self._df, staged, self._settings, job)
 
     def splits(self) -> Sequence[SourceSplit]:
-        """Raises: only the log has splits."""
+        """Raises an error, because only the log has splits."""
         raise SparkBridgeError("a streaming DataFrame is read only through its log")
 
     def reader(self) -> SourceReader:
-        """Raises: only the log can be read."""
+        """Raises an error, because only the log can be read."""
         raise SparkBridgeError("a streaming DataFrame is read only through its log")
 
 
@@ -161,9 +163,9 @@ def _new_run() -> str:
 _logger = logging.getLogger(__name__)
 
 LOOK_S = 0.5
-"""The length of one wait for the end of the query."""
+"""Length, in seconds, of one wait for the end of the query."""
 ROUND_LOOKS = 4
-"""After this number of waits, the feed looks for batches to delete."""
+"""Number of waits after which the feed looks for batches to delete."""
 STAGE_TIMEOUT_S = 1_800.0
 STOP_TIMEOUT_S = 90.0
 NOTE_STEP_S = 1.0
@@ -184,7 +186,7 @@ class StreamSettings:
 
 
 class StreamFeed(DriverService):
-    """Feeds `source`, the source of a job, from a streaming DataFrame."""
+    """The driver service that feeds `source`, the source of a job, from a streaming DataFrame."""
 
     def __init__(self, df: DataFrame, source: LogSource, settings: StreamSettings, job: FedJob) -> None:
         super().__init__(f"the Spark query of source {job.uid!r}", STOP_TIMEOUT_S)
@@ -194,7 +196,7 @@ class StreamFeed(DriverService):
         self._job = job
 
     def start(self, fail: Callable[[str], None]) -> None:
-        """Starts the thread. It reports a failure by the note, so that other readers of the log see it too."""
+        """Starts the thread of the feed. If it fails, a note in the log reports the failure to all readers."""
         self._begin(f"tidegate feed of {self._job.uid}", self._run)
 
     def job_ended(self, status: str) -> None:
@@ -203,7 +205,7 @@ class StreamFeed(DriverService):
 
     @property
     def complete(self) -> bool:
-        """True: a finished job has read all of its input."""
+        """Always True, because a finished job has read all of its input."""
         return True
 
     def _run(self) -> None:
@@ -260,7 +262,7 @@ class StreamFeed(DriverService):
         )
 
     def _leave_note(self, store: Store, reason: str) -> None:
-        """Writes the note for the source. Tries until it exists, or the feed is stopped."""
+        """Writes the note about a failure, for the source. Retries until the note exists, or the feed is stopped."""
         text = (
             f"{self.text} has failed: {reason}. Mend the cause and execute the job "
             'again with restore="latest": the query continues where it was'
@@ -408,7 +410,7 @@ WAIT_STEP_S = 1.0
 
 
 class WriterStopped(Exception):
-    """The feed stops, so the batch must not be written."""
+    """Raised when the feed stops, so that the batch is not written."""
 
 
 def needed_rows(log_id: str, lanes: int, positions: Iterable[Mapping[str, int]]) -> tuple[int, ...]:
@@ -419,7 +421,7 @@ def needed_rows(log_id: str, lanes: int, positions: Iterable[Mapping[str, int]])
 
 
 class LogLedger:
-    """The batches of a log. Thread-safe."""
+    """The batches of a log and the rows that checkpoints cover. Thread-safe."""
 
     def __init__(self, batches: Iterable[LogBatch], limit_bytes: int) -> None:
         self._batches = deque(batches)
@@ -442,7 +444,7 @@ class LogLedger:
 
     @property
     def uncovered_bytes(self) -> int:
-        """Size of the batches that the newest checkpoint does not cover."""
+        """Size in bytes of the batches that the newest checkpoint does not cover."""
         with self._changed:
             covered = self._covered
             total = 0
@@ -465,7 +467,9 @@ class LogLedger:
             self._changed.notify_all()
 
     def deletable(self, needed: Sequence[int]) -> tuple[LogBatch, ...]:
-        """Returns the oldest batches, up to the first with a row that is needed. `needed` is by lane."""
+        """Returns the oldest batches that can be deleted: all before the first batch with a needed row. `needed` is by
+        lane.
+        """
         with self._changed:
             found = []
             for batch in list(self._batches)[:-1]:
@@ -489,7 +493,7 @@ class LogLedger:
                 raise WriterStopped
 
     def stop(self) -> None:
-        """Stops the writer."""
+        """Makes `await_room` raise WriterStopped from now on."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -503,7 +507,7 @@ _IS_ALIVE = "Is Spark's driver alive?"
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """A micro-batch from Spark: its rows, its number, its query, and the job group for work on it."""
+    """A micro-batch of Spark: its rows, its number, the id of its query, and the job group for work on it."""
 
     rows: DataFrame
     batch_id: int
@@ -512,7 +516,7 @@ class MicroBatch:
 
 
 class StreamingQuery:
-    """One query. `write` gets each micro-batch."""
+    """A running streaming query. Calls `write` with each micro-batch."""
 
     def __init__(self, df: DataFrame, write: Callable[[MicroBatch], None]) -> None:
         self._df = df
@@ -601,7 +605,7 @@ class StreamingQuery:
                 _logger.warning("a streaming query could not be stopped: %s", error)
 
     def _batch(self, rows: DataFrame, batch_id: int) -> None:
-        """Processes a batch. Spark calls this, in a thread of its own."""
+        """Writes one micro-batch. Spark calls this in a thread of its own."""
         try:
             query_id = self._query_id.result(START_TIMEOUT_S)
             self._write(MicroBatch(rows, batch_id, query_id, self._job_group))
@@ -615,7 +619,7 @@ class StreamingQuery:
 
 
 def _is_not_a_stop(record: logging.LogRecord) -> bool:
-    """Returns whether py4j is to log a record: not an error that a batch raises because its query is being stopped."""
+    """Filter for py4j's log: returns False for an error that a batch raises because its query is being stopped."""
     return record.exc_info is None or not isinstance(record.exc_info[1], WriterStopped)
 
 

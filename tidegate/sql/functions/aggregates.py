@@ -19,7 +19,7 @@ Column = str | pl.Expr
 
 @dataclass(frozen=True, slots=True)
 class AggregateCall:
-    """A call of an aggregate: its arguments, and its modifiers such as DISTINCT."""
+    """A call of an aggregate: its arguments, and modifiers such as DISTINCT and FILTER."""
 
     node: exp.Expr
     name: str
@@ -32,7 +32,7 @@ class AggregateCall:
         return column_of(self.args[place])
 
     def number(self) -> Column:
-        """Returns the argument. Raises ConfigurationError unless it is a number."""
+        """Returns an argument that is a literal number. Raises ConfigurationError otherwise."""
         if not (is_number(self.args[0].type) or self.args[0].is_null):
             raise refused(self.node, f"{self.name} takes a number, not {named(self.args[0].type)}")
         return self.column()
@@ -108,7 +108,7 @@ AGGREGATES: dict[str, tuple[int, Callable[[AggregateCall], Aggregate]]] = {
     "APPROX_PERCENTILE": (2, _quantile),
     "PERCENTILE_APPROX": (2, _quantile),
 }
-"""The number of arguments of each aggregate, and its translation."""
+"""For each aggregate, by name, the number of its arguments and the function that translates it."""
 
 _ELSEWHERE = ("COLLECT_LIST", "COLLECT_SET", "ARRAY_AGG", "LISTAGG", "STRING_AGG", "GROUP_CONCAT")
 

@@ -1,4 +1,4 @@
-"""`Call`: a call of a function with its arguments, for the tables of functions."""
+"""`Call`: a call of a function with its arguments, which the translations of functions receive."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tidegate.sql.typed_values import Typed, as_type, is_number, is_time, named,
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call. Methods that return an argument raise ConfigurationError if it is of another kind."""
+    """A call of a function. Methods that return an argument raise ConfigurationError if it is of another kind."""
 
     node: exp.Expr
     name: str
@@ -52,7 +52,7 @@ class Call:
         return as_type(self.nodes[place], given, pl.Datetime("us"))
 
     def as_(self, place: int, data_type: Any) -> pl.Expr:
-        """Returns an argument in a type."""
+        """Returns an argument, cast to a type."""
         return as_type(self.nodes[place], self.args[place], data_type).expr
 
     def literal_text(self, place: int) -> str:
@@ -66,7 +66,7 @@ class Call:
         return int(python_value(self.nodes[place], self.args[place], int))
 
     def refused(self, why: str) -> Exception:
-        """Returns the error for the call."""
+        """Returns the error that refuses the call."""
         return refused(self.node, why)
 
     def _check_number(self, place: int) -> None:
@@ -80,7 +80,7 @@ Make: TypeAlias = Callable[[Call], Typed]
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """The translation of a call, and the number of its arguments."""
+    """How a function is translated, and how many arguments it takes."""
 
     make: Make
     least: int
@@ -88,7 +88,7 @@ class Function:
 
 
 def of(least: int, most: int | None = None) -> Callable[[Make], Function]:
-    """Returns a function with `least` to `most` arguments. By default `most` is `least`."""
+    """Returns the entry for a function with `least` to `most` arguments. By default `most` is `least`."""
     return lambda make: Function(make, least, least if most is None else most)
 
 

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import polars as pl
 
 _NUMBER_CHARACTERS_MAX = 1_000
-"""Characters of a number in JSON. A longer number cannot be read, as in Jackson."""
+"""Limit of characters of a number in JSON. A longer number counts as unreadable, as in Jackson."""
 
 
 class _Object(list[tuple[str, Any]]):
@@ -29,7 +29,7 @@ class _Object(list[tuple[str, Any]]):
 
 
 class _Float(float):
-    """A number with a fraction or an exponent, and how it was written."""
+    """A number with a fraction or an exponent, and its original text."""
 
     text: str
 
@@ -60,14 +60,14 @@ _DECODERS = {
     )
     for lenient in (False, True)
 }
-"""Parses for FROM_JSON (True), which accepts NaN and Infinity, or for GET_JSON_OBJECT, which accepts control
-characters.
+"""JSON decoders: for FROM_JSON (True), which accepts NaN and Infinity, and for GET_JSON_OBJECT (False), which accepts
+control characters.
 """
 _BLANKS = " \t\n\r"
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\.)*\'', re.DOTALL)
 _ESCAPED = re.compile(r'\\.|"', re.DOTALL)
 _BAD = object()
-"""Stands for a text that is not JSON."""
+"""Marks a text that is not JSON."""
 
 
 def _read(text: str, of_schema: bool) -> Any:
@@ -86,7 +86,9 @@ def _read(text: str, of_schema: bool) -> Any:
 
 
 def _ends(value: Any, following: str) -> bool:
-    """Returns whether the text after a value is valid: a blank after a number, or a non-name character after a word."""
+    """Returns whether the text after the first value is valid: a blank must follow a number, and a character that
+    cannot be in a name must follow a word.
+    """
     if not following or isinstance(value, str | list):
         return True
     if value is None or isinstance(value, bool):
@@ -104,11 +106,11 @@ def _in_double_quotes(found: re.Match[str]) -> str:
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 _IN_TEXT = re.compile(r'["\\\x00-\x1f]')
-"""Characters that are escaped where Jackson writes characters, in the array that a wildcard makes."""
+"""Characters that are escaped in arrays that a wildcard makes, as Jackson does when it writes characters."""
 _IN_BYTES = re.compile(r'["\\\x00-\x1f\ud800-\udfff\U00010000-\U0010ffff]')
 """Escapes for outputs that are not bytes. A character beyond the first plane becomes two escapes."""
 _HALVES = re.compile("[\ud800-\udfff]")
-"""Halves of surrogate pairs, which UTF-8 cannot hold."""
+"""Matches halves of surrogate pairs, which UTF-8 cannot represent."""
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _PLAIN_FROM, _PLAIN_TO = -3, 7
 """Powers of ten between which Java writes a double without an exponent."""
@@ -164,12 +166,12 @@ def _java_double(value: float) -> str:
 # --- GET_JSON_OBJECT --------------------------------------------------------------------------------------------------
 
 Step: TypeAlias = "str | int | None"
-"""A name, an index, or None for all elements."""
+"""A step of a JSON path: a name, an index, or None for all elements."""
 _RAW, _QUOTE, _FLATTEN = "raw", "quoted", "flatten"
 
 
 def _found(value: Any, path: Sequence[Step], style: str, escape: re.Pattern[str] = _IN_BYTES) -> tuple[list[str], bool]:
-    """Returns the output of Spark's evaluator for a path, and whether it counts as found.
+    """Returns the output of Spark's evaluator for a path, and whether it found a value.
 
     Two consecutive wildcards flatten their matches. A single wildcard unwraps its only match.
     """
@@ -227,11 +229,11 @@ def _object_of(text: str | None, path: tuple[Step, ...]) -> str | None:
 
 
 class _NoValueError(Exception):
-    """A value has another type than its field."""
+    """Raised if a JSON value has another type than its field."""
 
 
 Read: TypeAlias = Callable[[Any], Any]
-"""Returns the value of a field for a JSON value other than null. Raises `_NoValueError`."""
+"""A function that converts a JSON value other than null to the value of a field. Raises `_NoValueError`."""
 _BITS = {pl.Int8: 7, pl.Int16: 15, pl.Int32: 31, pl.Int64: 63}
 _INFINITE = {"NaN": "nan", "+INF": "inf", "INF": "inf", "+Infinity": "inf", "Infinity": "inf"}
 _INFINITE |= {"-INF": "-inf", "-Infinity": "-inf"}

@@ -37,7 +37,7 @@ def _abs(call: Call) -> Typed:
 
 
 def _whole(change: Callable[[pl.Expr], pl.Expr]) -> Function:
-    """Returns a function whose result is a BIGINT for a double, and a decimal of scale 0 for a decimal."""
+    """Returns a rounding function with result type BIGINT for doubles, and a decimal of scale 0 for decimals."""
 
     def make(call: Call) -> Typed:
         given = call.number(0)
@@ -52,7 +52,7 @@ def _whole(change: Callable[[pl.Expr], pl.Expr]) -> Function:
 
 
 def _round(call: Call) -> Typed:
-    """Rounds half up, away from zero."""
+    """Returns ROUND: half up, away from zero."""
     given, digits = call.number(0), call.literal_int(1, otherwise=0)
     if is_integer(given.type):
         if digits < 0:

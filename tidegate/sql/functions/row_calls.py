@@ -78,7 +78,7 @@ class RowCalls:
             raise self._misfit(results, error) from error
 
     def _misfit(self, results: Sequence[Any], error: Exception) -> Exception:
-        """Returns the error for the first result that the type cannot hold."""
+        """Returns the error for the first result that the declared type cannot represent."""
         for row, result in enumerate(results):
             try:
                 exact_array([result], self._returns, complete=True)

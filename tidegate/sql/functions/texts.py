@@ -96,7 +96,7 @@ def _replacement(call: Call, pattern: str) -> str:
 
 
 def _regexp_extract(call: Call) -> Typed:
-    """Returns an empty text if nothing is found, as in Spark."""
+    """Returns REGEXP_EXTRACT. The result is an empty text if nothing matches, as in Spark."""
     text, group = call.text(0), call.literal_int(2, otherwise=1)
     found = text.str.extract(call.literal_text(1), group).fill_null("")
     return Typed(pl.when(text.is_not_null()).then(found), pl.String())
@@ -270,7 +270,7 @@ def _schema_of(call: Call, text: str) -> pl.Struct:
 
 
 class _Schema:
-    """Reads a schema word by word. The parser of sqlglot ignores words that it does not support."""
+    """Parses the text of a schema word by word. The parser of sqlglot would ignore words that it does not support."""
 
     def __init__(self, call: Call, text: str) -> None:
         self._call, self._text = call, text
@@ -278,18 +278,18 @@ class _Schema:
         self._place = 0
 
     def refused(self, why: str = "") -> Exception:
-        """Returns the error for the next word."""
+        """Returns the error for the next word of the schema."""
         found = f"{self.peek()!r}" if self.peek() else "the end"
         reason = why or f"{found} is not understood; write names and types, as in 'id INT, tags ARRAY<STRING>'"
         return self._call.refused(f"the schema {self._text!r}: {reason}")
 
     def peek(self, further: int = 0) -> str:
-        """Returns the next word, or a later one. "" at the end."""
+        """Returns the next word, or a later one, without consuming it. "" at the end."""
         place = self._place + further
         return self._words[place] if place < len(self._words) else ""
 
     def fields(self, end: str) -> pl.Struct:
-        """Reads names with types, up to a word."""
+        """Reads fields (names with types) up to a closing word."""
         found: dict[str, Any] = {}
         while True:
             word = self._next()

@@ -67,7 +67,7 @@ def unit_of(node: exp.Expr, word: str) -> str:
 
 
 def in_utc(given: Typed) -> pl.Expr:
-    """Returns a time in UTC, so that its parts are in UTC."""
+    """Returns a time converted to UTC, so that its parts are in UTC."""
     zone = getattr(given.type, "time_zone", None)
     return given.expr if zone in (None, "UTC") else given.expr.dt.convert_time_zone("UTC")
 
@@ -85,7 +85,7 @@ def part_of(node: exp.Expr, word: str, given: Typed) -> Typed:
 
 
 def extracted(node: exp.Expr, word: str, given: Typed) -> Typed:
-    """EXTRACT: like `part_of`, but seconds have their fraction, as in Spark."""
+    """Returns EXTRACT: like `part_of`, but seconds include their fraction, as in Spark."""
     if word.upper().removesuffix("S") != "SECOND":
         return part_of(node, word, given)
     time = in_utc(as_type(node, given, pl.Datetime("us")) if isinstance(given.type, pl.Date) else given)
