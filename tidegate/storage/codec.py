@@ -42,13 +42,14 @@ T = TypeVar("T")
 _classes: dict[str, type] = {}
 _field_names: dict[type, frozenset[str]] = {}
 _encoders: dict[type, Callable[[Any], object]] = {}
-"""Encoders of values that msgpack does not support, by their exact class."""
+"""Functions that encode values which msgpack does not support, by the exact class of the value."""
 
 _PACKER_BYTES = 16 * 1024
 _KEPT_BYTES_MAX = 1024 * 1024
 _idle_packers: list[msgpack.Packer] = []
-"""Packers that are not in use: one per nesting level and thread. Making a packer for each value costs more than
-encoding the value. A packer that has packed more than `_KEPT_BYTES_MAX` holds that much memory, and is dropped."""
+"""Packers that are not in use, for reuse: one per nesting level and thread. Making a packer for each value costs more
+than encoding the value. A packer that has packed more than `_KEPT_BYTES_MAX` holds that much memory, and is dropped.
+"""
 
 # The constructor of ExtType without its checks in Python: one is made for every value.
 _extension = partial(tuple.__new__, msgpack.ExtType)

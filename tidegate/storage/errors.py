@@ -1,4 +1,4 @@
-"""Errors that a user can cause or must act on. Each names what is wrong, where, and what to do."""
+"""Errors that a user can cause or must act on. Each error text names what is wrong, where, and what to do."""
 
 from __future__ import annotations
 
@@ -10,88 +10,91 @@ class TidegateError(Exception):
 
 
 class StorageError(TidegateError):
-    """A file system failed an operation, which may be tried again."""
+    """Raised when an operation of a file system failed. The operation may be tried again."""
 
 
 class AlreadyExistsError(StorageError):
-    """A conditional create lost: the path exists already."""
+    """Raised when a conditional create finds that the path exists already."""
 
 
 class NotFoundError(StorageError):
-    """A file that was requested by name does not exist."""
+    """Raised when a file that was requested by name does not exist."""
 
 
 class CorruptionError(StorageError):
-    """Stored bytes do not match their checksum or their format."""
+    """Raised when stored bytes do not match their checksum or their format."""
 
 
 class InvalidPathError(StorageError):
-    """A path or a range of a file is invalid in every store. Repeating the call fails again."""
+    """Raised for a path or a range of a file that no store accepts. Repeating the call fails again."""
 
 
 class StateTooLargeError(StorageError):
-    """A state has more bytes than its storage accepts."""
+    """Raised when a state has more bytes than its storage accepts."""
 
 
 class LogDeletedError(StorageError):
-    """The event log of a running job is gone: its folder was deleted."""
+    """Raised when the event log of a running job is gone, because its folder was deleted."""
 
 
 class CodecError(TidegateError):
-    """A value cannot be encoded, or bytes cannot be decoded into known types."""
+    """Raised when a value cannot be encoded, or when bytes cannot be decoded into known types."""
 
 
 class FencedError(TidegateError):
-    """A newer generation has taken over. The caller must stop."""
+    """Raised when a newer generation has taken over. The caller must stop."""
 
 
 class SavepointStoppedError(TidegateError):
-    """A savepoint was given up while it was copied. The copy is incomplete."""
+    """Raised when a savepoint was given up while it was being copied. The copy is incomplete."""
 
 
 class ConfigurationError(TidegateError):
-    """A setting or an argument is wrong, or two contradict each other."""
+    """Raised when a setting or an argument is wrong, or when two contradict each other."""
 
 
 class IncompatibleStateError(ConfigurationError):
-    """A program cannot continue from the state of a checkpoint, because the state means something else to it.
+    """Raised when a program cannot continue from the state of a checkpoint, because the state has another meaning in
+    the program.
 
     A restart cannot fix that. The job ends, whatever its restart strategy is.
     """
 
 
 class ProtocolError(TidegateError):
-    """A rule of the protocol was broken: a fault of tidegate or of the transport, never of the user.
+    """Raised when a rule of the protocol is broken: a bug of tidegate or of the transport, never of the user.
 
     The machine that raises it has not changed. Its runtime fails the task or the job, which then recovers.
     """
 
 
 class InvariantError(TidegateError, AssertionError):
-    """An invariant of a machine is broken: a fault of tidegate itself. The text names the invariant.
+    """Raised when an invariant of a machine is broken: a bug of tidegate itself. The text names the invariant.
 
     It ends the job, or the attempt, before harm is done. Unlike an `assert` it also works under `python -O`.
     """
 
 
 class TableError(TidegateError):
-    """An output table does not allow an operation, such as a write with other columns."""
+    """Raised when an output table does not allow an operation, such as a write with other columns."""
 
 
 class CheckpointError(TidegateError):
-    """A checkpoint that a user requested was not taken."""
+    """Raised when a checkpoint that a user requested was not taken."""
 
 
 class JobFailedError(TidegateError):
-    """A job has failed. The message gives the reason."""
+    """Raised when a job has failed. The message gives the reason."""
 
 
 class FailureCause(TidegateError):
-    """The cause of a `JobFailedError`, with the file, line and frames of the user's function."""
+    """The cause of a `JobFailedError` in code of the user. It holds the file, line and frames of the user's
+    function.
+    """
 
 
 class JobTimeoutError(TidegateError, TimeoutError):
-    """A job did not complete a request within the given time. The job continues."""
+    """Raised when a job did not complete a request within the given time. The job continues."""
 
 
 _FINAL = (
@@ -140,4 +143,4 @@ def may_be_awaited(error: StorageError) -> bool:
 
 
 DAMAGE = (CorruptionError, NotFoundError, CodecError)
-"""Errors of reading a complete file that is damaged, as opposed to a storage that does not answer."""
+"""Error classes for a complete file that is damaged, as opposed to a storage that does not answer."""

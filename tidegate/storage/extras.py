@@ -32,11 +32,13 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "sql": ("sqlglot",),
     "web": ("starlette", "uvicorn", "jinja2"),
 }
-"""The modules that each extra of pyproject.toml installs."""
+"""The modules that each extra of `pyproject.toml` installs, by the name of the extra."""
 
 
 def need(what: str, *extras: str) -> None:
-    """Raises ConfigurationError, which names extra and library, unless all of `extras` are installed. Loads none."""
+    """Raises ConfigurationError, which names the extra and the library, unless all of `extras` are installed. Imports
+    nothing.
+    """
     missing = {extra: [name for name in EXTRAS[extra] if not _is_installed(name)] for extra in extras}
     names = [name for lacking in missing.values() for name in lacking]
     if names:

@@ -16,13 +16,15 @@ from tidegate.storage.codec import wire
 
 _DEAD_STATES = ("Z", "X", "x")
 _STATE, _BEGAN = 0, 19
-"""Fields of `/proc/<pid>/stat` after the name of the program, which may contain blanks and brackets."""
+"""Indices of the fields in `/proc/<pid>/stat` after the name of the program, which may contain blanks and brackets."""
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class ProcessId:
-    """One process of one machine. `place` is empty where the system does not give what identifies a process."""
+    """Identifies one process on one machine. `place` is empty if the system does not provide what identifies a
+    process.
+    """
 
     host: str
     place: str

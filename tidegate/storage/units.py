@@ -55,7 +55,7 @@ def parse_duration_ms(value: str | timedelta | int, *, setting: str = "duration"
 
 
 def _duration_parts(text: str) -> list[str]:
-    """Returns the amounts with units that a duration consists of; empty if it is a single one, or none."""
+    """Returns the parts (amount with unit) of which a duration consists. Empty if it has only one part, or none."""
     if (iso := _ISO.fullmatch(text.strip())) is not None and any(iso.groups()) and text.strip()[-1] not in "Tt":
         return [f"{amount}{unit}" for amount, unit in zip(iso.groups(), _ISO_UNITS, strict=True) if amount]
     if _SUM.fullmatch(text):

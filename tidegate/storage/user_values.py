@@ -20,7 +20,7 @@ from collections import OrderedDict
 
 OPEN, CLOSE = "\N{SINGLE LEFT-POINTING ANGLE QUOTATION MARK}", "\N{SINGLE RIGHT-POINTING ANGLE QUOTATION MARK}"
 WITHHELD = "<withheld>"
-"""Replaces each value where `log_rows` is off."""
+"""Text that replaces each value where `log_rows` is off."""
 _BETWEEN_MARKS = re.compile(f"{OPEN}[^{OPEN}{CLOSE}]*(?:{CLOSE}|$)")
 _STAND_INS = str.maketrans({OPEN: "<", CLOSE: ">"})
 _REMOVED = str.maketrans({OPEN: None, CLOSE: None})
@@ -43,7 +43,7 @@ _SECRETS = (
         rf"\1{_HIDDEN}",
     ),
 )
-"""Passwords in URLs, headers, and settings written as name=value or as in a dict."""
+"""Matches secrets: passwords in URLs, headers, and settings written as name=value or as in a dict."""
 
 _rows_in_logs = False
 
@@ -85,7 +85,9 @@ def mark_values(text: str, values: list[str]) -> str:
 
 
 def _place_of(value: str) -> str:
-    """Returns a pattern for a value. A short value matches only as a word, and a very short one only in quotes."""
+    """Returns a pattern that finds a value in a text. A short value matches only as a word, and a very short one only
+    in quotes.
+    """
     exact = re.escape(value)
     if len(value) < _WORD_CHARACTERS:
         return rf"(?<=['\"`]){exact}(?=['\"`])"
@@ -107,7 +109,7 @@ def unmarked(text: str) -> str:
 
 
 def shown_text(text: str, rows: bool) -> str:
-    """Returns the text for a log, an event log, a page or REST. `rows`: whether `log_rows` is on."""
+    """Returns a text for a log, an event log, a page or REST. `rows` is True if the setting `log_rows` is on."""
     text = without_secrets(text)
     if OPEN not in text and CLOSE not in text:
         return text
@@ -122,7 +124,7 @@ def without_secrets(text: str) -> str:
 
 
 def logged_text(text: str) -> str:
-    """Returns the text for the logs of this process."""
+    """Returns a text as the logs of this process may show it."""
     return shown_text(text, _rows_in_logs)
 
 
@@ -139,7 +141,7 @@ class WithheldTexts:
         self._whole: OrderedDict[str, str] = OrderedDict()
 
     def withhold(self, text: str, rows: bool) -> str:
-        """Returns the text of `shown_text`, and remembers the whole one."""
+        """Returns the result of `shown_text`, and remembers the text with its values."""
         shown = shown_text(text, rows)
         if shown != text:
             self._whole[shown] = without_secrets(unmarked(text))

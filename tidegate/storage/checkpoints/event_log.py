@@ -60,7 +60,7 @@ _logger = logging.getLogger(__name__)
 @wire
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """The decision of one coordinator generation at one index: the events from which its state is folded.
+    """An entry of the event log: the events of one decision of one coordinator generation, at one index.
 
     `nonce` identifies the write, so that a writer can distinguish its own repeated create from an equal decision of
     another writer. `first_event` is the number of the first event; the next events have the next numbers. `causes` has
@@ -172,7 +172,7 @@ class EventLog:
         return found[::-1]
 
     def entries(self, from_index: int) -> Iterator[LogEntry]:
-        """Yields all entries from an index on, in order. Raises CorruptionError for a damaged entry or a hole."""
+        """Yields all entries from an index on, in order. Raises CorruptionError for a damaged or missing entry."""
         assert from_index >= 0
         known = [index for index in self.indices() if index >= from_index]
         end = known[-1] + 1 if known else from_index
@@ -190,7 +190,7 @@ class EventLog:
             index += 1
 
     def write_snapshot(self, index: int, state: object) -> None:
-        """Stores the fold of all entries before `index`, a wire value. Writing an equal fold again is safe."""
+        """Stores the coordinator's state before entry `index`, a wire value. Writing an equal state again is safe."""
         data = seal(_SNAPSHOT_MAGIC, LOG_VERSION, encode(state))
         self._store.write(self._snapshot_path(index), (data,))
 
@@ -238,7 +238,7 @@ class EventLog:
         self._store.delete_all(map(self._snapshot_path, folds))
 
     def _still_there(self, indices: Iterable[int]) -> dict[int, bytes]:
-        """Returns the files of the entries that exist.
+        """Returns the files of the entries that still exist.
 
         Another coordinator may truncate the log too, and keep what it deletes.
         """

@@ -22,7 +22,9 @@ _CHANNELS_SUFFIX = "-channels"
 _BASE, _SEGMENT = "base", "segment"
 _ROWS = "rows"
 NATIVE_MARK = "="
-"""Names of folders of native files contain it. Names of files next to them do not, because escaped names never do."""
+"""Part of the names of folders with native files of a backend. Files next to them cannot contain it, because it is
+never part of an escaped name.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +45,15 @@ class CheckpointLayout:
         return self.job_id
 
     def keep_mark(self) -> str:
-        """Returns a file whose existence keeps the checkpoints of a job with temporary storage."""
+        """Returns the path of a marker file. While it exists, the checkpoints of a job with temporary storage
+        are kept.
+        """
         return f"{self.job_id}/keep"
 
     def savepoint_mark(self) -> str:
-        """Returns a file that shows that a savepoint refers to task-owned files of a job with temporary storage."""
+        """Returns the path of a marker file. It shows that a savepoint refers to task-owned files of a job with
+        temporary storage.
+        """
         return f"{self.job_id}/has-savepoint"
 
     def checkpoint_dir(self, checkpoint_id: CheckpointId) -> str:
@@ -55,11 +61,11 @@ class CheckpointLayout:
         return f"{self.job_id}/{checkpoint_name(checkpoint_id)}"
 
     def metadata(self, checkpoint_id: CheckpointId) -> str:
-        """Returns the file whose existence makes a checkpoint complete."""
+        """Returns the path of the metadata file. A checkpoint is complete once this file exists."""
         return f"{self.checkpoint_dir(checkpoint_id)}/{METADATA_NAME}"
 
     def state_file(self, checkpoint_id: CheckpointId, vertex: VertexId, subtask: SubtaskIndex) -> str:
-        """Returns the file of one subtask's exclusive state."""
+        """Returns the path of the file with the state of one subtask that only this checkpoint uses."""
         return f"{self.checkpoint_dir(checkpoint_id)}/{escape(vertex)}-{subtask}"
 
     def channels_file(self, checkpoint_id: CheckpointId, vertex: VertexId, subtask: SubtaskIndex) -> str:
@@ -78,7 +84,9 @@ class CheckpointLayout:
         return f"{self.shared_dir()}/{checkpoint_name(checkpoint_id)}"
 
     def layer_file(self, checkpoint_id: CheckpointId, vertex: VertexId, subtask: SubtaskIndex) -> str:
-        """Returns the file of the layer of keyed state that one subtask wrote for a checkpoint."""
+        """Returns the path of the file with the layer (increment) of keyed state that one subtask wrote for a
+        checkpoint.
+        """
         return f"{self.shared_checkpoint_dir(checkpoint_id)}/{escape(vertex)}-{subtask}"
 
     def native_dir(self, checkpoint_id: CheckpointId, vertex: VertexId, subtask: SubtaskIndex, uid: OperatorUid) -> str:
@@ -123,7 +131,7 @@ class CheckpointLayout:
         return f"{self.job_id}/events"
 
     def lease(self) -> str:
-        """Returns the file that the job renews while it lives."""
+        """Returns the path of the lease file, which a living job renews."""
         return f"{self.job_id}/lease"
 
 

@@ -31,10 +31,12 @@ from tidegate.storage.process_id import ProcessId, is_there
 LEASE_MS_DEFAULT = 30_000
 RENEWALS_A_LEASE = 3
 CLOCKS_DIFFER_MS_MAX = 10_000
-"""The most by which the clocks of reader and writer may differ. An expired lease stays valid for this long."""
+"""Largest difference, in ms, to allow for between the clocks of writer and reader. An expired lease stays valid for
+this long.
+"""
 LEASE_VERSION = 3
 _LAST_MS = 253_402_300_799_000
-"""The last second of the year 9999, which is the greatest time that `datetime` supports."""
+"""Last second of the year 9999, in ms since the epoch: the greatest time that `datetime` supports."""
 _MAGIC = b"TGLEASE"
 
 _logger = logging.getLogger(__name__)
@@ -65,7 +67,9 @@ class Lease:
     ended: bool = False
     asking: bool = False
     finished: bool = False
-    """For a job that has ended: whether it has finished, so that nothing remains to be restored or committed."""
+    """For a job that has ended: True if it has finished, so that nothing remains to be restored or committed. None
+    while it runs.
+    """
 
     @property
     def counts_until_ms(self) -> int:
@@ -82,11 +86,11 @@ class Lease:
 
 
 class Life(enum.Enum):
-    """The state of a job as its lease shows it."""
+    """Whether a job is alive, according to its lease."""
 
     DEAD = "dead"
     UNKNOWN = "unknown"
-    """Its lease has not expired, but this machine cannot check whether its processes exist."""
+    """The lease has not expired, but this machine cannot check whether the processes of the job exist."""
     ALIVE = "alive"
 
 
@@ -173,12 +177,12 @@ def why_alive(store: Store, job_id: JobId) -> str | None:
 
 
 def hold_lease(token: str) -> None:
-    """Registers that this process renews the lease with this token."""
+    """Records that this process renews the lease with this token."""
     _held_tokens.add(token)
 
 
 def release_lease(token: str) -> None:
-    """Registers that this process no longer renews the lease with this token."""
+    """Records that this process no longer renews the lease with this token."""
     _held_tokens.discard(token)
 
 

@@ -61,7 +61,7 @@ class MemoryStorage(WrappedStore):
 
 
 def _owner_of(path: str) -> str | None:
-    """Returns the subtask whose state a file of a checkpoint is, as text, or None for a file without state."""
+    """Returns, as text, the subtask to which a state file belongs, or None for a file without state."""
     parts = path.split("/")
     for part, below in pairwise(parts):
         logged = parse_changelog_file_name(below) if part == CHANGELOG_NAME else None

@@ -62,7 +62,7 @@ class SnapshotKind(enum.Enum):
 
     @property
     def words(self) -> str:
-        """The name in messages for operators of a job."""
+        """The name of this kind of snapshot in messages for users."""
         match self:
             case SnapshotKind.SUSPEND:
                 return "stop-with-savepoint"
@@ -97,7 +97,7 @@ class StateKind(enum.Enum):
 @wire
 @dataclass(frozen=True, slots=True)
 class SectionRef:
-    """One state of one operator inside a subtask's bytes, from `offset` on."""
+    """The position of one state of one operator within the bytes of a subtask, from `offset` on."""
 
     uid: OperatorUid
     state: str
@@ -112,7 +112,7 @@ class SectionRef:
 @wire
 @dataclass(frozen=True, slots=True)
 class StateHandle:
-    """State of one subtask: a file relative to the storage root, or the bytes themselves.
+    """The state of one subtask: the path of a file relative to the storage root, or the bytes themselves.
 
     `directory_bytes`: length of the directory at the end of the bytes, seals included.
     """
@@ -135,7 +135,7 @@ class NativeFile:
     size_bytes: int
     checksum: str
     key_groups: tuple[int, int] | None = None
-    """Key groups that need it: the first, and the one after the last. None: all."""
+    """The range of key groups that need the file: the first, and the one after the last. None if all need it."""
 
 
 @wire
@@ -177,12 +177,12 @@ _OWN_SINK = "sink:"
 
 
 def own_sink_place(uid: OperatorUid) -> str:
-    """Returns what replaces the URL of a table for a user's sink."""
+    """Returns the text that stands for a user's sink where tables have a URL."""
     return f"{_OWN_SINK}{uid}"
 
 
 def is_own_sink(place: str) -> bool:
-    """Returns whether a place is a user's sink, and not a table."""
+    """Returns whether such a text stands for a user's sink, and not for a table."""
     return place.startswith(_OWN_SINK)
 
 
@@ -257,7 +257,7 @@ class OpenCommits:
 @wire
 @dataclass(frozen=True, slots=True)
 class StoredSplit:
-    """A stored split of a source: a part of the input, with `rows` rows, or -1 if unknown."""
+    """A split of a source in a checkpoint: a part of the input with `rows` rows, or -1 if unknown."""
 
     split_id: str
     payload: bytes
@@ -292,7 +292,7 @@ class SubtaskState:
 
     @property
     def handles(self) -> tuple[StateHandle, ...]:
-        """Every handle."""
+        """All handles: exclusive state, layers and in-flight data."""
         return tuple(h for h in (self.handle, self.in_flight, *self.layers) if h is not None)
 
     @property
@@ -307,12 +307,12 @@ class SubtaskState:
 
     @property
     def native_files(self) -> tuple[NativeFile, ...]:
-        """Every file of a backend with files of its own."""
+        """The files of all backends that write files of their own."""
         return tuple(file for state in self.native for file in state.files)
 
     @property
     def names(self) -> int:
-        """Number of files, states and splits that it names: the cost of its description, to an order of magnitude."""
+        """Number of files, states and splits in the description. It measures roughly what the description costs."""
         states = sum(1 + len(handle.sections) for handle in self.handles)
         files = len(self.native_files) + sum(len(c.files) for c in self.committables)
         parts = sum(len(rows.parts) for rows in self.prepared)
@@ -320,13 +320,13 @@ class SubtaskState:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Every file, relative to the storage root."""
+        """Paths of all files, relative to the storage root."""
         handles = (h.path for h in self.handles if h.path is not None)
         return (*handles, *(file.path for file in self.native_files), *self.sink_paths)
 
     @property
     def shared_paths(self) -> tuple[str, ...]:
-        """Files that other checkpoints may refer to as well."""
+        """Paths of files to which other checkpoints may refer as well."""
         return (*(h.path for h in self.layers if h.path is not None), *(file.path for file in self.native_files))
 
     @property
@@ -336,7 +336,7 @@ class SubtaskState:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all state, including inlined state and in-flight data."""
+        """Size in bytes of all state, including inlined state and in-flight data."""
         return sum(h.size_bytes for h in self.handles) + sum(state.size_bytes for state in self.native)
 
     def moved(self, path: Callable[[str], str]) -> SubtaskState:
@@ -364,7 +364,7 @@ class SubtaskState:
 @wire
 @dataclass(frozen=True, slots=True)
 class OperatorInfo:
-    """An operator as the checkpoint knew it."""
+    """An operator as described in a checkpoint."""
 
     uid: OperatorUid
     name: str
@@ -376,11 +376,13 @@ class OperatorInfo:
     meaning: StateMeaning | None = None
     """The meaning of its state. None for an operator without state, and for state that `SavepointWriter` made."""
     makes: str = ""
-    """The rows that it emits, as far as the program defines them: expressions by their structure, and columns."""
+    """Canonical description of the rows that it emits, as far as the program defines them: expressions and columns."""
     inputs: tuple[OperatorUid, ...] = ()
     """The operators that send it rows."""
     reads: tuple[str, ...] | None = None
-    """The columns of a source that are read, because the program uses them. None: all, and for other operators."""
+    """For a source: the columns that are read because the program uses them. None for all columns, and for other
+    operators.
+    """
 
 
 @wire
@@ -415,12 +417,12 @@ class CheckpointMetadata:
     """Pointer (`<job>/chk-N`) of the checkpoint that the job itself was started from."""
     kind: SnapshotKind = SnapshotKind.CHECKPOINT
     hooks: tuple[tuple[str, bytes], ...] = ()
-    """The data of each master hook, by its identifier."""
+    """The data of each master hook, by the identifier of the hook."""
     origin_root: str | None = None
     """For a savepoint: the checkpoint root of the job that took it, where staged inputs and collected rows stay."""
 
     carried: tuple[NativeFile, ...] | None = None
-    """For a relocated savepoint: its copies of files of the job's folder, as if its own folder were the job's root.
+    """For a relocated savepoint: copies of files from the folders of earlier jobs, with paths as in a job's root.
 
     None: staged inputs and collected rows stay with the job.
     """
@@ -442,18 +444,20 @@ class CheckpointMetadata:
         return next((head for head in self.table_heads if head.url == url), TableHead(url, -1))
 
     def expected_commits(self, url: str) -> tuple[CheckpointId, ...]:
-        """Returns the job's checkpoints that the log of a table must have, or that are committed again, ascending."""
+        """Returns the job's checkpoints that the log of a table must have, or that a restore commits again,
+        ascending.
+        """
         newest = self.head_of(url).commit
         waiting = next((commits.checkpoints for commits in self.open_commits if commits.url == url), ())
         return (*(() if newest is None else (newest,)), *waiting)
 
     def pool_of(self, uid: OperatorUid) -> tuple[StoredSplit, ...]:
-        """Returns the splits of a source that no subtask has."""
+        """Returns the splits of a source that were not assigned to a subtask."""
         return next((pool.splits for pool in self.pools if pool.uid == uid), ())
 
     @property
     def size_bytes(self) -> int:
-        """State bytes of all subtasks, including inlined state and in-flight data."""
+        """Size in bytes of the state of all subtasks, including inlined state and in-flight data."""
         return sum(subtask.size_bytes for subtask in self.subtasks)
 
 
@@ -474,7 +478,9 @@ def decode_metadata(data: Buffer, where: str = "_metadata") -> CheckpointMetadat
 
 
 def create_metadata(store: Store, metadata: CheckpointMetadata) -> None:
-    """Completes (or voids) a checkpoint. Raises AlreadyExistsError if it was completed or voided before."""
+    """Creates `_metadata`, which completes or voids a checkpoint. Raises AlreadyExistsError if it was completed or
+    voided before.
+    """
     path = CheckpointLayout(metadata.job_id).metadata(metadata.checkpoint_id)
     store.create(path, encode_metadata(metadata))
 
@@ -482,7 +488,7 @@ def create_metadata(store: Store, metadata: CheckpointMetadata) -> None:
 def read_metadata(
     store: Store, job_id: JobId, checkpoint_id: CheckpointId, *, savepoint: bool = False, deleted: bool = False
 ) -> CheckpointMetadata:
-    """Reads and checks `_metadata`; of a `savepoint` from the root of its store.
+    """Reads and checks `_metadata`. For a `savepoint` the file is at the root of its store.
 
     Raises NotFoundError if there is none, or if its deletion has begun, unless `deleted` accepts that. Raises
     CorruptionError for damage.
@@ -521,7 +527,7 @@ class MeaningPart:
 
     @property
     def label(self) -> str:
-        """The fact as text for errors."""
+        """Text of the fact for errors."""
         return f"{self.role} {self.name}={self.text}" if self.name else f"{self.role} {self.text}"
 
 

@@ -1,11 +1,11 @@
-"""Permits: an action that cannot be taken back needs a value that only the decision about it can make.
+"""Permits: an action that cannot be undone requires a value that only the code which makes the decision can create.
 
 Such actions are completing a checkpoint, exporting it, committing sink files and deleting. Each of them takes a permit.
 Two modules decide, and only they make permits, after they have checked the rules: `invariants.py` of the coordinator
-for a job that lives, `tidegate/recovery/deletion_permits.py` for files of jobs that do not run.
-A caller that forgets the check has no permit, and a call without one has the wrong type. mypy therefore reports the
-mistake, long before a test hits the one order of events in which it matters. The code that receives a permit checks
-that it is for the action at hand.
+for a job that lives, `tidegate/recovery/deletion_permits.py` for files of jobs that do not run. A caller that forgets
+the check has no permit, and a call without one has the wrong type. mypy therefore reports the mistake, long before a
+test hits the one order of events in which it matters. The code that receives a permit checks that it is for the action
+at hand.
 
 Permits stay in the process of the decision. They are not stored: the next coordinator examines its own state, and makes
 its own permits.
@@ -23,7 +23,7 @@ from tidegate.storage.ids import CheckpointId, JobId
 
 @final
 class _Decision:
-    """The token with which a decision makes a permit. It has a single instance."""
+    """A token without which no permit can be created. It has a single instance."""
 
 
 _DECIDED: Final = _Decision()
@@ -90,9 +90,11 @@ class EndPermit(_Permit):
     retained: frozenset[CheckpointId]
     """The checkpoints that stay, with all files that they refer to."""
     tables_settled: bool
-    """True if all commits to its tables are done, so that other files in them may be deleted."""
+    """True if all commits to the job's tables are done, so that other files in the tables' folders may be deleted."""
     undecided: frozenset[CheckpointId] = frozenset()
-    """Checkpoints that may or may not complete. They stay too, with all files that they may refer to."""
+    """Checkpoints of which it is unknown whether they will complete. They are kept too, with all files that they may
+    refer to.
+    """
     heads: tuple[TableHead, ...] = ()
     """How much of the log of each table the job has seen.
 

@@ -1,1 +1,1 @@
-"""Places where bytes rest: local folders, S3 and memory behind one interface."""
+"""Stores of files: local folders, S3 and memory behind one interface."""

@@ -31,10 +31,10 @@ class FileInfo:
 
 
 class Files(Protocol):
-    """Operations by absolute key. Raises OSError (FileNotFoundError from `read`) for faults. Thread-safe."""
+    """Operations on files by absolute key. A failure raises OSError (FileNotFoundError from `read`). Thread-safe."""
 
     repeats_requests: bool
-    """True if errors that can pass are retried for some seconds before an operation fails."""
+    """True if the implementation retries passing errors for some seconds before an operation fails."""
 
     def place(self, key: str) -> str:
         """Returns the name of the disk or server that decides creates under a root. Never raises."""
@@ -61,7 +61,7 @@ class Files(Protocol):
         ...
 
     def list(self, key: str) -> list[str]:
-        """Returns the names directly under a folder, in any order."""
+        """Returns the names of files and folders directly under a folder, in any order."""
         ...
 
     def delete(self, key: str) -> None:
@@ -93,7 +93,7 @@ class Files(Protocol):
 
 
 class MemoryFiles:
-    """The process-wide `memory` file system of fsspec. All stores of a process see the same files."""
+    """Files in memory: the process-wide `memory` file system of fsspec. All stores of a process see the same files."""
 
     repeats_requests = False
 
@@ -178,12 +178,12 @@ class RequestCounts:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.s3_requests = 0
-        """Attempts, including retries."""
+        """Number of requests to S3, including retries."""
         self.retries = 0
-        """Attempts after a failed one, on any storage."""
+        """Number of retries, on any storage."""
 
     def s3_request(self, again: bool) -> None:
-        """Counts an attempt. `again`: the one before has failed."""
+        """Counts a request to S3. `again` is True if it is a retry."""
         with self._lock:
             self.s3_requests += 1
             self.retries += again

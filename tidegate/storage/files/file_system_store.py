@@ -62,7 +62,7 @@ class FileSystemStore:
 
     @staticmethod
     def _open(url: str, options: dict[str, object]) -> tuple[str, str, Files]:
-        """Returns the normalized url, the key of the root, and the files behind it."""
+        """Returns the normalized URL, the key of the root, and the file system."""
         return _open_files(url, options)
 
     @property
@@ -71,12 +71,14 @@ class FileSystemStore:
 
     @property
     def place(self) -> str:
-        """The name of the disk or server that decides creates here: equal for stores on one disk, or in one bucket."""
+        """Name of the disk or server that decides conditional creates. Stores on one disk, or in one bucket, have the
+        same name.
+        """
         return self._files.place(self._root)
 
     @property
     def repeats_requests(self) -> bool:
-        """True if errors that can pass are retried for some seconds before a StorageError is raised."""
+        """True if passing errors are retried for some seconds before a StorageError is raised."""
         return self._files.repeats_requests
 
     def __repr__(self) -> str:
@@ -195,9 +197,9 @@ class FileSystemStore:
 
 _MOUNTED = frozenset({"hdfs", "viewfs", "webhdfs", "gs", "abfs", "abfss", "wasb", "wasbs", "oss", "cosn"})
 RAY_MEMORY = "ray-memory"
-"""The scheme of checkpoints in the memory of a Ray actor."""
+"""URL scheme of checkpoints in the memory of a Ray actor."""
 _SCHEMES = frozenset({"file", "local", "s3", "s3a", "memory", RAY_MEMORY, "sim"})
-"""Every scheme that a runtime of tidegate supports. `ray-memory` works only on Ray, `sim` only in the simulator."""
+"""All URL schemes that a runtime of tidegate supports. `ray-memory` works only on Ray, `sim` only in the simulator."""
 
 
 def open_store(url: str | os.PathLike[str], **options: object) -> FileSystemStore:
@@ -296,7 +298,7 @@ def _reopen(url: str, options: dict[str, object]) -> FileSystemStore:
 
 
 def _open_files(url: str, options: dict[str, object]) -> tuple[str, str, Files]:
-    """Returns the normalized url, the key of the root, and the files behind it."""
+    """Returns the normalized URL, the key of the root, and the file system of a URL."""
     path = local_path(url)
     if path is not None:
         _refuse_options(url, options)
@@ -322,7 +324,7 @@ def _open_files(url: str, options: dict[str, object]) -> tuple[str, str, Files]:
 
 
 def _milliseconds(options: dict[str, object], name: str, default: int, url: str) -> int:
-    """Removes an option that is a duration from `options`, and returns it in ms."""
+    """Removes an option from `options` and returns it as milliseconds."""
     value = options.pop(name, default)
     if not isinstance(value, int) or value <= 0:
         raise ConfigurationError(f"{name}={value!r} for {url}: give a positive number of milliseconds")
@@ -345,7 +347,7 @@ races and end sooner, because some servers serialize all creates of one name.
 REQUESTS_MAX = 4 + PAIRS * (3 * ROUNDS + 1)
 
 _found_atomic: set[tuple[type, str]] = set()
-"""Servers and disks that have passed the races in this process."""
+"""Servers and disks that have passed the test of racing creates in this process."""
 
 
 def check_conditional_create(store: Store) -> None:
@@ -402,7 +404,7 @@ def _check_racing_creates(store: Store, prefix: str) -> None:
 
 
 def _create(store: Store, path: str, creator: int) -> bool | StorageError:
-    """Returns whether a creator has won, or the error if that is unknown."""
+    """Returns whether the caller's create succeeded, or the error if that is unknown."""
     try:
         store.create(path, _mark(creator))
     except AlreadyExistsError:
@@ -413,7 +415,7 @@ def _create(store: Store, path: str, creator: int) -> bool | StorageError:
 
 
 def _winner(store: Store, path: str, outcomes: Sequence[bool | StorageError]) -> int | None:
-    """Returns which of two creators has won, or None if that is unknown."""
+    """Returns which of two racing creators has won, or None if that is unknown."""
     winners = [creator for creator, outcome in enumerate(outcomes, start=1) if outcome is True]
     unanswered = [outcome for outcome in outcomes if isinstance(outcome, StorageError)]
     if len(winners) > 1 or not (winners or unanswered):

@@ -151,7 +151,9 @@ def _info(path: str, status: os.stat_result) -> FileInfo:
 
 
 def _walk(folder: str, below: str, follow_links: bool, above: tuple[tuple[int, int], ...]) -> Iterator[FileInfo]:
-    """Yields files at any depth. `above`: device and inode of the enclosing folders, to which no link leads back."""
+    """Yields files at any depth. `above` has device and inode of the enclosing folders, to detect links that lead back
+    to them.
+    """
     try:
         with os.scandir(folder) as found:
             entries = sorted(found, key=lambda entry: entry.name)
@@ -219,7 +221,7 @@ def _sync_folder(folder: str) -> None:
 
 
 def _unless_gone(function: Callable[..., object], path: str, failure: _ExcInfo) -> None:
-    """Continues with the rest of a tree if another process that deletes it was faster."""
+    """Ignores the error if another process has deleted this part of a tree already."""
     if not isinstance(failure[1], FileNotFoundError | NotADirectoryError):
         raise failure[1]
 
@@ -235,15 +237,17 @@ GATHERED_BYTES = 1 << 19
 ROOM_BYTES_MIN = 1 << 22
 ROOM_BYTES_MAX = 1 << 26
 STEP_BYTES = 1 << 22
-"""Steps are whole and aligned, so that no page goes to the disk before it is full."""
+"""Number of bytes after which writing to the disk starts. Steps are aligned, so that no page is written before it is
+full.
+"""
 PARTS_MAX = 512
-"""The system accepts up to twice as many in one call."""
+"""Limit of buffers that are passed to the system in one call. The system accepts up to twice as many."""
 _KEEP_SIZE = 1
-"""A flag of `fallocate`: the file does not become longer."""
+"""A flag of `fallocate`: the size of the file does not change."""
 _LOST = frozenset({errno.EIO, errno.ENOSPC, errno.EDQUOT})
-"""Errors that mean lost data. Other errors mean that the system does not support the call for this file."""
+"""Error numbers that mean lost data. Other errors mean that the system does not support the call for this file."""
 _BEGIN_ONLY = 2
-"""A flag of `sync_file_range`: start writing changed pages, and do not wait."""
+"""A flag of `sync_file_range`: start writing changed pages, without waiting."""
 
 
 def write_synced(path: str, parts: Iterable[Buffer]) -> int:
@@ -287,7 +291,7 @@ def _write(descriptor: int, parts: Iterable[Buffer]) -> int:
 
 
 def _write_all(descriptor: int, parts: list[memoryview]) -> None:
-    """Writes all bytes of some parts. The system may write fewer at a time."""
+    """Writes all bytes of some buffers. Repeats the system call if it writes fewer bytes."""
     left = [part.cast("B") for part in parts if part.nbytes]
     while left:
         taken = os.writev(descriptor, left)
@@ -301,7 +305,7 @@ def _write_all(descriptor: int, parts: list[memoryview]) -> None:
 
 
 def _find(name: str, *arguments: type) -> Callable[..., int] | None:
-    """Returns a call of the C library, or None where it lacks it. Offsets have 64 bits."""
+    """Returns a function of the C library, or None if the library lacks it. File offsets have 64 bits."""
     found = getattr(ctypes.CDLL(None, use_errno=True), name, None)
     if found is not None:
         found.argtypes = arguments
@@ -309,12 +313,12 @@ def _find(name: str, *arguments: type) -> Callable[..., int] | None:
 
 
 _fallocate = _find("fallocate", ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-"""The call of the C library. `os.posix_fallocate` writes zeros where a file system does not support it."""
+"""The `fallocate` of the C library. `os.posix_fallocate` would write zeros where a file system does not support it."""
 _sync_file_range = _find("sync_file_range", ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
 
 
 def _make_room(descriptor: int, size_bytes: int) -> None:
-    """Reserves room for `size_bytes` bytes from the beginning of the file, if the system can."""
+    """Reserves space for `size_bytes` bytes from the beginning of the file, if the system supports that."""
     if _fallocate is not None:
         _fallocate(descriptor, _KEEP_SIZE, 0, size_bytes)
 

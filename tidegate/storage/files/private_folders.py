@@ -73,7 +73,7 @@ def list_inside(folder: str, relative: str = "") -> list[str]:
 
 
 def remove_inside(folder: str, relative: str) -> None:
-    """Deletes a file or a whole folder below a private one, as far as possible. Links are not followed."""
+    """Deletes a file or a whole folder below a private one. Ignores failures. Does not follow links."""
     *above, name = _parts(relative)
     with suppress(OSError), _opened(folder, above) as descriptor:
         if stat.S_ISDIR(os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode):
@@ -119,7 +119,9 @@ def _open_own(path: str, flags: int) -> int:
 
 
 def _look_at(folder: str, make: bool) -> None:
-    """Descends to a private folder and refuses what breaks the rules. Raises FileNotFoundError unless `make`."""
+    """Opens a private folder step by step, and raises an error for a folder that breaks the rules. Raises
+    FileNotFoundError unless `make` is True.
+    """
     parts = _parts(os.path.abspath(folder))
     at = "/"
     for number, part in enumerate(parts, start=1):
@@ -169,7 +171,9 @@ def _refuse_others(path: str, status: os.stat_result, wanted: str) -> None:
 
 @contextmanager
 def _opened(folder: str, below: Sequence[str]) -> Iterator[int]:
-    """Yields a descriptor of a folder below a private one, opened through real folders only. Raises OSError."""
+    """A context with a file descriptor of a folder below a private one, opened through real folders only. Raises
+    OSError.
+    """
     descriptor = os.open(folder, _OPEN_FOLDER)
     try:
         for part in below:

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 TRIES_MAX = 7
 PAUSE_S_FIRST = 0.1
-"""Each pause is twice as long as the one before it, 6.3 s in total."""
+"""Length of the first pause in seconds. Each pause is twice as long as the one before, 6.3 s in total."""
 KEPT_BYTES_MAX = 16 * 1024 * 1024
 
 _logger = logging.getLogger(__name__)
@@ -95,14 +95,14 @@ class RetryingStore(WrappedStore):
 
 
 class _Replayed:
-    """Chunks that can be iterated again from the first one on, as long as they are small together."""
+    """Chunks that can be iterated again from the first one on, as long as they are small in total."""
 
     def __init__(self, chunks: Iterable[Buffer]) -> None:
         self._rest = iter(chunks)
         self._kept: list[Buffer] = []
         self._kept_bytes = 0
         self.can_be_replayed = True
-        """False once chunks were dropped, or their source has failed."""
+        """False once chunks were dropped, or once their source has raised an error."""
 
     def __iter__(self) -> Iterator[Buffer]:
         assert self.can_be_replayed

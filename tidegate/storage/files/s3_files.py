@@ -51,7 +51,7 @@ from tidegate.storage.files.store import Buffer
 
 PART_BYTES = 16 * 1024 * 1024
 PARTS_IN_MEMORY_MAX = 4
-"""One part is being filled, and the remaining ones are being uploaded."""
+"""Limit of parts of an upload in memory. One part is being filled, and the remaining ones are being uploaded."""
 CREATE_TRIES_MAX = 5
 _NOT_APPLIED_STATUS = (409, 503)
 _DELETED_AT_ONCE_MAX = 1_000
@@ -216,7 +216,7 @@ class S3Files:
     def _collect(
         self, on_their_way: dict[Future[Any], int], tags: dict[int, str], left_max: int, deadline_s: float
     ) -> None:
-        """Waits until at most `left_max` parts are being uploaded, and stores the tags of finished ones."""
+        """Waits until at most `left_max` parts are being uploaded, and stores the ETags of finished ones."""
         while True:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
@@ -273,7 +273,9 @@ def _info(key: str, size_bytes: int, answer: dict[str, Any]) -> FileInfo:
 
 
 def _whole_seconds_ms(answer: dict[str, Any]) -> int:
-    """Returns when an object was written. Some servers have milliseconds in listings, and none in answers by name."""
+    """Returns the time, in ms, at which an object was written, in whole seconds: some servers have milliseconds only in
+    listings.
+    """
     return int(answer["LastModified"].timestamp()) * 1000
 
 
@@ -312,10 +314,12 @@ T = TypeVar("T")
 TRIES_MAX = 8
 PAUSE_S_FIRST = 0.1
 PAUSE_S_MAX = 5.0
-"""Pauses take 5.6 to 11.3 s in total, long enough for a server to restart."""
+"""Longest pause between attempts, in seconds. All pauses take 5.6 to 11.3 s in total, long enough for a server to
+restart.
+"""
 ENDPOINT_VARIABLES = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
 _LOOP_GRACE_S = 5.0
-"""How much longer than a request's bound its caller waits for the loop to notice it."""
+"""Seconds that a caller waits beyond the time limit of a request, until the event loop has noticed the limit."""
 _BUSY_STATUS = (408, 429, 500, 502, 503, 504)
 _BUSY_CODES = ("RequestTimeout", "SlowDown", "InternalError")
 _BROKEN_CONNECTION = (
@@ -333,7 +337,7 @@ _FORBIDDEN_REGION = (
 
 
 class _HttpSession(AIOHTTPSession):  # type: ignore[misc]
-    """Connections of a client, without aiohttp's own retry after a broken one."""
+    """HTTP connections of a client, without aiohttp's own retry after a broken connection."""
 
     async def _get_session(self, proxy_url: str | None) -> Any:
         session = await super()._get_session(proxy_url)
@@ -342,7 +346,7 @@ class _HttpSession(AIOHTTPSession):  # type: ignore[misc]
 
 
 class _S3FileSystem(S3FileSystem):  # type: ignore[misc]
-    """s3fs whose client, also one made anew after a closed session, never waits for `100 Continue`."""
+    """An s3fs file system that never waits for `100 Continue`, also after its client was created again."""
 
     _without_expect: object = None
 
@@ -356,7 +360,9 @@ class _S3FileSystem(S3FileSystem):  # type: ignore[misc]
 
 
 class S3Requests:
-    """Requests of one client. Thread-safe. Faults are OSError: errors of s3fs, TimeoutError, or EIO for the rest."""
+    """Makes the requests of one client. Thread-safe. A failure raises OSError: errors of s3fs, TimeoutError, or EIO for
+    all others.
+    """
 
     def __init__(self, options: dict[str, Any], timeout_ms: int) -> None:
         """`options` are the options of s3fs. `timeout_ms` bounds all attempts of a request together."""
@@ -406,7 +412,7 @@ class S3Requests:
         return self.wait_for(self._start(body, TRIES_MAX, _can_pass))
 
     def wait_for(self, request: Future[T]) -> T:
-        """Returns the result of a started request, which ends by itself."""
+        """Returns the result of a started request. The request has a time limit."""
         try:
             return request.result(self._timeout_s + _LOOP_GRACE_S)
         except TimeoutError as error:

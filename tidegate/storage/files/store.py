@@ -20,7 +20,7 @@ class Store(Protocol):
 
     @property
     def url(self) -> str:
-        """The root, in a form that opens the same store again in another process."""
+        """URL of the root, by which another process can open the same store."""
         ...
 
     def write(self, path: str, chunks: Iterable[Buffer]) -> int:
@@ -64,16 +64,20 @@ class ViewedStore(Protocol):
     """A store that can return a view of bytes in memory of this machine, without a copy."""
 
     def view(self, path: str, offset: int, length: int) -> memoryview | None:
-        """Returns a range as `Store.read` does, or None if only `read` can return it."""
+        """Returns a view of a range of a file, or None if only `read` can return it."""
         ...
 
 
 OpenStore = Callable[[str], Store]
-"""Opens the store at a url. The default is `open_store`; the simulator, Ray and tests pass functions of their own."""
+"""A function that opens the store at a URL. The default is `open_store`. The simulator, Ray and tests pass other
+functions.
+"""
 
 
 class WrappedStore:
-    """Passes every call to the store that it wraps. Subclasses override some. As thread-safe as that store."""
+    """Passes every call to another store, which it wraps. Subclasses override some methods. As thread-safe as that
+    store.
+    """
 
     def __init__(self, store: Store) -> None:
         """`store` is the wrapped store."""

@@ -1,1 +1,1 @@
-"""Rows that rest, in the types of today: dictionary columns and widened types."""
+"""Types and columns of stored rows: how types evolve, how dictionaries are stored, and exact casts."""

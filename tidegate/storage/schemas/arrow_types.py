@@ -63,7 +63,7 @@ def check_dictionaries(schema: pa.Schema) -> None:
 
 
 def _mapped(data_type: pa.DataType, change: Callable[[pa.DictionaryType], pa.DataType]) -> pa.DataType:
-    """Returns the type with each outermost dictionary in it changed."""
+    """Returns the type with `change` applied to each outermost dictionary in it."""
 
     def inner(field: pa.Field) -> pa.Field:
         return field.with_type(_mapped(field.type, change))
@@ -124,7 +124,9 @@ def _widened_values(column: pa.DictionaryArray, wanted: pa.DataType) -> pa.Array
 
 
 def _without_hidden(column: pa.DictionaryArray) -> pa.DictionaryArray:
-    """Returns the column with nulls for indexes beyond its end, which Arrow leaves in null lists and structs."""
+    """Returns the column with null for indexes beyond its dictionary, which Arrow leaves under nulls of lists and
+    structs.
+    """
     greatest = pc.max(column.indices).as_py()
     if greatest is None or greatest < len(column.dictionary):
         return column
@@ -134,7 +136,7 @@ def _without_hidden(column: pa.DictionaryArray) -> pa.DictionaryArray:
 
 
 def _own_offsets(column: pa.Array) -> pa.Array:
-    """Returns a copy of the offsets of lists: Arrow accepts no slice of them together with a mask."""
+    """Returns a copy of the offsets of lists, because Arrow accepts no slice of them together with a mask."""
     return pa.array(column.offsets.to_numpy(), column.offsets.type)
 
 
@@ -183,7 +185,7 @@ def plain_schema(schema: pa.Schema) -> pa.Schema:
 
 
 def form_with_rows(data_type: pa.DataType) -> str | None:
-    """Returns advice for a type with which Arrow's `take` does not work, as all steps need it; None for other types."""
+    """Returns advice for a type that Arrow's `take`, which all steps need, does not support. None for other types."""
     if pa.types.is_run_end_encoded(data_type):
         return "decode it first, with pyarrow.compute.run_end_decode"
     if pa.types.is_union(data_type):
@@ -217,7 +219,7 @@ def settled_type(data_type: pa.DataType) -> pa.DataType:
 
 
 def comparable(column: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Returns the same values in a type that Arrow compares, sorts and groups, which it cannot do with float16."""
+    """Returns the same values in a type that Arrow can compare, sort and group. It cannot do that with float16."""
     return column.cast(pa.float32()) if pa.types.is_float16(column.type) else column
 
 

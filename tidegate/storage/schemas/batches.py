@@ -48,7 +48,7 @@ def together(batches: Sequence[pa.RecordBatch], what: str) -> pa.RecordBatch:
 
 
 def slice_from(batches: Sequence[pa.RecordBatch], row: int, rows_max: int) -> pa.RecordBatch:
-    """Returns rows of consecutive batches from a row on, at most to the end of the batch with that row. No copy."""
+    """Returns rows of consecutive batches from a row on, up to the end of the batch with that row. Copies nothing."""
     for batch in batches:
         if row < batch.num_rows:
             return batch.slice(row, rows_max) if row or rows_max < batch.num_rows else batch
@@ -102,7 +102,9 @@ def _is_mutable(array: pa.Array) -> bool:
 
 
 def _holds_more(data_type: pa.DataType) -> bool:
-    """Returns whether concatenation copies arrays of a type only in part, without texts of views and dictionaries."""
+    """Returns whether arrays of a type may reference more values than their rows, such as texts of views and
+    dictionaries, which a concatenation does not drop.
+    """
     kinds = pa.types
     if isinstance(data_type, pa.BaseExtensionType):
         return _holds_more(data_type.storage_type)

@@ -25,7 +25,7 @@ RESERVED_PREFIX = "_tidegate_"
 
 
 def own_name(word: str) -> str:
-    """Returns the name of a column that tidegate adds. `word` has no dot."""
+    """Returns the name of a column that tidegate adds. `word` must not contain a dot."""
     assert "." not in word, f"{word!r} would look like a part of a column"
     return f"{RESERVED_PREFIX}{word}"
 

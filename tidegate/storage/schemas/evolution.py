@@ -81,7 +81,7 @@ def widens(before: pa.DataType, now: pa.DataType) -> bool:
 
 
 def _refusal(before: pa.Field, now: pa.Field) -> str | None:
-    """Returns why a field cannot hold its stored values any more, or None if it can."""
+    """Returns why a field can no longer hold its stored values, or None if it can."""
     if before.nullable and not now.nullable:
         return f"{now.name!r} may not be null now"
     return _type_refusal(before.type, now.type)
@@ -169,7 +169,9 @@ def common_schema(schemas: Iterable[pa.Schema], state: str, uid: str) -> pa.Sche
 
 
 def adapted(rows: pa.RecordBatch, schema: pa.Schema, state: str, uid: str) -> pa.RecordBatch:
-    """Returns stored rows in that schema. Raises ConfigurationError if they do not fit into it."""
+    """Returns stored rows with the columns of a schema that `common_schema` returned. Raises ConfigurationError if they
+    do not fit.
+    """
     rows = widened(rows)
     for position, (before, now) in enumerate(zip(rows.schema, schema, strict=False)):
         if before.type == pa.int64() and now.type == pa.float64():

@@ -159,7 +159,7 @@ def _within(where: str, reason: str | None) -> str | None:
 
 
 def _first_row(rows: int, fits: Callable[[int, int], bool]) -> int:
-    """Returns the first row that does not fit. There must be one."""
+    """Returns the index of the first row that does not fit. There must be one."""
     begin, end = 0, rows
     while end - begin > 1:
         middle = (begin + end) // 2
@@ -259,6 +259,8 @@ def _family(kind: pa.DataType) -> str | None:
 
 
 def _zones_agree(stored: pa.DataType, wanted: pa.DataType) -> bool:
-    """Returns whether a cast keeps the meaning of a time. Times without a zone count as UTC, and as no other zone."""
+    """Returns whether a cast keeps the meaning of a time. A time without a zone may only become one in UTC, and vice
+    versa.
+    """
     zones = [kind.tz if types.is_timestamp(kind) else None for kind in (stored, wanted)]
     return None not in zones or all(zone in (None, "UTC", "Etc/UTC", "+00:00") for zone in zones)

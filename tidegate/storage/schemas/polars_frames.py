@@ -117,7 +117,9 @@ def _lacking(dtype: pl.DataType) -> str | None:
 
 
 def arrow_of(frame: pl.DataFrame) -> pa.Table:
-    """Returns the rows of a frame. Raises ConfigurationError, which names the column, where Arrow lacks a type."""
+    """Returns the rows of a polars frame as an Arrow table. Raises ConfigurationError, which names the column, where
+    Arrow lacks a type.
+    """
     for name, dtype in frame.schema.items():
         check_arrow_has(name, dtype)
     return frame.to_arrow()
@@ -126,7 +128,7 @@ def arrow_of(frame: pl.DataFrame) -> pa.Table:
 def check_polars_has(schema: pa.Schema, so: str | None = None) -> None:
     """Raises ConfigurationError for a column that polars cannot hold, so that no expression can read it.
 
-    `so` replaces the end of the error: what follows, and what to do.
+    `so` replaces the end of the error text: the consequence, and what to do.
     """
     for field in schema:
         if not polars_has(field.type):
@@ -144,7 +146,9 @@ def _instead_of(dtype: pa.DataType) -> str:
 
 
 def with_types_of_polars(schema: pa.Schema) -> pa.Schema:
-    """Returns the schema with other types for what polars lacks, to find out which columns expressions select."""
+    """Returns the schema with substitutes for types that polars lacks. It is used to find out which columns expressions
+    select.
+    """
     for at, field in enumerate(schema):
         if not polars_has(field.type):
             zoned = pa.timestamp(field.type.unit, "UTC") if pa.types.is_timestamp(field.type) else pa.null()

@@ -171,14 +171,14 @@ def _fields_of(kind: Any) -> Mapping[str, Any] | None:
 
 
 def _required(kind: Any) -> Any:
-    """Returns a type without `Required` and `NotRequired`, which a TypedDict may put around it."""
+    """Returns a type without the `Required` or `NotRequired` of a TypedDict."""
     if typing.get_origin(kind) in (typing.Required, typing.NotRequired):
         return typing.get_args(kind)[0]
     return kind
 
 
 def _without_none(kind: Any) -> Any:
-    """Returns T for `T | None`, and any other type as it is."""
+    """Returns T for `T | None`, and any other type unchanged."""
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         others = [part for part in typing.get_args(kind) if part is not types.NoneType]
         if len(others) == 1:

@@ -1,1 +1,1 @@
-"""State files: what a snapshot is made of, written as a stream, read by ranges, verified."""
+"""State files: the stored form of a snapshot. They are written as a stream, read by ranges, and verified."""

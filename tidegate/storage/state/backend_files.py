@@ -30,13 +30,19 @@ from tidegate.storage.state.snapshot import FrozenNative, StateTable
 from tidegate.storage.state.state_file import verified_native
 
 DESCRIPTION_NAME = "TIDEGATE"
-"""File that `fetch_native` adds to a folder once it is complete: the description of what is in it."""
+"""Name of a file that `fetch_native` adds to a folder once it is complete. It contains the description of the backend's
+files.
+"""
 
 _UNCHANGING_SUFFIX = ".sst"
-"""Tables of RocksDB are never changed, so a link to one is as good as a copy."""
+"""Suffix of RocksDB files that are never changed after they were written, so that they can be linked instead of
+copied.
+"""
 
 _PART_BYTES = 1024 * 1024
-"""Less than glibc's limit for mapping: memory of larger parts would be new and cleared each time."""
+"""Number of bytes that are copied at a time. It is below glibc's limit for mapping, because memory of larger parts
+would be new and cleared each time.
+"""
 
 
 def write_native(store: Store, dir_path: str, frozen: FrozenNative, base: NativeState | None) -> NativeState:
@@ -170,7 +176,7 @@ def _write_local(target: str, parts: Iterator[Buffer]) -> None:
 
 @contextmanager
 def _used(folder: str) -> Iterator[None]:
-    """Raises faults of the local file system as StorageError."""
+    """A context that converts errors of the local file system to StorageError."""
     try:
         yield
     except OSError as error:

@@ -97,7 +97,7 @@ def _canonical(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 _UNKNOWN_BYTES = 16
-"""Bytes that a value of a type of unknown width counts."""
+"""Bytes that a value counts if its type has no known width."""
 
 
 def canonical_array(array: pa.Array) -> pa.Array:
@@ -164,7 +164,7 @@ def _dictionary(array: pa.DictionaryArray) -> pa.Array:
 
 
 def _list(array: pa.Array, valid: NDArray[Any] | None) -> pa.Array:
-    """Returns lists and maps without values beneath nulls."""
+    """Returns lists and maps without the values that are hidden under nulls."""
     offsets = _offsets(array)
     values = array.values
     if valid is None:
@@ -194,7 +194,7 @@ def _strings(array: pa.Array, valid: NDArray[Any] | None) -> pa.Array:
 
 
 def _without(child: pa.Array, valid: NDArray[Any] | None) -> pa.Array:
-    """Returns the child with nulls where its parent is null."""
+    """Returns the child array with null where its parent is null."""
     if valid is None:
         return child
     return child.take(pa.array(np.arange(len(child), dtype=np.int64), mask=~valid))

@@ -1,4 +1,5 @@
-"""`Handover`: stored tables on their way to a restored operator. `Spool`: tables that do not fit into memory.
+"""`Handover` passes stored tables to a restored operator. `Spool` stores tables that do not fit into memory in local
+files.
 
 A table is held until the operator has taken it, and no longer. A restore therefore never holds a state twice: the
 remaining tables shrink as the backend grows. The operator first looks at what it needs of all tables, and then takes
@@ -31,11 +32,11 @@ from tidegate.storage.files.private_folders import FOLDER_MODE, open_private
 from tidegate.storage.state.snapshot import StateTable
 
 TOGETHER_BYTES_MAX = 1 << 26
-"""Limit of merged tables. A column of strings holds 2 GiB at most, and rows may be large."""
+"""Limit of bytes of merged tables. A column of strings holds 2 GiB at most, and rows may be large."""
 
 
 class Handover(Sequence[StateTable]):
-    """The tables that have not been taken yet."""
+    """The restored tables that the operator has not taken yet."""
 
     __slots__ = ("_left",)
 
@@ -59,7 +60,7 @@ class Handover(Sequence[StateTable]):
         return f"Handover({list(self._left)!r})"
 
     def take(self) -> Iterator[StateTable]:
-        """Yields each table in its order, and releases it when the next one is requested."""
+        """Yields each table in order. Releases it when the next one is requested."""
         while self._left:
             first = self._left[0]
             if isinstance(first, SpooledTables):
@@ -80,7 +81,7 @@ def _shown(tables: StateTable | SpooledTables) -> StateTable:
 
 
 def keys_at_most(tables: Iterable[StateTable]) -> int:
-    """Returns an upper bound of the keys in tables in memory: the rows in layer 0 of the largest state."""
+    """Returns an upper bound of the number of keys in tables in memory: the rows in layer 0 of the largest state."""
     rows: Counter[str] = Counter()
     for table in tables:
         if table.kind is StateKind.KEYED and not table.removed and table.layer == 0:
@@ -113,7 +114,7 @@ def _alike(one: StateTable, other: StateTable) -> bool:
 
 
 def _together(group: list[StateTable]) -> StateTable:
-    """Returns the tables of a group as one, and empties the group."""
+    """Returns the tables of a group as one table, and empties the group."""
     first = group[0]
     if len(group) > 1:
         first = replace(first, rows=pa.concat_batches([table.rows for table in group]))
@@ -122,12 +123,14 @@ def _together(group: list[StateTable]) -> StateTable:
 
 
 def taken(tables: Sequence[StateTable]) -> Iterator[StateTable]:
-    """Yields the tables to take. A `Handover` drops each one afterwards; other sequences do not change."""
+    """Yields the tables to restore. A `Handover` drops each one afterwards, and other sequences do not change."""
     return tables.take() if isinstance(tables, Handover) else iter(tables)
 
 
 MEMORY_BYTES = 4 * 1024 * 1024
-"""Up to this much state per operator is not written to the disk. Most restores of small jobs need no file."""
+"""Bytes of keyed state of one operator that stay in memory. Only more state is written to the disk, so most restores
+need no file.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +151,7 @@ class SpooledTables:
         return self.head.layer
 
     def take(self) -> Iterator[StateTable]:
-        """Yields each table in its order from the file, which is deleted. Raises StorageError."""
+        """Yields each table in order from the file, and deletes the file. Raises StorageError."""
         head = self.head
         with _used(self.path):
             # Not mapped: the pages of a mapped file count as the memory of the process until it is closed.
@@ -168,7 +171,9 @@ class Spool:
         self._files = 0
 
     def keep(self, tables: Iterable[StateTable]) -> list[StateTable | SpooledTables]:
-        """Returns the tables, or the files that hold them, in their order. Raises StorageError if the folder fails."""
+        """Returns the tables, or the files that contain them, in their order. Raises StorageError if the folder
+        fails.
+        """
         kept: list[StateTable | SpooledTables] = []
         run: _Run | None = None
         try:
@@ -200,7 +205,7 @@ class Spool:
 
 
 class _Run:
-    """A file that is being written."""
+    """A file of consecutive tables that is being written."""
 
     def __init__(self, first: StateTable, path: str) -> None:
         head = StateTable(first.state, first.kind, first.rows.slice(0, 0), first.removed, first.layer)
@@ -232,7 +237,7 @@ class _Run:
 
 @contextmanager
 def _used(path: str) -> Iterator[None]:
-    """Raises faults of the local file system as StorageError."""
+    """A context that converts errors of the local file system to StorageError."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Writes and reads in-flight elements: what an unaligned barrier has overtaken in the channels of one subtask.
+"""Writes and reads in-flight elements: rows in the channels of one subtask that an unaligned barrier has overtaken.
 
 They are a state file like any other, with the checksums, inlining and verification of `state_file.py`. Rules:
 
@@ -6,8 +6,8 @@ They are a state file like any other, with the checksums, inlining and verificat
   Its kind is LIST. Names of edges come from the graph and outlive changes of it; numbers of edges do not.
 - Batches of one end are joined to one chunk. A new chunk begins where the schema changes between two batches (a column
   was all null up to then), and for each batch where Arrow cannot join them.
-- The watermarks between the rows of an end are a section of their own after its rows (`stored_rows.py`). The section
-  is missing if there are no watermarks.
+- The watermarks between the rows of an end are a section of their own after its rows (`stored_rows.py`). The section is
+  missing if there are no watermarks.
 - A subtask stores what it received (`input`) and what it had not sent (`output`), of its own channels only.
 """
 
@@ -53,7 +53,7 @@ class InFlightRows:
 
     @classmethod
     def of(cls, end: ChannelEnd, elements: Iterable[pa.RecordBatch | int]) -> InFlightRows:
-        """Makes the rows of an end from its batches and times of watermarks, in their order."""
+        """Returns the rows of a channel end, given its batches and watermark times in their order."""
         batches, watermarks = without_watermarks(elements)
         return cls(end, tuple(batches), tuple(watermarks))
 
@@ -115,7 +115,7 @@ def _sections(held: InFlightRows) -> Iterator[_Held]:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A `FrozenState`: the rows, or the watermarks, that one end of a channel held."""
+    """The rows, or the watermarks, of one channel end as a `FrozenState`."""
 
     state: str
     batches: Sequence[pa.RecordBatch]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_PARALLELISM_LIMIT = 1 << 15
-"""The most key groups that a job may have: they are stored as signed 16-bit integers."""
+"""Largest number of key groups of a job. They are stored as signed 16-bit integers."""
 
 
 def key_groups_of(hashes: NDArray[np.uint64], max_parallelism: int) -> NDArray[np.uint16]:

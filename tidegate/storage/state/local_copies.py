@@ -75,7 +75,7 @@ class LocalCopies:
         self._size_bytes_max = size_bytes_max
         self._lock = threading.Lock()
         self._kept: dict[CheckpointId, dict[str, int]] = {}
-        """Bytes of each copy, by checkpoint and path."""
+        """Size in bytes of each copy, by checkpoint and path."""
         self._size_bytes = 0
         self._confirmed = CheckpointId(0)
         self._aborted: set[CheckpointId] = set()
@@ -193,7 +193,7 @@ class LocalCopies:
         return checkpoint_id in self._aborted or checkpoint_id < self._confirmed
 
     def _clear(self) -> None:
-        """Deletes folders of checkpoints that are over and of which no copy is kept."""
+        """Deletes folders of past checkpoints from which no copy is kept."""
         for name in self._folder.list(self._below):
             number = parse_checkpoint_name(name)
             if number is not None and self._is_over(number) and number not in self._kept:
@@ -202,7 +202,7 @@ class LocalCopies:
 
 @dataclass(slots=True)
 class _Copy:
-    """A file that is being copied to the local disk. `file` is None before it is begun, and once it is dropped."""
+    """A file that is being copied to the local disk. `file` is None before it is started, and once it is dropped."""
 
     checkpoint_id: CheckpointId
     path: str
@@ -278,7 +278,7 @@ T = TypeVar("T", bytes, memoryview)
 F = TypeVar("F", bytes | None, memoryview | None, str | None)
 
 _PART_BYTES = 512 * 1024
-"""How many bytes are verified at a time: few enough to stay in the cache, and to reuse the same memory."""
+"""Number of bytes that are verified at a time. They fit into the cache, and reuse the same memory."""
 
 
 class LocalFirstStore(WrappedStore):
@@ -304,7 +304,7 @@ class LocalFirstStore(WrappedStore):
         return super().read(path, offset, length) if data is None else data
 
     def view(self, path: str, offset: int, length: int) -> memoryview | None:
-        """Returns a range of the copy of a file, mapped into memory, or None without a verified copy."""
+        """Returns a memory-mapped range of the copy of a file, or None if there is no verified copy."""
         copy = self._copies.get(path)
         return None if copy is None else self._noted(copy.view(offset, length))
 
@@ -315,7 +315,7 @@ class LocalFirstStore(WrappedStore):
 
     @property
     def sufficed(self) -> bool:
-        """True if files of the checkpoint were requested, and each request found a verified copy."""
+        """True if files of the checkpoint were requested, and each of them had a verified copy."""
         return self._used == {True}
 
     def _noted(self, found: F) -> F:
@@ -445,11 +445,11 @@ class NodeFolder(Protocol):
 
     @property
     def name(self) -> str:
-        """The path of the folder, for log lines."""
+        """Path of the folder, for log lines."""
         ...
 
     def usable(self) -> bool:
-        """Returns whether it exists and belongs to this user alone."""
+        """Returns whether the folder exists and belongs to this user alone."""
         ...
 
     def list(self, path: str = "") -> list[str]:
@@ -492,7 +492,7 @@ class NodeFolder(Protocol):
 
 
 OpenNodeFolder = Callable[[str], NodeFolder]
-"""Opens a folder by its name on the node on which it is called."""
+"""A function that opens a folder by its path on the node on which it is called."""
 
 
 class PrivateFolder:

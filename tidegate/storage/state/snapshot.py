@@ -27,7 +27,7 @@ from tidegate.storage.ids import CheckpointId, OperatorUid
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Describes the content of a snapshot.
+    """Describes what a snapshot has to contain.
 
     With `base` it has only the changes since the snapshot of that checkpoint, which is then the layer below. Otherwise
     it has the whole state. `canonical`: as rows, which every backend can read. Without `keyed` the keyed state is not
@@ -41,14 +41,14 @@ class Cut:
 
     @property
     def in_order(self) -> bool:
-        """True for the whole state in the order of `canonical.py`: a savepoint, without later layers."""
+        """True for a savepoint in canonical form: the whole state, sorted as in `canonical.py`, without layers."""
         return self.canonical and self.base is None
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class StateTable:
-    """Rows of one state as an operator is restored from them: one file of one layer, or a part of it.
+    """Stored rows of one state, as a restored operator receives them: one file of one layer, or a part of it.
 
     `layer` 0 is the base. Tables come in the order of their layers. `removed` rows have only key columns.
     """
@@ -83,7 +83,7 @@ class FrozenState(Protocol):
 
     @property
     def kind(self) -> StateKind:
-        """How the state is split when the parallelism changes."""
+        """How the state is divided when the parallelism changes."""
         ...
 
     @property
@@ -112,7 +112,7 @@ class FrozenTable:
 
 @dataclass(frozen=True, slots=True)
 class FrozenChanged(ABC):
-    """A `FrozenState` that changes the rows of another one, as its subclass defines."""
+    """Base of a `FrozenState` that converts the rows of another one. Subclasses define how."""
 
     frozen: FrozenState
 
@@ -123,7 +123,7 @@ class FrozenChanged(ABC):
 
     @property
     def kind(self) -> StateKind:
-        """How the state is split when the parallelism changes."""
+        """How the state is divided when the parallelism changes."""
         return self.frozen.kind
 
     @property
@@ -133,7 +133,7 @@ class FrozenChanged(ABC):
 
     @abstractmethod
     def chunks(self) -> Iterator[StateChunk]:
-        """Yields the rows as they are stored."""
+        """Yields the converted rows."""
 
 
 class FrozenNative(Protocol):
@@ -160,15 +160,15 @@ class FrozenNative(Protocol):
         ...
 
     def files(self) -> Mapping[str, tuple[int, int] | None]:
-        """Returns names of the files, each with the key groups that need it (None: all). Runs on any thread."""
+        """Returns the names of the files, each with the key groups that need it (None for all). Runs on any thread."""
         ...
 
     def stored(self, base: NativeState) -> Mapping[str, NativeFile]:
-        """Returns files of an older checkpoint that equal the files of these names here, if the sizes are equal."""
+        """Returns the stored files of an older checkpoint that equal files of these names here. Sizes must be equal."""
         ...
 
     def description(self) -> bytes:
-        """Returns what the backend needs to read the files again."""
+        """Returns the description that the backend needs to read the files again."""
         ...
 
     def release(self) -> None:

@@ -45,7 +45,7 @@ from tidegate.storage.state.snapshot import FrozenState, StateChunk, StateTable
 
 INLINE_BYTES_MAX = 20 * 1024
 READ_BYTES_MAX = 16 * 1024 * 1024
-"""Neighbouring chunks are fetched with one read up to this size. A larger chunk is read alone."""
+"""Limit in bytes of neighbouring chunks that are fetched with one read. A larger chunk is read alone."""
 
 Wanted = Callable[[SectionRef], bool]
 
@@ -132,7 +132,7 @@ def section_schema(store: Store, handle: StateHandle, section: SectionRef) -> pa
 
 
 class _Encoder:
-    """Encodes states into the bytes of a file. Has the handle once all bytes have been taken."""
+    """Encodes states into the bytes of a file. The handle is available once all bytes have been consumed."""
 
     def __init__(self, states: Sequence[tuple[OperatorUid, FrozenState]], compression: Compression | None) -> None:
         self._states = states
@@ -546,12 +546,12 @@ SERIALIZER_VERSION = 1
 _SERIALIZER_KEY = b"tidegate.serializer"
 _SERIALIZER = b"arrow/"
 _WRITTEN_BYTES_MIN = 1 << 16
-"""Fewer bytes are cheaper to copy than to write from many buffers."""
+"""Size in bytes below which encoded chunks are copied together, because that is faster than writing many buffers."""
 _END = b"\xff\xff\xff\xff\0\0\0\0"
-"""The end of an Arrow IPC stream."""
+"""Bytes that end an Arrow IPC stream."""
 
 Compression: TypeAlias = Literal["lz4", "zstd"]
-"""Codec of the buffers of a chunk. A reader detects it."""
+"""Codec that compresses the buffers of a chunk, or None. A reader detects it."""
 
 
 def encode_chunk(rows: pa.RecordBatch, compression: Compression | None = None) -> tuple[Buffer, ...]:

@@ -37,10 +37,10 @@ TIMERS_STATE = own_name("timers")
 
 TIMER_DOMAIN, TIMER_MOMENT = own_name("timer_domain"), own_name("timer_timestamp_ms")
 TIMER_COLUMNS = pa.schema([(TIMER_DOMAIN, pa.string()), (TIMER_MOMENT, pa.int64())])
-"""Columns of a timer besides its key."""
+"""Columns of a timer that follow its key columns."""
 
 DOMAINS = ("event_time", "processing_time")
-"""Clocks by their number."""
+"""Names of the clocks, by their number."""
 
 
 def timers_schema(keys: pa.Schema) -> pa.Schema:
@@ -109,11 +109,11 @@ def with_watermarks(batches: Iterable[pa.RecordBatch], marks: Iterable[Mark]) ->
 
 
 def marks_as_rows(marks: Sequence[Mark]) -> pa.RecordBatch:
-    """Returns the rows in which marks are stored."""
+    """Returns marks as rows, the form in which they are stored."""
     columns = zip(*marks, strict=True) if marks else ((), ())
     return pa.record_batch([pa.array(column, pa.int64()) for column in columns], schema=_MARKS_SCHEMA)
 
 
 def marks_of(rows: pa.RecordBatch) -> list[Mark]:
-    """Inverse of `marks_as_rows`."""
+    """Inverse of `marks_as_rows`: returns the marks."""
     return [*zip(*(rows.column(name).to_pylist() for name in _MARKS_SCHEMA.names), strict=True)]

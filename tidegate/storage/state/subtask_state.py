@@ -96,12 +96,12 @@ RUN_ROWS_MAX = 1_000_000
 RUN_BYTES_MAX = 128 * 1024 * 1024
 
 Adapt = Callable[[pa.RecordBatch], pa.RecordBatch]
-"""Converts stored rows to the schema that the reader expects."""
+"""A function that converts stored rows to the schema that the reader expects."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredSchemas:
-    """The columns of a state's stored rows, oldest first, and the columns of removed keys (None if there are none)."""
+    """Schemas of a state's stored rows, oldest first, and the schema of removed keys (None if there are none)."""
 
     rows: tuple[pa.Schema, ...]
     removed: pa.Schema | None
@@ -185,7 +185,7 @@ class SubtaskStream:
             yield from read_native(self.store, native, key_groups, only=self.state)
 
     def _runs(self, key_groups: range | None) -> Iterator[range]:
-        """Yields the key groups that have rows, in runs that are read at once."""
+        """Yields the key groups that have rows, grouped into runs that are read at once."""
         rows, row_bytes = self._group_rows()
         limit = max(1, min(RUN_ROWS_MAX, int(RUN_BYTES_MAX / max(row_bytes, 1.0))))
         groups = range(len(rows)) if key_groups is None else range(key_groups.start, min(key_groups.stop, len(rows)))

@@ -1,4 +1,5 @@
-"""Shows the content of a table's log as a Delta Lake table too: `LogMirror` finds the change, `DeltaMirror` makes it.
+"""Mirrors a table's log as a Delta Lake table: `LogMirror` finds out what has changed, and `DeltaMirror` commits the
+change to Delta.
 
 Both tables consist of the same files in the same folder. tidegate's log in `_tidegate/` decides, and the log in
 `_delta_log/` follows. `TableLog` calls `LogMirror` after each commit. Rules:
@@ -72,7 +73,7 @@ class LogMirror:
         self._tail = tail
         self._delta = DeltaMirror(url, info)
         self._known: tuple[int, Ranges] | None = None
-        """The last mirrored entry, and the entries that the log shows with it. None until something was mirrored."""
+        """The last mirrored entry, and the entries that the log shows with it. None before anything was mirrored."""
 
     def create(self, history_ms: int | None = None) -> None:
         """Creates the Delta table. See `DeltaMirror.create`."""
@@ -124,9 +125,9 @@ class LogMirror:
         return self._delta.needed_files(since_ms)
 
     def _change(self, since: int | None, shows: Ranges | None = None) -> DeltaChange | None:
-        """Returns the change from entry `since` to what the log shows, or to `shows`, the result of a claim to come.
+        """Returns the change from entry `since` to what the log shows, or to `shows`, the result of a planned claim.
 
-        None if none.
+        Returns None if there is no change.
         """
         fold = self._fold
         if shows is None:
@@ -168,14 +169,14 @@ def _files(entries: list[TableEntry]) -> tuple[DataFile, ...]:
 
 RACES_MAX = 32
 RETENTION_MS_DEFAULT = 7 * 86_400_000
-"""How long Delta keeps files of older versions if the table does not set it."""
+"""Time in ms for which Delta keeps files of older versions if the table does not set it."""
 _FILE_RETENTION = "delta.deletedFileRetentionDuration"
 _LOG_RETENTION = "delta.logRetentionDuration"
 _UNITS_MS = {
     "millisecond": 1, "second": 1_000, "minute": 60_000, "hour": 3_600_000, "day": 86_400_000, "week": 604_800_000,
 }  # fmt: skip
 _MOMENT_MAX_MS = 4_102_444_800_000
-"""2100-01-01. Any later moment selects the newest version too."""
+"""Greatest time that is passed to Delta, in ms: the year 2100. Any later time selects the newest version too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +249,7 @@ class DeltaMirror:
             return sum(1 for path in self._active(self._loaded()) if path not in own) if self._is_there() else 0
 
     def show(self, change_since: Callable[[int | None], DeltaChange | None]) -> None:
-        """Makes the change that `change_since(N)` returns, where N is the entry that the Delta table shows, or None.
+        """Commits the change that `change_since(N)` returns, if any. N is the entry that the Delta table shows.
 
         Raises StorageError if a retry may help, else TableError.
         """
@@ -314,9 +315,9 @@ class DeltaMirror:
             return found | self._active(then)
 
     def _refused(self, table: DeltaTable, change: DeltaChange) -> str | None:
-        """Makes the change in one transaction.
+        """Commits the change in one transaction.
 
-        Returns why Delta refused it, for instance a concurrent transaction, or None.
+        Returns None, or the reason why Delta refused it, for instance a concurrent transaction.
         """
         from deltalake import CommitProperties, Transaction
         from deltalake.exceptions import CommitFailedError
@@ -351,7 +352,7 @@ class DeltaMirror:
         return DeltaTable.is_deltatable(self._url, storage_options(self._url))
 
     def _loaded(self) -> DeltaTable:
-        """Returns the table in its current version."""
+        """Returns the Delta table in its current version."""
         if self._table is None:
             self._table = self._opened()
         else:
@@ -396,7 +397,7 @@ class DeltaMirror:
             raise TableError(f"the Delta table at {self._url} {reason}")
 
     def _is_to_be_made(self, table: DeltaTable, change: DeltaChange) -> bool:
-        """Returns whether there is anything to do. Raises TableError if the change cannot be made."""
+        """Returns whether the change has an effect. Raises TableError if it cannot be made."""
         if not change.removed:
             return True
         there = self._active(table) - self._with_vectors(table)
@@ -427,7 +428,9 @@ class DeltaMirror:
 
     @staticmethod
     def _with_vectors(table: DeltaTable) -> set[str]:
-        """Returns the paths of files of which others have deleted rows without rewriting them."""
+        """Returns the paths of files with deletion vectors: other writers have deleted rows of them without rewriting
+        them.
+        """
         import pyarrow as pa
 
         if "deletionVectors" not in (table.protocol().writer_features or ()):
@@ -456,7 +459,7 @@ class DeltaMirror:
 
     @contextmanager
     def _translated_errors(self, what: str) -> Iterator[None]:
-        """Raises errors of Delta as tidegate's errors.
+        """A context that converts errors of Delta to errors of tidegate.
 
         After an error the Delta table is loaded again, because it may be half updated.
         """
@@ -510,7 +513,8 @@ def imported() -> Any:
 
 
 def check_place(url: str) -> None:
-    """Raises ConfigurationError where a Delta table cannot be, or where `deltalake` would look in another folder.
+    """Raises ConfigurationError for a place where a Delta table cannot be, or for which `deltalake` would use another
+    folder.
 
     It decodes percent escapes in paths and reads a backslash as a slash, so `a%20b` would lead to the folder `a b`.
     """
@@ -524,7 +528,9 @@ def check_place(url: str) -> None:
 
 
 _FINAL = re.compile("unsupported|invalid protocol|catalog-managed|append only|append-only", re.IGNORECASE)
-"""Words in errors of `deltalake` about tables that tidegate cannot write. These errors have no classes of their own."""
+"""Words in error texts of `deltalake` for tables that tidegate cannot write. These errors have no classes of
+their own.
+"""
 
 
 def _is_final(error: Exception) -> bool:
@@ -613,7 +619,7 @@ _PLAIN_FILES_SUFFICE = frozenset(
         "v2Checkpoint",
     }
 )
-"""Features that require nothing of an append unless a column or a property uses them, which `_used` checks."""
+"""Writer features that do not affect an append unless a column or a property uses them, which `_used` checks."""
 
 _NEEDED = {
     "allowColumnDefaults": "column defaults",
@@ -636,7 +642,7 @@ _ELSEWHERE = (
 )
 
 LEGACY_IDENTITY_VERSION = 6
-"""The writer version that implies identity columns, in tables without a list of features."""
+"""Writer version that implies identity columns, in tables without a list of features."""
 
 
 def refusal(
@@ -670,7 +676,7 @@ def refusal(
 
 
 def _used(properties: Mapping[str, str], schema: Mapping[str, Any]) -> str | None:
-    """Returns which property or column of the table has requirements that tidegate does not meet, as text, or None."""
+    """Returns, as text, a property or column of the table with requirements that tidegate does not meet, or None."""
     mapping = properties.get("delta.columnMapping.mode", "none")
     if mapping.lower() != "none":
         return (

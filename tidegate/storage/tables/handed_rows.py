@@ -1,4 +1,4 @@
-"""`HandedRows`: which commits of a table were handed on to a consumer outside the table, and which one is next.
+"""`HandedRows`: which commits of a table were passed to a consumer outside the table, and which one is next.
 
     _tidegate/handed/<n>    the entries of the log that had been handed on after the n-th mark
     _tidegate/hold-<job>    exists while the job must not read more input, because too many commits wait
@@ -46,13 +46,15 @@ _MAGIC, _VERSION = b"TGHANDED", 1
 _DIGITS = 12
 _READS_MAX = 8
 ENTRIES_REMEMBERED_MAX = 500
-"""A log that is only read keeps all entries that it has read. After this many a new one starts from a snapshot."""
+"""Number of remembered entries after which reading starts again from a snapshot, because a log that is only read keeps
+all its entries.
+"""
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class HandedMark:
-    """The entries that were handed on so far. `nonce` identifies the writer."""
+    """A stored mark: the entries that were handed on so far. `nonce` identifies the writer."""
 
     entries: Ranges
     nonce: str = ""
@@ -60,7 +62,7 @@ class HandedMark:
 
 @dataclass(frozen=True, slots=True)
 class WaitingCommit:
-    """Rows that wait to be handed on, under the number of their entry."""
+    """The rows of one commit that wait to be handed on, and the number of its entry."""
 
     number: int
     files: tuple[DataFile, ...]
@@ -72,7 +74,7 @@ class WaitingCommit:
 
 
 def hold_path(job_id: JobId) -> str:
-    """Returns the path, below the table, of the file that exists while the sources of a job must not read."""
+    """Returns the path, below the table, of a file that makes the sources of the job pause while it exists."""
     return f"_tidegate/hold-{job_id}"
 
 
@@ -129,11 +131,11 @@ class HandedRows:
         self._info: TableInfo | None = None
         self._claim: TableEntry | None = None
         self._bearing: list[int] = []
-        """Entries with files, ascending."""
+        """Numbers of the entries with files, ascending."""
         self._pending: dict[int, tuple[DataFile, ...]] = {}
         """Files of the entries that were not handed on, including entries that a claim has taken back."""
         self._brought: set[str] = set()
-        """Files that claims have added and that were handed on."""
+        """Files that were handed on and that claims have added."""
         self._held = False
         self._hold_lock = threading.Lock()
 
@@ -145,7 +147,7 @@ class HandedRows:
 
     @property
     def owned(self) -> bool:
-        """True while the job owns the table, as far as the log was read."""
+        """True if the job owns the table, according to the entries that were read."""
         return self._claim is not None and self._claim.job_id == self._job_id
 
     def refresh(self) -> bool:
@@ -194,7 +196,7 @@ class HandedRows:
             self._delete(file.path for file in commit.files)
 
     def hold(self, held: bool) -> None:
-        """Stops the sources of the job from reading, or lets them continue. No effect if that is so already."""
+        """Pauses the sources of the job, or lets them continue. Has no effect if the state is already as requested."""
         with self._hold_lock:
             if held and not self._held:
                 self.store.write(hold_path(self._job_id), (b"",))
@@ -204,7 +206,7 @@ class HandedRows:
 
     @property
     def held(self) -> bool:
-        """True while the sources of the job must not read."""
+        """True while the sources of the job are paused."""
         return self._held
 
     def _take(self, entry: TableEntry) -> None:
@@ -225,7 +227,7 @@ class HandedRows:
             self._pending[entry.seq] = files
 
     def _counts(self, number: int) -> bool:
-        """Returns whether the newest claim builds on an entry, or is older than the entry."""
+        """Returns whether an entry is part of the table: the newest claim builds on it, or is older than it."""
         claim = self._claim
         return claim is not None and claim.claim is not None and (number > claim.seq or covers(claim.claim.own, number))
 

@@ -60,14 +60,14 @@ class RunningCompaction:
         self._settings = settings
         self._nonce = uuid.uuid4().hex[:8]
         self._units: list[Unit] | None = None
-        """Visible units of the line, in order, up to entry `_read_to`. None: to be read again."""
+        """Visible units of the line, in order, up to entry `_read_to`. None if they have to be read again."""
         self._read_to = -1
         self._mark: int | None = None
-        """The number under which this process compacts. None: it has not declared that it compacts."""
+        """Number under which this process compacts. None if it has not declared that it compacts."""
         self._steps = 0
 
     def step(self, may_go_on: Callable[[], None] = lambda: None) -> bool:
-        """Compacts once what is due, and returns whether anything was.
+        """Makes one compaction if one is due. Returns whether it did.
 
         `may_go_on` may raise to end the work before any file.
 
@@ -152,7 +152,7 @@ class RunningCompaction:
 FILES_A_STEP = 500
 LOOKS_A_HISTORY = 20
 FIRST_LOOK_MS = 60_000
-"""When a process looks for the first time, if its history is long. A shorter job does not look at all."""
+"""Delay in ms before the first vacuum of a process, if the history is long. A shorter job does not vacuum."""
 LOOK_EVERY_MS_MAX = 24 * 3_600_000
 
 
@@ -179,12 +179,12 @@ class RunningVacuum:
         self._now_ms = now_ms
         self._look_at_ms = now_ms() + min(history_ms // LOOKS_A_HISTORY, FIRST_LOOK_MS)
         self._due: tuple[str, ...] = ()
-        """Files that are to be deleted, according to the log."""
+        """Files that have to be deleted, according to the log."""
         self._looked: Retention | None = None
-        """The retention of the newest look, or None once the log was cut after it."""
+        """Retention of the last check, or None once the log was cut after it."""
 
     def step(self, may_go_on: Callable[[], None] = lambda: None) -> bool:
-        """Deletes some files that are due, or else cuts the log, and returns whether it did anything.
+        """Deletes some files that are due, or else cuts the log. Returns whether it did anything.
 
         `may_go_on` may raise to end the work before that.
 
@@ -226,7 +226,7 @@ class RunningVacuum:
 FAN_IN = 10
 FILES_A_UNIT_MAX = 5_000
 READ_FACTOR = 8
-"""The most that one compaction reads, as a multiple of the target size of files."""
+"""Limit of the bytes that one compaction reads, as a multiple of the target size of files."""
 _SEALED = 1_000_000
 
 
@@ -264,7 +264,7 @@ def next_compaction(units: Sequence[Unit], settings: CompactionSettings) -> tupl
 
 
 def _bounded(units: Sequence[Unit], settings: CompactionSettings) -> tuple[Unit, ...]:
-    """Returns the first units whose bytes fit the limit, but at least as many as the fan-in."""
+    """Returns the first units whose total size is within the limit, but at least as many as the fan-in."""
     taken = sum_bytes = 0
     bytes_max = settings.file_bytes * READ_FACTOR
     for unit in units:
@@ -289,7 +289,7 @@ class Rewrite:
 
     @property
     def folder(self) -> str:
-        """The folder of their partition, below the folder of an attempt. Empty without partitions."""
+        """Folder of their partition, relative to the folder of an attempt. Empty without partitions."""
         return folder_of(self.files[0].path)
 
 
@@ -331,7 +331,7 @@ def rewrites_of(files: Iterable[DataFile], file_bytes: int) -> list[Rewrite]:
 
 
 def worth_it(rewrites: Sequence[Rewrite]) -> bool:
-    """Returns whether there will be fewer files."""
+    """Returns whether a rewrite would reduce the number of files."""
     return any(len(rewrite.files) > 1 for rewrite in rewrites)
 
 

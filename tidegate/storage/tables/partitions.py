@@ -41,7 +41,7 @@ from tidegate.storage.schemas.arrow_types import decoded_type
 
 
 class PartitionedTable(Protocol):
-    """A table with partitions, as filters need it (`TableInfo`)."""
+    """The properties of a table with partitions that filters use (`TableInfo` has them)."""
 
     @property
     def arrow_schema(self) -> pa.Schema:
@@ -55,14 +55,16 @@ class PartitionedTable(Protocol):
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 DATA_FILE_SUFFIX = ".parquet"
 TEXT_BYTES_MAX = 64
-"""The most UTF-8 bytes of a partition value.
+"""Limit of the size of a partition value, in bytes of UTF-8.
 
 Encoded, and with its column's name, such a value fits into the 255 bytes of a file name.
 """
 
 _ESCAPED_COLUMN_BYTES_MAX = 60
 _NO_FOLDER = re.compile(r"[/=\\\x00-\x1f\x7f\ud800-\udfff]|^\.")
-"""Matches names with a slash, an equals sign, a backslash or a control character, and hidden names."""
+"""Matches names that cannot be part of a folder name: with a slash, an equals sign, a backslash or a control character,
+and hidden names.
+"""
 _ATTEMPT_PARTS = 3
 
 
@@ -153,7 +155,9 @@ def _may_partition(data_type: pa.DataType) -> bool:
 
 
 PartitionFilter = tuple[str, str, object]
-"""Column, comparison and value, such as `("carrier", "=", "AA")` or `("day", "in", [1, 2])`."""
+"""A filter on a partition column: column, comparison and value, such as `("carrier", "=", "AA")` or `("day", "in", [1,
+2])`.
+"""
 
 _ORDER: dict[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq,
@@ -188,7 +192,7 @@ def matching_files(
 
 
 def _test(info: PartitionedTable, given: PartitionFilter) -> tuple[int, _Test]:
-    """Returns the position of a filter's column, and the test for a value there."""
+    """Returns the index of a filter's column among the partition columns, and a function that tests a value."""
     if not isinstance(given, tuple | list) or len(given) != 3:
         raise ConfigurationError(
             f'filter {given!r}: give column, comparison and value, such as ("carrier", "=", "AA"), in a list of filters'

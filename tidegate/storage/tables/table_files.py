@@ -43,9 +43,9 @@ _COMPACTED = "compacted"
 _MARK_DIGITS = 12
 _COMPRESSION: Literal["zstd"] = "zstd"
 _GROUP_BYTES = 32 << 20
-"""The size in memory of a row group, in a file that many are joined to."""
+"""Size in memory, in bytes, of a row group in a file that joins many others."""
 _GROUP_ROWS = 1 << 17
-"""The most rows of a row group.
+"""Limit of rows of a row group.
 
 A reader decodes one group at a time, and skips groups of which a filter drops all rows.
 """

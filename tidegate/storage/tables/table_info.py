@@ -31,9 +31,9 @@ class TableInfo:
     keys: tuple[str, ...] = ()
     partition_by: tuple[str, ...] = ()
     delta_id: str | None = None
-    """The unique identifier of the table's Delta transactions, or None if it is not a Delta Lake table too."""
+    """Unique identifier of the table's Delta transactions, or None if the table is not a Delta Lake table as well."""
     added: tuple[str, ...] = ()
-    """Columns that the table has gained since it was created. Older files lack them, and have nulls there."""
+    """Names of columns that were added after the table was created. Older files lack them, and readers get nulls."""
     deletes: bool = False
     """True if each row of an upsert table's files has a flag that marks its key as deleted."""
     order_by: str | None = None
@@ -175,7 +175,7 @@ def check_parquet_types(schema: pa.Schema) -> None:
 
 
 def _parquet_refusal(schema: pa.Schema) -> str | None:
-    """Returns why Arrow does not start such a file, or None if it does."""
+    """Returns the reason why Arrow cannot write such a Parquet file, or None if it can."""
     try:
         pq.ParquetWriter(io.BytesIO(), schema).close()
     except (pa.ArrowException, OSError) as error:  # for a scale below zero it is an OSError

@@ -55,13 +55,13 @@ class TableSnapshot:
 
     @property
     def rows(self) -> int:
-        """Rows in the files. In an upsert table several may be versions of one row."""
+        """Number of rows in the files. In an upsert table several of them may be versions of one row."""
         return sum(file.rows for file in self.files)
 
 
 @dataclass(frozen=True, slots=True)
 class TableOwner:
-    """The job that may commit, and the root of its checkpoints (None if unknown)."""
+    """The job that may commit, and the checkpoint root of that job (None if unknown)."""
 
     job_id: JobId
     home: str | None
@@ -84,7 +84,7 @@ class TableLog:
         self._nonce = uuid.uuid4().hex[:8]
         self._mirror: LogMirror | None = None
         self._known_commits: dict[JobId, CheckpointId] = {}
-        """The newest checkpoint of each job that is known to be committed here."""
+        """The newest checkpoint of each job that is known to be committed in this table."""
 
     # --- reading --------------------------------------------------------------------------------------------------
 
@@ -148,7 +148,7 @@ class TableLog:
             return history.uncommitted(job_id, checkpoint_id, candidates) if history.knows(job_id) else None
 
     def state(self) -> TableFold | None:
-        """Returns the fold of the whole log, or None without a table."""
+        """Returns the state computed from the whole log, or None without a table."""
         with self._lock:
             self._tail.refresh()
             return self._tail.fold
@@ -166,7 +166,9 @@ class TableLog:
             )
 
     def shown_entries(self) -> tuple[TableFold, tuple[TableEntry, ...]]:
-        """Returns the fold of the whole log, and the entries whose files are visible, in the order of the table."""
+        """Returns the state computed from the whole log, and the entries whose files are visible, in the order of the
+        table.
+        """
         with self._lock:
             return self._tail.with_parts(
                 lambda: (self._existing(), tuple(self._tail.entries_in(self._existing().shown)))
@@ -179,9 +181,9 @@ class TableLog:
             return () if self._tail.fold is None else tuple(self._tail.with_parts(lambda: self._tail.entries_after(-1)))
 
     def whole(self) -> tuple[TableFold | None, tuple[TableEntry, ...]]:
-        """Returns the fold, and all entries that are part of the log, of the same moment.
+        """Returns the state and all entries of the log, read at the same moment.
 
-        None and () without a table.
+        Returns None and () without a table.
         """
         with self._lock:
             self._tail.refresh()
@@ -303,7 +305,7 @@ class TableLog:
                 raise self._tail.lost(f"checkpoint {first} of {job_id!r} was committed", "its commit is missing")
 
     def head(self, job_id: JobId) -> TableHead:
-        """Returns the end of the log, and the newest committed checkpoint of a job.
+        """Returns the number of the last entry of the log, and the newest committed checkpoint of a job.
 
         Raises TableError as for `expect`.
         """

@@ -1,1 +1,1 @@
-"""The RocksDB files of a checkpoint: how databases are opened, and how keys and values are laid out in them."""
+"""RocksDB files: how databases are opened and tuned, and how keys and values are encoded in them."""

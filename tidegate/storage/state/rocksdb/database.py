@@ -1,4 +1,4 @@
-"""Opens RocksDB databases, and turns the faults of RocksDB into errors of tidegate.
+"""Opens RocksDB databases with their options, and converts errors of RocksDB to errors of tidegate.
 
 Rules: there is no write-ahead log, because checkpoints make state durable. The block cache and the write buffers of a
 database share one memory limit. Every fault of RocksDB is raised as a StorageError that names the folder.
@@ -18,14 +18,14 @@ MEMORY_BYTES_MIN = 1024 * 1024
 _FILE_BYTES = 32 * 1024 * 1024
 _LOG_BYTES_MAX = 1024 * 1024
 _MANIFEST_BYTES_MAX = 1024 * 1024
-"""The manifest grows with every checkpoint. RocksDB begins a new one before it would exceed this size."""
+"""Size in bytes at which RocksDB starts a new manifest. A manifest grows with every checkpoint."""
 _BLOOM_BITS = 10
 _TUNING = DatabaseTuning()
 
 
 @contextmanager
 def reported(what: str, folder: str) -> Iterator[None]:
-    """Raises faults of RocksDB in the body as StorageError, and damaged files as CorruptionError.
+    """A context that converts errors of RocksDB to StorageError, and damaged files to CorruptionError.
 
     `what` names the operation, for the error text.
     """
@@ -76,7 +76,7 @@ def open_files(folder: str, memory_bytes: int) -> rocksdict.Rdict:
 
 
 def fetch(database: rocksdict.Rdict, keys: Sequence[bytes], folder: str) -> list[bytes | None]:
-    """Returns the values of some keys, None for a key that does not exist. Raises StorageError, CorruptionError."""
+    """Returns the values of some keys, None for each key that does not exist. Raises StorageError, CorruptionError."""
     with reported("read RocksDB", folder):
         found: list[bytes | None] | None = database.get(list(keys))
     assert found is not None

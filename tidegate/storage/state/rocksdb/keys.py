@@ -34,12 +34,12 @@ from tidegate.storage.state.stored_rows import DOMAINS, timers_schema
 _WORD_BYTES = 8
 _COPIED_BYTES = 1 << 20
 COLUMN_BYTES_MAX = (1 << 31) - 1
-"""The most bytes that a column of type `string` or `binary` can have, because its offsets are int32."""
+"""Largest size in bytes of a column of type `string` or `binary`, because its offsets are int32."""
 
 RowLength = Callable[[bytes, int], int]
-"""Returns the position at which the row ends that begins at a given position of some bytes."""
+"""A function that returns the position at which a row ends, given the bytes and the position at which it begins."""
 MOMENT = struct.Struct(">BQ")
-"""Clock and moment."""
+"""Binary format of the clock and the time of a timer."""
 _WORD = struct.Struct(">Q")
 _DOUBLE = struct.Struct(">d")
 _SIGN, _WORD_MAX = 1 << 63, (1 << 64) - 1
@@ -49,7 +49,7 @@ _EXACT = Context(prec=100)
 _VALUE, _NAN, _NULL = b"\x00", b"\x01", b"\x02"
 Encode = Callable[[Any], bytes]
 Decode = Callable[[bytes, int], tuple[Any, int]]
-"""Returns the value at a position, and the position after it."""
+"""A function that returns the value at a position, and the position after it."""
 
 
 def decode_rows(rows: Sequence[bytes], schema: pa.Schema) -> pa.RecordBatch:
@@ -104,7 +104,7 @@ def row_end(schema: pa.Schema) -> RowLength:
 
 
 def has_words(data_type: pa.DataType) -> bool:
-    """Returns whether values of a key column's type are encoded as words, and not as strings of bytes."""
+    """Returns whether values of a key column's type are encoded as 8-byte words, and not as strings of bytes."""
     kinds = pa.types
     temporal = kinds.is_temporal(data_type) and not kinds.is_interval(data_type)
     number = kinds.is_integer(data_type) or kinds.is_floating(data_type)
@@ -161,7 +161,7 @@ def _strings(
 
 
 def _content(data: NDArray[np.uint8], starts: NDArray[np.int64], offsets: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Returns the bytes from each start on, concatenated. String i begins at offset i and ends at the next offset.
+    """Returns the bytes from each start on, concatenated. String i has the bytes between offsets i and i + 1.
 
     A few rows are copied at a time, because the positions of bytes need many times the memory of the bytes.
     """
@@ -255,7 +255,7 @@ def timer_rows(rows: Sequence[bytes], keys: pa.Schema) -> pa.RecordBatch:
 
 
 def _plain_type(data_type: pa.DataType) -> pa.DataType:
-    """Returns the type whose Python values are exact. For dates and times that is the integer type that stores them."""
+    """Returns the type with exact Python values. For dates and times that is the integer type that stores them."""
     if pa.types.is_temporal(data_type):
         return pa.int32() if data_type.bit_width == 32 else pa.int64()
     return data_type

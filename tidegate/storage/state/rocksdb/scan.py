@@ -106,7 +106,7 @@ def scan_keys(
 
 
 def _is_at(cursor: rocksdict.RdictIter, key: bytes, folder: str) -> bool:
-    """Moves the cursor to the row of a key, or to the first piece of that row. Returns whether there is one."""
+    """Moves the cursor to the row of a key, or to its first piece. Returns whether the key has a row."""
     with reported("read RocksDB", folder):
         cursor.seek(key)
         if cursor.valid():
@@ -117,7 +117,7 @@ def _is_at(cursor: rocksdict.RdictIter, key: bytes, folder: str) -> bool:
 
 @dataclass(slots=True)
 class _Chunk:
-    """Rows that have been read: their keys, and the values from which `_columns` makes columns."""
+    """Rows that have been read: their keys, and the encoded values from which `_columns` makes columns."""
 
     first_group: int
     keys: list[bytes] = field(default_factory=list)
@@ -137,7 +137,9 @@ class _Chunk:
 
 
 _Take = Callable[[rocksdict.RdictIter, bytes, _Chunk, str], bool]
-"""Reads rows into a chunk, up to the row with which it is full. Returns False if the prefix has no more rows."""
+"""A function that reads rows into a chunk, up to the row with which it is full. Returns False if the prefix has no more
+rows.
+"""
 
 
 def _reader(description: RocksDescription, state: RocksState) -> _Take:
@@ -153,7 +155,7 @@ def _row_reader(description: RocksDescription, state: RocksState) -> _Take:
 
 
 def _take_row(cursor: rocksdict.RdictIter, prefix: bytes, chunk: _Chunk, folder: str) -> bool:
-    """Reads the entry at the cursor."""
+    """Reads one row: the entry at the cursor."""
     with reported("read RocksDB", folder):
         key, value = cursor.key(), cursor.value()
     chunk.keys.append(key[len(prefix) :])
@@ -163,7 +165,7 @@ def _take_row(cursor: rocksdict.RdictIter, prefix: bytes, chunk: _Chunk, folder:
 
 
 def _take_rows(cursor: rocksdict.RdictIter, prefix: bytes, chunk: _Chunk, folder: str) -> bool:
-    """Reads entries, each of which is a row."""
+    """Reads several entries, each of which is a row."""
     head = len(prefix)
     keys, values = chunk.keys, chunk.values
     with reported("read RocksDB", folder):
@@ -183,7 +185,9 @@ def _take_rows(cursor: rocksdict.RdictIter, prefix: bytes, chunk: _Chunk, folder
 
 
 class _Pieces:
-    """Reads rows that consist of several entries, whose keys begin with the key of the row."""
+    """Reads rows that consist of several entries, such as lists. The key of each entry begins with the key of
+    the row.
+    """
 
     def __init__(self, state: RocksState, end: RowLength) -> None:
         self._end = end
@@ -228,7 +232,9 @@ class _Pieces:
 def _chunk_of(
     description: RocksDescription, state: RocksState, chunk: _Chunk, group: int | None, keys_alone: bool = False
 ) -> StateChunk:
-    """Returns what has been read. `group` is the key group that continues in the next chunk, or None at the end."""
+    """Returns the rows that were read as a chunk. `group` is the key group that continues in the next chunk, or None at
+    the end.
+    """
     ends = chunk.ends if group is None else [*chunk.ends, len(chunk.keys)]
     if state.form is RocksForm.TIMERS:
         return StateChunk(timer_rows(chunk.keys, description.keys), chunk.first_group, tuple(ends))
@@ -253,7 +259,7 @@ def _columns(state: RocksState, values: list[Any]) -> list[pa.Array]:
 
 
 def clipped(native: NativeState, key_groups: range | None) -> range:
-    """Returns the requested key groups that the files contain. None requests all of them.
+    """Returns the requested key groups that the files contain. None as the request means all.
 
     Raises CodecError, CorruptionError, or ConfigurationError for groups beyond the max parallelism of the job.
     """

@@ -15,16 +15,18 @@ _INT32_MAX = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class DatabaseTuning:
-    """The settings of the database of one operator in one subtask."""
+    """Settings of the RocksDB database of one operator in one subtask."""
 
     threads: int = THREADS
-    """The number of flushes and compactions that may run at the same time."""
+    """Number of flushes and compactions that may run at the same time."""
     write_buffer_bytes: int | None = None
-    """How many bytes a write buffer collects before they become a file. None: a sixth of the database's memory."""
+    """Number of bytes that a write buffer collects before they become a file. None for a sixth of the database's
+    memory.
+    """
     block_bytes: int = BLOCK_BYTES
-    """The approximate size of a block, which is read, compressed and cached as a whole."""
+    """Approximate size of a block in bytes. A block is read, compressed and cached as a whole."""
     open_files_max: int = OPEN_FILES_MAX
-    """The maximum number of files that are kept open."""
+    """Limit of files that RocksDB keeps open."""
 
     def __post_init__(self) -> None:
         check_whole(self, "threads", "block_bytes", "open_files_max", least=1, most=_INT32_MAX)

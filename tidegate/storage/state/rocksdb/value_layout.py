@@ -45,7 +45,7 @@ from tidegate.storage.state.rocksdb.keys import decode_rows
 from tidegate.storage.state.stored_rows import row_identity
 
 ROCKSDB = "rocksdb"
-"""The `NativeState.backend` of these files."""
+"""Value of `NativeState.backend` for RocksDB files."""
 
 FORMAT_VERSION = 4
 """The newest format. Version 1 had no timers, 2 no row tables, 3 no tables with columns of varying width.
@@ -57,10 +57,10 @@ _WITHOUT_ROWS = 2
 
 STATES_MAX = 1 << 16
 HEAD = struct.Struct(">HH")
-"""Key group and state number, with which every key begins."""
+"""Binary format of the head with which every key begins: key group and state number."""
 _INTEGERS = {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
 POSITION = struct.Struct(">Q")
-"""Position of a piece of a list, with which its key ends."""
+"""Binary format of the position of a list piece, with which its key ends."""
 Convert = Callable[[Any], Any]
 _INT64_BIAS = 1 << 63
 _WORD = struct.Struct(">Q")
@@ -79,7 +79,7 @@ _MALFORMED = (
 
 @wire
 class RocksForm(enum.Enum):
-    """The form in which the database stores the rows of a state."""
+    """How the rows of a state are stored in the database."""
 
     TABLE = "table"
     VALUE = "value"
@@ -92,7 +92,9 @@ class RocksForm(enum.Enum):
 @wire
 @dataclass(frozen=True, slots=True)
 class RocksState:
-    """One state. `number` is in its keys. `values` are the value columns: exactly one, except for TABLE and ROWS."""
+    """Description of one state. `number` is part of its keys. `values` are the value columns: exactly one, except for
+    TABLE and ROWS.
+    """
 
     name: str
     number: int
@@ -125,7 +127,7 @@ class RocksDescription:
     next_position: int
 
     def stored_keys(self, state: RocksState) -> pa.Schema:
-        """Returns the key columns of a state's entries. Timers are not described by it."""
+        """Returns the key columns of a state's entries. Does not apply to timers."""
         return row_identity(self.keys) if state.form is RocksForm.ROWS else self.keys
 
     def to_bytes(self) -> bytes:
@@ -155,7 +157,7 @@ def describe(native: NativeState) -> RocksDescription:
 
 @dataclass(frozen=True, slots=True)
 class TableLayout:
-    """The layout of the values of a TABLE row: validity bits, then each column in its width."""
+    """Layout of a TABLE row with fixed-width columns: validity bits, then each column in its width."""
 
     schema: pa.Schema
     dtype: np.dtype[Any]
@@ -200,7 +202,7 @@ class TableLayout:
 
 @dataclass(frozen=True, slots=True)
 class VaryingLayout:
-    """The layout of a TABLE row that has a column of varying width: all columns in the encoding of keys."""
+    """Layout of a TABLE row with a column of varying width: all columns are encoded as in keys."""
 
     schema: pa.Schema
 
@@ -210,7 +212,7 @@ class VaryingLayout:
 
 
 def is_varying(schema: pa.Schema) -> bool:
-    """Returns whether any value column has no fixed width of 1 to 8 bytes."""
+    """Returns whether any value column is not of a fixed width of 1 to 8 bytes."""
     return not all(_is_fixed(field.type) for field in schema)
 
 
@@ -232,7 +234,7 @@ def table_layout(schema: pa.Schema) -> TableLayout | VaryingLayout:
 
 
 def physical(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Returns the same rows in columns of types that keys may have. As keys, their values keep every bit."""
+    """Returns the same rows in columns of types that keys may have. No bit of a value is lost."""
     arrays = [_to_physical(column) for column in rows.columns]
     return pa.RecordBatch.from_arrays(arrays, names=rows.schema.names)
 
@@ -290,7 +292,7 @@ def _from_physical(column: pa.Array, data_type: pa.DataType) -> pa.Array:
 
 
 def _with_integers(data_type: pa.DataType) -> pa.DataType:
-    """Returns the type with dates and times replaced by integers. `value_codec` gives both types the same bytes."""
+    """Returns the type with dates and times replaced by integers, which `value_codec` encodes in the same way."""
     kinds = pa.types
     if kinds.is_temporal(data_type) and not kinds.is_interval(data_type):
         return _INTEGERS[data_type.bit_width]
@@ -330,7 +332,7 @@ def value_codec(data_type: pa.DataType) -> ValueCodec:
 
 
 def list_codec(data_type: pa.DataType) -> ValueCodec:
-    """Returns the codec of a piece of a list: some values of a type."""
+    """Returns the codec of a piece of a list, which contains several values of a type."""
     to, back = _conversion(data_type)
     if to is None or back is None:
         return _packed(None, None)
@@ -374,7 +376,7 @@ def _checked(decode: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 
 
 def _conversion(data_type: pa.DataType) -> tuple[Convert | None, Convert | None]:
-    """Returns conversions to and from values that msgpack supports.
+    """Returns the conversions to and from a value that msgpack supports.
 
     Both are None if msgpack supports the type itself.
     """
@@ -459,7 +461,7 @@ def _same(value: Any) -> Any:
 
 
 def _arrow(data_type: pa.DataType) -> tuple[Convert, Convert]:
-    """Returns conversions of one value to and from an Arrow stream with one row."""
+    """Returns the conversions of one value to and from an Arrow stream with one row."""
     schema = pa.schema([pa.field("value", data_type)])
 
     def to_stream(value: Any) -> bytes:

@@ -99,7 +99,7 @@ class ClaimHistory:
     def claim(
         self, job_id: JobId, restored_from: Restored | None, if_exists: IfExists, next_checkpoint_id: int | None
     ) -> TableClaim | None:
-        """Returns the claim to make, or None if the job already owns the table as it should."""
+        """Returns the claim for a job that starts, or None if the job already owns the table as it should."""
         if self._claims(job_id):
             if self._fold.owner != job_id:
                 raise FencedError(owned_by(self._url, self._fold.owner, job_id))
@@ -179,7 +179,7 @@ class ClaimHistory:
         )  # fmt: skip
 
     def _goes_on(self, line: JobId, own: frozenset[int]) -> TableClaim:
-        """Returns the claim of a job that continues a line from a checkpoint that covers `own`."""
+        """Returns the claim of a job that continues a line from a checkpoint that covers the entries `own`."""
         claims = [e for e in self._entries if e.claim is not None and e.claim.line == line]
         jobs = {entry.job_id for entry in claims}
         root = claims[0]
@@ -248,7 +248,7 @@ class ClaimHistory:
         return [entry for entry in self._commits_of.get(job_id, ()) if entry.seq > after]
 
     def _period(self, job_id: JobId, checkpoint_id: CheckpointId) -> TableEntry | None:
-        """Returns the claim after which a checkpoint of a job was taken, or None if the log was cut later than that."""
+        """Returns the claim after which a checkpoint of a job was taken, or None if the log was cut after that time."""
         claims = self._claims(job_id)
         since = [e for e in claims if e.seq > self._cut_at]
         first = since[0] if since == claims and since else None

@@ -34,7 +34,7 @@ from tidegate.storage.ids import CheckpointId, JobId
 from tidegate.storage.tables.table_info import TableInfo
 
 Ranges = tuple[tuple[int, int], ...]
-"""Ascending ranges of entry numbers, both ends included."""
+"""A set of entry numbers as ascending ranges, both ends included."""
 
 
 @wire
@@ -45,7 +45,7 @@ class TableEntryKind(enum.Enum):
     CLAIMED = "claimed"
     COMMITTED = "committed"
     COMPACTING = "compacting"
-    """A process of the owner begins to compact. No other process can, until the table has another owner."""
+    """A process of the owner starts to compact. No other process can compact until the table has another owner."""
     COMPACTED = "compacted"
     VACUUMED = "vacuumed"
     ALTERED = "altered"
@@ -57,7 +57,7 @@ class TableEntryKind(enum.Enum):
 @wire
 @dataclass(frozen=True, slots=True)
 class TableClaim:
-    """The state on which the first commit after a claim is built.
+    """The state on which the first commit after a claim builds.
 
     - `line` is the first of the jobs that continue one another. Rows of a line are versions of one output.
     - `own` is what the line showed at the checkpoint from which the job starts.
@@ -76,9 +76,9 @@ class TableClaim:
     falls_back_to: CheckpointId | None = None
     """The older checkpoint of its own from which the owner continues, or None."""
     next_checkpoint_id: int = 0
-    """Checkpoints of the job below this number, and after the one to which it falls back, are never committed."""
+    """Number below which checkpoints of the job, after the one to which it falls back, are never committed."""
     replaces: Ranges = ()
-    """For a compaction: the entries that the line showed. The files of the one commit have their rows."""
+    """For a compaction: the entries that the line showed. The files of its one commit have the same rows."""
 
 
 @wire
@@ -99,7 +99,9 @@ class TableRewrite:
 @wire
 @dataclass(frozen=True, slots=True)
 class TableVacuum:
-    """The entries whose files vacuums have deleted (`gone`). Every commit from `readable_from` on can be read."""
+    """The result of all vacuums so far: the entries with deleted files (`gone`), and the first commit that can still be
+    read.
+    """
 
     gone: Ranges = ()
     readable_from: int = 0
@@ -129,7 +131,7 @@ class TableCut:
     shown: Ranges
     rows: int
     commit: int
-    """The newest commit up to `seq`. It is the oldest that can be read."""
+    """The newest commit up to `seq`, which is the oldest one that can be read."""
     commit_rows: int
     """The number of rows that the table showed with it."""
     commit_holder: int
@@ -179,22 +181,22 @@ class TableEntry:
 
     @property
     def rows(self) -> int:
-        """The number of rows in its files."""
+        """Number of rows in its files."""
         return sum(file.rows for file in self.files)
 
     @property
     def position(self) -> int:
-        """The place of its rows in the order of the table."""
+        """Position of its rows in the order of the table."""
         return self.seq if self.rewrite is None else self.rewrite.position
 
 
 def in_order(entry: TableEntry) -> int:
-    """Returns the key by which entries are sorted into the order of the table."""
+    """Returns a sort key that puts entries into the order of the table."""
     return entry.position
 
 
 def covers(ranges: Ranges, seq: int) -> bool:
-    """Returns whether an entry with files is in the set."""
+    """Returns whether a set contains an entry that has files."""
     at = bisect_right(ranges, seq, key=lambda bounds: bounds[0])
     return at > 0 and seq <= ranges[at - 1][1]
 
@@ -215,7 +217,7 @@ def ranges_of(members: Collection[int], bearing: Iterable[int]) -> Ranges:
 
 
 def joined(members: Iterable[int]) -> Ranges:
-    """Returns the set of `members` as ranges, if it is unknown which entries between them have files."""
+    """Returns the set of `members` as ranges, when it is unknown which entries between them have files."""
     found: list[tuple[int, int]] = []
     for seq in sorted(members):
         if found and found[-1][1] == seq - 1:
@@ -259,7 +261,9 @@ log = logging.getLogger(__name__)
 @wire
 @dataclass(frozen=True, slots=True)
 class TableFold:
-    """The fold of all entries up to `seq`, whose file has the checksum `entry_checksum`."""
+    """State of a table, computed from all entries up to `seq`. `entry_checksum` is the checksum of that entry's
+    file.
+    """
 
     seq: int
     entry_checksum: str
@@ -267,7 +271,7 @@ class TableFold:
     shown: Ranges = ()
     rows: int = 0
     newest_bearing: int = 0
-    """The newest entry with files."""
+    """The newest entry with files, by number."""
     claims: int = 0
     owner: JobId | None = None
     claim: TableClaim | None = None
@@ -277,11 +281,11 @@ class TableFold:
     """The newest checkpoint that the owner has committed."""
     newest_files: str = ""
     newest_at_ms: int | None = None
-    """When the visible rows last changed."""
+    """Time, in ms, at which the visible rows last changed."""
     compactor: str = ""
-    """The nonce of the process that may compact for the owner."""
+    """The nonce of the process that may compact for the owner, or None."""
     compactor_seq: int = 0
-    """The entry in which that process declared it."""
+    """Number of the entry in which that process declared that it compacts."""
     vacuum: TableVacuum = field(default_factory=TableVacuum)
     """The entries whose files were deleted for good."""
     cut: TableCut | None = None
@@ -289,12 +293,12 @@ class TableFold:
 
     @staticmethod
     def first(entry: TableEntry, checksum: str) -> TableFold:
-        """Returns the fold of the first entry."""
+        """Returns the fold of a log with only its first entry."""
         assert entry.info is not None
         return TableFold(entry.seq, checksum, entry.info)
 
     def after(self, entry: TableEntry, checksum: str) -> TableFold:
-        """Returns the fold with the next entry."""
+        """Returns the fold after one more entry."""
         assert entry.seq == self.seq + 1
         fold = replace(self, seq=entry.seq, entry_checksum=checksum)
         match entry.kind:
@@ -334,8 +338,8 @@ class TableFold:
     def is_decided(self, url: str, checkpoint_id: CheckpointId, files: tuple[DataFile, ...]) -> bool:
         """Returns whether a checkpoint of the owner needs no commit.
 
-        That is so if it was committed before, if it can never be committed, or if a commit would change nothing. Raises
-        TableError if the checkpoint was committed with other files.
+        That is the case if it was committed before, can never be committed, or would change nothing. Raises TableError
+        if the checkpoint was committed with other files.
         """
         assert self.claim is not None and self.owner is not None
         if checkpoint_id == self.newest_commit and self.newest_files != fingerprint(files):

@@ -73,11 +73,11 @@ log = logging.getLogger(__name__)
 RACES_MAX = 32
 T = TypeVar("T")
 PARTS_WEIGHT_MAX = 20_000
-"""How many entries and files, in total, the cached parts may have. One part is cached even if it is larger."""
+"""Limit of entries and files, in total, in the cached parts. One part is cached even if it is larger."""
 
 
 class _OvertakenError(Exception):
-    """The log was truncated beyond the last entry that this reader has read."""
+    """Raised when the log was truncated beyond the last entry that this reader has read."""
 
 
 class TableTail:
@@ -86,7 +86,7 @@ class TableTail:
     def __init__(self, store: Store, entries_per_snapshot: int) -> None:
         assert entries_per_snapshot >= 2, "the entry before the newest one is never truncated"
         self.fold: TableFold | None = None
-        """None before the first read, or if there is no table."""
+        """State of the table after the newest entry. None before the first read, or if there is no table."""
         self.loose: list[TableEntry] = []
         """The entries after the snapshot."""
         self._url = store.url
@@ -94,9 +94,11 @@ class TableTail:
         self._every = entries_per_snapshot
         self._state: TableState | None = None
         self._due: list[TableFold] = []
-        """The folds of which snapshots are due."""
+        """The folds for which a snapshot has to be written."""
         self._columns: dict[TablePart, PartColumns] = {}
-        """Parts that were read recently, the latest one last. Bounded, because a writer may live for years."""
+        """Parts that were read recently, the latest one last. Their number is limited, because a writer may live for
+        years.
+        """
         self._newest: tuple[int, str] | None = None
         """Number and checksum of the newest entry that was part of the log."""
 
@@ -203,7 +205,9 @@ class TableTail:
             expected += 1
 
     def _read_on(self) -> None:
-        """Reads entries to the end. The newest entry read before, or else the first entry, must exist afterwards."""
+        """Reads all further entries. Afterwards the last entry read before, or else the first entry, must still
+        exist.
+        """
         known = self.fold
         while True:
             try:
@@ -252,7 +256,7 @@ class TableTail:
         return True
 
     def _compact(self) -> None:
-        """Writes the snapshots that are due. Failures do not affect the entry that made them due."""
+        """Writes the snapshots that are due. A failure does not affect the entry that made them due."""
         try:
             while self._due:
                 fold = self._due[0]
@@ -343,7 +347,7 @@ def _weight(part: TablePart) -> int:
 
 TABLE_LOG_VERSION = 3
 _VERSION_MIN = 2
-"""Files of this version are readable: they only lack newer fields."""
+"""Oldest version of files that can be read. Such files only lack newer fields."""
 LOG_FOLDER = "_tidegate/log"
 PARTS_FOLDER = "_tidegate/parts"
 FAN_IN = 10
@@ -352,7 +356,7 @@ _ENTRY_MAGIC, _SNAPSHOT_MAGIC, _PART_MAGIC = b"TGTABLE", b"TGTABSN", b"TGTABPT"
 _SNAPSHOT_PREFIX = "snapshot-"
 _DIGITS = 12
 _LEVEL_CUT = 1_000
-"""The level of parts that are not joined to others."""
+"""Level of parts that are not joined with others."""
 
 
 @wire
@@ -395,14 +399,14 @@ class PartColumns:
     job_of: tuple[int, ...] = ()
     checkpoints: tuple[CheckpointId, ...] = ()
     counts: tuple[int, ...] = ()
-    """The number of files of each commit."""
+    """Number of files of each commit."""
     paths: tuple[str, ...] = ()
     rows: tuple[int, ...] = ()
     sizes: tuple[int, ...] = ()
     checksums: tuple[str, ...] = ()
     others: tuple[TableEntry, ...] = ()
     times: tuple[int | None, ...] = ()
-    """When each commit was made. Empty in parts that were written before commits had times."""
+    """Time of each commit. Empty in parts that were written before commits had times."""
 
     @staticmethod
     def of(entries: Sequence[TableEntry]) -> PartColumns:

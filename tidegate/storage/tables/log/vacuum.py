@@ -62,7 +62,7 @@ class Retention:
 
 
 def vacuum_of(url: str, entries: Sequence[TableEntry], fold: TableFold, retention: Retention) -> TableVacuum:
-    """Returns what is deleted after a vacuum of the table at `url`, earlier vacuums included."""
+    """Returns the state of deleted files after a vacuum of the table at `url`, including earlier vacuums."""
     assert retention.commits >= 1
     commits = [entry.seq for entry in entries if entry.kind is TableEntryKind.COMMITTED][-retention.commits :]
     if not commits:
@@ -122,7 +122,7 @@ def start_of(entries: Sequence[TableEntry], fold: TableFold, since_ms: int) -> i
 
 DROPPED_MIN = 10
 CUT_BYTES_MAX = 256 * 1024
-"""Every snapshot of the log has its cut, with what is kept and a base for each line of jobs, so it must be small."""
+"""Limit in bytes of an encoded cut. Every snapshot contains it, with what is kept and a base for each line of jobs."""
 
 
 def cut_of(url: str, entries: Sequence[TableEntry], fold: TableFold, retention: Retention) -> TableCut | None:
@@ -171,7 +171,7 @@ def dropped_files(entries: Sequence[TableEntry], cut: TableCut) -> dict[str, Dat
 
 
 def _place(entries: Sequence[TableEntry], fold: TableFold, retention: Retention) -> tuple[int, int] | None:
-    """Returns the entry to cut at, and the newest commit up to it, or None for no cut."""
+    """Returns the entry at which to cut the log, and the newest commit up to it, or None for no cut."""
     oldest = -1 if fold.cut is None else fold.cut.commit
     commits = [e.seq for e in entries if e.kind is TableEntryKind.COMMITTED and e.seq >= oldest]
     seq = start_of(entries, fold, retention.since_ms)

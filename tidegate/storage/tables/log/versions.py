@@ -49,7 +49,7 @@ AsOf = int | dt.datetime
 """The number of a commit, or a time with a time zone."""
 
 _CHANGES = (TableEntryKind.COMMITTED, TableEntryKind.COMPACTED)
-"""The kinds of entries that change what a table shows."""
+"""Kinds of entries that change what a table shows."""
 _WHAT = {
     TableEntryKind.CLAIMED: "a job became its owner there",
     TableEntryKind.COMPACTING: "a job began to compact small files there",
@@ -134,7 +134,7 @@ class TableVersions:
         return info
 
     def shown_after(self, seq: int) -> Ranges:
-        """Returns the entries whose files the table showed when `seq` was its newest entry.
+        """Returns the entries whose files the table showed after entry `seq`.
 
         Empty before the first commit.
 
@@ -161,7 +161,7 @@ class TableVersions:
         return ranges_of(found, self._bearing)
 
     def _after_change(self, number: int) -> Ranges:
-        """Returns what was shown after a commit or a compaction."""
+        """Returns the entries that were shown after a commit or a compaction."""
         if self._cut is not None and number <= self._cut_at:
             return self._cut.shown  # Compactions since then have the same rows.
         earlier = (entry for entry in reversed(self._since) if entry.seq < number)
