@@ -86,7 +86,7 @@ class Lease:
 
 
 class Life(enum.Enum):
-    """Whether a job is alive, according to its lease."""
+    """The life of a job according to its lease: whether it is alive, dead, or unknown."""
 
     DEAD = "dead"
     UNKNOWN = "unknown"

@@ -292,7 +292,7 @@ class SubtaskState:
 
     @property
     def handles(self) -> tuple[StateHandle, ...]:
-        """All handles: exclusive state, layers and in-flight data."""
+        """Returns all handles: exclusive state, layers and in-flight data."""
         return tuple(h for h in (self.handle, self.in_flight, *self.layers) if h is not None)
 
     @property

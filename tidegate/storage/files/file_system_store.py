@@ -199,7 +199,9 @@ _MOUNTED = frozenset({"hdfs", "viewfs", "webhdfs", "gs", "abfs", "abfss", "wasb"
 RAY_MEMORY = "ray-memory"
 """URL scheme of checkpoints in the memory of a Ray actor."""
 _SCHEMES = frozenset({"file", "local", "s3", "s3a", "memory", RAY_MEMORY, "sim"})
-"""All URL schemes that a runtime of tidegate supports. `ray-memory` works only on Ray, `sim` only in the simulator."""
+"""The URL schemes that any runtime of tidegate supports. `ray-memory` works only on Ray, `sim` only in the
+simulator.
+"""
 
 
 def open_store(url: str | os.PathLike[str], **options: object) -> FileSystemStore:
