@@ -67,7 +67,9 @@ _PENDING_INPUT: Mapping[PendingInput, str] = {
 
 
 def render() -> str:
-    """Returns the page: the tables of the job and of a checkpoint, and the meanings of their rows and columns."""
+    """Returns the page as Markdown: the transition tables of the job and of a checkpoint, and the meanings of their
+    rows and columns.
+    """
     return (
         "# States of the coordinator\n\n"
         "Made by `python -m tidegate.actors.coordinator` from `tidegate/actors/coordinator/phases.py`.\n\n"

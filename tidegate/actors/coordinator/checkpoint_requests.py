@@ -1,4 +1,5 @@
-"""Which checkpoint comes next, and how it is taken (Flink's `CheckpointProperties` and `CheckpointRequestDecider`).
+"""Decides which checkpoint is taken next, when, and with which properties (Flink's `CheckpointProperties` and
+`CheckpointRequestDecider`).
 
 `CheckpointCoordinator` calls `enqueue` for each request and `decide` after each event. All functions are pure.
 """
@@ -17,16 +18,15 @@ from tidegate.storage.codec import wire
 @wire
 @dataclass(frozen=True, slots=True)
 class CheckpointProperties:
-    """The kind of a checkpoint: how it is taken, and how long it is kept (Flink's `CheckpointProperties`).
+    """The kind of a checkpoint and, for a savepoint, its target and format (Flink's `CheckpointProperties`).
 
     - A savepoint belongs to the user. It is never unaligned, no newer checkpoint subsumes it, its failure does not
       count, and it is copied to a folder of its own. Only a stop waits for the copy.
     - The savepoint of `stop` is forced: it starts at once, whatever else is pending.
     - How a job ends decides whether it keeps its checkpoints.
 
-    The kind of a checkpoint. Of a savepoint also where it goes, and its format.
-
-    `target`: the url under which a savepoint's own folder is made; None for a checkpoint, which ignores the format.
+    `target` is the URL under which the savepoint gets a folder of its own. It is None for a checkpoint, which ignores
+    the format.
     """
 
     kind: SnapshotKind = SnapshotKind.CHECKPOINT
@@ -38,22 +38,26 @@ class CheckpointProperties:
 
     @property
     def forced(self) -> bool:
-        """Returns whether it starts at once."""
+        """Returns whether the checkpoint starts at once, whatever else is pending."""
         return self.kind.stops
 
     @property
     def copied_afterwards(self) -> bool:
-        """Returns whether it is copied once its checkpoint is complete. The savepoint of a stop is copied before."""
+        """Returns whether the savepoint is copied into its folder after its checkpoint is complete. The savepoint of a
+        stop is copied before.
+        """
         return self.kind is SnapshotKind.SAVEPOINT
 
     @property
     def canonical(self) -> bool:
-        """Returns whether all state is written as sorted rows. It is built on nothing then, and nothing on it."""
+        """Returns whether all state is written as sorted rows. Such a savepoint is not incremental, and no checkpoint
+        is based on it.
+        """
         return self.kind.is_savepoint and self.savepoint_format is SavepointFormat.CANONICAL
 
     @property
     def subsumable(self) -> bool:
-        """Returns whether a newer completed checkpoint makes it superfluous."""
+        """Returns whether the checkpoint can be deleted once a newer one is complete."""
         return not self.kind.is_savepoint
 
 
@@ -61,7 +65,7 @@ CHECKPOINT = CheckpointProperties()
 
 
 def barrier_options(settings: CheckpointSettings, properties: CheckpointProperties) -> BarrierOptions:
-    """Returns how the barriers of such a checkpoint travel."""
+    """Returns the options of the barriers of such a checkpoint: aligned or not, and exactly-once or not."""
     kind = properties.kind
     savepoint_format = properties.savepoint_format
     if not settings.exactly_once:
@@ -88,47 +92,50 @@ def keeps_checkpoints(retention: Retention, end: JobStatus) -> bool:
 
 REQUESTS_MAX = 1_000
 RETRIES_MAX = 10
-"""How often a request may go back into the queue."""
+"""Limit of times that a request may go back into the queue."""
 COMMITS_WAITING_MAX = 4
-"""How many completed checkpoints may wait for their sink commit before the next one has to wait."""
+"""Number of completed checkpoints with outstanding sink commits from which on the next checkpoint has to wait."""
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class CheckpointRequest:
-    """A user's request that has not been started. `request` is the user's own name for it."""
+    """A user's request for a checkpoint that has not been started. `request` is the id with which the user's call waits
+    for the answer.
+    """
 
     request: str
     at_ms: int
     properties: CheckpointProperties = CHECKPOINT
     retries: int = 0
-    """How often it has gone back into the queue."""
+    """How many times the request has gone back into the queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start this checkpoint now, for these requests. `queue`: what still waits."""
+    """Decision to start a checkpoint now, for some requests. `queue` has the requests that still wait."""
 
     properties: CheckpointProperties
     requests: tuple[str, ...]
     queue: tuple[CheckpointRequest, ...]
     retries: int = 0
-    """How often one of these requests has gone back into the queue, at most."""
+    """How many times a request of this checkpoint has gone back into the queue (the maximum over its requests)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """The periodic checkpoint that is due has to wait until then."""
+    """Decision that the periodic checkpoint, which is due, has to wait until a given time."""
 
     until_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The facts on which the decision depends.
+    """The state of the job on which the decision depends.
 
-    `pending` counts all pending checkpoints, `savepoints` the savepoints among them. `final`: all operators have
-    finished, and no checkpoint covers that yet. `hooks`: master hooks are being called for one.
+    `pending` is the number of pending checkpoints, and `savepoints` the number of savepoints among them. `final` is
+    True if all operators have finished and no checkpoint covers that yet. `hooks` is True while master hooks are being
+    called.
     """
 
     queue: tuple[CheckpointRequest, ...]
@@ -145,7 +152,7 @@ class Demand:
 def enqueue(
     queue: tuple[CheckpointRequest, ...], request: CheckpointRequest
 ) -> tuple[tuple[CheckpointRequest, ...], CheckpointRequest | None]:
-    """The queue with the request in its place, and the request that is refused if there is no room."""
+    """Returns the queue with the request added, and the request that is refused if there is no room, or None."""
     refused = None
     if len(queue) >= REQUESTS_MAX:
         if not request.properties.forced:
@@ -177,7 +184,7 @@ def decide(demand: Demand, settings: CheckpointSettings, at_ms: int) -> Start | 
     - If a checkpoint fails because a task was just leaving, its requests wait again, at most `RETRIES_MAX` times. The
       next plan counts the task as finished.
 
-    What to start now, if anything.
+    Returns the checkpoint to start now, the time to wait for, or None.
     """
     if demand.hooks:
         return None

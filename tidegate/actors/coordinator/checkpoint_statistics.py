@@ -1,8 +1,8 @@
 """Statistics of a job's checkpoints (Flink's `CheckpointStatsTracker`): counts, summaries, a history, the newest ones.
 
 The modules in `checkpoints/` feed them, the handle of a job shows them. Times are in ms, sizes in bytes. They are part
-of the coordinator's state, so a new generation continues with them. They are bounded: the history has aggregates of
-each vertex for the last `history_max` checkpoints, and only the newest completed one has details of subtasks.
+of the coordinator's state, so a new generation continues with them. Their size is limited: the history has aggregates
+of each vertex for the last `history_max` checkpoints, and only the newest completed one has details of subtasks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tidegate.storage.ids import CheckpointId, VertexId
 @wire
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Count, sum, minimum and maximum of some numbers; all are 0 where there are none."""
+    """Count, sum, minimum and maximum of some numbers. All are 0 if there are no numbers."""
 
     count: int = 0
     total: int = 0
@@ -30,18 +30,18 @@ class Summary:
 
     @property
     def avg(self) -> float:
-        """The mean, 0 where there are none."""
+        """Mean of the numbers, 0 if there are none."""
         return self.total / self.count if self.count else 0.0
 
     def add(self, value: int) -> Summary:
-        """This summary with one number more."""
+        """Returns the summary with one more number."""
         if not self.count:
             return Summary(1, value, value, value)
         return Summary(self.count + 1, self.total + value, min(self.min, value), max(self.max, value))
 
     @staticmethod
     def of(values: Iterable[int]) -> Summary:
-        """The summary of these numbers."""
+        """Returns the summary of some numbers."""
         numbers = list(values)
         return Summary(len(numbers), sum(numbers), min(numbers), max(numbers)) if numbers else Summary()
 
@@ -49,9 +49,10 @@ class Summary:
 @wire
 @dataclass(frozen=True, slots=True)
 class SubtaskStatistics:
-    """One subtask's part of a checkpoint: the time from the trigger to the acknowledgement, what it measured, sizes.
+    """Statistics of one subtask's part of a checkpoint: the time from the trigger to the acknowledgement, its
+    measurements, and sizes.
 
-    `state_bytes` is all of its state, `incremental_bytes` what of that was written for this checkpoint.
+    `state_bytes` is the size of all its state. `incremental_bytes` is the part that was written for this checkpoint.
     """
 
     end_to_end_ms: int
@@ -72,7 +73,9 @@ class SubtaskStatistics:
 @wire
 @dataclass(frozen=True, slots=True)
 class VertexStatistics:
-    """The subtasks of one vertex that acknowledged a checkpoint. `unaligned`: how many did so unaligned."""
+    """Statistics of the subtasks of one vertex that acknowledged a checkpoint. `unaligned` is the number of them that
+    did so unaligned.
+    """
 
     vertex: VertexId
     subtasks: int
@@ -90,10 +93,10 @@ class VertexStatistics:
 @wire
 @dataclass(frozen=True, slots=True)
 class CheckpointRecord:
-    """One checkpoint that is over: completed when `reason` is None.
+    """Statistics of a checkpoint that has ended. It was completed if `reason` is None.
 
-    `state_bytes` is the full size of its state, `incremental_bytes` what was written for this checkpoint,
-    `in_flight_bytes` what unaligned barriers had overtaken. `path` is where a savepoint's own folder is.
+    `state_bytes` is the full size of its state, `incremental_bytes` the part that was written for this checkpoint, and
+    `in_flight_bytes` the rows that unaligned barriers had overtaken. `path` is the folder of a savepoint.
     """
 
     checkpoint_id: CheckpointId
@@ -110,18 +113,18 @@ class CheckpointRecord:
     message: str | None = None
     path: str | None = None
     requests: tuple[str, ...] = ()
-    """Requests that it was taken for: a new generation of the coordinator can answer them."""
+    """Ids of the requests for this checkpoint. A new generation of the coordinator can answer them."""
 
     @property
     def duration_ms(self) -> int:
-        """From the trigger to the end."""
+        """Time from the trigger to the end of the checkpoint, in ms."""
         return self.ended_at_ms - self.triggered_at_ms
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class RestoredCheckpoint:
-    """A checkpoint that an attempt was started from; `pointer` is its path."""
+    """A checkpoint from which an attempt was started. `pointer` is its path."""
 
     checkpoint_id: CheckpointId
     at_ms: int
@@ -131,7 +134,7 @@ class RestoredCheckpoint:
 @wire
 @dataclass(frozen=True, slots=True)
 class PassedOverCheckpoint:
-    """A checkpoint that could not be restored. `reason`: what is damaged."""
+    """A damaged checkpoint that was skipped at a restore. `reason` describes the damage."""
 
     checkpoint_id: CheckpointId
     at_ms: int
@@ -141,7 +144,9 @@ class PassedOverCheckpoint:
 @wire
 @dataclass(slots=True)
 class CheckpointStatistics:
-    """The statistics of one job, over all attempts. `history`: oldest first; `by_kind` counts completed ones."""
+    """Checkpoint statistics of one job over all attempts. `history` has the oldest checkpoint first. `by_kind` counts
+    the completed ones.
+    """
 
     triggered: int = 0
     in_progress: int = 0
@@ -149,7 +154,7 @@ class CheckpointStatistics:
     failed: int = 0
     restored: int = 0
     passed_over: int = 0
-    """Damaged ones, for which an older one was restored."""
+    """Damaged checkpoints that were skipped for an older one."""
     by_kind: dict[str, int] = field(default_factory=dict)
     duration_ms: Summary = Summary()
     state_bytes: Summary = Summary()
@@ -164,14 +169,16 @@ class CheckpointStatistics:
     """Statistics of the subtasks in the newest completed checkpoint."""
 
     def was_triggered(self) -> None:
-        """A checkpoint is pending."""
+        """Records that a checkpoint was triggered."""
         self.triggered += 1
         self.in_progress += 1
 
     def has_completed(
         self, record: CheckpointRecord, subtasks: dict[TaskId, SubtaskStatistics], history_max: int
     ) -> None:
-        """A checkpoint is complete, or a savepoint is whole in its own folder, perhaps after newer checkpoints."""
+        """Records that a checkpoint was completed, or that a savepoint was copied completely, maybe after newer
+        checkpoints.
+        """
         self.in_progress -= 1
         self.completed += 1
         self.by_kind[record.kind.value] = self.by_kind.get(record.kind.value, 0) + 1
@@ -187,24 +194,24 @@ class CheckpointStatistics:
         self._remember(record, history_max)
 
     def has_failed(self, record: CheckpointRecord, history_max: int) -> None:
-        """A pending checkpoint was given up."""
+        """Records that a pending checkpoint has failed."""
         self.in_progress -= 1
         self.failed += 1
         self.latest_failed = record
         self._remember(record, history_max)
 
     def was_restored(self, restored: RestoredCheckpoint) -> None:
-        """An attempt starts from a checkpoint."""
+        """Records that an attempt starts from a checkpoint."""
         self.restored += 1
         self.latest_restored = restored
 
     def was_passed_over(self, damaged: PassedOverCheckpoint) -> None:
-        """A checkpoint is damaged, and an attempt starts from an older one, if there is one."""
+        """Records that a checkpoint is damaged, so that an attempt starts from an older one, if there is one."""
         self.passed_over += 1
         self.latest_passed_over = damaged
 
     def copy(self) -> CheckpointStatistics:
-        """A copy that does not change when this one does."""
+        """Returns a copy that later changes of this object do not affect."""
         return replace(self, by_kind=dict(self.by_kind))
 
     def _remember(self, record: CheckpointRecord, history_max: int) -> None:
@@ -212,7 +219,7 @@ class CheckpointStatistics:
 
 
 def vertex_statistics(subtasks: dict[TaskId, SubtaskStatistics]) -> tuple[VertexStatistics, ...]:
-    """Aggregates of each vertex, sorted by its name. Linear in the number of subtasks."""
+    """Returns aggregated statistics of each vertex, sorted by its name. Linear in the number of subtasks."""
     by_vertex: dict[VertexId, list[SubtaskStatistics]] = {}
     for task, subtask in subtasks.items():
         by_vertex.setdefault(task.vertex, []).append(subtask)

@@ -13,8 +13,8 @@ log without carrying anything out gives the same state. Rules:
   takes the savepoint. The user is answered when the outcome is certain.
 
 `invariants.py` has these rules as predicates, each with its reason. They are checked after every event, and before
-anything that cannot be taken back. `phases.py` has the transition tables, `checkpoints/` takes checkpoints. The
-cost of an event does not grow with the number of tasks, unless a checkpoint or an attempt starts or ends with it.
+every action that cannot be undone. `phases.py` has the transition tables, `checkpoints/` takes checkpoints. The cost of
+an event does not grow with the number of tasks, unless a checkpoint or an attempt starts or ends with it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ from tidegate.storage.ids import AttemptNumber, CheckpointId
 
 
 class CoordinatorMachine:
-    """One job's coordinator. `state` may be a stored fold, to replay only the rest of the log."""
+    """The state machine of one job's coordinator. `state` may be a stored state, so that only the rest of the log has
+    to be replayed.
+    """
 
     def __init__(self, state: CoordinatorState | None = None) -> None:
         self.state = state if state is not None else CoordinatorState()
@@ -77,7 +79,7 @@ class CoordinatorMachine:
         return instructions
 
     def ignores(self, event: ev.CoordinatorEvent) -> bool:
-        """Returns whether nothing follows from this event, now or later. Then it is not logged."""
+        """Returns whether an event has no effect, now or later. Such an event is not logged."""
         return is_noop(event, self.state)
 
     # --- life of the job ------------------------------------------------------------------------------------------
@@ -313,7 +315,9 @@ class CoordinatorMachine:
         permanent: bool = False,
         fingerprint: str = "",
     ) -> None:
-        """Restarts the regions of these tasks, or (None) the whole job. Ends it if the restart strategy gives up."""
+        """Restarts the regions of these tasks, or the whole job if None. Ends the job if the restart strategy
+        gives up.
+        """
         state = self.state
         if state.status is JobStatus.ENDING:
             self._forget_tasks()
@@ -337,7 +341,7 @@ class CoordinatorMachine:
         self._instructions.append(do.SetTimer(f"restart:{state.attempt + 1}", at_ms + delay_ms))
 
     def _end(self, status: JobStatus, reason: str | None, at_ms: int, waits: bool = True) -> None:
-        """Begins to end the job. `waits`: running tasks finish by themselves, and are waited for."""
+        """Starts to end the job. `waits` is whether running tasks finish by themselves and are waited for."""
         state = self.state
         succeeds = status in (JobStatus.FINISHED, JobStatus.SUSPENDED)
         waits_for_tasks = waits and succeeds and state.status is JobStatus.RUNNING
@@ -356,7 +360,7 @@ class CoordinatorMachine:
         self._checkpoints.copies.drop(at_ms, reason or status.value)
 
     def _begin_to_leave(self, at_ms: int) -> None:
-        """Sets the timer of `_repeat_completion`, once in each attempt and for each coordinator."""
+        """Sets the timer of `_repeat_completion`, once for each attempt and coordinator generation."""
         state = self.state
         if state.ends_as is not None and state.leaving != (state.generation, state.attempt):
             state.leaving = (state.generation, state.attempt)
@@ -364,8 +368,8 @@ class CoordinatorMachine:
             self._repeat_later(at_ms)
 
     def _repeat_completion(self, at_ms: int) -> None:
-        """Notifies the tasks again that the last checkpoint is complete: the message may be lost. They commit then, and
-        end, and no later checkpoint would notify them.
+        """Notifies the tasks again that the last checkpoint is complete, because the message may have been lost.
+        Without it they would not commit and end.
 
         A task may also wait for the end of an input that was lost on its way. After `REMINDERS_MAX` all tasks start
         from that checkpoint instead, commit what it holds, and the job ends when they are ready.
@@ -384,11 +388,11 @@ class CoordinatorMachine:
         self._instructions.append(do.SetTimer(f"leave:{self.state.attempt}", due_at_ms))
 
     def _forget_tasks(self) -> None:
-        """The end of the job waits for no task any more."""
+        """Ends the wait for tasks at the end of the job."""
         self.state.finished = dict.fromkeys(self._context.spec.tasks)
 
     def _proceed(self, at_ms: int) -> None:
-        """Carries out the verdicts, then takes the steps that have become possible."""
+        """Carries out the verdicts, then takes all steps that are possible now."""
         state = self.state
         if state.spec is None:
             return
@@ -405,7 +409,7 @@ class CoordinatorMachine:
             self._end_if_over(at_ms)
 
     def _judge(self, at_ms: int) -> None:
-        """Carries out the verdicts: what the event means for the job as a whole."""
+        """Carries out the verdicts: fails or restarts the attempt, or ends the job."""
         state = self.state
         context = self._context
         end = context.end
@@ -440,7 +444,9 @@ class CoordinatorMachine:
                 state.ending_reason = failure
 
     def _start_anew(self, reason: str, at_ms: int) -> None:
-        """Begins the next attempt at once. This one has not failed, so the restart strategy is not consulted."""
+        """Starts the next attempt at once. The restart strategy is not consulted, because this attempt has not
+        failed.
+        """
         self.state.last_failure = reason
         self._restarts.left()
         self._failover.stop_whole(reason, at_ms)
@@ -470,7 +476,7 @@ class CoordinatorMachine:
         self._instructions.append(do.EndJob(state.status.value, state.ending_reason))
 
     def _on_after_end(self, event: ev.CoordinatorEvent) -> None:
-        """After the end only deletions continue. Requests are refused."""
+        """Handles an event after the end of the job: only deletions continue, and requests are refused."""
         if isinstance(event, ev.CheckpointRequested):
             detail = f"the job is {self.state.status.value}"
             self._checkpoints.aborter.refuse((event.request,), Reason.NOT_ALL_REQUIRED_TASKS_RUNNING, detail)
@@ -493,10 +499,10 @@ _AFTER_THE_END = (
 
 
 def is_noop(event: ev.CoordinatorEvent, state: CoordinatorState) -> bool:
-    """Returns whether an event changes nothing. The driver neither logs such an event nor hands it to the machine.
+    """Returns whether an event has no effect, so that the driver neither logs it nor passes it to the machine.
 
-    `CoordinatorMachine.ignores` asks. It is a pure function of state and event, so a replay answers as before: an event
-    that was logged is relevant again.
+    A pure function of state and event. A replay therefore gives the same result: an event in the log has an effect
+    again.
     """
     if state.status.terminal:
         return not isinstance(event, _AFTER_THE_END)
@@ -530,18 +536,18 @@ def is_noop(event: ev.CoordinatorEvent, state: CoordinatorState) -> bool:
 
 
 def _is_being_deployed(task: TaskId, attempt: int, state: CoordinatorState) -> bool:
-    """Returns whether a task belongs to the attempt that is being deployed: it is the newest one."""
+    """Returns whether a task belongs to the attempt that is being deployed, which is the newest one."""
     deploys = state.status is JobStatus.DEPLOYING
     return deploys and attempt == state.attempt and state.is_current(task, AttemptNumber(attempt))
 
 
 def _waits_for_restart(state: CoordinatorState) -> bool:
-    """Returns whether something waits for its restart, even during a deployment."""
+    """Returns whether any task waits for its restart, also during a deployment."""
     return state.status is JobStatus.RESTARTING or (state.status is JobStatus.DEPLOYING and bool(state.down))
 
 
 def _has_passed(timer: str, state: CoordinatorState) -> bool:
-    """Returns whether what a timer was set for is over, or has been put off."""
+    """Returns whether a timer is outdated, because its purpose has ended or was postponed."""
     name, _, argument = timer.partition(":")
     if name in ("ending", "copies"):
         return state.status is not JobStatus.ENDING

@@ -1,4 +1,4 @@
-"""`CoordinatorState`: everything the coordinator remembers, as the fold over its event log.
+"""`CoordinatorState`: all state of the coordinator, computed from the events of its log (a fold).
 
 The codec can write it: a stored fold keeps replay short, and lets the log be truncated. A new field needs a default,
 because folds of older versions lack it.
@@ -42,7 +42,8 @@ class SharedStateRegistry:
 
     Rules:
 
-    - It is part of the fold over the event log, so no crash loses or miscounts a reference (invariant 5).
+    - It is part of the state that is computed from the event log, so no crash loses or miscounts a reference (invariant
+      5).
     - A checkpoint is built on the newest retained one that has shared files. A canonical savepoint has none: it is
       whole.
     - It refers to files of that base and to files of its own. It may also refer to files of changelogs, which tasks
@@ -57,12 +58,12 @@ class SharedStateRegistry:
 
     references: dict[CheckpointId, tuple[str, ...]] = field(default_factory=dict)
     left: frozenset[CheckpointId] = frozenset()
-    """Checkpoints that could not be deleted: the files that they refer to stay until the sweep."""
+    """Checkpoints that could not be deleted. The files to which they refer stay until the sweep."""
     stateless: frozenset[CheckpointId] = frozenset()
     """Checkpoints that refer to files of sinks, and have no shared state."""
 
     def register(self, metadata: CheckpointMetadata) -> None:
-        """A checkpoint is complete: note what it refers to."""
+        """Records the files to which a completed checkpoint refers."""
         has_state = any(subtask.layers or subtask.native for subtask in metadata.subtasks)
         if not has_state:
             if not any(subtask.sink_paths for subtask in metadata.subtasks):
@@ -73,7 +74,9 @@ class SharedStateRegistry:
         self.references[metadata.checkpoint_id] = tuple(paths)
 
     def strange_file(self, metadata: CheckpointMetadata, base: CheckpointId | None) -> str | None:
-        """A shared file that is neither the checkpoint's own, nor its base's, nor a changelog's, if there is one."""
+        """Returns a shared file that belongs neither to the checkpoint, nor to its base, nor to a changelog. None if
+        there is none.
+        """
         known = frozenset(() if base is None else self.references.get(base, ()))
         changelogs = f"{CheckpointLayout(metadata.job_id).changelog_dir()}/"
         own = own_folder(metadata.job_id, metadata.checkpoint_id), changelogs
@@ -92,7 +95,7 @@ class SharedStateRegistry:
         return tuple(path for path in paths if path not in needed)
 
     def leave(self, checkpoint_id: CheckpointId) -> None:
-        """Notes that a checkpoint could not be deleted, and is not retried: its files stay as long as the job runs."""
+        """Records that a checkpoint could not be deleted and is not retried. Its files stay as long as the job runs."""
         if checkpoint_id in self.references:
             self.left |= {checkpoint_id}
 
@@ -103,39 +106,39 @@ class SharedStateRegistry:
         return tuple(p for p in paths if p.startswith(own_folder(job_id, own)) and p not in needed)
 
     def not_retained(self, retained: Container[CheckpointId]) -> tuple[CheckpointId, ...]:
-        """Checkpoints that are not retained, and keep their references for pending ones alone."""
+        """Returns the checkpoints that are not retained, and keep their references only for pending ones."""
         return tuple(n for n in self.references if n not in retained and n not in self.left)
 
 
 def own_folder(job_id: JobId, checkpoint_id: CheckpointId) -> str:
-    """Returns what the paths of the shared files begin with that were written for one checkpoint."""
+    """Returns the prefix of the paths of the shared files that were written for one checkpoint."""
     return f"{CheckpointLayout(job_id).shared_checkpoint_dir(checkpoint_id)}/"
 
 
 @wire
 @dataclass(slots=True)
 class TakenSplits:
-    """The splits that one subtask has, by their place in the source.
+    """The splits that one subtask has, given by their index in the source.
 
-    It was restored with some of them, and gets the other ones in this order. Only its snapshots show how many of these
-    it has taken.
+    It was restored with some of them, and was given the remaining ones in this order. Only its snapshots show how many
+    of these it has taken.
     """
 
     restored: tuple[int, ...] = ()
     restored_count: int = 0
-    """How many it was restored with, including splits that the source no longer has."""
+    """Number of splits with which the subtask was restored, including splits that the source no longer has."""
     given: tuple[int, ...] = ()
     told_all: bool = False
     """True if the subtask expects no more splits: it was notified, or had finished in the checkpoint."""
 
     @property
     def all(self) -> tuple[int, ...]:
-        """Every split that no other subtask may get."""
+        """Returns every split that no other subtask may get."""
         return self.restored + self.given
 
     @property
     def last(self) -> int:
-        """The one furthest back in the source; -1 if it has none."""
+        """The last of its splits in the order of the source, or -1 if it has none."""
         return max(self.all, default=-1)
 
 
@@ -153,17 +156,19 @@ __all__ = [
     "TaskSet",
 ]
 NEVER_MS = -(2**62)
-"""Earlier than any time."""
+"""A time in ms before all others."""
 GIVEN_UP_MAX = 100
-"""Processes that were given up, and are remembered: more than one coordinator can leave alive."""
+"""Limit of remembered processes that were given up. A coordinator cannot leave more of them alive."""
 TaskSet = dict[TaskId, None]
-"""Tasks in the order in which they came: a set that the codec supports and that grows in place."""
+"""A set of tasks in the order in which they were added. It is a dict, which the codec supports and which grows in
+place.
+"""
 
 
 class AcknowledgeResult(enum.Enum):
     """The result of an acknowledgement (Flink's `TaskAcknowledgeResult`).
 
-    UNKNOWN: the plan does not wait for the task. DISCARDED: no pending checkpoint can take it.
+    UNKNOWN: the plan does not include the task. DISCARDED: the checkpoint is not pending any more.
     """
 
     SUCCESS = "success"
@@ -175,7 +180,7 @@ class AcknowledgeResult(enum.Enum):
 @wire
 @dataclass(slots=True)
 class PendingCheckpoint:
-    """A checkpoint that was started and is neither complete nor given up."""
+    """A checkpoint that was started and is neither complete nor aborted."""
 
     checkpoint_id: CheckpointId
     attempt: AttemptNumber
@@ -183,32 +188,32 @@ class PendingCheckpoint:
     waiting: TaskSet
     """Tasks of the plan that have not acknowledged yet."""
     finished: tuple[TaskId, ...] = ()
-    """Tasks that had finished when it was triggered: they have nothing to acknowledge."""
+    """Tasks that had finished when the checkpoint was triggered. They do not acknowledge."""
     trigger: tuple[TaskId, ...] = ()
-    """Tasks to trigger when the hooks have answered."""
+    """Tasks to trigger once the hooks have answered."""
     properties: CheckpointProperties = CHECKPOINT
     requests: tuple[str, ...] = ()
     retries: int = 0
-    """How often one of these requests has gone back into the queue, at most."""
+    """How many times a request of this checkpoint has gone back into the queue (the maximum over its requests)."""
     base: CheckpointId | None = None
-    """The completed checkpoint that it may be built on. Its files stay until this one is over."""
+    """The completed checkpoint on which this one may be based. Its files stay until this checkpoint has ended."""
     phase: PendingPhase = PendingPhase.COLLECTING
     hooks: tuple[tuple[str, bytes], ...] = ()
     acknowledged: dict[TaskId, SubtaskState] = field(default_factory=dict)
     subtasks: dict[TaskId, SubtaskStatistics] = field(default_factory=dict)
-    """The measurements of each acknowledgement."""
+    """The measurements of each acknowledgement, by task."""
     metadata: CheckpointMetadata | None = None
     failures: int = 0
-    """How often its export, or its completion, has failed."""
+    """How many times its copy or its completion has failed."""
     export_asked: bool = False
     """True while an answer to a `WriteSavepoint` is outstanding."""
     path: str | None = None
-    """The place of the savepoint's own folder, once it is complete."""
+    """Path of the savepoint's own folder, once that is complete."""
     inherited: bool = False
-    """True if its coordinator was lost while storage decided about it."""
+    """True if the coordinator was lost while storage was deciding about this checkpoint."""
 
     def acknowledge(self, task: TaskId, state: SubtaskState) -> AcknowledgeResult:
-        """Adds one task's part."""
+        """Adds one task's part of the checkpoint, and returns whether it counts."""
         if task in self.acknowledged:
             return AcknowledgeResult.DUPLICATE
         if task not in self.waiting:
@@ -220,7 +225,9 @@ class PendingCheckpoint:
         return AcknowledgeResult.SUCCESS
 
     def advance(self, input: PendingInput) -> None:
-        """Enters the next phase. Raises ProtocolError, and changes nothing, if the input is illegal."""
+        """Moves to the next phase. Raises ProtocolError, and changes nothing, if the input is not allowed in this
+        phase.
+        """
         self.phase = next_phase(self.phase, input)
 
     @property
@@ -232,7 +239,7 @@ class PendingCheckpoint:
 @wire
 @dataclass(frozen=True, slots=True)
 class CompletedCheckpoint:
-    """A checkpoint whose `_metadata` is written. Its state handles are in there, not here."""
+    """A checkpoint whose `_metadata` is written. Its state handles are in that file, and not in this object."""
 
     checkpoint_id: CheckpointId
     triggered_at_ms: int
@@ -244,7 +251,7 @@ class CompletedCheckpoint:
 @wire
 @dataclass(frozen=True, slots=True)
 class DamagedCheckpoint:
-    """A completed checkpoint that could not be restored, and why."""
+    """A completed checkpoint that could not be restored, and the reason."""
 
     checkpoint_id: CheckpointId
     reason: str
@@ -253,9 +260,7 @@ class DamagedCheckpoint:
 @wire
 @dataclass(slots=True)
 class SinkCommit:
-    """Sink files of a completed checkpoint that may not be visible yet. `tables` are committed to even without
-    files.
-    """
+    """Sink files of a completed checkpoint that may not be visible yet. `tables` get a commit even without files."""
 
     checkpoint_id: CheckpointId
     committables: tuple[Committable, ...]
@@ -266,9 +271,10 @@ class SinkCommit:
 @wire
 @dataclass(slots=True)
 class CheckpointDiscard:
-    """A checkpoint to delete. If it was voided, its tombstone stays.
+    """A checkpoint that is to be deleted. If it was voided, its tombstone stays.
 
-    `shared`: the shared files that go with it. None: all that were written for it, because it never completed.
+    `shared` are the shared files to delete with it. None stands for all that were written for it, because it never
+    completed.
     """
 
     voided: bool
@@ -279,7 +285,7 @@ class CheckpointDiscard:
 @wire
 @dataclass(slots=True)
 class SavepointDiscard:
-    """The folder of a failed savepoint, under `target`, that has to be deleted."""
+    """The folder of a failed savepoint, under `target`, that is to be deleted."""
 
     target: str
     failures: int = 0
@@ -290,27 +296,31 @@ class SavepointDiscard:
 @wire
 @dataclass(slots=True)
 class CoordinatorState:
-    """The whole memory of a coordinator."""
+    """The whole state of a coordinator."""
 
     spec: JobSpec | None = None
     status: JobStatus = JobStatus.CREATED
     generation: Generation = Generation(0)
     attempt: AttemptNumber = AttemptNumber(-1)
-    """The newest attempt. Each deployment has a number of its own, whether of the whole job or of some regions."""
+    """Number of the newest attempt. Each deployment has its own number, whether of the whole job or of some regions."""
     older_attempts: dict[TaskId, AttemptNumber] = field(default_factory=dict)
-    """The attempts of tasks that continued while others were deployed anew. All others are in the newest one."""
+    """Attempts of tasks that continued while other tasks were deployed again. Tasks without an entry are in the newest
+    attempt.
+    """
     down: TaskSet = field(default_factory=dict)
-    """Tasks that were stopped and wait for the next deployment: always whole regions."""
+    """Tasks that were stopped and wait for the next deployment. They always form whole regions."""
     adopting: TaskSet = field(default_factory=dict)
-    """Tasks that run, and have not yet answered the coordinator that took over."""
+    """Running tasks that have not yet answered the coordinator that took over."""
     given_up: dict[str, None] = field(default_factory=dict)
-    """Processes that get no task any more, and were to be ended; the newest. Some may still live."""
+    """The newest processes that get no more tasks, and that were to be ended. Some may still be alive."""
     adoptions: int = 0
-    """How often all running tasks have answered a coordinator that took over."""
+    """How many times all running tasks have answered a coordinator that took over."""
     restoring_hooks: bool = False
     """True while the attempt waits for master hooks to be restored before its tasks are deployed."""
     deploy_delays: int = 0
-    """How often a task had to wait for storage to restore its state. `deploy_delayed`: whether in this attempt."""
+    """How many times a task had to wait for storage to restore its state. `deploy_delayed` is whether that happened in
+    this attempt.
+    """
     deploy_delayed: bool = False
     hook_failures: int = 0
     ready: TaskSet = field(default_factory=dict)
@@ -318,79 +328,86 @@ class CoordinatorState:
     ended: TaskSet = field(default_factory=dict)
     """Tasks whose operators have finished."""
     finished: TaskSet = field(default_factory=dict)
-    """Tasks that are over."""
+    """Tasks that have finished completely."""
     splits: dict[TaskId, TakenSplits] = field(default_factory=dict)
-    """For sources whose splits are assigned: what each subtask has taken. For a task that is down it counts until it is
-    ready again."""
+    """For sources with assigned splits, the splits that each subtask has taken. For a stopped task they count until it
+    is ready again.
+    """
     read_splits: dict[TaskId, tuple[StoredSplit, ...]] = field(default_factory=dict)
-    """The splits of each subtask of a source that was finished in the newest completed checkpoint. Later checkpoints
-    name them too, although it takes no part in them."""
+    """The splits of subtasks of a source that had finished in the newest completed checkpoint. Later checkpoints list
+    them too, although the subtask takes no part in them.
+    """
     rows_before: dict[TaskId, int] = field(default_factory=dict)
-    """Rows of its splits that each subtask of a source had read before the checkpoint that it started from."""
+    """For each subtask of a source, the number of rows of its splits that were read before the checkpoint from which it
+    started.
+    """
     next_checkpoint_id: CheckpointId = CheckpointId(1)
     pending: dict[CheckpointId, PendingCheckpoint] = field(default_factory=dict)
-    """In the order of their numbers."""
+    """Pending checkpoints, in the order of their numbers."""
     completed: tuple[CompletedCheckpoint, ...] = ()
     damaged: tuple[DamagedCheckpoint, ...] = ()
-    """Completed checkpoints that were passed over, newest first. They stay until a newer one is complete."""
+    """Damaged completed checkpoints that were skipped at a restore, newest first. They stay until a newer one is
+    complete.
+    """
     fallback: CheckpointId | None = None
-    """The checkpoint that tables have to be taken back to before a task is deployed."""
+    """The checkpoint to which tables have to be taken back before tasks are deployed, or None."""
     table_failures: int = 0
     commits: tuple[SinkCommit, ...] = ()
     """Completed checkpoints whose sink files may not be visible yet, oldest first."""
     table_heads: dict[str, TableHead] = field(default_factory=dict)
-    """The newest head that this job has seen in the log of each table, by the table's url."""
+    """The newest known head of the log of each table, by URL."""
     told_attempt: int = -1
-    """The newest attempt whose first completed checkpoint was committed to all output tables, or is about to be."""
+    """The newest attempt whose first completed checkpoint was committed to all output tables, or is being committed."""
     committed_files: dict[tuple[TaskId, OperatorUid], int] = field(default_factory=dict)
-    """How many files of each sink subtask of this attempt belong to completed checkpoints."""
+    """For each sink subtask of this attempt, the number of its files that belong to completed checkpoints."""
     union_operators: dict[OperatorUid, None] = field(default_factory=dict)
-    """Operators that were seen to hold union list state."""
+    """Operators with union list state, as far as known from acknowledgements."""
     shared: SharedStateRegistry = field(default_factory=SharedStateRegistry)
-    """Which files are shared by which checkpoints."""
+    """The references of completed checkpoints to shared files."""
     discards: dict[CheckpointId, CheckpointDiscard] = field(default_factory=dict)
-    """Checkpoints to delete."""
+    """Checkpoints that are to be deleted."""
     copies: dict[CheckpointId, PendingCheckpoint] = field(default_factory=dict)
-    """Savepoints whose checkpoint is complete, and whose folder is being written. Savepoints of stops are in
-    `pending`."""
+    """Savepoints with a complete checkpoint that are being copied into their folder. Savepoints of stops are in
+    `pending`.
+    """
     exports: dict[CheckpointId, str] = field(default_factory=dict)
-    """Targets of savepoints that were given up while their folder was being written."""
+    """Targets of savepoints that were aborted while they were being copied."""
     lost_exports: dict[CheckpointId, None] = field(default_factory=dict)
-    """Savepoints whose folder a coordinator that was replaced may still be writing, until they are voided."""
+    """Savepoints that a replaced coordinator may still be copying. They are listed until they are voided."""
     savepoint_discards: dict[CheckpointId, SavepointDiscard] = field(default_factory=dict)
     waits_for_copies: bool = False
-    """True while the end of the job waits only for the folders of failed savepoints."""
+    """True while the end of the job waits only for the deletion of failed savepoints."""
     left_copies: bool = False
-    """True once the end of the job does not wait for the folders of failed savepoints any more."""
+    """True once the end of the job no longer waits for the deletion of failed savepoints."""
     requests: tuple[CheckpointRequest, ...] = ()
-    """Requests for a checkpoint that has not been started."""
+    """Requests for checkpoints that have not been started."""
     due_since_ms: int | None = None
-    """Since when a periodic checkpoint is due that could not be started yet."""
+    """Time, in ms, since which a periodic checkpoint is due that could not start yet."""
     final_not_before_ms: int = NEVER_MS
-    """A final checkpoint that has failed is not tried again before this time."""
+    """Time, in ms, before which a failed final checkpoint is not tried again."""
     ends_as: JobStatus | None = None
-    """How the job ends as soon as its tasks have committed the rows of its last checkpoint, which is complete. None
-    while there is no such checkpoint, or no task commits."""
+    """The status in which the job ends once its tasks have committed the rows of its last checkpoint, which is
+    complete. None while there is no such checkpoint, or if no task commits.
+    """
     leaving: tuple[int, int] = (-1, -1)
-    """The newest generation and attempt for which a timer repeats the notification that the last checkpoint is
-    complete."""
+    """The newest generation and attempt for which a timer repeats the notification of the completed last checkpoint."""
     notified: int = 0
-    """How often that notification was repeated."""
+    """How many times that notification was repeated."""
     stopping: CheckpointId | None = None
-    """The pending savepoint after which the job ends."""
+    """Number of the pending savepoint after which the job ends, or None."""
     restart_due: bool = False
-    """True once the delay of the restart is over."""
+    """True once the delay before the restart has passed."""
     failure_times_ms: tuple[int, ...] = ()
-    """Only in folds of older versions: the failures since the newest completed checkpoint."""
+    """Times of the failures since the newest completed checkpoint. Only in states that older versions stored."""
     failures: FailureHistory = field(default_factory=FailureHistory)
-    """The memory of the restart strategy."""
+    """The failures that the restart strategy counts."""
     last_fingerprint: str = ""
     same_failures: int = 0
-    """How often in a row a task has failed with `last_fingerprint`; 0 if that is empty."""
+    """How many times in a row a task has failed with `last_fingerprint`. 0 if that is empty."""
     running_since_ms: int | None = None
-    """Since when all tasks of the attempt run; None while they do not."""
+    """Time, in ms, since which all tasks of the attempt run. None while they do not."""
     consecutive_failures: int = 0
-    """Counted failures of checkpoints since one completed, or since the attempt began."""
+    """Number of counted checkpoint failures since the last completed checkpoint, or since the attempt began."""
     failed_checkpoints: int = 0
     completed_checkpoints: int = 0
     last_completed_at_ms: int = NEVER_MS
@@ -398,11 +415,13 @@ class CoordinatorState:
     ending_status: JobStatus | None = None
     ending_reason: str | None = None
     storage_away: bool = False
-    """The event log cannot be written: no checkpoint is started."""
+    """True while the event log cannot be written. No checkpoint is started then."""
     gave_up: bool = False
-    """Storage did not answer for too long, or a newer job is in charge of it: the job ends without waiting for it."""
+    """True if the job ends without waiting for storage, because storage did not answer for too long or a newer job
+    controls it.
+    """
     superseded: bool = False
-    """A newer job has claimed a table of this one, and is in charge of it."""
+    """True if a newer job has claimed a table of this job."""
     statistics: CheckpointStatistics = field(default_factory=CheckpointStatistics)
 
     def __post_init__(self) -> None:
@@ -411,16 +430,18 @@ class CoordinatorState:
             self.failure_times_ms = ()
 
     def move(self, input: JobInput) -> None:
-        """Enters the next status. Raises ProtocolError, and changes nothing, if the input is illegal."""
+        """Moves to the next status of the job. Raises ProtocolError, and changes nothing, if the input is not allowed
+        in this status.
+        """
         self.status = next_status(self.status, input)
 
     @property
     def kept(self) -> tuple[CheckpointId, ...]:
-        """Completed checkpoints that have to stay: the retained ones and the damaged ones."""
+        """Returns the completed checkpoints that must not be deleted: the retained ones and the damaged ones."""
         return (*(c.checkpoint_id for c in self.completed), *(d.checkpoint_id for d in self.damaged))
 
     def know_tables(self, heads: Iterable[TableHead]) -> None:
-        """Stores how far the logs of these tables have got. An older report changes nothing."""
+        """Records how far the logs of some tables have got. An older report changes nothing."""
         for head in heads:
             known = self.table_heads.get(head.url)
             if known is None or known.seq <= head.seq:
@@ -428,24 +449,26 @@ class CoordinatorState:
 
     @property
     def known_tables(self) -> tuple[TableHead, ...]:
-        """Returns how far the log of each table has got, as far as the job has seen, ordered by url."""
+        """Returns the newest known position in the log of each table, ordered by URL."""
         return tuple(head for _, head in sorted(self.table_heads.items()))
 
     @property
     def under_way(self) -> dict[CheckpointId, PendingCheckpoint]:
-        """Checkpoints that are not over: the pending ones, and savepoints that are being copied."""
+        """Returns the checkpoints that have not ended: pending ones, and savepoints that are being copied."""
         return self.copies | self.pending
 
     def attempt_of(self, task: TaskId) -> AttemptNumber:
-        """Returns the current attempt of a task, or its last one if it was stopped."""
+        """Returns the current attempt of a task or, if it was stopped, its last attempt."""
         return self.older_attempts.get(task, self.attempt)
 
     def is_current(self, task: TaskId, attempt: AttemptNumber) -> bool:
-        """Returns whether messages of a task in this attempt count: it was neither stopped nor deployed anew since."""
+        """Returns whether messages of a task in this attempt are accepted: it was neither stopped nor deployed again
+        since.
+        """
         return attempt == self.attempt_of(task) and task not in self.down
 
     def takes_part(self, pending: PendingCheckpoint, task: TaskId, attempt: AttemptNumber) -> bool:
-        """Returns whether a task in this attempt has a part in a checkpoint: nothing was deployed since its trigger."""
+        """Returns whether a task in this attempt is part of a checkpoint: no task was deployed since its trigger."""
         return pending.attempt == self.attempt and self.is_current(task, attempt)
 
     def by_attempt(self, tasks: Iterable[TaskId]) -> list[tuple[AttemptNumber, tuple[TaskId, ...]]]:
@@ -457,25 +480,27 @@ class CoordinatorState:
 
     @property
     def listening(self) -> list[tuple[AttemptNumber, tuple[TaskId, ...]]]:
-        """Running tasks that have not finished, by attempt. They are notified of the fate of each checkpoint."""
+        """Returns the running tasks that have not finished, by attempt. They are notified of the outcome of each
+        checkpoint.
+        """
         assert self.spec is not None
         return self.by_attempt(task for task in self.spec.tasks if task in self.ready and task not in self.finished)
 
     def stop(self, tasks: Iterable[TaskId]) -> None:
-        """Marks tasks as waiting for the next deployment. What they have reported so far no longer counts."""
+        """Marks tasks as waiting for the next deployment. Their earlier reports no longer count."""
         for task in tasks:
             self.down[task] = None
             for told in (self.ready, self.ended, self.finished, self.adopting):
                 told.pop(task, None)
 
     def give_up(self, process: str) -> None:
-        """Gives no more tasks to this process, under any coordinator."""
+        """Records that a process gets no more tasks, under any coordinator."""
         self.given_up[process] = None
         while len(self.given_up) > GIVEN_UP_MAX:
             del self.given_up[next(iter(self.given_up))]
 
     def begin_attempt(self) -> tuple[TaskId, ...] | None:
-        """Puts the stopped tasks into the next attempt. Returns these tasks in the order of the job, or None for all
+        """Moves the stopped tasks to the next attempt. Returns these tasks in the order of the job, or None for all
         tasks.
         """
         assert self.spec is not None

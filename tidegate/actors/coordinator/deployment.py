@@ -1,4 +1,5 @@
-"""Deploys an attempt: takes tables back, restores master hooks, deploys tasks, and starts them when all are ready.
+"""Deploys an attempt: takes tables back, restores master hooks, deploys tasks, and starts them when all are ready. An
+attempt that is not ready in time fails.
 
 The machine calls `Deployer` for the first attempt and for each restart. An attempt has all tasks of the job, or the
 regions that were stopped; the tasks of other regions continue. Tables are taken back only if the newest checkpoint is
@@ -31,11 +32,11 @@ from tidegate.actors.coordinator.source_coordinator import took_up
 from tidegate.protocol.identity import TaskId
 
 NAMED_MAX = 4
-"""The most tasks that an error names."""
+"""Limit of the tasks that an error names."""
 
 
 def not_ready(state: CoordinatorState) -> tuple[TaskId, ...]:
-    """Tasks that have been deployed, and for which the attempt waits."""
+    """Returns the deployed tasks that are not ready yet."""
     if state.status is not JobStatus.DEPLOYING or state.fallback is not None or state.restoring_hooks:
         return ()
     return tuple(task for task in _being_deployed(state) if task not in state.ready)
@@ -53,7 +54,7 @@ class Deployer:
         self._context = context
 
     def deploy(self, at_ms: int) -> None:
-        """Begins the next attempt: of the tasks that are down, or of all."""
+        """Starts the next attempt: of the stopped tasks, or of all tasks."""
         state = self._context.state
         invariants.check_deploy(state)
         state.move(JobInput.DEPLOY)
@@ -76,7 +77,7 @@ class Deployer:
         self._set_limit(at_ms)
 
     def tables_taken_back(self, event: ev.TablesTakenBack) -> None:
-        """Continues with the hooks or, without any, with the tasks."""
+        """Continues the deployment with the hooks or, if there are none, with the tasks."""
         self._context.state.know_tables(event.heads)
         if self._waits_for_tables(event.attempt):
             self._context.state.fallback = None
@@ -84,7 +85,9 @@ class Deployer:
             self._set_limit(event.at_ms)
 
     def tables_not_taken_back(self, event: ev.TablesNotTakenBack) -> None:
-        """Tries again, within the limits of `_gives_up`. Tasks that started before would commit their rows twice."""
+        """Retries to take tables back, within the limits of `_gives_up`. Tasks that started before that would commit
+        their rows twice.
+        """
         state = self._context.state
         if not self._waits_for_tables(event.attempt):
             return
@@ -103,12 +106,12 @@ class Deployer:
         self._retry("tables", event, state.table_failures, what)
 
     def repeat_tables(self, attempt: int) -> None:
-        """The timer of the retry has fired."""
+        """Repeats the attempt to take tables back, because the retry timer has fired."""
         if self._waits_for_tables(attempt):
             self._take_tables_back()
 
     def hooks_restored(self, event: ev.HooksRestored) -> None:
-        """Deploys the tasks."""
+        """Deploys the tasks, because the master hooks are restored."""
         state = self._context.state
         if self._waits_for_hooks(event.attempt):
             state.restoring_hooks = False
@@ -116,14 +119,16 @@ class Deployer:
             self._set_limit(event.at_ms)
 
     def hooks_not_restored(self, event: ev.HookRestoreFailed) -> None:
-        """Tries again, within the limits of `_gives_up`."""
+        """Retries the restore of the hooks, within the limits of `_gives_up`."""
         state = self._context.state
         if self._waits_for_hooks(event.attempt):
             state.hook_failures += 1
             self._retry("hooks", event, state.hook_failures, "the master hooks could not be restored")
 
     def _retry(self, timer: str, event: ev.TablesNotTakenBack | ev.HookRestoreFailed, failures: int, what: str) -> None:
-        """Sets the timer of the next try or, after too many, fails the attempt. `what` could not be done."""
+        """Sets the timer of the next try or, after too many failures, fails the attempt. `what` names the
+        failed step.
+        """
         if self._gives_up(event.at_ms, event.away_ms, failures):
             self._context.attempt_failure = f"{what} in {failures} attempts: {event.error}"
         else:
@@ -132,8 +137,8 @@ class Deployer:
     def _gives_up(self, at_ms: int, away_ms: int | None, failures: int) -> bool:
         """Returns whether tables or hooks have failed for too long.
 
-        `away_ms`: how long storage has not answered; None if it does. An outage has a limit of its own, so the timer of
-        the deployment starts again.
+        `away_ms` is for how long storage has not answered, or None if it answers. An outage has its own limit, so the
+        deployment timer starts again.
         """
         spec = self._context.spec
         if away_ms is None:
@@ -143,13 +148,13 @@ class Deployer:
         return away_ms >= spec.storage_outage_ms
 
     def repeat_hooks(self, attempt: int) -> None:
-        """The timer of the retry has fired."""
+        """Repeats the restore of the hooks, because the retry timer has fired."""
         restore = self.restore_point()
         if self._waits_for_hooks(attempt) and restore is not None:
             self._context.instruct(do.RestoreHooks(self._context.state.attempt, restore))
 
     def ready(self, event: ev.TaskReady) -> bool:
-        """A task is ready. Returns whether the whole job runs now."""
+        """Records that a task is ready. Returns whether the whole job runs now."""
         state = self._context.state
         if not state.is_current(event.task, event.attempt) or state.status is not JobStatus.DEPLOYING:
             return False
@@ -159,7 +164,7 @@ class Deployer:
         return self.settle()
 
     def settle(self) -> bool:
-        """Starts the attempt when all of its tasks are ready. Tasks that were stopped meanwhile do not count.
+        """Starts the attempt if all of its tasks are ready. Tasks that were stopped meanwhile do not count.
 
         Returns whether the whole job runs now.
         """
@@ -174,11 +179,11 @@ class Deployer:
         return not state.down
 
     def being_deployed(self) -> tuple[TaskId, ...]:
-        """Tasks of the attempt that is being deployed, without tasks that were stopped meanwhile."""
+        """Returns the tasks of the attempt that is being deployed, without tasks that were stopped meanwhile."""
         return _being_deployed(self._context.state)
 
     def delayed(self, event: ev.RestoreDelayed) -> None:
-        """A task waits for storage. It has a limit of its own for that, so the timer of the deployment starts again."""
+        """Restarts the deployment timer, because a task waits for storage, which has its own limit."""
         state = self._context.state
         state.deploy_delays += 1
         state.deploy_delayed = True
@@ -186,7 +191,7 @@ class Deployer:
         self._context.instruct(do.SetTimer(f"deploy-delayed:{state.deploy_delays}", due_at_ms))
 
     def expire(self) -> None:
-        """The attempt was not ready in time, so it has failed."""
+        """Fails the attempt, because it was not ready in time."""
         state = self._context.state
         spec = self._context.spec
         limit = f"within {spec.deploy_timeout_ms} ms (jobmanager.deploy-timeout)"
@@ -202,7 +207,7 @@ class Deployer:
             self._context.attempt_failure = f"{named}{more} {verb} not ready {limit}"
 
     def restore_point(self) -> RestorePoint | None:
-        """Returns what the attempt starts from."""
+        """Returns the checkpoint from which the attempt starts, or None."""
         state = self._context.state
         spec = self._context.spec
         restore = spec.restore
@@ -213,7 +218,7 @@ class Deployer:
         return restore
 
     def _begin(self, tasks: tuple[TaskId, ...] | None) -> None:
-        """Restores the hooks or, without any, deploys these tasks (None: all)."""
+        """Restores the hooks or, if there are none, deploys these tasks (None for all)."""
         state = self._context.state
         restore = self.restore_point()
         state.restoring_hooks = restore is not None and bool(self._context.spec.hooks)
@@ -223,7 +228,7 @@ class Deployer:
             self._start(restore, tasks)
 
     def _start(self, restore: RestorePoint | None, tasks: tuple[TaskId, ...] | None) -> None:
-        """Deploys these tasks (None: all)."""
+        """Deploys these tasks (None for all)."""
         state = self._context.state
         invariants.check_start(state, None if restore is None else restore.checkpoint_id)
         self._context.instruct(do.DeployAttempt(state.attempt, restore, tasks))
@@ -248,7 +253,7 @@ class Deployer:
 
 
 def pass_over(context: CoordinatorContext, restore: RestorePoint | None, event: CheckpointDamaged) -> None:
-    """Passes over a damaged checkpoint for the one before it, down to the oldest one that is retained.
+    """Skips a damaged checkpoint and selects the one before it, down to the oldest retained one.
 
     The machine calls it when a task or a master hook has found damage. Rules:
 
@@ -261,7 +266,8 @@ def pass_over(context: CoordinatorContext, restore: RestorePoint | None, event: 
     - When none is left, the job fails with all reasons. It never starts afresh, nor from another job's checkpoint: its
       own rows would come twice.
 
-    The attempt cannot be restored from its checkpoint. Each of its tasks may report so: the first report counts.
+    Called when the attempt cannot be restored from its checkpoint. Each of its tasks may report that. The first report
+    counts.
     """
     state = context.state
     stale = state.status is not JobStatus.DEPLOYING or event.attempt != state.attempt
@@ -282,5 +288,5 @@ def pass_over(context: CoordinatorContext, restore: RestorePoint | None, event: 
 
 
 def passed_over_text(damaged: Iterable[DamagedCheckpoint]) -> str:
-    """Returns which checkpoints are damaged, and how, for people."""
+    """Returns a text for people that names the damaged checkpoints, with reasons."""
     return "; ".join(f"checkpoint {one.checkpoint_id} is damaged ({one.reason})" for one in damaged)

@@ -27,26 +27,26 @@ from tidegate.storage.codec import wire
 from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation
 
 OrderName = tuple[str, int | str]
-"""The kind of an order, and the number or name of what it is about."""
+"""The name of an order: its kind, and the number or name of its subject, such as a checkpoint id."""
 
 ANSWERED_BY_MANY = ("trigger", "complete", "deploy", "ask")
-"""Kinds of orders that go to many tasks: several answers come, and one may come twice."""
+"""Kinds of orders that are sent to many tasks. Several answers arrive, and one may arrive twice."""
 
 STORAGE_AWAY: OrderName = ("storage", 0)
-"""Not an order: it joins `StorageCameBack` to the `StorageWentAway` before it."""
+"""Name that connects `StorageCameBack` with the `StorageWentAway` before it, although there is no order."""
 
 
 class Importance(enum.Enum):
-    """How important an event is: it decides in which log its line appears, if in any."""
+    """How important an event is. It determines in which logs its line appears."""
 
     SILENT = "silent"
-    """Nowhere: the line about the decision that follows is enough."""
+    """Appears in no log, because the line about the following decision is enough."""
     DETAIL = "detail"
-    """In logs at DEBUG: it happens at every checkpoint, to every task."""
+    """Appears in logs at level DEBUG: it happens for every task at every checkpoint."""
     NEWS = "news"
-    """In every log."""
+    """Appears in every log, at level INFO."""
     TROUBLE = "trouble"
-    """In every log, as something to look at."""
+    """Appears in every log, as a warning."""
 
 
 class _Event:
@@ -54,7 +54,7 @@ class _Event:
 
     __slots__ = ()
     begins: ClassVar[bool] = False
-    """True if the event may begin a chain of causes, because no order precedes it."""
+    """True if the event may start a chain of causes, because it answers no order."""
     importance: ClassVar[Importance] = Importance.SILENT
     about_restart: ClassVar[bool] = False
     """True if `tidegate events --restarts` shows the event."""
@@ -75,7 +75,7 @@ class _Event:
 @wire
 @dataclass(frozen=True, slots=True)
 class JobSubmitted(_Event):
-    """The job exists from now on."""
+    """A job was submitted. It is the first event of a log."""
 
     at_ms: int
     spec: JobSpec
@@ -89,7 +89,7 @@ class JobSubmitted(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class CoordinatorStarted(_Event):
-    """A generation of the coordinator has replayed the log and begins. Answers to the previous one may be lost."""
+    """A new generation of the coordinator has replayed the log and starts. Answers to the previous one may be lost."""
 
     at_ms: int
     generation: Generation
@@ -104,7 +104,7 @@ class CoordinatorStarted(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class CancelRequested(_Event):
-    """A user cancels the job."""
+    """A user requested the cancellation of the job."""
 
     at_ms: int
     begins = True
@@ -117,7 +117,7 @@ class CancelRequested(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class TimerFired(_Event):
-    """A timer that the machine has set is due. It is ignored if what it was set for is over."""
+    """A timer of the machine has fired. It is ignored if it is outdated."""
 
     at_ms: int
     timer: str
@@ -157,7 +157,7 @@ _TIMERS = {
 @wire
 @dataclass(frozen=True, slots=True)
 class StorageWentAway(_Event):
-    """The event log cannot be written. Nothing can be decided before `StorageCameBack`."""
+    """The event log cannot be written. No decision is possible before `StorageCameBack`."""
 
     at_ms: int
     error: str
@@ -187,7 +187,7 @@ class StorageCameBack(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class ProcessGivenUp(_Event):
-    """A process gets no more tasks, and is ended: it hangs, or is unusable.
+    """A process gets no more tasks and is ended, because it hangs or is unusable.
 
     No process of a running job is ended before this event is in the log. A coordinator that was cut off takes every
     process for hung, but cannot write to the log. `process` is unique, also across coordinators. `reason` names the
@@ -217,12 +217,13 @@ class TaskReady(_Event):
     attempt: AttemptNumber
     task: TaskId
     origin: StateOrigin | None = None
-    """The checkpoint that its state comes from; None on a fresh start."""
+    """The checkpoint from which its state was restored. None on a fresh start."""
     splits: tuple[str, ...] | None = ()
-    """For a source whose splits are assigned: the splits that it has. None if it was restored as finished, so that no
-    split is left."""
+    """For a source with assigned splits: the splits that the task has. None if it was restored as finished, so that all
+    its splits are read.
+    """
     rows_read: int = 0
-    """For a source: rows of its splits that were read before the checkpoint that it starts from."""
+    """For a source: the number of rows of its splits that were read before the checkpoint from which it starts."""
     importance = Importance.DETAIL
 
     def describe(self) -> str:
@@ -236,7 +237,7 @@ class TaskReady(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class RestoreDelayed(_Event):
-    """A task cannot read its state because storage does not answer. It keeps trying."""
+    """A task cannot read its state, because storage does not answer. It keeps trying."""
 
     at_ms: int
     attempt: AttemptNumber
@@ -254,7 +255,7 @@ class RestoreDelayed(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class TaskFailed(_Event):
-    """A task raised, or its process died."""
+    """A task raised an exception, or its process died."""
 
     at_ms: int
     attempt: AttemptNumber
@@ -263,7 +264,9 @@ class TaskFailed(_Event):
     permanent: bool = False
     """True if the program itself is wrong, so that no restart can help."""
     fingerprint: str = ""
-    """Equal to the fingerprint of the failure before if the same error came back at the same row. Empty if unknown."""
+    """Identifies error and row. Equal to the previous failure's if the same error occurred at the same row. Empty if
+    unknown.
+    """
     begins = True
     importance = Importance.TROUBLE
     about_restart = True
@@ -277,28 +280,28 @@ class TaskFailed(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class TaskAnswered(_Event):
-    """A running task reports its status to a coordinator that took over.
+    """A running task reported its status to a coordinator that took over.
 
-    It repeats what it had reported to the previous generation, because that may not have been logged.
+    It repeats what it had reported to the previous generation, because those events may not have been logged.
     """
 
     at_ms: int
     attempt: AttemptNumber
     task: TaskId
     generation: Generation
-    """The coordinator that the task answers and obeys."""
+    """Generation of the coordinator that the task obeys."""
     started: bool = True
-    """True if it was notified that every task of its attempt is ready."""
+    """True if the task was notified that every task of its attempt is ready."""
     ended: bool = False
     """True if its operators have finished."""
     finished: bool = False
     """True if the task has finished."""
     covered_by: CheckpointId | None = None
-    """The checkpoint whose completion allowed the task to finish."""
+    """The checkpoint whose completion allowed the task to finish, or None."""
     snapshotted: CheckpointId = CheckpointId(0)
-    """The newest checkpoint that it has taken a snapshot for; 0 for none."""
+    """The newest checkpoint of which the task has taken a snapshot, or 0."""
     collecting: CheckpointId | None = None
-    """The checkpoint whose barriers it is collecting."""
+    """The checkpoint whose barriers the task is collecting, or None."""
     importance = Importance.DETAIL
 
     def describe(self) -> str:
@@ -314,8 +317,8 @@ class TaskAnswered(_Event):
 class SplitsRequested(_Event):
     """A subtask has read all splits that it has, and requests more. It repeats the request until it is answered.
 
-    Requests and answers are numbered: `first` is how many splits the subtask was given in its attempt before. So a
-    request that comes twice gets the same answer twice, and an answer that comes twice is taken once.
+    Requests and answers are numbered: `first` is the number of splits that the subtask has been given in its attempt so
+    far. So a request that comes twice gets the same answer twice, and an answer that comes twice is taken once.
     """
 
     at_ms: int
@@ -331,7 +334,8 @@ class SplitsRequested(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class WatermarkReported(_Event):
-    """A source task reports the lowest watermark of its splits. None if all are idle, so that no task waits for them.
+    """A source task reported the lowest watermark of its splits, or None if all are idle, so that no task waits for
+    them.
 
     It is neither logged nor given to the machine, because the next report makes up for a lost one. `waits`: the task
     has nothing to read until other tasks have come nearer.
@@ -357,7 +361,7 @@ class TaskReachedEndOfData(_Event):
     attempt: AttemptNumber
     task: TaskId
     stop: CheckpointId | None = None
-    """The savepoint that ended the data; None if the data ran dry."""
+    """The savepoint that ended the data, or None if the source reached its end."""
     begins = True
     importance = Importance.DETAIL
 
@@ -374,13 +378,13 @@ class TaskReachedEndOfData(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class TaskFinished(_Event):
-    """A task has finished."""
+    """A task has finished completely."""
 
     at_ms: int
     attempt: AttemptNumber
     task: TaskId
     covered_by: CheckpointId | None = None
-    """The checkpoint whose completion allowed it to finish."""
+    """The checkpoint whose completion allowed the task to finish, or None."""
     importance = Importance.DETAIL
 
     def describe(self) -> str:
@@ -397,9 +401,9 @@ class TaskFinished(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class CheckpointRequested(_Event):
-    """A user requests a checkpoint, a savepoint, or (kinds SUSPEND and TERMINATE) an end of the job after a savepoint.
+    """A user requested a checkpoint, a savepoint, or (kinds SUSPEND and TERMINATE) a stop of the job with a savepoint.
 
-    `target`: the url under which the savepoint's own folder is made; None for a checkpoint.
+    `target` is the URL under which the savepoint gets a folder of its own, or None for a checkpoint.
     """
 
     at_ms: int
@@ -418,7 +422,9 @@ class CheckpointRequested(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class CheckpointAcknowledged(_Event):
-    """A task's part of a checkpoint is durable. `kind`: the kind of checkpoint that the task took it for."""
+    """A task's part of a checkpoint is durable. `kind` is the kind of checkpoint for which the task took its
+    snapshot.
+    """
 
     at_ms: int
     attempt: AttemptNumber
@@ -448,7 +454,7 @@ class CheckpointDeclined(_Event):
     reason: CheckpointFailureReason
     message: str
     away_ms: int = 0
-    """With reason STORAGE_AWAY: for how long nothing could be written."""
+    """With the reason STORAGE_AWAY: for how long, in ms, nothing could be written."""
     importance = Importance.TROUBLE
 
     def describe(self) -> str:
@@ -462,7 +468,7 @@ class CheckpointDeclined(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class CheckpointDamaged(_Event):
-    """A part of the checkpoint that this attempt starts from is damaged or missing: no attempt can start from it.
+    """A part of the checkpoint from which this attempt starts is damaged or missing, so no attempt can start from it.
 
     A storage that does not answer is not damage.
     """
@@ -489,7 +495,7 @@ class CheckpointDamaged(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class MetadataWritten(_Event):
-    """`_metadata` of this checkpoint exists: the checkpoint is complete."""
+    """`_metadata` of a checkpoint exists, so the checkpoint is complete."""
 
     at_ms: int
     checkpoint_id: CheckpointId
@@ -505,7 +511,7 @@ class MetadataWritten(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class CheckpointVoided(_Event):
-    """A tombstone is stored in the place of `_metadata`: this checkpoint can never complete."""
+    """A tombstone exists in the place of `_metadata`, so the checkpoint can never complete."""
 
     at_ms: int
     checkpoint_id: CheckpointId
@@ -522,7 +528,7 @@ class CheckpointVoided(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class MetadataWriteFailed(_Event):
-    """An attempt to write `_metadata` (or the tombstone) has an unknown result. `away_ms`: for how long writes have
+    """An attempt to write `_metadata` (or the tombstone) has an unknown result. `away_ms` is for how long writes have
     failed.
     """
 
@@ -543,7 +549,7 @@ class MetadataWriteFailed(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class SinksCommitted(_Event):
-    """The sink files of a completed checkpoint are visible. `heads`: how far the log of each table has got."""
+    """The sink files of a completed checkpoint are visible. `heads` has the position in the log of each table."""
 
     at_ms: int
     checkpoint_id: CheckpointId
@@ -561,10 +567,11 @@ class SinksCommitted(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class SinkCommitFailed(_Event):
-    """An attempt to make the sink files of a completed checkpoint visible has an unknown result.
+    """An attempt to commit the sink files of a completed checkpoint has failed or has an unknown result.
 
-    `fenced`: they are not visible, because another job has claimed the table. `away_ms`: for how long commits have
-    failed. `permanent`: trying again cannot help, because the table itself has changed, or a user's sink hangs.
+    `fenced` is True if another job has claimed the table, so that the files are not visible. `away_ms` is for how long
+    commits have failed. `permanent` is True if a retry cannot help, because the table has changed or a user's sink
+    hangs.
     """
 
     at_ms: int
@@ -586,7 +593,7 @@ class SinkCommitFailed(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class CheckpointDiscarded(_Event):
-    """Everything of this checkpoint is deleted from storage."""
+    """The files of a checkpoint are deleted from storage."""
 
     at_ms: int
     checkpoint_id: CheckpointId
@@ -603,7 +610,7 @@ class CheckpointDiscarded(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class CheckpointDiscardFailed(_Event):
-    """Something of this checkpoint may be left in storage. `away_ms`: for how long its deletion has failed."""
+    """The deletion of a checkpoint has failed, and files may be left. `away_ms` is for how long it has failed."""
 
     at_ms: int
     checkpoint_id: CheckpointId
@@ -643,10 +650,10 @@ class SavepointWritten(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class SavepointWriteFailed(_Event):
-    """The savepoint's own folder could not be written; nothing usable is left of it.
+    """The copy of a savepoint has failed, and its folder is not usable.
 
-    `permanent`: the folder itself is unfit, so that trying again cannot help. `away_ms`: for how long writes have
-    failed.
+    `permanent` is True if the folder itself cannot be used, so that a retry cannot help. `away_ms` is for how long
+    writes have failed.
     """
 
     at_ms: int
@@ -667,10 +674,10 @@ class SavepointWriteFailed(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class SavepointDiscarded(_Event):
-    """The folder of a failed savepoint is deleted, except for the tombstone of a savepoint that was voided.
+    """The folder of a failed savepoint is deleted, except for the tombstone of a voided savepoint.
 
-    `exported`: the previous coordinator had completed the folder, and its user was not notified. Otherwise it can never
-    become complete.
+    `exported` is True if the previous coordinator had completed the folder, and its user was not notified. Otherwise it
+    can never become complete.
     """
 
     at_ms: int
@@ -690,7 +697,9 @@ class SavepointDiscarded(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class SavepointDiscardFailed(_Event):
-    """Something of the folder of a failed savepoint may be left. `away_ms`: for how long its deletion has failed."""
+    """The deletion of a failed savepoint's folder has failed, and files may be left. `away_ms` is for how long it has
+    failed.
+    """
 
     at_ms: int
     checkpoint_id: CheckpointId
@@ -712,7 +721,7 @@ class SavepointDiscardFailed(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class HooksTriggered(_Event):
-    """Every master hook has answered for this checkpoint, with the state to store."""
+    """Every master hook has answered for a checkpoint, with the state to store."""
 
     at_ms: int
     checkpoint_id: CheckpointId
@@ -730,7 +739,7 @@ class HooksTriggered(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class HookFailed(_Event):
-    """A master hook raised."""
+    """A master hook raised an exception."""
 
     at_ms: int
     checkpoint_id: CheckpointId
@@ -748,7 +757,7 @@ class HookFailed(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class HooksRestored(_Event):
-    """Every master hook has got its state back from the checkpoint that this attempt starts from."""
+    """Every master hook has received its state from the checkpoint from which this attempt starts."""
 
     at_ms: int
     attempt: AttemptNumber
@@ -765,9 +774,9 @@ class HooksRestored(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class HookRestoreFailed(_Event):
-    """A master hook raised, or its state could not be read.
+    """A master hook raised an exception, or its state could not be read.
 
-    `away_ms`: for how long storage has not answered; None if storage is not the cause.
+    `away_ms` is for how long storage has not answered, or None if storage is not the cause.
     """
 
     at_ms: int
@@ -788,9 +797,9 @@ class HookRestoreFailed(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class TablesTakenBack(_Event):
-    """Every table of the job was taken back to the checkpoint that this attempt starts from.
+    """Every table of the job was taken back to the checkpoint from which this attempt starts.
 
-    `heads`: how far the log of each table has got.
+    `heads` has the position in the log of each table.
     """
 
     at_ms: int
@@ -810,10 +819,10 @@ class TablesTakenBack(_Event):
 @wire
 @dataclass(frozen=True, slots=True)
 class TablesNotTakenBack(_Event):
-    """A table of the job may not be taken back. `fenced`: another job has claimed one.
+    """A table of the job could not be taken back. `fenced` is True if another job has claimed one.
 
-    `away_ms`: for how long storage has not answered; None if storage is not the cause. `permanent`: neither trying
-    again nor starting anew can help.
+    `away_ms` is for how long storage has not answered, or None if storage is not the cause. `permanent` is True if
+    neither a retry nor a new start can help.
     """
 
     at_ms: int

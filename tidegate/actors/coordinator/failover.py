@@ -28,7 +28,7 @@ from tidegate.storage.ids import CheckpointId, VertexId
 
 
 class Failover:
-    """Failover: decides which tasks stop after a failure, and wait for the next attempt (Flink's `FailoverStrategy`).
+    """Decides which tasks stop after a failure, and wait for the next attempt (Flink's `FailoverStrategy`).
 
     The machine calls it. A job consists of pipelined regions, and nothing is in flight between them. So a region can go
     back to the newest checkpoint alone: what the other regions processed since then stays processed, once. Rules:
@@ -36,10 +36,10 @@ class Failover:
     - The region of a failed task stops as a whole. Tasks of other regions keep their processes, their attempt and their
       state.
     - The whole job stops where one region would not be enough. (For the loss of a coordinator see `Takeover`.)
-      - Too many checkpoints have failed, or a stop has.
-      - A checkpoint is damaged. An older one is restored, and the tables are taken back to it.
-      - A task fails while a savepoint that ends the job is pending. The other tasks have ended their data.
-      - A task fails in a job with master hooks. They stand for something outside that all tasks may share.
+    - Too many checkpoints have failed, or a stop has.
+    - A checkpoint is damaged. An older one is restored, and the tables are taken back to it.
+    - A task fails while a savepoint that ends the job is pending. The other tasks have ended their data.
+    - A task fails in a job with master hooks. They stand for something outside that all tasks may share.
     - Union list state goes to every subtask of its vertex, so regions that share such a vertex stop together. Before
       the first checkpoint of a restored job it is unknown which vertices have union list state, so all are treated as
       if they had.
@@ -53,7 +53,7 @@ class Failover:
         self._checkpoints = checkpoints
         self._deployer = deployer
         self._regions: dict[TaskId, tuple[TaskId, ...]] = {}
-        """The region of each task, computed when it is first needed."""
+        """The region of each task. Computed when it is first needed."""
 
     def stop_whole(self, reason: str, at_ms: int) -> None:
         """Stops all tasks. They wait for the next attempt."""
@@ -65,7 +65,9 @@ class Failover:
         state.restart_due = False
 
     def stop_regions(self, tasks: Iterable[TaskId], reason: str, at_ms: int) -> None:
-        """Stops the regions of these tasks, or all tasks where that is needed. They wait for the next attempt."""
+        """Stops the regions of these tasks, or all tasks if one region is not enough. They wait for the next
+        attempt.
+        """
         state = self._context.state
         again = self._going_back(tasks)
         if len(again) + len(state.down) == len(self._context.spec.tasks):
@@ -82,8 +84,9 @@ class Failover:
             state.move(JobInput.RESTART)
 
     def stop_rest_if_over(self) -> None:
-        """Stops the tasks that still run, if the job ends as soon as all have committed: then all start from the last
-        checkpoint, and commit what it holds."""
+        """Stops the tasks that still run if the job ends as soon as all have committed. All tasks then start from the
+        last checkpoint and commit its rows.
+        """
         state = self._context.state
         if state.ends_as is None:
             return
@@ -93,7 +96,7 @@ class Failover:
         state.stop(rest)
 
     def _going_back(self, tasks: Iterable[TaskId]) -> tuple[TaskId, ...]:
-        """Returns all tasks that stop with these, in the order of the job, without tasks that are down already."""
+        """Returns all tasks that have to stop together with these, in the order of the job, without stopped ones."""
         state = self._context.state
         spec = self._context.spec
         if spec.failover is FailoverStrategy.FULL or spec.hooks or self._stops():
@@ -115,7 +118,7 @@ class Failover:
         return state.stopping is not None and state.pending[state.stopping].phase is not PendingPhase.HOOKS
 
     def _tied_vertices(self) -> set[VertexId]:
-        """Vertices whose subtasks stop together whatever joins them, because they may have union list state."""
+        """Returns the vertices whose subtasks must stop together, because they may have union list state."""
         state = self._context.state
         spec = self._context.spec
         if not state.completed and spec.restore is not None:
@@ -131,19 +134,19 @@ class Failover:
 
 
 _JITTER = 1
-"""The purpose of the draw (`draw_fraction`)."""
+"""Purpose of the random draw for jitter (`draw_fraction`)."""
 
 
 class Restarts:
-    """Consults the job's restart strategy after a failure, and stores what the strategy remembers.
+    """Consults the job's restart strategy after a failure, and stores the failures that the strategy counts.
 
     The machine calls it. Rules:
 
     - The strategy is consulted once for each failure. When a region has stopped, what its other tasks report belongs to
       that failure.
     - An error of the program itself ends the job without consulting the strategy: no restart can help.
-    - Only failures count. A lost coordinator, a checkpoint that was passed over, and a stop that could not be carried
-      out are none.
+    - Only failures count. A lost coordinator, a damaged checkpoint that was skipped, and a stop that could not be
+      carried out do not count.
     - Everything comes from the log: times from events, randomness from the job's seed and the number of the attempt.
     """
 
@@ -156,12 +159,12 @@ class Restarts:
 
     @property
     def keeps_failing(self) -> bool:
-        """Returns whether the same error has come back at the same row as often as the strategy bears."""
+        """Returns whether the same error has occurred at the same row as many times as the strategy allows."""
         most = self._context.spec.restart.same_errors_max
         return most is not None and self._context.state.same_failures >= most
 
     def failed(self, at_ms: int, permanent: bool, fingerprint: str = "") -> int | None:
-        """Counts a failure. Returns the delay in ms before the next attempt; None if there is none."""
+        """Counts a failure. Returns the delay in ms before the next attempt, or None to give up."""
         state = self._context.state
         spec = self._context.spec
         since_ms = state.running_since_ms
@@ -179,18 +182,18 @@ class Restarts:
         return delay_ms
 
     def left(self) -> None:
-        """The attempt is over without a failure."""
+        """Records that the attempt ended without a failure."""
         self._context.state.running_since_ms = None
 
 
 QUESTIONS = 5
-"""How often the status of a task is requested within the time that it has for an answer."""
+"""Number of times that a task's status is requested within the time limit for its answer."""
 
 
 class Takeover:
     """Takes over running tasks for a new generation of the coordinator.
 
-    The machine calls it when a new generation starts, and when tasks answer. Rules:
+    The machine calls it when a new generation of the coordinator starts, and when tasks answer it. Rules:
 
     - A task that runs according to the log is requested to report its status. It keeps its attempt and its state, and
       processes rows meanwhile: only the coordinator was lost.
@@ -210,7 +213,7 @@ class Takeover:
         self._restarts = restarts
 
     def take_over(self, at_ms: int) -> None:
-        """A new generation takes charge of a job that is not over."""
+        """Starts the takeover of a job that has not ended, by a new generation."""
         state = self._context.state
         tasks = self._context.spec.tasks
         state.last_failure = f"the coordinator was lost; generation {state.generation} has taken over"
@@ -235,7 +238,7 @@ class Takeover:
         self._checkpoints.take_over(at_ms)
 
     def ask(self, at_ms: int) -> None:
-        """Requests the status of tasks that have not answered, and sets the timer for the next request."""
+        """Requests the status of tasks that have not answered, and sets the timer of the next request."""
         state = self._context.state
         limit_ms = self._context.spec.adoption_timeout_ms
         assert limit_ms is not None
@@ -245,7 +248,9 @@ class Takeover:
         self._context.instruct(do.SetTimer(f"ask:{state.generation}", at_ms + pause_ms))
 
     def answered(self, event: ev.TaskAnswered) -> None:
-        """Adopts a task. Repeats what may not have reached it, and handles what may not have been logged."""
+        """Adopts a task that has answered. Repeats messages that may not have reached it, and handles its reports that
+        may not have been logged.
+        """
         state = self._context.state
         instruct = self._context.instruct
         check_answer(state, event)
@@ -268,7 +273,7 @@ class Takeover:
                 self._checkpoints.start_periodic(event.at_ms)
 
     def missing(self) -> tuple[tuple[TaskId, ...], str]:
-        """The tasks that have not answered in time, and the reason for their failure."""
+        """Returns the tasks that have not answered in time, and the reason for their failure."""
         state = self._context.state
         limit_ms = self._context.spec.adoption_timeout_ms
         tasks = tuple(state.adopting)
@@ -276,7 +281,7 @@ class Takeover:
         return tasks, f"{text}, after the coordinator was lost"
 
     def _lost(self) -> tuple[TaskId, ...]:
-        """Tasks that do not run according to the log."""
+        """Returns the tasks that do not run according to the log."""
         state = self._context.state
         tasks = self._context.spec.tasks
         if self._context.spec.adoption_timeout_ms is None:

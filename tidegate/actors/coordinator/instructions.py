@@ -1,8 +1,8 @@
 """The instructions of the coordinator machine: what it orders its runtime to do. `CoordinatorDriver` carries them out.
 
-What cannot be taken back carries a permit (`tidegate/storage/checkpoints/permits.py`), which only the decision about it
-can make. An instruction about a checkpoint raises InvariantError if the permit is for another one. These instructions
-are no wire types: a permit holds only in the process that gave it, and is stored nowhere.
+An instruction that cannot be undone carries a permit (`tidegate/storage/checkpoints/permits.py`), which only the code
+that made the decision can create. An instruction about a checkpoint raises InvariantError if the permit is for another
+one. These instructions are no wire types: a permit holds only in the process that gave it, and is stored nowhere.
 
 An instruction that is answered is an *order*, and has a name (`order`). The events that may answer it name it as well
 (`CoordinatorEvent.answers`).
@@ -30,16 +30,16 @@ class _Instruction:
 
     @property
     def order(self) -> OrderName | None:
-        """The name of the order; None for an instruction that is not answered."""
+        """The name of the order, or None for an instruction that is not answered."""
         return None
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class DeployAttempt(_Instruction):
-    """Deploy tasks, restored from a checkpoint or fresh. Each answers with `TaskReady`.
+    """Deploys tasks, restored from a checkpoint or fresh. Each answers with `TaskReady`.
 
-    `tasks`: whole regions, while other regions continue. None: every task of the job.
+    `tasks` are whole regions, while other regions continue, or None for every task of the job.
     """
 
     attempt: AttemptNumber
@@ -54,7 +54,7 @@ class DeployAttempt(_Instruction):
 @wire
 @dataclass(frozen=True, slots=True)
 class StartTasks(_Instruction):
-    """Notify tasks that every task of the attempt is ready, so that sources read and in-flight input is processed."""
+    """Notifies tasks that every task of the attempt is ready, so that sources read and in-flight input is processed."""
 
     attempt: AttemptNumber
     tasks: tuple[TaskId, ...]
@@ -63,7 +63,7 @@ class StartTasks(_Instruction):
 @wire
 @dataclass(frozen=True, slots=True)
 class AskTasks(_Instruction):
-    """Request the status of tasks, which then obey no older generation. Each answers with `TaskAnswered`."""
+    """Requests the status of tasks, which from then on obey no older generation. Each answers with `TaskAnswered`."""
 
     attempt: AttemptNumber
     tasks: tuple[TaskId, ...]
@@ -77,9 +77,9 @@ class AskTasks(_Instruction):
 @wire
 @dataclass(frozen=True, slots=True)
 class CancelAttempt(_Instruction):
-    """Stop tasks of this attempt and of older ones. What they still report is ignored, by its attempt number.
+    """Stops tasks of this attempt and of older ones. Their later reports are ignored, because of their attempt number.
 
-    `tasks`: None for every task of the job.
+    `tasks` is None for every task of the job.
     """
 
     attempt: AttemptNumber
@@ -89,7 +89,7 @@ class CancelAttempt(_Instruction):
 @wire
 @dataclass(frozen=True, slots=True)
 class TriggerCheckpoint(_Instruction):
-    """Trigger a checkpoint in these tasks."""
+    """Triggers a checkpoint in some tasks."""
 
     attempt: AttemptNumber
     checkpoint_id: CheckpointId
@@ -97,7 +97,7 @@ class TriggerCheckpoint(_Instruction):
     tasks: tuple[TaskId, ...]
     options: BarrierOptions = ALIGNED_BARRIER
     base: CheckpointId | None = None
-    """The completed checkpoint that it may be built on."""
+    """The completed checkpoint on which this one may be based."""
 
     @property
     def order(self) -> OrderName:
@@ -107,7 +107,7 @@ class TriggerCheckpoint(_Instruction):
 @wire
 @dataclass(frozen=True, slots=True)
 class TriggerHooks(_Instruction):
-    """Call every master hook of the job for this checkpoint, before any task is triggered.
+    """Calls every master hook of the job for a checkpoint, before any task is triggered.
 
     Answered by `HooksTriggered` or `HookFailed`.
     """
@@ -123,7 +123,7 @@ class TriggerHooks(_Instruction):
 @wire
 @dataclass(frozen=True, slots=True)
 class RestoreHooks(_Instruction):
-    """Give every master hook its state from this checkpoint, before a task is deployed.
+    """Passes every master hook its state from a checkpoint, before a task is deployed.
 
     Answered by `HooksRestored`, `HookRestoreFailed` or `CheckpointDamaged`.
     """
@@ -139,10 +139,10 @@ class RestoreHooks(_Instruction):
 @wire
 @dataclass(frozen=True, slots=True)
 class TakeTablesBack(_Instruction):
-    """Claim every table of the job anew, back to an older checkpoint, because newer ones are damaged.
+    """Claims every table of the job again, back to an older checkpoint, because newer ones are damaged.
 
-    What was committed after that checkpoint is processed again. `reason`: what was passed over, and why. `heads`: how
-    far the log of each table has got, as far as the job has seen. Answered by `TablesTakenBack` or
+    What was committed after that checkpoint is processed again. `reason` names the skipped checkpoints and their
+    damage. `heads` has the newest known position in the log of each table. Answered by `TablesTakenBack` or
     `TablesNotTakenBack`.
     """
 
@@ -158,7 +158,7 @@ class TakeTablesBack(_Instruction):
 
 @dataclass(frozen=True, slots=True)
 class WriteSavepoint(_Instruction):
-    """Copy everything that a fully acknowledged savepoint refers to into a folder of its own under `target`.
+    """Copies everything to which a fully acknowledged savepoint refers into a folder of its own under `target`.
 
     The folder's `_metadata` comes last. Answered by `SavepointWritten` or `SavepointWriteFailed`. `complete`: whether
     the checkpoint is complete, so that its own `_metadata` is what the savepoint gets. `contested`: whether a
@@ -182,7 +182,7 @@ class WriteSavepoint(_Instruction):
 @wire
 @dataclass(frozen=True, slots=True)
 class StopCopy(_Instruction):
-    """A savepoint was given up while it is being copied: stop, and delete what was written.
+    """Stops the copy of a savepoint that was aborted, and deletes what was written.
 
     The answer to its `WriteSavepoint` comes all the same. A copy that waits for its storage stops when that answers.
     """
@@ -192,7 +192,7 @@ class StopCopy(_Instruction):
 
 @dataclass(frozen=True, slots=True)
 class DiscardSavepoint(_Instruction):
-    """Delete the folder of a savepoint whose checkpoint was given up.
+    """Deletes the folder of a savepoint whose checkpoint was aborted.
 
     `voided`: a coordinator that was replaced may still be copying it, so a tombstone is created there, and stays.
     Answered by `SavepointDiscarded` or `SavepointDiscardFailed`.
@@ -215,7 +215,7 @@ class DiscardSavepoint(_Instruction):
 @wire
 @dataclass(frozen=True, slots=True)
 class NotifyCompleted(_Instruction):
-    """Notify these tasks that a checkpoint is complete."""
+    """Notifies some tasks that a checkpoint is complete."""
 
     attempt: AttemptNumber
     checkpoint_id: CheckpointId
@@ -229,7 +229,7 @@ class NotifyCompleted(_Instruction):
 @wire
 @dataclass(frozen=True, slots=True)
 class NotifyAborted(_Instruction):
-    """Notify these tasks that a checkpoint was given up."""
+    """Notifies some tasks that a checkpoint was aborted."""
 
     attempt: AttemptNumber
     checkpoint_id: CheckpointId
@@ -238,7 +238,7 @@ class NotifyAborted(_Instruction):
 
 @dataclass(frozen=True, slots=True)
 class WriteMetadata(_Instruction):
-    """Complete a checkpoint by one conditional create of its `_metadata`.
+    """Completes a checkpoint by one conditional create of its `_metadata`.
 
     Answered by `MetadataWritten` (also when the same metadata was there already), by `CheckpointVoided` (a tombstone
     was there) or by `MetadataWriteFailed`.
@@ -258,7 +258,7 @@ class WriteMetadata(_Instruction):
 @wire
 @dataclass(frozen=True, slots=True)
 class VoidCheckpoint(_Instruction):
-    """Put a tombstone where `_metadata` would be, unless it is there. Answered like `WriteMetadata`."""
+    """Creates a tombstone in the place of `_metadata`, unless one of the two exists. Answered as `WriteMetadata` is."""
 
     tombstone: CheckpointMetadata
 
@@ -269,7 +269,7 @@ class VoidCheckpoint(_Instruction):
 
 @dataclass(frozen=True, slots=True)
 class CommitSinks(_Instruction):
-    """Make the sink files of a completed checkpoint visible, once. Answered by `SinksCommitted` or `SinkCommitFailed`.
+    """Makes the sink files of a completed checkpoint visible, once. Answered by `SinksCommitted` or `SinkCommitFailed`.
 
     `tables`: the tables that get a commit even without new files, because a commit may change which rows they show.
     `heads`: the newest entry of each table's log that the job has seen. A log that lacks it has lost entries.
@@ -291,7 +291,7 @@ class CommitSinks(_Instruction):
 
 @dataclass(frozen=True, slots=True)
 class DiscardCheckpoint(_Instruction):
-    """Delete everything of a checkpoint that nothing else refers to. If it was voided, its tombstone stays.
+    """Deletes all files of a checkpoint to which no other one refers. If it was voided, its tombstone stays.
 
     `shared`: the shared files that go with it. None: all that were written for it, because it never completed. Answered
     by `CheckpointDiscarded` or `CheckpointDiscardFailed`.
@@ -312,7 +312,7 @@ class DiscardCheckpoint(_Instruction):
 
 @dataclass(frozen=True, slots=True)
 class DiscardFiles(_Instruction):
-    """Delete the files of an acknowledgement that was refused. Not answered."""
+    """Deletes the files of an acknowledgement that was refused. Not answered."""
 
     checkpoint_id: CheckpointId
     paths: tuple[str, ...]
@@ -325,7 +325,7 @@ class DiscardFiles(_Instruction):
 @wire
 @dataclass(frozen=True, slots=True)
 class KillProcess(_Instruction):
-    """End a process that was given up, if it is still there."""
+    """Ends a process that was given up, if it still exists."""
 
     process: str
 
@@ -333,7 +333,7 @@ class KillProcess(_Instruction):
 @wire
 @dataclass(frozen=True, slots=True)
 class SetTimer(_Instruction):
-    """Send a `TimerFired` of this name at this time. A later timer of the same name replaces it."""
+    """Requests a `TimerFired` of this name at a time. A later timer of the same name replaces it."""
 
     timer: str
     due_at_ms: int
@@ -346,9 +346,9 @@ class SetTimer(_Instruction):
 @wire
 @dataclass(frozen=True, slots=True)
 class CompleteRequest(_Instruction):
-    """Answer a user's request: `checkpoint_id` (and `path`, for a savepoint), or why there is none.
+    """Answers a user's request with `checkpoint_id` (and `path` for a savepoint), or with the reason why there is none.
 
-    `error` is for people, `reason` is from the closed list.
+    `error` is a text for people, and `reason` is from a fixed list.
     """
 
     request: str
@@ -361,7 +361,7 @@ class CompleteRequest(_Instruction):
 @wire
 @dataclass(frozen=True, slots=True)
 class EndJob(_Instruction):
-    """The job has reached a terminal status: sweep unreferenced files, and notify the waiting callers."""
+    """Ends the job in a terminal status: sweeps unreferenced files, and notifies the waiting callers."""
 
     status: str
     reason: str | None
@@ -370,7 +370,7 @@ class EndJob(_Instruction):
 @wire
 @dataclass(frozen=True, slots=True)
 class AssignSplits(_Instruction):
-    """Give a subtask these splits, to be read in this order. An empty `splits` ends the source for it.
+    """Gives a subtask splits to be read in this order. An empty `splits` ends the source for this subtask.
 
     `first` is the number of the first split, as in `SplitsRequested`.
     """
@@ -384,9 +384,9 @@ class AssignSplits(_Instruction):
 @wire
 @dataclass(frozen=True, slots=True)
 class AnnounceWatermark(_Instruction):
-    """Send a source task the lowest watermark of its group. The machine never gives this instruction.
+    """Sends a source task the lowest watermark of its group. The machine never gives this instruction.
 
-    The driver sends it (`WatermarkAligner`): no decision that lasts follows from it.
+    The driver sends it (`WatermarkAligner`), because no lasting decision follows from it.
     """
 
     attempt: AttemptNumber

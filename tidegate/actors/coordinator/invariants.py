@@ -1,4 +1,5 @@
-"""The rules of the coordinator as predicates: what always holds, and what must hold before a step that is final.
+"""The rules of the coordinator as predicates: rules that always hold, and rules that must hold before an action that
+cannot be undone.
 
 All parts of the coordinator call them. Each docstring gives the reason of its rule. The functions are of three kinds:
 
@@ -29,15 +30,16 @@ from tidegate.storage.errors import InvariantError
 from tidegate.storage.ids import CheckpointId, Generation
 
 COPIES_MAX = 4
-"""How many savepoints may be copied, or deleted after a failure, side by side. In addition, the savepoint of a stop
-may be copied. Each may hold a thread of the coordinator's process for as long as its storage does not answer."""
+"""Limit of savepoints that are copied, or deleted after a failure, at the same time. In addition, the savepoint of a
+stop may be copied. Each may hold a thread of the coordinator's process for as long as its storage does not answer.
+"""
 
 
 _OVER = (PendingPhase.COMPLETED, PendingPhase.FAILED)
 
 
 def is_spent(state: CoordinatorState, checkpoint_id: CheckpointId) -> bool:
-    """Returns whether a number was given to a checkpoint already (4).
+    """Returns whether a number was already given to a checkpoint (invariant 4).
 
     `<` and not `<=`: `next_checkpoint_id` is the first free number. If it were taken, the next trigger would use it a
     second time, and two checkpoints would write into one folder.
@@ -46,7 +48,7 @@ def is_spent(state: CoordinatorState, checkpoint_id: CheckpointId) -> bool:
 
 
 def is_in_its_time(state: CoordinatorState, pending: PendingCheckpoint) -> bool:
-    """Returns whether a pending checkpoint may be in its phase while the job is in its status (7).
+    """Returns whether the phase of a pending checkpoint fits the status of the job (invariant 7).
 
     An open one exists only while the job runs, and ends with the attempt. One that storage decides about may outlive
     the attempt, because a create that is on its way cannot be called back. A finished one is not pending.
@@ -55,12 +57,14 @@ def is_in_its_time(state: CoordinatorState, pending: PendingCheckpoint) -> bool:
 
 
 def is_whole_while_running(state: CoordinatorState) -> bool:
-    """Returns whether no task is down while the job counts as running (4, 7). A checkpoint would have a hole."""
+    """Returns whether no task is stopped while the job counts as running (invariants 4 and 7). Otherwise a checkpoint
+    would lack the state of that task.
+    """
     return state.status is not JobStatus.RUNNING or not state.down
 
 
 def is_base_held(state: CoordinatorState, pending: PendingCheckpoint) -> bool:
-    """Returns whether the files that a pending checkpoint is built on are still there (5).
+    """Returns whether the files of the base of a pending checkpoint still exist (invariant 5).
 
     They may belong to a checkpoint that is no longer retained. The registry keeps its files until the pending one is
     over: the tasks were given this base, and will refer to its files.
@@ -69,7 +73,7 @@ def is_base_held(state: CoordinatorState, pending: PendingCheckpoint) -> bool:
 
 
 def is_covered(pending: PendingCheckpoint) -> bool:
-    """Returns whether every task of the plan has acknowledged, so that the cut has no hole (4).
+    """Returns whether every task of the plan has acknowledged, so that the checkpoint is complete (invariant 4).
 
     Most tasks are not enough. A restore would lose what the missing task had received and not yet passed on.
     """
@@ -77,7 +81,7 @@ def is_covered(pending: PendingCheckpoint) -> bool:
 
 
 def being_written(state: CoordinatorState) -> int:
-    """Returns how many checkpoints storage is deciding about (4, 6): one at most.
+    """Returns the number of checkpoints that are being written. At most one is allowed (invariants 4 and 6).
 
     So checkpoints complete in the order of their numbers, and each names only sink files that no completed one covers.
     With two at once the newer could complete first, and both would name the same files.
@@ -86,14 +90,15 @@ def being_written(state: CoordinatorState) -> int:
 
 
 def is_stop_pending(state: CoordinatorState) -> bool:
-    """Returns whether a stop that has begun still has its pending savepoint (7). Without it the job would wait for
-    ever.
+    """Returns whether a stop that has begun still has its pending savepoint (invariant 7). Without it the job would
+    wait forever.
     """
     return state.stopping is None or state.stopping in state.pending
 
 
 def are_ascending(checkpoint_ids: Iterable[CheckpointId]) -> bool:
-    """Returns whether completed checkpoints are in the order of their numbers (4, 7): a restart takes the last one.
+    """Returns whether completed checkpoints are in the order of their numbers (invariants 4 and 7). A restart uses the
+    last one.
 
     `<` and not `<=`: with an equal number a checkpoint would have completed twice.
     """
@@ -106,12 +111,14 @@ def are_ascending(checkpoint_ids: Iterable[CheckpointId]) -> bool:
 
 
 def is_queue_bounded(state: CoordinatorState) -> bool:
-    """Returns whether the queue of requests keeps its limit (10). `<=`: a full queue has exactly that many."""
+    """Returns whether the queue of requests is within its limit (invariant 10). Uses `<=`, because a full queue has
+    exactly that number.
+    """
     return len(state.requests) <= REQUESTS_MAX
 
 
 def is_queue_in_its_time(state: CoordinatorState) -> bool:
-    """Returns whether every request that waits will be answered (7).
+    """Returns whether every waiting request will be answered (invariant 7).
 
     While no attempt runs, only a stop waits: the next attempt begins with it. A job that ends has answered all
     requests.
@@ -123,14 +130,14 @@ def is_queue_in_its_time(state: CoordinatorState) -> bool:
 
 
 def is_ending(state: CoordinatorState) -> bool:
-    """Returns whether the job ends, or is over (7). It gives up savepoints that are being copied, and answers their
-    users.
+    """Returns whether the job is ending or has ended (invariant 7). It then aborts savepoints that are being copied,
+    and answers their users.
     """
     return state.status is JobStatus.ENDING or state.status.terminal
 
 
 def check_state(state: CoordinatorState) -> None:
-    """Checks all of the above. Called after each event."""
+    """Raises InvariantError if the state breaks one of the rules above. Called after each event."""
     for checkpoint_id, pending in state.pending.items():
         _require(is_spent(state, checkpoint_id), "4: no number is given to a second checkpoint")
         _require(is_in_its_time(state, pending), "7: acknowledgements are collected only while the job runs")
@@ -151,25 +158,25 @@ def check_state(state: CoordinatorState) -> None:
 
 
 def is_newer(state: CoordinatorState, generation: Generation) -> bool:
-    """Returns whether a coordinator may take over (8).
+    """Returns whether a coordinator of this generation may take over (invariant 8).
 
-    `>` and not `>=`: two coordinators of one generation would both take the log for theirs.
+    `>` and not `>=`: two coordinators of one generation would both assume that they own the log.
     """
     return generation > state.generation
 
 
 def is_fate_known(state: CoordinatorState) -> bool:
-    """Returns whether nothing that an attempt starts from can change any more (7).
+    """Returns whether the outcome of everything from which an attempt starts is known (invariant 7).
 
-    A pending checkpoint may turn out to be complete. An attempt that started from the one before would process again
-    what the newer one has committed. Where tables are taken back, all waiting commits come first: a later one would not
-    be hidden.
+    A pending checkpoint may turn out to be complete. An attempt that started from the checkpoint before it would
+    process rows again that the newer one has committed. Where tables are taken back, all waiting commits come first: a
+    later one would not be hidden.
     """
     return not state.pending and (state.fallback is None or not state.commits)
 
 
 def is_start_newest(state: CoordinatorState, checkpoint_id: CheckpointId | None) -> bool:
-    """Returns whether an attempt starts from the newest checkpoint that is not known to be damaged (7).
+    """Returns whether an attempt starts from the newest checkpoint that is not known to be damaged (invariant 7).
 
     It may start afresh, or from another job's checkpoint, only while this job has neither completed nor passed over one
     of its own. Later it would process again what it has committed.
@@ -180,29 +187,31 @@ def is_start_newest(state: CoordinatorState, checkpoint_id: CheckpointId | None)
 
 
 def is_wait_bounded(strategy: RestartStrategy, delay_ms: int) -> bool:
-    """Returns whether the delay of a restart is within the strategy's limit (7). With no limit a job might never
-    come back.
+    """Returns whether the delay of a restart is within the strategy's limit (invariant 7). Without a limit a job might
+    never come back.
     """
     return 0 <= delay_ms <= strategy.wait_ms_max
 
 
 def check_wait(strategy: RestartStrategy, delay_ms: int) -> None:
-    """Before the delay of a restart begins."""
+    """Raises InvariantError if the delay of a restart must not begin."""
     _require(is_wait_bounded(strategy, delay_ms), "7: a restart is put off for a bounded time")
 
 
 def check_deploy(state: CoordinatorState) -> None:
-    """Before a new attempt begins."""
+    """Raises InvariantError if a new attempt must not begin."""
     _require(is_fate_known(state), "7: an attempt begins when the fate of every checkpoint is known")
 
 
 def first_running(state: CoordinatorState, tasks: Iterable[TaskId]) -> TaskId | None:
-    """The first of these tasks that runs, if there is one (1, 7). Deployed again, it would process rows twice."""
+    """Returns the first of these tasks that runs, or None (invariants 1 and 7). If it were deployed again, it would
+    process rows twice.
+    """
     return next((task for task in tasks if task in state.ready), None)
 
 
 def check_deployed(state: CoordinatorState, tasks: Sequence[TaskId] | None) -> None:
-    """Before these tasks (None: all) are deployed in an attempt that has just begun."""
+    """Raises InvariantError if these tasks (None for all) must not be deployed in an attempt that has just begun."""
     if tasks is not None and state.spec is not None:
         _require(first_running(state, tasks) is None, "7: what runs keeps its attempt")
         edges = ((edge.upstream, edge.downstream, edge.pointwise) for edge in state.spec.edges)
@@ -210,35 +219,39 @@ def check_deployed(state: CoordinatorState, tasks: Sequence[TaskId] | None) -> N
 
 
 def check_start(state: CoordinatorState, checkpoint_id: CheckpointId | None) -> None:
-    """Before tasks are deployed that start from this checkpoint."""
+    """Raises InvariantError if tasks must not be deployed from this checkpoint."""
     _require(is_start_newest(state, checkpoint_id), "7: an attempt starts from the newest checkpoint that is whole")
 
 
 def copies_under_way(state: CoordinatorState) -> int:
-    """Returns how many savepoints may hold a thread (10): copies under way, copies to come, and deletions."""
+    """Returns the number of savepoints that may hold a thread (invariant 10): running copies, copies to come, and
+    deletions.
+    """
     pending = {number for number, each in state.pending.items() if each.properties.kind.is_savepoint}
     return len(pending | state.copies.keys() | state.exports.keys() | state.savepoint_discards.keys())
 
 
 def may_copy(state: CoordinatorState, kind: SnapshotKind) -> bool:
-    """Returns whether another savepoint may be triggered (10): it will be copied. `<` and not `<=`: its own copy
-    counts, too.
+    """Returns whether another savepoint may be triggered, given the limit of copies (invariant 10).
 
-    A stop has a place of its own, so that copies which hang do not keep a job from being stopped.
+    Uses `<` because the copy of this savepoint counts, too. A stop may exceed the limit by one, so that copies which
+    hang do not keep a job from being stopped.
     """
     return copies_under_way(state) < COPIES_MAX + kind.stops
 
 
 def are_copies_bounded(state: CoordinatorState) -> bool:
-    """Returns whether copies of savepoints are within their limit (10), with the one of a stop."""
+    """Returns whether the number of running savepoint copies is within its limit (invariant 10): `COPIES_MAX`, plus one
+    for the savepoint of a stop.
+    """
     return copies_under_way(state) <= COPIES_MAX + 1
 
 
 def may_export(pending: PendingCheckpoint) -> bool:
-    """Returns whether the savepoint of a stop may be copied into its own folder now (4).
+    """Returns whether the savepoint of a stop may be copied into its own folder now (invariant 4).
 
-    All of it has to be there, and no other copy of it may be under way: the answer of that one would be taken for the
-    answer of this one, which still writes.
+    All its files must exist, and no other copy of it may be running: the answer of the other copy would be taken for
+    the answer of this one.
     """
     return (
         pending.phase is PendingPhase.EXPORTING
@@ -250,10 +263,10 @@ def may_export(pending: PendingCheckpoint) -> bool:
 
 
 def may_complete(state: CoordinatorState, pending: PendingCheckpoint) -> bool:
-    """Returns whether `_metadata` may be created, which makes the checkpoint complete (4).
+    """Returns whether `_metadata` may be created, which completes the checkpoint (invariant 4).
 
     All tasks of the *job* have to be in it, as acknowledged or as finished before: the plan may have forgotten one. The
-    folder of a stop's savepoint is whole before: a job must not end with half of it.
+    folder of a stop's savepoint must be complete before: a job must not end with half of it.
     """
     return (
         pending.phase is PendingPhase.WRITING
@@ -266,7 +279,7 @@ def may_complete(state: CoordinatorState, pending: PendingCheckpoint) -> bool:
 
 
 def may_count_as_complete(state: CoordinatorState, pending: PendingCheckpoint) -> bool:
-    """Returns whether a checkpoint whose `_metadata` was found may join the completed ones (4, 5).
+    """Returns whether a checkpoint whose `_metadata` was found may be added to the completed ones (invariants 4 and 5).
 
     It has to be newer than all of them. `>` and not `>=`: a checkpoint completes once.
     """
@@ -278,13 +291,14 @@ def may_count_as_complete(state: CoordinatorState, pending: PendingCheckpoint) -
 
 
 def permit_export(pending: PendingCheckpoint) -> permits.ExportPermit:
-    """The permit to copy a savepoint into its own folder."""
+    """Returns the permit to copy a savepoint into its own folder. Raises InvariantError if that is not allowed."""
     _require(may_export(pending), "4: a savepoint is exported once all of it is there, by one copy at a time")
     return permits.ExportPermit(permits._DECIDED, pending.checkpoint_id)
 
 
 def may_copy_complete(state: CoordinatorState, savepoint: PendingCheckpoint) -> bool:
-    """Returns whether a savepoint whose checkpoint is complete may be copied into its own folder now (4, 5).
+    """Returns whether a savepoint with a complete checkpoint may be copied into its own folder now (invariants 4 and
+    5).
 
     Its checkpoint stays meanwhile (`is_needed`), and no other copy of it is under way.
     """
@@ -298,19 +312,20 @@ def may_copy_complete(state: CoordinatorState, savepoint: PendingCheckpoint) -> 
 
 
 def permit_copy(state: CoordinatorState, savepoint: PendingCheckpoint) -> permits.ExportPermit:
-    """The permit to copy a savepoint whose checkpoint is complete into its own folder."""
+    """Returns the permit to copy a savepoint with a complete checkpoint into its own folder. Raises InvariantError."""
     _require(may_copy_complete(state, savepoint), "4: a savepoint is copied while its checkpoint stays, by one copy")
     return permits.ExportPermit(permits._DECIDED, savepoint.checkpoint_id)
 
 
 def permit_completion(state: CoordinatorState, pending: PendingCheckpoint) -> permits.CompletionPermit:
-    """The permit to create `_metadata`."""
+    """Returns the permit to create `_metadata`. Raises InvariantError if that is not allowed."""
     _require(may_complete(state, pending), "4: a checkpoint completes with every task, and after its savepoint")
     return permits.CompletionPermit(permits._DECIDED, pending.checkpoint_id)
 
 
 def strange_file(state: CoordinatorState, pending: PendingCheckpoint) -> str | None:
-    """Returns a shared file of the checkpoint that is neither its own, nor its base's, nor a changelog's, or None (5).
+    """Returns a shared file of the checkpoint that belongs neither to it, nor to its base, nor to a changelog, or None
+    (invariant 5).
 
     It would be unknown how long it has to stay: its owner may be deleted, and the file with it.
     """
@@ -318,14 +333,14 @@ def strange_file(state: CoordinatorState, pending: PendingCheckpoint) -> str | N
 
 
 def check_complete(state: CoordinatorState, pending: PendingCheckpoint) -> None:
-    """Before a checkpoint joins the completed ones."""
+    """Raises InvariantError if a checkpoint must not be added to the completed ones."""
     _require(may_count_as_complete(state, pending), "4: each checkpoint completes once, whole, and after older ones")
     strange = strange_file(state, pending)
     _require(strange is None, f"5: {strange} is neither a file of the checkpoint nor of the one that it is built on")
 
 
 def may_commit(state: CoordinatorState, checkpoint_id: CheckpointId) -> bool:
-    """Returns whether the sink files of a checkpoint may become visible (6).
+    """Returns whether the sink files of a checkpoint may become visible now (invariant 6).
 
     It must be complete: before that it may still fail, and a restore would write the same rows again. A damaged one is
     complete, and its rows are part of the output. Its turn has come: a table would drop an older checkpoint after a
@@ -336,13 +351,13 @@ def may_commit(state: CoordinatorState, checkpoint_id: CheckpointId) -> bool:
 
 
 def permit_commit(state: CoordinatorState, checkpoint_id: CheckpointId) -> permits.CommitPermit:
-    """The permit to make sink files visible."""
+    """Returns the permit to make sink files visible. Raises InvariantError if that is not allowed."""
     _require(may_commit(state, checkpoint_id), "6: sinks commit what a completed checkpoint covers, in order")
     return permits.CommitPermit(permits._DECIDED, checkpoint_id)
 
 
 def is_needed(state: CoordinatorState, checkpoint_id: CheckpointId) -> bool:
-    """Returns whether a checkpoint has to stay (5), for one of four reasons.
+    """Returns whether a checkpoint must not be deleted (invariant 5), for one of four reasons.
 
     It is retained, even if damaged: an operator may repair it. Or its sink files are not visible yet, and nothing else
     names them. Or a pending checkpoint is built on it, and will refer to its files. Or it is being copied.
@@ -356,23 +371,23 @@ def is_needed(state: CoordinatorState, checkpoint_id: CheckpointId) -> bool:
 
 
 def is_built_on(state: CoordinatorState, checkpoint_id: CheckpointId) -> bool:
-    """Returns whether a pending checkpoint is built on this one, and will refer to its files (5)."""
+    """Returns whether a pending checkpoint is based on this one, and will refer to its files (invariant 5)."""
     return any(pending.base == checkpoint_id for pending in state.pending.values())
 
 
 def may_delete(state: CoordinatorState, checkpoint_id: CheckpointId) -> bool:
-    """Returns whether a checkpoint may be deleted (5): it is neither pending nor needed."""
+    """Returns whether a checkpoint may be deleted (invariant 5): it is neither pending nor needed."""
     return checkpoint_id not in state.pending and not is_needed(state, checkpoint_id)
 
 
 def may_delete_shared(state: CoordinatorState, paths: Iterable[str]) -> bool:
-    """Returns whether no completed checkpoint refers to any of these files (5)."""
+    """Returns whether no completed checkpoint refers to any of these files (invariant 5)."""
     paths = set(paths)
     return not paths or all(paths.isdisjoint(others) for others in state.shared.references.values())
 
 
 def is_counted(state: CoordinatorState, checkpoint_id: CheckpointId, task: TaskId) -> bool:
-    """Returns whether a pending checkpoint holds the acknowledgement of a task (4, 5).
+    """Returns whether a pending checkpoint already has an acknowledgement of a task (invariants 4 and 5).
 
     Another one is a duplicate then, even from an older attempt. It names the same files. They stay: storage may have
     completed the checkpoint, and the answer may be on its way.
@@ -382,12 +397,14 @@ def is_counted(state: CoordinatorState, checkpoint_id: CheckpointId, task: TaskI
 
 
 def may_delete_refused(state: CoordinatorState, number: CheckpointId, task: TaskId, shared: Iterable[str]) -> bool:
-    """Returns whether the files of a refused acknowledgement may go (5): no checkpoint has them, or may get them."""
+    """Returns whether the files of a refused acknowledgement may be deleted (invariant 5): no checkpoint refers to
+    them, or will.
+    """
     return number not in state.kept and not is_counted(state, number, task) and may_delete_shared(state, shared)
 
 
 def may_delete_savepoint(state: CoordinatorState, checkpoint_id: CheckpointId, voided: bool) -> bool:
-    """Returns whether the folder of a failed savepoint may be deleted (5): a copy that is still being written would
+    """Returns whether the folder of a failed savepoint may be deleted (invariant 5). While a copy is running, it would
     leave half a folder.
 
     A coordinator that was replaced cannot be waited for: there a tombstone has to stay, so that it cannot become whole.
@@ -401,8 +418,8 @@ def may_delete_savepoint(state: CoordinatorState, checkpoint_id: CheckpointId, v
 def permit_deletion(
     state: CoordinatorState, checkpoint_id: CheckpointId, shared: Iterable[str] | None
 ) -> permits.DeletePermit:
-    """Returns the permit to delete a checkpoint and these shared files. None: the files that were written for it
-    alone.
+    """Returns the permit to delete a checkpoint and these shared files. None for all files that were written for it.
+    Raises InvariantError.
     """
     _require(may_delete(state, checkpoint_id), "5: what is retained, not committed or built on is never deleted")
     _require(may_delete_shared(state, shared or ()), "5: a shared file goes with the last one that refers to it")
@@ -412,20 +429,24 @@ def permit_deletion(
 def permit_refused_deletion(
     state: CoordinatorState, checkpoint_id: CheckpointId, task: TaskId, shared: Iterable[str]
 ) -> permits.DeletePermit:
-    """The permit to delete the files of a refused acknowledgement, these shared ones among them."""
+    """Returns the permit to delete the files of a refused acknowledgement, with these shared ones. Raises
+    InvariantError.
+    """
     _require(may_delete_refused(state, checkpoint_id, task, shared), "5: what a checkpoint refers to stays")
     return permits.DeletePermit(permits._DECIDED, checkpoint_id)
 
 
 def permit_savepoint_deletion(state: CoordinatorState, number: CheckpointId, voided: bool) -> permits.DeletePermit:
-    """The permit to delete the folder of a savepoint. `voided`: a tombstone is created first, and stays."""
+    """Returns the permit to delete the folder of a savepoint. With `voided`, a tombstone is created first, and stays.
+    Raises InvariantError.
+    """
     _require(may_delete_savepoint(state, number, voided), "5: nobody deletes a folder that is being written")
     return permits.DeletePermit(permits._DECIDED, number)
 
 
 def may_sweep(state: CoordinatorState) -> bool:
-    """Returns whether the files that a job does not leave behind may be deleted (5): it is over, and nothing is
-    pending.
+    """Returns whether all files of a job that it does not retain may be deleted (invariant 5): it has ended, and no
+    checkpoint is pending.
 
     Ending is not over: a savepoint or a last checkpoint may still complete, and would have lost its files. A job that
     gave up does not wait for that, so its pending checkpoints stay with all files (`EndPermit.undecided`).
@@ -434,7 +455,9 @@ def may_sweep(state: CoordinatorState) -> bool:
 
 
 def permit_sweep(state: CoordinatorState) -> permits.EndPermit:
-    """The permit to delete all that a job has written and does not leave behind."""
+    """Returns the permit to delete all files of a job that it does not retain. Raises InvariantError if that is not
+    allowed.
+    """
     _require(may_sweep(state), "5: files of a job go when nobody writes for it any more")
     heads = state.known_tables
     return permits.EndPermit(
@@ -452,7 +475,8 @@ def _require(holds: bool, rule: str) -> None:
 
 
 def may_trigger(state: CoordinatorState) -> bool:
-    """Returns whether a checkpoint may start (7, 8): not before every running task has answered the new coordinator.
+    """Returns whether a checkpoint may start (invariants 7 and 8): only after every running task has answered the new
+    coordinator.
 
     A task that has not answered may be dead, and the checkpoint would wait for it. Or it still obeys the previous
     coordinator, which may be alive and may have triggered other checkpoints.
@@ -461,7 +485,7 @@ def may_trigger(state: CoordinatorState) -> bool:
 
 
 def knows_its_checkpoints(state: CoordinatorState, answer: TaskAnswered) -> bool:
-    """Returns whether the log contains every checkpoint that a task has taken part in (4).
+    """Returns whether the log contains every checkpoint in which a task has taken part (invariant 4).
 
     `<` and not `<=`: the next number is still free. A task with a snapshot for it obeys a coordinator that writes
     another log, and two checkpoints would share the number.
@@ -470,24 +494,24 @@ def knows_its_checkpoints(state: CoordinatorState, answer: TaskAnswered) -> bool
 
 
 def runs_by_the_log(state: CoordinatorState, answer: TaskAnswered) -> bool:
-    """Returns whether a task that answers runs according to the log (7): in its attempt, and not stopped."""
+    """Returns whether a task that answers runs according to the log (invariant 7): in its attempt, and not stopped."""
     return state.is_current(answer.task, answer.attempt) and answer.task in state.ready
 
 
 def check_trigger(state: CoordinatorState) -> None:
-    """Before a checkpoint is given a number."""
+    """Raises InvariantError if no checkpoint may be started now."""
     _require(may_trigger(state), "8: no checkpoint begins before every task has answered its new coordinator")
 
 
 def check_answer(state: CoordinatorState, answer: TaskAnswered) -> None:
-    """Before a task is adopted."""
+    """Raises InvariantError if a task that has answered must not be adopted."""
     _require(runs_by_the_log(state, answer), "7: a task that is adopted runs, in its own attempt")
     _require(knows_its_checkpoints(state, answer), "4: a task has taken part in no checkpoint that the log lacks")
 
 
 def is_untaken(splits: Collection[int], taken: Collection[int]) -> bool:
-    """Returns whether no subtask has any of these splits (9): the rows of a split that two subtasks read would count
-    twice.
+    """Returns whether no subtask has any of these splits (invariant 9). Rows of a split that two subtasks read would
+    count twice.
 
     A subtask that is down has what it was given, until it reports what its checkpoint had.
     """
@@ -495,7 +519,7 @@ def is_untaken(splits: Collection[int], taken: Collection[int]) -> bool:
 
 
 def may_tell_end(left: Collection[int], others_ask: bool) -> bool:
-    """Returns whether a subtask may be notified that there are no more splits for it (7).
+    """Returns whether a subtask may be notified that there are no more splits for it (invariant 7).
 
     Splits that are left need a subtask that will still request them. Otherwise the job would end without reading them.
     """
@@ -503,15 +527,17 @@ def may_tell_end(left: Collection[int], others_ask: bool) -> bool:
 
 
 def is_answerable(first: int, given: int) -> bool:
-    """Returns whether a question is one that can come (7): a subtask has taken no more than it was given.
+    """Returns whether a request for splits is possible (invariant 7): a subtask has taken no more splits than it was
+    given.
 
-    `<=` and not `==`: a question that comes twice is older than what was given since.
+    `<=` and not `==`: a repeated request is older than the splits that were given since.
     """
     return first <= given
 
 
 def is_prefix(in_snapshot: int, restored: int, given: int) -> bool:
-    """Returns whether a snapshot has all that its subtask was restored with, and the first of what it was given (3).
+    """Returns whether a snapshot has all splits with which its subtask was restored, and the first ones that it was
+    given (invariant 3).
 
     So each split is in one place: in the snapshot of one subtask or, if its answer was still on the way or it was
     unassigned, in the pool of the checkpoint.
@@ -520,20 +546,20 @@ def is_prefix(in_snapshot: int, restored: int, given: int) -> bool:
 
 
 def check_assigned(splits: Collection[int], taken: Collection[int]) -> None:
-    """Before splits are given to a subtask."""
+    """Raises InvariantError if splits must not be given to a subtask."""
     _require(is_untaken(splits, taken), "9: a split is given to one subtask")
 
 
 def check_told_end(left: Collection[int], others_ask: bool) -> None:
-    """Raises InvariantError before a subtask is notified wrongly that there are no more splits."""
+    """Raises InvariantError if a subtask must not be notified that there are no more splits."""
     _require(may_tell_end(left, others_ask), "7: a source ends when all of its splits are taken")
 
 
 def check_question(first: int, given: int) -> None:
-    """Before a question is answered."""
+    """Raises InvariantError if a request for splits must not be answered."""
     _require(is_answerable(first, given), "7: a subtask has taken no more splits than it was given")
 
 
 def check_snapshot(in_snapshot: int, restored: int, given: int) -> None:
-    """Before a checkpoint with this snapshot is written."""
+    """Raises InvariantError if a checkpoint with this snapshot must not be written."""
     _require(is_prefix(in_snapshot, restored, given), "3: a snapshot has the first splits that its subtask was given")

@@ -1,4 +1,5 @@
-"""The decisions of a coordinator, for people: a line for each decision, and the recent past of the job.
+"""The decisions of a coordinator as text for people: `DecisionLog` makes one line for each, and `JobHistory` stores the
+recent past of the job.
 
 `DecisionLog` makes the lines. `CoordinatorDriver` logs them once the events behind them are in the event log, and
 `tidegate events` makes the same lines from that log afterwards (`tidegate/recovery/state_processor/timeline.py`).
@@ -24,7 +25,7 @@ from tidegate.storage.ids import AttemptNumber, CheckpointId
 
 CHECKPOINTS_MAX = 60
 SUBTASKS_MAX = 5_000
-"""Subtasks of finished checkpoints that are stored, over all checkpoints."""
+"""Limit of subtasks of finished checkpoints that are stored, over all checkpoints."""
 FAILURES_MAX = 20
 RECOVERIES_MAX = 20
 LINES_MAX = 200
@@ -44,17 +45,19 @@ class Line:
     checkpoint: CheckpointId | None = None
     attempt: AttemptNumber | None = None
     trouble: bool = False
-    """True if a person should look at it."""
+    """True if the line reports a problem that a person should look at."""
     restart: bool = False
-    """True if it is about a failure or a restart."""
+    """True if the line is about a failure or a restart."""
     waits: bool = False
     """True if the job waits for its restart."""
     detail: bool = False
-    """True if there are many such lines, because every checkpoint causes one for every task."""
+    """True if there are many such lines: every checkpoint causes one for every task."""
 
 
 class DecisionLog:
-    """Makes the lines of one coordinator, starting from a state. `details`: whether it also makes detailed lines."""
+    """Makes the lines about one coordinator's decisions, starting from a state. `details` is whether it also makes
+    detailed lines.
+    """
 
     def __init__(self, state: CoordinatorState, details: bool = False) -> None:
         self.details = details
@@ -67,7 +70,7 @@ class DecisionLog:
     ) -> list[Line]:
         """Returns lines about an event that the machine has handled.
 
-        `instructions` are what followed from the event, `state` is the state afterwards.
+        `instructions` are the instructions that followed from the event, and `state` is the state afterwards.
         """
         lines = [*self._of_event(event, state)]
         lines += self._of_checkpoints(event.at_ms, state)
@@ -147,7 +150,7 @@ class DecisionLog:
 
 
 def line_alone(event: ev.CoordinatorEvent) -> Line:
-    """Returns the line about an event, without what followed from it."""
+    """Returns the line about an event alone, without the decisions that followed."""
     text = event.describe()
     return Line(
         event.at_ms,
@@ -162,9 +165,10 @@ def line_alone(event: ev.CoordinatorEvent) -> Line:
 
 @dataclass(frozen=True, slots=True)
 class EndedCheckpoint:
-    """A finished checkpoint. `number`: its position among the finished checkpoints of this coordinator.
+    """A checkpoint that has ended. `number` is its position among the ended checkpoints of this coordinator.
 
-    `subtasks`: the ones that acknowledged, empty if they are not kept. `savepoint_format`: None if unknown.
+    `subtasks` are the subtasks that acknowledged it, or empty if they are not stored. `savepoint_format` is None if
+    unknown.
     """
 
     number: int
@@ -185,9 +189,9 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """A deployment after the first one. Times are in ms since the epoch, None for what has not happened yet.
+    """A deployment after the first one. Times are in ms since the epoch, or None if not reached yet.
 
-    `tasks`: number of deployed tasks, None for all. `failure`: the cause, None if no task had failed.
+    `tasks` is the number of deployed tasks, or None for all. `failure` is the cause, or None if no task had failed.
     """
 
     attempt: AttemptNumber
@@ -211,13 +215,13 @@ class Past:
 
 
 class JobHistory:
-    """The recent past of one job, starting from a state."""
+    """The recent past of one job, starting from a state of its coordinator."""
 
     def __init__(self, state: CoordinatorState | None = None) -> None:
         self.reset(CoordinatorState() if state is None else state)
 
     def reset(self, state: CoordinatorState) -> None:
-        """Starts anew from what a coordinator remembers. The statistics hold little about subtasks."""
+        """Starts again from the state of a coordinator. Its statistics contain few details of subtasks."""
         self.past = Past()
         self.checkpoints: tuple[EndedCheckpoint, ...] = ()
         """Checkpoints that have ended, oldest first."""
@@ -237,7 +241,7 @@ class JobHistory:
     def replay(
         self, event: ev.CoordinatorEvent, instructions: Sequence[do.CoordinatorInstruction], state: CoordinatorState
     ) -> None:
-        """Adds an event that is in the log already, and makes its lines."""
+        """Adds an event from the log, and makes its lines."""
         self.add(event, instructions, self._decision_log.lines_about(event, instructions, state), state)
 
     def add(
@@ -247,7 +251,7 @@ class JobHistory:
         lines: Sequence[Line],
         state: CoordinatorState,
     ) -> None:
-        """Adds an event that the machine has handled, what followed from it, and the state afterwards."""
+        """Adds an event that the machine has handled, the instructions that followed, and the state afterwards."""
         savepoints: set[CheckpointId] = set()
         if self._pending.keys() != state.pending.keys() | state.copies.keys():
             savepoints = self._of_checkpoints(state)
@@ -272,7 +276,7 @@ class JobHistory:
 
     @property
     def down_since_ms(self) -> int | None:
-        """Returns when the first task has failed since all of them ran; None if none has."""
+        """Returns the time, in ms, at which a task first failed since all tasks ran, or None."""
         return None if self._failed is None else self._failed.at_ms
 
     def ended_after(self, number: int) -> tuple[EndedCheckpoint, ...]:
@@ -327,8 +331,8 @@ class JobHistory:
 
 
 def _is_told(line: Line, savepoints: set[CheckpointId]) -> bool:
-    """Returns whether a line is stored. Details and successful checkpoints are not: there may be many of them a
-    second.
+    """Returns whether a line is stored. Details and successful checkpoints are not, because there may be many of them
+    in a second.
     """
     return not line.detail and (line.checkpoint is None or line.trouble or line.checkpoint in savepoints)
 
@@ -338,7 +342,7 @@ def _cut(text: str) -> str:
 
 
 def seconds_text(duration_ms: int) -> str:
-    """Returns a duration as people read it: `84 ms`, `1.2 s`, `3 min 20 s`."""
+    """Returns a duration in a readable form: `84 ms`, `1.2 s`, `3 min 20 s`."""
     if duration_ms < 1_000:
         return f"{max(0, duration_ms)} ms"
     if duration_ms < 60_000:
@@ -347,7 +351,7 @@ def seconds_text(duration_ms: int) -> str:
 
 
 def bytes_text(size_bytes: int) -> str:
-    """Returns a size as people read it: `812 B`, `1.2 MB`."""
+    """Returns a size in a readable form: `812 B`, `1.2 MB`."""
     if size_bytes < 1_000:
         return f"{size_bytes} B"
     for unit, size in (("kB", 10**3), ("MB", 10**6)):

@@ -20,27 +20,33 @@ from tidegate.storage.ids import CheckpointId, JobId, OperatorUid, VertexId
 STORAGE_OUTAGE_MS = 600_000
 """Default time in ms for which a job continues without storage."""
 FIRST_PAUSE_MS = 200
-"""The pause after the first failure."""
+"""Pause in ms after the first failure."""
 PAUSE_MS_MAX = 10_000
 
 
 def pause_ms(first_ms: int, failures: int) -> int:
-    """Returns the pause after this many failures in a row: it doubles each time, up to a limit."""
+    """Returns the pause in ms after a number of failures in a row. It doubles each time, up to a limit."""
     return min(first_ms << min(failures - 1, 32), max(first_ms, PAUSE_MS_MAX))
 
 
 ADOPTION_TIMEOUT_MS = 60_000
-"""Longer than the default of `heartbeat.timeout`, after which a hung process is ended anyway."""
+"""Time in ms for which a new coordinator waits for the answers of running tasks. It is longer than the default of
+`heartbeat.timeout`, after which a hung process is ended anyway.
+"""
 DEPLOY_TIMEOUT_MS = 600_000
-"""Longer than the default of `slot.request.timeout`; functions that load a large model when they open need minutes."""
+"""Default time limit in ms for a deployment. It is longer than the default of `slot.request.timeout`, because functions
+that load a large model when they open need minutes.
+"""
 COPIES_TIMEOUT_MS = 2_000
-"""How long the end of a job waits, when all else is done, until copies of savepoints have stopped and are deleted."""
+"""Time in ms for which the end of a job waits for copies of savepoints to stop and be deleted, when everything else is
+done.
+"""
 REMINDER_MS = 500
-"""The pause before tasks are notified again that the last checkpoint of a job is complete. It grows each time."""
+"""Pause in ms before tasks are notified again that the last checkpoint of a job is complete. It grows each time."""
 REMINDERS_MAX = 16
-"""How often they are notified, in about two minutes, before they start again only to commit."""
+"""Number of such notifications, in about two minutes, after which all tasks start again only to commit."""
 ENDING_TIMEOUT_MS = 120_000
-"""How long the end of a job waits for tasks that were ordered to finish."""
+"""Time in ms for which the end of a job waits for tasks that were ordered to finish."""
 
 
 @wire
@@ -57,7 +63,7 @@ class Retention(enum.Enum):
 
 @wire
 class FailoverStrategy(enum.Enum):
-    """The part that restarts when a task has failed: the whole job, or its pipelined region (Flink's
+    """The scope of a restart when a task has failed: the whole job, or the pipelined region of the task (Flink's
     `failover-strategy`).
     """
 
@@ -68,10 +74,11 @@ class FailoverStrategy(enum.Enum):
 @wire
 @dataclass(frozen=True, slots=True)
 class CheckpointSettings:
-    """The settings with which the coordinator takes checkpoints. Times in ms; `interval_ms` None: only on request and
-    at the end.
+    """The checkpoint settings of a job. Times are in ms. `interval_ms` is None for checkpoints only on request and at
+    the end.
 
-    `unaligned`: from the start if `aligned_timeout_ms` is None or 0, else once the alignment has taken that long.
+    With `unaligned`, barriers are unaligned from the start if `aligned_timeout_ms` is None or 0, else once the
+    alignment has taken that long.
     """
 
     interval_ms: int | None
@@ -85,7 +92,7 @@ class CheckpointSettings:
     max_concurrent: int = 1
     retention: Retention = Retention.RETAIN_ON_CANCELLATION
     history_max: int = 10
-    """Checkpoints that the statistics keep in detail."""
+    """Number of checkpoints that the statistics keep in detail."""
     ignore_in_flight_of: CheckpointId | None = None
     """The checkpoint whose in-flight data is ignored when it is restored."""
     keep_events: bool = False
@@ -95,7 +102,9 @@ class CheckpointSettings:
 @wire
 @dataclass(frozen=True, slots=True)
 class JobEdgeInfo:
-    """An edge as the coordinator sees it. `pointwise` joins subtask i to subtask i, else each is joined to each."""
+    """An edge of the job graph for the coordinator. A `pointwise` edge joins subtask i to subtask i, any other joins
+    all to all.
+    """
 
     upstream: VertexId
     downstream: VertexId
@@ -120,7 +129,7 @@ class RestorePoint:
 
     @property
     def pointer(self) -> str:
-        """`<root>/<job>/chk-N` or `<folder>/savepoint-<job>-N`, for people and for metadata."""
+        """The path `<root>/<job>/chk-N` or `<folder>/savepoint-<job>-N`, for people and for metadata."""
         return str(CheckpointPointer(self.root, self.job_id, self.checkpoint_id, self.savepoint))
 
 
@@ -152,7 +161,7 @@ class AlignedSource:
 @wire
 @dataclass(frozen=True, slots=True)
 class JobSpec:
-    """A job as the coordinator sees it: tasks and operators by name, no code."""
+    """The description of a job for its coordinator: tasks and operators by name, without code."""
 
     job_id: JobId
     job_name: str
@@ -171,20 +180,21 @@ class JobSpec:
     table_heads: tuple[TableHead, ...] = ()
     """How far the log of each output table had got when the job claimed the table."""
     seed: int = 0
-    """Decides what is random: the delay of the first periodic checkpoint, and the jitter of restarts."""
+    """Seed of random choices: the delay of the first periodic checkpoint, and the jitter of restarts."""
     deploy_timeout_ms: int = DEPLOY_TIMEOUT_MS
-    """An attempt whose tasks are not all ready by then has failed."""
+    """Time limit in ms within which all tasks of an attempt must be ready. Otherwise the attempt has failed."""
     storage_outage_ms: int = STORAGE_OUTAGE_MS
-    """For how long the job continues while storage does not answer."""
+    """Time in ms for which the job continues while storage does not answer."""
     storage_attempts_max: int = 10
-    """How often master hooks, or claims of tables, may fail while storage answers."""
+    """Limit of failed attempts to call master hooks, or to claim tables, while storage answers."""
     storage_retry_ms: int = FIRST_PAUSE_MS
-    """The pause before the first retry. It grows with each one."""
+    """Pause in ms before the first retry. It grows with each retry."""
     failover: FailoverStrategy = FailoverStrategy.FULL
-    """The tasks that restart after a failure."""
+    """The scope of a restart after a failure."""
     adoption_timeout_ms: int | None = None
-    """How long a coordinator that takes over waits for the answers of running tasks. None: it does not wait, and
-    all tasks start anew."""
+    """Time in ms for which a coordinator that takes over waits for the answers of running tasks. None if it does not
+    wait and all tasks start again.
+    """
     assigned_sources: tuple[AssignedSource, ...] = ()
     """Sources whose splits are assigned while the job runs. Splits of other sources are distributed before it
     starts."""
@@ -192,14 +202,14 @@ class JobSpec:
     aligned_sources: tuple[AlignedSource, ...] = ()
     """Sources that wait for each other in event time."""
     committing: tuple[VertexId, ...] = ()
-    """Vertices with a sink that commits in its tasks. The job is not over before their tasks have committed."""
+    """Vertices with a sink that commits in its tasks. The job does not end before their tasks have committed."""
 
     def aligned_source(self, task: TaskId) -> AlignedSource | None:
-        """The source of a task, if it waits for others."""
+        """Returns the description of a task's source if it waits for other sources, else None."""
         return next((source for source in self.aligned_sources if source.vertex == task.vertex), None)
 
     def assigned_source(self, vertex: VertexId) -> AssignedSource | None:
-        """The source of a vertex, if its splits are assigned."""
+        """Returns the description of a vertex's source if its splits are assigned, else None."""
         return next((source for source in self.assigned_sources if source.vertex == vertex), None)
 
 
@@ -207,12 +217,14 @@ _DRAWS = 2**64
 
 
 def drawn(seed: int, number: int) -> int:
-    """A number in [0, 2**64), the same in every replay. Different values of `number` give numbers that look random."""
+    """Returns a number in [0, 2**64) that is the same in every replay. Different values of `number` give numbers that
+    look random.
+    """
     return (seed * 0x9E3779B97F4A7C15 + number * 0xBF58476D1CE4E5B9) % _DRAWS
 
 
 def draw_fraction(seed: int, purpose: int, number: int) -> float:
-    """A number in [0, 1). Draws for different purposes are independent."""
+    """Returns a number in [0, 1) that is the same in every replay. Draws for different purposes are independent."""
     mixed = drawn(seed ^ (purpose * 0x94D049BB133111EB), number + 1) % _DRAWS
     # The finaliser of splitmix64: neighbouring numbers give draws that are far apart.
     mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) % _DRAWS

@@ -1,8 +1,8 @@
-"""The lives of a job and of a pending checkpoint, as transition tables.
+"""The states of a job and of a pending checkpoint, as transition tables.
 
-`CoordinatorState.move` and `PendingCheckpoint.advance` look into them. Each table has an entry for every pair of state
-and input, None where the input is illegal. An illegal transition raises ProtocolError and changes nothing.
-`__main__.py` makes `docs/coordinator-states.md` of the tables.
+`CoordinatorState.move` and `PendingCheckpoint.advance` use them. Each table has an entry for every pair of state and
+input, None where the input is illegal. An illegal transition raises ProtocolError and changes nothing. `__main__.py`
+makes `docs/coordinator-states.md` of the tables.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class JobStatus(enum.Enum):
 
     @property
     def terminal(self) -> bool:
-        """Returns whether nothing follows."""
+        """Returns whether the status is terminal."""
         return self in _TERMINAL
 
 
@@ -71,12 +71,14 @@ class PendingPhase(enum.Enum):
 
     @property
     def open(self) -> bool:
-        """Returns whether the coordinator can give it up without asking storage."""
+        """Returns whether the coordinator can abort the checkpoint without a request to storage."""
         return self in _OPEN
 
     @property
     def being_written(self) -> bool:
-        """Returns whether storage is copying it or deciding about it. Only one checkpoint may be in such a phase."""
+        """Returns whether the checkpoint is being copied or written in storage. Only one checkpoint may be in such a
+        phase.
+        """
         return self in _BEING_WRITTEN
 
 
@@ -125,7 +127,7 @@ OVER_BY = {
     JobStatus.CANCELLED: JobInput.OVER_CANCELLED,
     JobStatus.SUSPENDED: JobInput.OVER_SUSPENDED,
 }
-"""The inputs that end a job in each status."""
+"""The inputs that lead to each terminal status."""
 
 
 _PENDING_LEGAL: dict[tuple[PendingPhase, PendingInput], PendingPhase] = {
@@ -159,7 +161,7 @@ PENDING_TRANSITIONS: dict[tuple[PendingPhase, PendingInput], PendingPhase | None
 
 
 def next_status(status: JobStatus, input: JobInput) -> JobStatus:
-    """The status that follows. Raises ProtocolError if none does."""
+    """Returns the next status. Raises ProtocolError if the input is not allowed."""
     following = JOB_TRANSITIONS[status, input]
     if following is None:
         raise ProtocolError(f"a job that is {status.value} cannot take {input.value!r}")
@@ -167,7 +169,7 @@ def next_status(status: JobStatus, input: JobInput) -> JobStatus:
 
 
 def next_phase(phase: PendingPhase, input: PendingInput) -> PendingPhase:
-    """The phase that follows. Raises ProtocolError if none does."""
+    """Returns the next phase. Raises ProtocolError if the input is not allowed."""
     following = PENDING_TRANSITIONS[phase, input]
     if following is None:
         raise ProtocolError(f"a checkpoint in phase {phase.value} cannot take {input.value!r}")

@@ -40,15 +40,15 @@ from tidegate.storage.checkpoints.metadata import SplitPool, SubtaskState
 from tidegate.storage.ids import OperatorUid, VertexId
 
 ANSWERS_A_SUBTASK = 8
-"""The number of answers a subtask in which most of the pool is given away, before single splits are."""
+"""Number of requests of a subtask in which most of the splits are given away. After that, it gets single splits."""
 SPLITS_AN_ANSWER_MAX = 1_000
 
 
 class UntakenSplits:
-    """The unassigned splits of a source, so that an answer costs as much as the splits it gives, and not as all splits.
-    They follow from what the subtasks have taken (`TakenSplits`), and are not part of the coordinator's state. The
-    caller checks with `follows_from` whether they still do, and makes another one if not, for example after a subtask
-    was restored.
+    """The unassigned splits of one source, in a form in which an answer costs only as much as the splits that it gives.
+    They follow from the splits that the subtasks have taken (`TakenSplits`), and are not part of the coordinator's
+    state. The caller checks with `follows_from` whether they are still up to date, and builds them again if not, for
+    example after a subtask was restored.
 
     `subtasks`: the subtasks that have taken splits, or were notified that there are none.
     """
@@ -58,13 +58,13 @@ class UntakenSplits:
         self._seen = {task: (taken, len(taken.given)) for task, taken in subtasks.items()}
         self._last = {task: taken.last for task, taken in subtasks.items()}
         self.taken = {number for taken in subtasks.values() for number in taken.all}
-        """The splits that a subtask has."""
+        """The splits that each subtask has."""
         self.left = [number for number in source.unread if number not in self.taken]
         """The unassigned splits, ascending."""
 
     def follows_from(self, source: AssignedSource, subtasks: Mapping[TaskId, TakenSplits]) -> bool:
-        """Returns whether the subtasks have taken what they had when it was made, and what was given through it
-        since.
+        """Returns whether these splits are still up to date: the subtasks have only taken splits through this object
+        since it was made.
         """
         if source is not self._source or len(subtasks) != len(self._seen):
             return False
@@ -72,15 +72,15 @@ class UntakenSplits:
         return all(taken is before and len(taken.given) == given for taken, (before, given) in seen)
 
     def last(self, task: TaskId) -> int:
-        """Returns `TakenSplits.last` of a subtask."""
+        """Returns the last split of a subtask in the order of the source (`TakenSplits.last`)."""
         return self._last.get(task, -1)
 
     def after(self, number: int) -> int:
-        """Returns how many unassigned splits there are up to a split, itself included."""
+        """Returns the number of unassigned splits up to and including a split."""
         return bisect_right(self.left, number)
 
     def give(self, task: TaskId, taken: TakenSplits, begin: int, splits: Sequence[int]) -> None:
-        """Gives a subtask unassigned splits, beginning with the one at `begin`."""
+        """Gives a subtask unassigned splits, starting with the one at index `begin`."""
         del self.left[begin : begin + len(splits)]
         self.taken.update(splits)
         taken.given += tuple(splits)
@@ -89,11 +89,13 @@ class UntakenSplits:
 
 
 Pools = dict[VertexId, UntakenSplits]
-"""The unassigned splits of each source."""
+"""The unassigned splits (`UntakenSplits`) of each source."""
 
 
 def took_up(state: CoordinatorState, event: TaskReady) -> None:
-    """Notes that a subtask is ready, with the splits of its checkpoint. What it was given since returns to the pool."""
+    """Records that a restored subtask is ready with the splits of its checkpoint. Splits that it was given after the
+    checkpoint become unassigned again.
+    """
     source = _source_of(state, event.task)
     if source is None:
         return
@@ -111,7 +113,7 @@ def took_up(state: CoordinatorState, event: TaskReady) -> None:
 def assign(state: CoordinatorState, event: SplitsRequested, pools: Pools) -> AssignSplits:
     """Returns the answer to a subtask. A request that was answered before gets the same answer.
 
-    `pools` is stored between calls, and made anew where it does not follow from the state any more.
+    `pools` is kept between calls, and is built again where it is no longer up to date.
     """
     source = _source_of(state, event.task)
     assert source is not None, f"{event.task} asks for splits, and its source has dealt them out"
@@ -124,7 +126,7 @@ def assign(state: CoordinatorState, event: SplitsRequested, pools: Pools) -> Ass
 
 
 def pools(state: CoordinatorState, pending: PendingCheckpoint) -> tuple[SplitPool, ...]:
-    """Returns what no subtask has in its part of a checkpoint, for each source whose splits are assigned."""
+    """Returns, for each source with assigned splits, the splits that no subtask has in its part of a checkpoint."""
     assert state.spec is not None
     found = []
     for source in state.spec.assigned_sources:
@@ -138,7 +140,7 @@ def pools(state: CoordinatorState, pending: PendingCheckpoint) -> tuple[SplitPoo
 
 
 def splits_left(state: CoordinatorState) -> dict[VertexId, int]:
-    """Returns how many splits of each source are unassigned."""
+    """Returns the number of unassigned splits of each source."""
     found = {}
     for source in () if state.spec is None else state.spec.assigned_sources:
         taken = {number for each in _subtasks(state, source).values() for number in each.all}
@@ -147,7 +149,9 @@ def splits_left(state: CoordinatorState) -> dict[VertexId, int]:
 
 
 def _taken_in(pending: PendingCheckpoint, task: TaskId, uid: OperatorUid, taken: TakenSplits) -> int:
-    """Returns how many of the splits that a subtask was given are in its part of a checkpoint: the first ones."""
+    """Returns how many of the splits that a subtask was given are in its snapshot of a checkpoint. A subtask takes
+    splits in the order in which they were given, so these are the first ones.
+    """
     part = pending.acknowledged.get(task)
     if part is None:
         # It had finished before, so it had read all that it was given.
@@ -163,7 +167,7 @@ def _splits_in(part: SubtaskState, uid: OperatorUid) -> int:
 
 
 def _give(state: CoordinatorState, source: AssignedSource, task: TaskId, taken: TakenSplits, pools: Pools) -> None:
-    """Gives a subtask the next splits of the pool, or notifies it that there are no more for it."""
+    """Gives a subtask the next unassigned splits, or notifies it that there are no more for it."""
     subtasks = _subtasks(state, source)
     pool = _untaken(state, source, pools)
     still_ask = [pool.last(other) for other, each in subtasks.items() if other != task and not each.told_all]
@@ -189,8 +193,8 @@ def _untaken(state: CoordinatorState, source: AssignedSource, pools: Pools) -> U
 
 
 def _next_for(task: TaskId, pool: UntakenSplits, still_ask: list[int]) -> tuple[int, int]:
-    """Returns the range of untaken splits that a subtask may get, if the other subtasks have read as far as
-    `still_ask`.
+    """Returns the range of unassigned splits that a subtask may get, given how far the subtasks in `still_ask` have
+    read.
     """
     begin = pool.after(pool.last(task))
     if begin < len(pool.left):
@@ -200,7 +204,7 @@ def _next_for(task: TaskId, pool: UntakenSplits, still_ask: list[int]) -> tuple[
 
 
 def _subtasks(state: CoordinatorState, source: AssignedSource) -> dict[TaskId, TakenSplits]:
-    """The subtasks of a source, and what each has taken."""
+    """Returns the subtasks of a source, with the splits that each has taken."""
     assert state.spec is not None
     tasks = (task for task in state.spec.sources if task.vertex == source.vertex)
     return {task: state.splits.get(task, TakenSplits()) for task in tasks}
@@ -212,11 +216,11 @@ def _source_of(state: CoordinatorState, task: TaskId) -> AssignedSource | None:
 
 
 class WatermarkAligner:
-    """Notifies source tasks of the event time of the slowest task of their group. The coordinator's driver calls it,
-    outside the machine: its state is never logged. Rules:
+    """Computes the answers to the watermark reports of source tasks: the event time of the slowest task of their group.
+    The coordinator's driver calls it, outside the machine: its state is never logged. Rules:
 
-    - Every report of a task is answered. A waiting task is also notified as soon as the report of another task lets
-      it continue: a group moves at the pace of its slowest member, and not of the interval.
+    - Every report of a task is answered. A waiting task is also notified as soon as the report of another task lets it
+      continue: a group moves at the pace of its slowest member, and not of the interval.
     - A task that is idle, or at the end of its data, holds no other task back.
     - Nothing is answered while the watermark of any task is unknown: after the job has started, after a task has
       started anew, after the coordinator was lost. A task that waits keeps waiting. All tasks repeat their reports, so
@@ -250,7 +254,7 @@ class WatermarkAligner:
                 yield AnnounceWatermark(told.attempt, task, lowest_ms)
 
     def _lowest_ms(self, state: CoordinatorState, members: dict[TaskId, AlignedSource]) -> int | None:
-        """Returns the lowest watermark of the tasks that count; None if it is unknown."""
+        """Returns the lowest watermark, in ms, of the tasks that count. None if it is unknown."""
         lowest_ms = MAX_WATERMARK_MS
         for task in members:
             if task in state.ended:

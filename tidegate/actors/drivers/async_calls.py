@@ -40,12 +40,12 @@ _numbers = itertools.count(1)
 
 
 class AsyncCalls:
-    """The asynchronous calls of one task. `ask` and `received` run on its mailbox, `collect` on any thread."""
+    """The asynchronous calls of one task. `ask` and `received` run on the task's thread, `collect` on any thread."""
 
     def __init__(
         self, functions: Mapping[OperatorUid, AsyncFunction], why_late: Callable[[], str | None] = lambda: None
     ) -> None:
-        """`why_late` describes what a call may have waited for, or returns None. It may block."""
+        """Creates the calls. `why_late` describes what a call may have waited for, or returns None. It may block."""
         self._functions = functions
         self._why_late = why_late
         self._answers: queue.SimpleQueue[tuple[OperatorUid, Answer] | None] = queue.SimpleQueue()
@@ -53,19 +53,19 @@ class AsyncCalls:
         self._lock = threading.Lock()
         self._closed = False
         self._under_way: dict[tuple[OperatorUid, int], int] = {}
-        """Calls whose answers are missing, the oldest first, with their numbers in this process."""
+        """Calls whose results are missing, oldest first, with their numbers in this process."""
         self.oldest: int | None = None
-        """The number of the call that has been under way for longest; None if none is. Read from any thread."""
+        """Number of the oldest running call, or None. May be read from any thread."""
         self.collecting = False
-        """True while an I/O of the task waits for answers."""
+        """True while an I/O thread waits for results."""
 
     @property
     def under_way(self) -> bool:
-        """Returns whether answers are missing."""
+        """Returns whether any results are missing."""
         return bool(self._under_way)
 
     def ask(self, instruction: MakeCalls) -> None:
-        """Begins calls."""
+        """Starts calls."""
         loop = self._running_loop()
         if loop is None:
             return
@@ -75,24 +75,24 @@ class AsyncCalls:
             asyncio.run_coroutine_threadsafe(self._answer(instruction.uid, call), loop)
 
     def received(self, answers: Answered) -> None:
-        """Removes calls whose answers the task has received."""
+        """Removes calls whose results the task has received."""
         for uid, answer in answers:
             self._under_way.pop((uid, answer.number), None)  # virtual calls are not asked for here
         self._find_oldest()
 
     def collect(self) -> Answered:
-        """Waits for an answer, and returns all answers so far. Empty once closed."""
+        """Waits for a result, and returns all results so far. Empty once closed."""
         found = [self._answers.get()]
         while not self._answers.empty():
             found.append(self._answers.get())
         return () if self._closed else tuple(answer for answer in found if answer is not None)
 
     def call_now(self, uid: OperatorUid, call: Call) -> Answered:
-        """Makes one call in this thread."""
+        """Makes one call in this thread, and returns its result."""
         return ((uid, asyncio.run(self._called(uid, call))),)
 
     def close(self) -> None:
-        """Cancels the calls under way. Idempotent."""
+        """Cancels the running calls. Idempotent."""
         with self._lock:
             self._closed = True
             loop = self._loop

@@ -29,11 +29,11 @@ from tidegate.storage.state.key_groups import key_group_range
 log = logging.getLogger(__name__)
 
 CALL_LIMIT_MIN_MS = 60_000
-"""The least time that a commit may take, even if storage must not be away at all."""
+"""Shortest time limit of a commit, in ms, also if storage outages are not tolerated."""
 
 
 class CommitFailedError(OperatorError):
-    """A sink could not commit. `may_pass`: another call may succeed."""
+    """Raised when a sink could not commit. `may_pass` is whether another call may succeed."""
 
     def __init__(self, text: str, *, may_pass: bool) -> None:
         super().__init__(text)
@@ -41,7 +41,7 @@ class CommitFailedError(OperatorError):
 
 
 class CheckpointSinkFiles:
-    """The `SinkFiles` of one sink in one subtask.
+    """The files of one sink in one subtask, in checkpoint storage (`SinkFiles`).
 
     A path is relative to the root of checkpoint storage, or the URL of a file below the root of another job. Files that
     are written when the task is over meanwhile are deleted at once: the sweep may have been here already.
@@ -88,7 +88,7 @@ def committing_context(
     open_store: OpenStore,
     over: threading.Event,
 ) -> CommittingContext:
-    """Returns what a sink of this task sees of its place in the job."""
+    """Returns the context that a sink of this task gets."""
     assert spec.committing is not None
     d = descriptor
     return CommittingContext(
@@ -105,7 +105,7 @@ def committing_context(
 
 
 class _SubtaskCommitter:
-    """The committer of one sink in one subtask, which is opened for its first commit."""
+    """The committer of one sink in one subtask. It is opened for its first commit."""
 
     def __init__(self, sink: CommittingSink, context: CommittingContext) -> None:
         self._sink = sink
@@ -133,7 +133,7 @@ class TaskCommitters:
     """
 
     def __init__(self, sinks: Iterable[tuple[CommittingSink, CommittingContext]], limit_ms: int) -> None:
-        """`limit_ms`: for how long storage may be away."""
+        """Creates the committers. `limit_ms` is for how long a storage outage is tolerated."""
         self._committers = {OperatorUid(c.uid): _SubtaskCommitter(sink, c) for sink, c in sinks}
         self._limit_ms = max(limit_ms, CALL_LIMIT_MIN_MS)
         self._lock = threading.Lock()
@@ -158,7 +158,7 @@ class TaskCommitters:
         return True
 
     def close(self) -> None:
-        """Closes every committer that was opened. May be called again."""
+        """Closes every opened committer. May be called again."""
         with self._lock:
             if self._closed:
                 return

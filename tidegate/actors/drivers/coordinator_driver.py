@@ -52,18 +52,23 @@ from tidegate.storage.user_values import WithheldTexts
 log = logging.getLogger(__name__)
 EVENTS_AN_ENTRY_MAX = 1_000
 NAMES_AN_ENTRY_MAX = 10_000
-"""Files and states that the acknowledgements of an entry name: they are most of its bytes."""
+"""Limit of files and states named by the acknowledgements in one entry of the log. They are most of its bytes."""
 HOLD_MS = 1_000
-"""How long an event without instructions waits for others, unless it means nothing alone."""
+"""Time in ms for which an event without instructions waits for others, unless it is useful only together with later
+ones.
+"""
 _TIMEOUT = "timeout:"
-"""The prefix of the timers that end a checkpoint which takes too long."""
+"""Prefix of the names of timers that end a checkpoint which takes too long."""
 _MEANS_NOTHING_ALONE = (ev.CheckpointAcknowledged, ev.CheckpointDiscarded, ev.SavepointDiscarded, ev.TaskReady)
-"""A coordinator that takes over gives up checkpoints that were not fully acknowledged, repeats deletions, and deploys
-anew."""
+"""Events that are useful only together with later ones. A coordinator that takes over aborts checkpoints that were not
+fully acknowledged, repeats deletions, and deploys again.
+"""
 
 
 def replay(event_log: EventLog, job_history: JobHistory | None = None) -> tuple[CoordinatorMachine, LogPosition]:
-    """Replays the log. Returns the machine, and where the log continues. Adds the events to `job_history`."""
+    """Replays the log. Returns the machine, and the position at which the log continues. Adds the events to
+    `job_history`.
+    """
     snapshot = event_log.latest_snapshot()
     state: CoordinatorState | None = None
     index = snapshot_index = 0
@@ -98,7 +103,7 @@ def replay(event_log: EventLog, job_history: JobHistory | None = None) -> tuple[
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """An instruction with the event that it follows from, and when it is due by the monotonic clock."""
+    """An instruction, the event from which it follows, and the time at which it is due by the monotonic clock."""
 
     instruction: do.CoordinatorInstruction
     cause: EventId
@@ -106,7 +111,7 @@ class Ordered:
 
 
 class CoordinatorDriver:
-    """One coordinator incarnation on some runtime. All methods run on the coordinator's mailbox.
+    """Drives one incarnation of the coordinator, on any runtime. All methods run on the coordinator's thread.
 
     `incarnation` distinguishes two coordinators that both claim to be the next generation.
     """
@@ -141,41 +146,41 @@ class CoordinatorDriver:
         self._copy_discard_notes = NotesOfMany("the folder of savepoint {}, which has failed,", port.monotonic_ms)
         self._discard_notes = NotesOfMany("what is to be deleted of checkpoint {}", port.monotonic_ms, logging.DEBUG)
         self._inbox: deque[tuple[ev.CoordinatorEvent, EventId | None, int]] = deque()
-        """Events that have arrived, their cause, and when they arrived by the monotonic clock."""
+        """Events that have arrived, each with its cause and its time of arrival by the monotonic clock."""
         self._held: list[ev.CoordinatorEvent] = []
-        """Events that the machine has handled, and that are not logged yet."""
+        """Events that the machine has handled and that are not logged yet."""
         self._held_causes: list[EventId | None] = []
         self._causes = CauseTracker(position.orders)
         self._timeouts: list[str] = []
-        """The timers of checkpoints that may still be pending."""
+        """Names of the timers of checkpoints that may still be pending."""
         self._next_event = position.next_event
-        """The number of the next event that the machine handles."""
+        """Number of the next event that the machine handles."""
         self._held_names = 0
         self._instructions: list[Ordered] = []
         """Instructions that follow from the held events."""
         self._decision_log = DecisionLog(machine.state, wants_details())
         self._lines: list[tuple[Line, EventId, EventId | None]] = []
-        """Lines about the held events, to be logged with them: the line, its event, and the cause."""
+        """Lines about the held events, to be printed once these are logged: the line, its event, and the cause."""
         self._flushes = False
-        """True if the held events are certain to be logged at some time."""
+        """True if the held events will certainly be logged."""
         self._appending = False
         self._halted = False
 
     @property
     def in_charge(self) -> bool:
-        """Returns whether the log records that this incarnation has taken over. From any thread."""
+        """Returns whether the log records that this incarnation has taken over. May be called from any thread."""
         return self._log.in_charge
 
     @property
     def waits_for(self) -> str | None:
-        """Returns what storage the coordinator waits for, and since when; None if it waits for none. From any
-        thread.
+        """Returns which storage the coordinator waits for, and since when. None if it waits for none. May be called
+        from any thread.
         """
         notes = (self._log, self._metadata_notes, self._state_notes, self._table_notes, self._start_notes)
         return next((found for each in notes if (found := each.waits_for) is not None), None)
 
     def start(self) -> None:
-        """Takes over: the first log entry of a generation records that it exists."""
+        """Takes over the job: writes the first log entry of this generation."""
         self.handle(ev.CoordinatorStarted(self._port.now_ms(), self.generation))
 
     def handle(self, event: ev.CoordinatorEvent) -> None:
@@ -207,9 +212,10 @@ class CoordinatorDriver:
             self._next_entry()
 
     def whole_text(self, text: str | None) -> str | None:
-        """A text of the event log, with the values that were withheld from it where this incarnation has seen them.
+        """Returns a text of the event log, including values that were withheld from it, if this incarnation has seen
+        them.
 
-        For the program's own driver. From any thread.
+        It is for the program's own driver. May be called from any thread.
         """
         return self._withheld.whole(text)
 
@@ -217,12 +223,12 @@ class CoordinatorDriver:
         return self._withheld.withhold(text, self._log_rows)
 
     def halt(self) -> None:
-        """Stops. Nothing is logged or done from now on."""
+        """Stops the driver. It logs and does nothing from now on."""
         self._halted = True
 
     def _refused(self, event: ev.CoordinatorEvent) -> bool:
-        """Returns whether a request is refused because storage is away. So the inbox stays bounded. Tasks repeat
-        requests for splits; users get the reason.
+        """Returns whether a request is refused because storage is away, so that the inbox stays bounded. Tasks repeat
+        requests for splits, and users get the reason.
         """
         if isinstance(event, ev.SplitsRequested):
             return True
@@ -233,7 +239,7 @@ class CoordinatorDriver:
         return isinstance(event, ev.CancelRequested) and any(isinstance(e, ev.CancelRequested) for e, *_ in self._inbox)
 
     def _timed(self, event: ev.CoordinatorEvent) -> ev.CoordinatorEvent:
-        """Returns the event, with the time for which its operation has failed."""
+        """Returns the event, with the time for which its operation has been failing."""
         state = self._state_notes
         metadata = self._metadata_notes
         tables = self._table_notes
@@ -277,7 +283,9 @@ class CoordinatorDriver:
     # --- the log --------------------------------------------------------------------------------------------------
 
     def _next_entry(self) -> None:
-        """Lets the machine handle what has arrived, and begins an entry if something follows from that."""
+        """Passes the events that have arrived to the machine, and starts a log entry if an instruction follows from
+        them.
+        """
         if self._halted:
             return
         while self._inbox and not self._full:
@@ -381,7 +389,7 @@ class CoordinatorDriver:
             self._perform(instruction)
 
     def _drop_timeouts(self) -> None:
-        """Drops the timeouts of finished checkpoints, which would otherwise wait for minutes."""
+        """Cancels the timeouts of finished checkpoints, which would otherwise stay for minutes."""
         waiting = []
         for timer in self._timeouts:
             if self.machine.ignores(ev.TimerFired(self._port.now_ms(), timer)):
@@ -476,11 +484,12 @@ class WatermarkAnswers:
 
 
 _Key = tuple[VertexId, SubtaskIndex, str, int]
-"""A subtask, and the checksum and size of the bytes."""
+"""Key of an inlined state: a subtask, and the checksum and size of the bytes."""
 
 
 class InlinedState:
-    """Keeps the bytes of inlined state from the acknowledgement to `_metadata`, and out of the event log.
+    """Keeps the bytes of inlined state in memory from the acknowledgement until `_metadata` is written, so that they
+    are not in the event log.
 
     Rules:
 
@@ -495,7 +504,7 @@ class InlinedState:
         self._bytes: dict[CheckpointId, dict[_Key, bytes]] = {}
 
     def take(self, event: ev.CoordinatorEvent) -> ev.CoordinatorEvent:
-        """Returns the event without bytes of state."""
+        """Removes the bytes of inlined state from an event, and returns the event."""
         if not isinstance(event, ev.CheckpointAcknowledged) or not _inlined(event.state):
             return event
         known = self._bytes.setdefault(event.checkpoint_id, {})
@@ -517,7 +526,7 @@ class InlinedState:
         return replace(metadata, subtasks=subtasks)
 
     def keep(self, pending: Collection[CheckpointId]) -> None:
-        """Drops the bytes of all other checkpoints."""
+        """Drops the bytes of all checkpoints except these."""
         for checkpoint_id in [number for number in self._bytes if number not in pending]:
             del self._bytes[checkpoint_id]
 
@@ -531,7 +540,7 @@ def _key(state: SubtaskState, handle: StateHandle) -> _Key:
 
 
 def _with_handles(state: SubtaskState, change: Callable[[StateHandle], StateHandle]) -> SubtaskState:
-    """Returns the state with every inlined handle changed."""
+    """Returns the state with `change` applied to every inlined handle."""
     if not _inlined(state):
         return state
 
@@ -543,13 +552,14 @@ def _with_handles(state: SubtaskState, change: Callable[[StateHandle], StateHand
 
 
 def sanitize_event(event: co.CoordinatorEvent, withhold: Callable[[str], str]) -> co.CoordinatorEvent:
-    """Makes facts fit for the event log where they come in: what cannot be written down must not stop the coordinator.
+    """Returns an event in a form that can be logged, because data from outside that cannot be encoded must not stop the
+    coordinator.
 
-    Rules: free texts are bounded and escaped. Values of users' rows in them are withheld unless `log_rows` is on. An
-    event that the codec cannot encode, whatever is in it, becomes the failure of what it speaks of, with the cause; so
-    the log can always be written, and the job continues by its own rules.
+    Rules: free texts are shortened and escaped. Values of users' rows in them are withheld unless `log_rows` is on. An
+    event that the codec cannot encode is replaced by the failure of its subject, such as a task or a checkpoint, with
+    the cause. The log can therefore always be written.
 
-    The event, or what takes its place; `withhold` takes values of rows out of a text. Raises CodecError if nothing can.
+    `withhold` removes values of rows from a text. Raises CodecError if the event cannot be replaced either.
     """
 
     def fit(text: str) -> str:
@@ -579,7 +589,9 @@ def sanitize_event(event: co.CoordinatorEvent, withhold: Callable[[str], str]) -
 
 
 def _encodable(event: co.CoordinatorEvent) -> co.CoordinatorEvent:
-    """These hold what others have made: states, names, paths."""
+    """Types of events with parts that other code has made, such as states, names and paths, and that the codec may be
+    unable to encode.
+    """
     try:
         encode(event)
     except CodecError as error:
@@ -595,9 +607,11 @@ def _encodable(event: co.CoordinatorEvent) -> co.CoordinatorEvent:
 
 
 decisions_log = logging.getLogger("tidegate.actors.coordinator")
-"""Decisions of coordinators, one line each; at DEBUG also what happens at every checkpoint to every task."""
+"""Logger of the decisions of coordinators, one line each. At DEBUG it also has lines for every task at every
+checkpoint.
+"""
 checkpoints_log = decisions_log.getChild("checkpoints")
-"""Decisions about successful checkpoints: there may be many a second."""
+"""Logger of successful checkpoints, of which there may be many in a second."""
 
 
 def wants_details() -> bool:
@@ -606,7 +620,9 @@ def wants_details() -> bool:
 
 
 def say(spec: JobSpec | None, lines: Iterable[tuple[Line, EventId, EventId | None]], details: bool) -> None:
-    """Logs lines about a job, each with its event and the cause. `details`: whether detailed lines go to DEBUG."""
+    """Logs lines about a job, each with its event and the cause. `details` is whether detailed lines are logged at
+    DEBUG.
+    """
     name, job_id = ("a job", None) if spec is None else (spec.job_name, spec.job_id)
     for line, number, cause in lines:
         known = {"attempt": line.attempt, "checkpoint": line.checkpoint, "event": number, "cause": cause}

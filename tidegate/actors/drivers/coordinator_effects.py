@@ -52,7 +52,9 @@ from tidegate.storage.user_values import repr_text
 
 log = logging.getLogger(__name__)
 COPY_THREADS = COPIES_MAX + 1
-"""Threads that copy and delete savepoints, one for each that may be under way: storage may be silent for long."""
+"""Number of threads that copy and delete savepoints: one for each that may be running, because storage may not answer
+for a long time.
+"""
 _Decided = ev.MetadataWritten | ev.CheckpointVoided | ev.MetadataWriteFailed
 
 
@@ -74,17 +76,17 @@ class CoordinatorEffects:
         self._hooks = HookCalls(context.hooks)
         self._table_logs: dict[str, TableLog] = {}
         self._copies: dict[CheckpointId, threading.Event] = {}
-        """Set for a copy that is to stop."""
+        """For each running copy, an event that is set to stop the copy."""
         self._sinks = SinkCommitters(context.graph.sinks, context.storage_outage_ms)
         self.compactor = TableCompactor(context, open_store, self._table_log, now_ms)
 
     def write_metadata(self, metadata: CheckpointMetadata, permit: CompletionPermit) -> _Decided:
-        """Creates `_metadata`, unless there is a tombstone. Reports which of the two there is."""
+        """Creates `_metadata`, unless there is a tombstone. Returns an event that reports which of the two exists."""
         permit.check(metadata.checkpoint_id)
         return self._create(metadata)
 
     def void_checkpoint(self, tombstone: CheckpointMetadata) -> _Decided:
-        """Creates a tombstone, unless there is `_metadata`. Reports which of the two there is."""
+        """Creates a tombstone, unless there is `_metadata`. Returns an event that reports which of the two exists."""
         if not tombstone.void:
             raise InvariantError("a checkpoint is completed by `write_metadata`, with a permit")
         return self._create(tombstone)
@@ -105,12 +107,12 @@ class CoordinatorEffects:
         return ev.MetadataWritten(self._now_ms(), checkpoint_id)
 
     def copy_begins(self, checkpoint_id: CheckpointId) -> threading.Event:
-        """A copy of a savepoint is ordered. Returns what `stop_copy` sets."""
+        """Registers the copy of a savepoint. Returns the event that `stop_copy` sets."""
         with self._lock:
             return self._copies.setdefault(checkpoint_id, threading.Event())
 
     def stop_copy(self, checkpoint_id: CheckpointId) -> None:
-        """The copy of a savepoint is to stop as soon as its storage answers, and to leave nothing."""
+        """Makes the copy of a savepoint stop as soon as its storage answers, and delete what it has written."""
         with self._lock:
             if (stops := self._copies.get(checkpoint_id)) is not None:
                 stops.set()
@@ -150,8 +152,9 @@ class CoordinatorEffects:
         return ev.SavepointWritten(self._now_ms(), checkpoint_id, path)
 
     def discard_savepoint(self, instruction: do.DiscardSavepoint) -> ev.SavepointDiscarded | ev.SavepointDiscardFailed:
-        """Deletes the folder of a failed savepoint. A tombstone stays where a replaced coordinator may still write to
-        it."""
+        """Deletes the folder of a failed savepoint. A tombstone stays if a replaced coordinator may still write
+        to it.
+        """
         checkpoint_id = instruction.checkpoint_id
         target = instruction.target
         job_id = instruction.job_id
@@ -177,7 +180,7 @@ class CoordinatorEffects:
         return ev.HooksTriggered(self._now_ms(), instruction.checkpoint_id, states)
 
     def take_tables_back(self, instruction: do.TakeTablesBack) -> ev.TablesTakenBack | ev.TablesNotTakenBack:
-        """Every table continues from what the checkpoint covers; repeating that changes nothing."""
+        """Claims every table anew, so that it continues from the rows that the checkpoint covers. Can be repeated."""
         job_id = self._context.job_id
         attempt = instruction.attempt
         try:
@@ -213,12 +216,12 @@ class CoordinatorEffects:
         return ev.HooksRestored(self._now_ms(), instruction.attempt)
 
     def close(self) -> None:
-        """The job is over: a master hook that has not come back is not waited for."""
+        """Releases threads at the end of the job. Does not wait for a master hook that hangs."""
         self._hooks.close()
         self.compactor.stop()
 
     def commit_sinks(self, instruction: do.CommitSinks) -> ev.SinksCommitted | ev.SinkCommitFailed:
-        """Commits the files of every table, and what sinks of the user's have prepared; each commit is idempotent."""
+        """Commits the files of every table, and the prepared rows of users' sinks. Each commit is idempotent."""
         files: dict[str, list[DataFile]] = {table: [] for table in instruction.tables}
         of_sinks = [c for c in instruction.committables if is_own_sink(c.table)]
         for committable in instruction.committables:
@@ -244,7 +247,7 @@ class CoordinatorEffects:
         return ev.SinksCommitted(self._now_ms(), instruction.checkpoint_id, tuple(heads))
 
     def _table_log(self, url: str) -> TableLog:
-        """The log of a table; kept, because it remembers what it has read, and a log grows with every commit."""
+        """Returns the log of a table. It is cached, because it remembers what it has read."""
         with self._lock:
             if url not in self._table_logs:
                 self._table_logs[url] = TableLog(self._open_store(url), now_ms=self._now_ms)
@@ -276,14 +279,14 @@ class CoordinatorEffects:
         return ev.CheckpointDiscarded(self._now_ms(), instruction.checkpoint_id)
 
     def discard_files(self, instruction: do.DiscardFiles) -> None:
-        """Deletes files of a refused acknowledgement; what fails is swept at the end."""
+        """Deletes files of a refused acknowledgement. Files that cannot be deleted are swept at the end."""
         delete_files(self._open_store(self._context.root), instruction.paths)
 
     def sweep(self, permit: EndPermit) -> None:
-        """After the last task is gone: delete what no retained checkpoint and no commit refers to.
+        """Deletes, after the last task has ended, all files to which no retained checkpoint and no commit refers.
 
-        Tables in which something is still to be committed are left alone: it is unknown of it but the checkpoints.
-        Local copies, and folders of backends, on this node go too; copies on other nodes when a later job starts there.
+        Tables with outstanding commits are not touched, because only the checkpoints name their files. Local copies,
+        and folders of backends, on this node go too; copies on other nodes when a later job starts there.
         """
         if (work := self._context.options.backend.directory) is not None:
             remove_work(work, self._context.job_id)
@@ -302,8 +305,8 @@ class CoordinatorEffects:
             log.warning("the sweep of job %s did not finish, files are left behind: %s", self._context.job_id, error)
 
     def _is_whole(self, table: str) -> bool:
-        """Returns whether the log of a table has all that was committed. If not, its files are all that is left of
-        the rows.
+        """Returns whether the log of a table has all committed entries. If not, its files are the only copy of the
+        rows.
         """
         try:
             self._table_log(table).head(self._context.job_id)
@@ -314,16 +317,16 @@ class CoordinatorEffects:
 
 
 def _away_ms(error: Exception) -> int | None:
-    """0 where storage does not answer or refuses, which counts from now on; None where waiting cannot help."""
+    """Returns 0 for an error after which it makes sense to wait for storage, or None if waiting cannot help."""
     return 0 if isinstance(error, StorageError) and may_be_awaited(error) else None
 
 
 TURN_TIMEOUT_S = 10.0
-"""How long a call waits for earlier calls. A waiting call holds a thread of the coordinator."""
+"""Seconds that a call waits for earlier calls. A waiting call holds a thread of the coordinator."""
 
 
 class HookError(Exception):
-    """A master hook raised, or an earlier call has not come back."""
+    """Raised when a master hook raised an exception, or when an earlier call has not returned."""
 
 
 class HookCalls:
@@ -359,13 +362,13 @@ class HookCalls:
         return tuple(states)
 
     def restore(self, checkpoint_id: CheckpointId, states: Mapping[str, bytes]) -> None:
-        """Gives every hook the state that it has stored with a checkpoint. Raises HookError."""
+        """Passes every hook the state that it has stored with a checkpoint. Raises HookError."""
         self._call_all(
             lambda hook: hook.restore(checkpoint_id, states.get(hook.identifier)), f"to restore {checkpoint_id}"
         )
 
     def close(self) -> None:
-        """Releases the waiting thread: the job is over."""
+        """Releases the waiting thread, because the job has ended."""
         with self._guard:
             self._closed = True
             if self._waiting is not None and not self._waiting.done():
@@ -408,7 +411,7 @@ class HookCalls:
 
 
 class _StoppedError(Exception):
-    """The job is over."""
+    """Raised in a step when the job has ended."""
 
 
 class TableCompactor:
@@ -418,8 +421,8 @@ class TableCompactor:
 
     - A step after a commit, on a thread that commits do not need. While a step is under way no other begins.
     - Small files are put together first. Then files are deleted that the table has not shown for its history.
-    - A step that fails changes nothing, and neither fails the job nor a checkpoint. The next one tries again, but where
-      a file of the table is damaged or lost: a reader of the table will find that out, and it is logged once.
+    - A step that fails changes nothing, and fails neither the job nor a checkpoint. The next step tries again, unless a
+      file of the table is damaged or lost. That is logged once.
     - Before the files of the job are swept, what is under way ends; it looks for that at each file.
     """
 
@@ -442,11 +445,11 @@ class TableCompactor:
 
     @property
     def compacts(self) -> bool:
-        """Returns whether there is any table to look at."""
+        """Returns whether the job has any table to compact or vacuum."""
         return bool(self._context.compactions or self._context.histories) and not self._stopped
 
     def step(self) -> None:
-        """Looks at each table, compacts due files once, and deletes some of the unneeded files."""
+        """Makes one compaction in each table where one is due, and deletes some of the unneeded files."""
         if self._stopped or not self._lock.acquire(blocking=False):
             return
         try:
@@ -460,13 +463,14 @@ class TableCompactor:
             self._lock.release()
 
     def stop(self) -> None:
-        """Begins nothing any more, and soon ends the step under way."""
+        """Starts no further steps, and ends the running step soon."""
         self._stopped = True
 
     def close(self) -> None:
-        """Stops, waits until nothing is under way, and deletes what was written in vain. Raises StorageError.
+        """Stops, waits for the running step, and deletes files that were written without being committed. Raises
+        StorageError.
 
-        Nothing is deleted of a table whose log has lost entries: its files are all that is left of their rows.
+        Nothing is deleted of a table whose log has lost entries, because its files are the only copy of their rows.
         """
         self.stop()
         with self._lock:
@@ -477,7 +481,7 @@ class TableCompactor:
                     log.error("files of compactions are not deleted: %s", error)
 
     def _step(self, url: str, what: str, of: Callable[[], RunningCompaction | RunningVacuum]) -> None:
-        """`what` is done, in words, with the table in the place of {}."""
+        """Runs one step of work on a table. `what` describes it, with {} in place of the table."""
         if (url, what) in self._given_up:
             return
         try:
@@ -510,7 +514,7 @@ class TableCompactor:
         return self._vacuums[url]
 
     def _checkpoints(self) -> tuple[CheckpointId, ...]:
-        """The checkpoints of the job that are there, whatever state they are in. Raises StorageError."""
+        """Returns the numbers of all existing checkpoints of the job, in any state. Raises StorageError."""
         names = self._open_store(self._context.root).list(self._context.layout.job_dir())
         return tuple(found for found in map(parse_checkpoint_name, names) if found is not None)
 

@@ -3,10 +3,12 @@
 Rules:
 
 - An entry is tried again, after growing pauses, for as long as an outage may last; then the writer gives up.
-- The predecessor of an entry is looked for where the log could have gone on without this writer (see `EventLog`): at
-  its first entry, and at one that it tries again. Besides, every now and then, to notice that the log was deleted.
-- The fold of the log is stored now and then, and the log cut behind the previous fold. Removed entries are archived if
-  the job is configured so. That takes a request for each entry, so it happens while the log continues.
+- The predecessor of an entry is looked up where another coordinator could have continued the log (see `EventLog`): at
+  the first entry of this writer, and at an entry that it writes again. It is also looked up from time to time, to
+  notice that the log was deleted.
+- From time to time the state of the coordinator is stored as a snapshot, and entries before the previous snapshot are
+  deleted. Deleted entries are archived if the job is configured so. That takes a request for each entry, so it happens
+  while the log continues.
 """
 
 from __future__ import annotations
@@ -29,21 +31,25 @@ from tidegate.storage.ids import EventId, Generation
 
 log = logging.getLogger(__name__)
 LOOK_MS = 10_000
-"""The log is looked for after this time, even where no other coordinator can have continued it: it may have been
-deleted."""
+"""Time in ms after which the writer checks that the log still exists, even where no other coordinator can have
+continued it.
+"""
 ENTRIES_A_SNAPSHOT = 1_000
 BYTES_A_SNAPSHOT = 16 * 1024 * 1024
-"""The log is cut before it outgrows a storage in memory."""
+"""Number of bytes of new entries after which a snapshot of the state is stored and older entries are deleted, so that
+the log does not fill a storage in memory.
+"""
 _FIRST_EVENT = EventId(0)
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class StoredFold:
-    """The fold of the entries before an index, encoded, and the indices of the entries with which coordinators took
-    over.
+    """A snapshot of the coordinator's state: the encoded state before an entry index, and the indices of the entries
+    with which coordinators took over.
 
-    `next_event`: the number of the first event that is not in it; `orders`: the orders that `CauseTracker` remembers.
+    `next_event` is the number of the first event that is not part of it. `orders` are the orders that `CauseTracker`
+    remembers.
     """
 
     state: bytes
@@ -54,9 +60,9 @@ class StoredFold:
 
 @dataclass(frozen=True, slots=True)
 class LogPosition:
-    """The position at which a coordinator continues: the index of its first entry, and of the entries with which its
-    predecessors took over. `snapshot_index`: the index of the newest stored fold. `next_event`: the number of its first
-    event.
+    """The position at which a coordinator continues the log: the index of its first entry, and of the entries with
+    which its predecessors took over. `snapshot_index` is the index of the newest snapshot. `next_event` is the number
+    of its first event.
     """
 
     next_index: int = 0
@@ -67,10 +73,10 @@ class LogPosition:
 
 
 class LogWriter:
-    """The writer of one coordinator incarnation. All methods run on the coordinator's mailbox.
+    """The log writer of one coordinator incarnation. All methods run on the coordinator's thread.
 
-    `incarnation` distinguishes two coordinators that both claim to be the next generation. `entries_a_snapshot`: after
-    how many entries the fold is stored; None for the default.
+    `incarnation` distinguishes two coordinators that both claim to be the next generation. `entries_a_snapshot` is the
+    number of entries after which a snapshot is stored, or None for the default.
     """
 
     def __init__(
@@ -91,24 +97,26 @@ class LogWriter:
         self._next_index = position.next_index
         self._takeovers = (*position.takeovers, position.next_index)
         self._counted_from = self._stored_index = position.snapshot_index
-        """The first entry that counts towards the next fold, and the index of the newest stored fold."""
+        """The first entry that counts towards the next snapshot. The next attribute is the index of the newest
+        snapshot.
+        """
         self._bytes_since_snapshot = 0
         self._looked_ms: int | None = None
         self._notes = OutageNotes("the event log", port.monotonic_ms)
 
     @property
     def in_charge(self) -> bool:
-        """Returns whether an entry of this incarnation is in the log: then no older coordinator can fence it."""
+        """Returns whether the log has an entry of this incarnation. No older coordinator can fence it then."""
         return self._next_index >= self._takeovers[-1] + 1
 
     @property
     def away(self) -> bool:
-        """Returns whether the storage of the log does not answer."""
+        """Returns whether the storage of the log does not answer at present."""
         return self._notes.away
 
     @property
     def waits_for(self) -> str | None:
-        """Returns what is waited for while the storage of the log does not answer. From any thread."""
+        """Returns the outage of the log's storage, or None if it answers. May be called from any thread."""
         return self._notes.waits_for
 
     def append(
@@ -172,7 +180,9 @@ class LogWriter:
         return f"the job goes on without checkpoints, and this is tried again for up to {self.outage_ms / 1000:g} s"
 
     def store_fold_if_due(self, state: CoordinatorState, next_event: EventId, causes: CauseTracker) -> None:
-        """Stores the fold of all entries so far, from time to time, and cuts the log behind the previous fold."""
+        """Stores a snapshot of the state after all entries so far if one is due, and deletes entries before the
+        previous snapshot.
+        """
         few = self._next_index - self._counted_from < self._entries_a_snapshot
         if few and self._bytes_since_snapshot < BYTES_A_SNAPSHOT:
             return
@@ -207,10 +217,11 @@ class LogWriter:
 
 
 CHECKPOINTS_MAX = 200
-"""The number of remembered orders to tasks, of each kind. An answer that comes after that many others has no cause: the
-checkpoint is long over, and such an answer changes little."""
+"""Limit of remembered orders to tasks, for each kind. An answer that arrives after more orders than that has no cause:
+its checkpoint has ended long ago.
+"""
 StoredOrders = tuple[tuple[str, int | str, int], ...]
-"""Kind, what it is about, and the event that it followed from."""
+"""An order: its kind, its subject, and the number of the event from which it followed."""
 
 
 class CauseTracker:
@@ -225,8 +236,9 @@ class CauseTracker:
     - What the machine ignores is not logged and has no number. No instruction follows from it, so it is never a cause.
     - Like the machine's state it is a fold over the log. So a successor has the orders of its predecessors, and may
       still get the answers. Orders that only the lost process could answer (its timers, its I/O) are forgotten.
-    - It is bounded. An order that has one answer is forgotten with that; of orders to tasks the newest are kept. An
-      answer that comes after `CHECKPOINTS_MAX` others has no cause, like an event that begins a chain.
+    - Its size is limited. An order with a single answer is forgotten once that has arrived. Of orders to tasks the
+      newest are kept. An answer that comes after `CHECKPOINTS_MAX` others has no cause, like an event that begins a
+      chain.
     """
 
     def __init__(self, stored: StoredOrders = ()) -> None:
@@ -235,7 +247,9 @@ class CauseTracker:
             self._remember((kind, about), EventId(number))
 
     def of(self, event: ev.CoordinatorEvent) -> EventId | None:
-        """Returns the cause of an event that has just arrived; None if it begins a chain, or the order is forgotten."""
+        """Returns the cause of an event that has just arrived, or None if it begins a chain or the order is
+        forgotten.
+        """
         for order in event.answers:
             number = self._orders.get(order)
             if number is not None:
@@ -245,14 +259,14 @@ class CauseTracker:
         return None
 
     def taken_in(self, number: EventId, event: ev.CoordinatorEvent) -> None:
-        """Notes the number of an event that the machine handles."""
+        """Records the number of an event that the machine handles."""
         if isinstance(event, ev.CoordinatorStarted):
             self._orders = {order: cause for order, cause in self._orders.items() if order[0] in ANSWERED_BY_MANY}
         elif isinstance(event, ev.StorageWentAway):
             self._remember(STORAGE_AWAY, number)
 
     def carried_out(self, number: EventId, instruction: do.CoordinatorInstruction) -> None:
-        """An instruction that follows from the event with this number goes out."""
+        """Records that an instruction, which follows from the event with this number, is carried out."""
         order = instruction.order
         if order is not None:
             self._remember(order, number)
@@ -260,18 +274,18 @@ class CauseTracker:
     def replayed(
         self, number: EventId, event: ev.CoordinatorEvent, instructions: Iterable[do.CoordinatorInstruction]
     ) -> None:
-        """Remembers what was carried out, or would have been, when this event was logged."""
+        """Records the orders that followed from an event when it was logged. Called during a replay."""
         self.of(event)
         self.taken_in(number, event)
         for instruction in instructions:
             self.carried_out(number, instruction)
 
     def dropped(self, timer: str) -> None:
-        """A timer was dropped before it fired."""
+        """Records that a timer was dropped before it fired."""
         self._orders.pop(("timer", timer), None)
 
     def stored(self) -> StoredOrders:
-        """Returns what is remembered, to be kept with the fold of the log."""
+        """Returns the remembered orders, to be stored with a snapshot of the log."""
         return tuple((kind, about, number) for (kind, about), number in self._orders.items())
 
     def _remember(self, order: OrderName, number: EventId) -> None:

@@ -34,7 +34,9 @@ TICK_MS_MAX = 1_000
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatSettings:
-    """`interval_ms` between two questions; `timeout_ms` without an answer; `call_timeout_ms` in one call, if any."""
+    """Settings of heartbeats in ms: `interval_ms` between two requests, `timeout_ms` without an answer, and
+    `call_timeout_ms` for one call of a function, or None.
+    """
 
     interval_ms: int = INTERVAL_MS
     timeout_ms: int = TIMEOUT_MS
@@ -42,21 +44,27 @@ class HeartbeatSettings:
 
     @property
     def tick_ms(self) -> int:
-        """Returns how often the monitor looks."""
+        """Returns the interval, in ms, at which the monitor checks for missing heartbeats."""
         return max(1, min(TICK_MS_MAX, self.interval_ms // 2))
 
 
 SLOT_REQUEST_TIMEOUT_MS = 300_000
 STANDBY_DELAY_MS = 3_000
 AUTO_STANDBY_DELAY_MS = 10_000
-"""From a deployment on: later, so that no spare process takes the processor from the tasks that start."""
+"""Delay in ms, from a deployment on, before spare processes start, so that they do not take the processor from starting
+tasks.
+"""
 Standbys: TypeAlias = int | Literal["auto", "warm"]
-"""A number of spare processes; as many as there is room for; or that, and one more for each keyed task."""
+"""A number of spare processes, "auto" (as many as there is room for), or "warm" (auto, and one more for each keyed
+task).
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessSettings:
-    """`standbys`: None leaves them to the runtime. `slot_request_timeout_ms`: how long an attempt waits for room."""
+    """Settings of the processes of a job. `standbys` is None if the runtime decides. `slot_request_timeout_ms` is how
+    long an attempt waits for slots.
+    """
 
     standbys: Standbys | None = None
     slot_request_timeout_ms: int = SLOT_REQUEST_TIMEOUT_MS
@@ -77,16 +85,18 @@ class DataPlaneOptions:
     limits: BufferLimits = field(default_factory=BufferLimits)
     source_rows_max: int = 262_144
     shared_bytes: int = 16 * 1024 * 1024
-    """Memory for the rows that a worker sends to another one on its node, in bytes; 0: rows go over the socket."""
+    """Size in bytes of the shared memory for rows that a worker sends to another one on its node. 0 sends them over the
+    socket.
+    """
     sockets: bool = True
-    """True if processes on one node exchange frames, credit and orders over sockets instead of Ray calls."""
+    """True if processes on one node exchange frames, credit and orders over sockets, and not by Ray calls."""
     inline_bytes_max: int = 20 * 1024
     exactly_once: bool = True
-    """False: barriers block nothing, and rows may be processed twice after a failure."""
+    """False for at-least-once: barriers block no channel, and rows may be processed twice after a failure."""
     backend: StateBackendOptions = field(default_factory=StateBackendOptions)
     """The backend of keyed state. All jobs of a user on a machine share its folder."""
     local_copies: str | None = None
-    """Folder of each machine in which tasks keep copies of their newest state; None: they keep none."""
+    """Folder on each node in which tasks keep copies of their newest state, or None for no copies."""
     state_bytes_max: int | None = None
     """The largest state of a subtask, in bytes; None for no limit."""
     paused_ms_max: int = 0
@@ -105,53 +115,59 @@ class DataPlaneOptions:
 
 @dataclass(frozen=True, slots=True)
 class JobContext:
-    """One job, as its tasks and their runtime see it. Travels by cloudpickle."""
+    """The graph, storage and settings of one job, for its tasks and their runtime. cloudpickle sends it."""
 
     job_id: JobId
     job_name: str
     root: str
     graph: JobGraph
     splits: dict[OperatorUid, tuple[SplitPosition, ...]]
-    """The splits of each source."""
+    """The splits of each source, by uid."""
     options: DataPlaneOptions = field(default_factory=DataPlaneOptions)
     hooks: tuple[MasterHook, ...] = ()
     lease_ms: int = LEASE_MS_DEFAULT
-    """Without a renewal of its lease for this long, the job counts as dead."""
+    """Duration of the job's lease in ms. A job that does not renew it for this long counts as dead."""
     storage_outage_ms: int = STORAGE_OUTAGE_MS
-    """For how long the tasks wait for storage that does not answer."""
+    """Time in ms for which the tasks wait for storage that does not answer."""
     heartbeats: HeartbeatSettings = field(default_factory=HeartbeatSettings)
     """When a process of a task counts as hung, in a runtime that has processes."""
     processes: ProcessSettings = field(default_factory=ProcessSettings)
     """The spare processes that the job keeps, in a runtime that has processes."""
     handed_on: tuple[str, ...] = ()
-    """Tables whose commits a reader follows, which may hold the sources back."""
+    """Tables whose commits are handed on to a reader, which may make the sources pause."""
     compactions: Mapping[str, CompactionSettings] = field(default_factory=dict)
-    """Tables whose small files are put together while the job runs, by URL."""
+    """Settings of compaction, by table URL, for tables whose small files are merged while the job runs."""
     histories: Mapping[str, int] = field(default_factory=dict)
-    """How long tables keep files that they no longer show, in ms, by URL; other tables keep them for ever."""
+    """How long tables keep files that they no longer show, in ms, by table URL. Tables without an entry keep them
+    forever.
+    """
     assigned: frozenset[OperatorUid] = frozenset()
     """Sources whose splits the coordinator assigns."""
     log: LogSettings = field(default_factory=LogSettings)
-    """How the processes of the job log."""
+    """Log settings of the job's processes."""
     configuration: Mapping[str, str] = field(default_factory=dict)
-    """The settings in effect, by their keys, as people read them."""
+    """The settings in effect as text, by key."""
     temporary: bool = False
-    """True if `root` is a temporary folder, from which the job is deleted once it is over and not needed any more."""
+    """True if `root` is a temporary folder, from which the job is deleted once it has ended and is not needed
+    any more.
+    """
     secret: bytes = field(default_factory=partial(token_bytes, SECRET_BYTES), repr=False)
     """The secret that a process of the job presents when it connects to another one."""
 
     @property
     def layout(self) -> CheckpointLayout:
-        """Returns where the files of this job lie under `root`."""
+        """Returns the layout of the job's files under `root`."""
         return CheckpointLayout(self.job_id)
 
     @property
     def table_urls(self) -> list[str]:
-        """Returns where the output tables of this job are, in the order of their operators."""
+        """Returns the URLs of the job's output tables, in the order of their operators."""
         return list(self.graph.table_urls)
 
     def describe(self, task: TaskId, attempt: AttemptNumber) -> TaskDescriptor:
-        """Descriptor of one task; splits that the coordinator does not assign are dealt out round-robin."""
+        """Returns the description of one task. Splits that the coordinator does not assign are distributed
+        round-robin.
+        """
         vertex = self.graph.vertex(task.vertex)
         splits: tuple[SplitPosition, ...] = ()
         asks_for_splits = vertex.source is not None and vertex.source.uid in self.assigned
@@ -171,7 +187,9 @@ class JobContext:
         )
 
     def _backend_of(self, task: TaskId, attempt: AttemptNumber) -> StateBackendOptions:
-        """The options of the backend with a folder that no other attempt uses: one that was given up may live on."""
+        """Returns the options of the backend with a folder that no other attempt uses, because an earlier attempt may
+        still be alive.
+        """
         backend = self.options.backend
         if backend.directory is None:
             return backend

@@ -1,4 +1,4 @@
-"""Renews the lease of a job, by a thread of its own: whatever else its process does, or waits for, the job is alive.
+"""Renews the lease of a job in a thread of its own, so that the job counts as alive whatever else its process does.
 
 The thread waits by the monotonic clock. A renewal that fails, whatever with, is tried again soon, for as long as the
 job continues: a living job without a lease would be taken for dead, and its files for abandoned.
@@ -30,15 +30,15 @@ log = logging.getLogger(__name__)
 
 TRIES_A_RENEWAL = 5
 END_WAIT_S = 5.0
-"""How long a renewal under way is waited for, before the end is written in spite of it."""
+"""Seconds to wait for a running renewal before the end of the lease is written."""
 
 
 class LeaseKeeper:
     """Keeps one job's lease from `start` to `end` or `abandon`.
 
     `driver`: the process that starts this one again if it is lost. `own`: no other process continues with the lease, so
-    this process notices at once when the lease is no longer renewed. `asking`: the lease requests the name of the job,
-    until `take`.
+    this process notices at once when the lease is no longer renewed. `asking` is True if the lease first only requests
+    the name of the job, until `take` is called.
     """
 
     def __init__(
@@ -65,14 +65,14 @@ class LeaseKeeper:
 
     @staticmethod
     def started(context: JobContext, open_store: OpenStore, driver: ProcessId | None = None) -> LeaseKeeper:
-        """Takes the lease of a job that begins to run."""
+        """Takes the lease of a job that begins to run, and returns its keeper."""
         root = open_store(context.root)
         keeper = LeaseKeeper(root, context.job_id, context.job_name, context.lease_ms, driver)
         keeper.start()
         return keeper
 
     def start(self) -> None:
-        """Takes the lease, and renews it from then on. A job runs without one while storage is away.
+        """Takes the lease and starts to renew it. If storage is away, the job runs without a lease meanwhile.
 
         Raises RuntimeError if the process may have no more threads. Then the lease is ended.
         """
@@ -93,7 +93,7 @@ class LeaseKeeper:
             write_lease(self._store, self._lease)
 
     def end(self, *, finished: bool = False) -> None:
-        """Ends the lease: the job is over. `finished`: whether it has finished. May be called again."""
+        """Ends the lease, because the job has ended. `finished` is whether it has finished. May be called again."""
         if not self.abandon():
             return
         try:
@@ -104,7 +104,9 @@ class LeaseKeeper:
             log.warning("the lease of job %s was not ended, and will expire: %s", self._lease.job_id, error)
 
     def abandon(self) -> bool:
-        """Stops renewing, and leaves the lease to the process that continues the job. Returns whether that is new."""
+        """Stops to renew the lease, which the process that continues the job takes over. Returns False if that was done
+        before.
+        """
         if self._stopped.is_set():
             return False
         self._stopped.set()

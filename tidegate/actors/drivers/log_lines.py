@@ -35,19 +35,21 @@ class LogSettings:
 
     level: str | None = None
     levels: Mapping[str, str] = field(default_factory=dict)
-    """Levels of single loggers, by name."""
+    """Levels of individual loggers, by name."""
     as_json: bool = False
     rows: bool = False
-    """True if values of users' rows may be in logs, the event log, pages and REST."""
+    """True if logs, the event log, pages and REST may contain values of users' rows."""
 
 
 def log_fields(**given: object) -> dict[str, object]:
-    """The `extra=` of a record with these of `FIELDS`; fields that are None are dropped."""
+    """Returns the argument `extra=` for a log record: a mapping with some of the `FIELDS`, such as job and attempt.
+    Fields whose value is None are omitted.
+    """
     return {_EXTRA: {name: given[name] for name in FIELDS if given.get(name) is not None}}
 
 
 class _Thread(threading.local):
-    """The fields that the lines of one thread have."""
+    """The fields of the log lines of one thread."""
 
     fields: Mapping[str, object] = {}
 
@@ -56,12 +58,14 @@ _thread = _Thread()
 
 
 def lines_are_about(fields: Mapping[str, object]) -> None:
-    """Sets which `FIELDS` each line of JSON has that this thread logs from now on. They replace earlier ones."""
+    """Sets the `FIELDS` of the JSON lines that this thread logs from now on. They replace earlier ones."""
     _thread.fields = fields
 
 
 def one_line(text: str) -> str:
-    """The text, bounded, with everything escaped that cannot be printed, such as the end of a line."""
+    """Returns the text as one line of limited length. Characters that cannot be printed, such as line ends, are
+    escaped.
+    """
     bounded = bounded_text(text)
     if bounded.isprintable():
         return bounded
@@ -69,7 +73,7 @@ def one_line(text: str) -> str:
 
 
 class LineFormatter(logging.Formatter):
-    """Formats a record as one line. `known` is what holds for all records of the process; it may change."""
+    """Formats a record as one line. `known` are the fields of all records of the process. They may change."""
 
     def __init__(self, as_json: bool, known: Mapping[str, object]) -> None:
         super().__init__(TEXT_FORMAT)
@@ -77,7 +81,7 @@ class LineFormatter(logging.Formatter):
         self._known = known
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line, without its end."""
+        """Returns the line, without a line end."""
         message = one_line(logged_text(bounded_text(record.getMessage())))
         stack = one_line(logged_text(bounded_text(self.formatException(record.exc_info)))) if record.exc_info else None
         if not self._as_json:
@@ -115,7 +119,7 @@ def log_to(stream: TextIO, settings: LogSettings, level: str, known: Mapping[str
 
 
 def set_levels(settings: LogSettings, level: str | None = None) -> None:
-    """Sets the levels of tidegate's loggers and of the named ones, and whether lines may contain rows."""
+    """Sets the levels of tidegate's loggers and of the named loggers, and whether lines may contain values of rows."""
     show_rows_in_logs(settings.rows)
     chosen = settings.level or level
     if chosen is not None:

@@ -1,4 +1,4 @@
-"""Handles unavailable storage in drivers: notes for people, and deletions that are left for later."""
+"""Handles unavailable storage in drivers: log messages about outages, and deletions that are left for later."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from tidegate.storage.files.store import Store
 
 log = logging.getLogger(__name__)
 WARNING_MS = 60_000
-"""An outage is logged again after this time."""
+"""Time in ms after which a continuing outage is logged again."""
 NOTED_MAX = 2_000
-"""The most things that are tracked at once. Beyond that, the oldest one is forgotten."""
+"""Limit of tracked outages. Beyond it, the oldest one is forgotten."""
 
 
 class OutageNotes:
-    """Logs outages of one thing that needs storage: at once, then rarely, and when it is over. Times are monotonic."""
+    """Logs outages of one target in storage: at once, then rarely, and when the outage is over. Times are monotonic."""
 
     def __init__(self, what: str, monotonic_ms: Callable[[], int], level: int = logging.WARNING) -> None:
-        """`what` in words: "<what> cannot be reached"."""
+        """Creates the log. `what` names the target, for the text "<what> cannot be reached"."""
         self._what = what
         self._level = level
         self._monotonic_ms = monotonic_ms
@@ -30,8 +30,8 @@ class OutageNotes:
 
     @property
     def waits_for(self) -> str | None:
-        """Returns what is waited for, since when, and the newest error; None while it can be reached. From any
-        thread.
+        """Returns the target, the start of the outage and the newest error. None while it can be reached. May be called
+        from any thread.
         """
         since_ms = self._since_ms
         if since_ms is None:
@@ -40,11 +40,11 @@ class OutageNotes:
 
     @property
     def away(self) -> bool:
-        """Returns whether it failed when it was tried last."""
+        """Returns whether the last attempt has failed."""
         return self._since_ms is not None
 
     def failed(self, error: object, meanwhile: str) -> int:
-        """Notes another failure. Returns for how many ms it has failed."""
+        """Records another failure. Returns for how many ms the target has failed."""
         now_ms = self._monotonic_ms()
         self._error = bounded_text(str(error))
         if self._since_ms is None:
@@ -57,7 +57,7 @@ class OutageNotes:
         return now_ms - self._since_ms
 
     def worked(self) -> None:
-        """Notes a success."""
+        """Records a success."""
         if self._since_ms is not None:
             after_s = (self._monotonic_ms() - self._since_ms) / 1000
             log.log(self._level, "%s can be reached again, after %g s", self._what, after_s)
@@ -65,17 +65,19 @@ class OutageNotes:
 
 
 class NotesOfMany:
-    """Logs outages of things of one kind that come and go, each of which fails and succeeds by itself."""
+    """Logs outages of several targets of one kind, each of which fails and succeeds by itself."""
 
     def __init__(self, what: str, monotonic_ms: Callable[[], int], level: int = logging.WARNING) -> None:
-        """`what` in words, with a place for the number of each."""
+        """Creates the log. `what` names the targets, with a placeholder for the number of each."""
         self._what = what
         self._monotonic_ms = monotonic_ms
         self._level = level
         self._notes: dict[int, OutageNotes] = {}
 
     def failed(self, number: int, error: object, meanwhile: str, limit_ms: int) -> int:
-        """One has failed once more; returns for how many ms it has. It is forgotten when that is the limit."""
+        """Records another failure of one target. Returns for how many ms it has failed. At the limit it is
+        forgotten.
+        """
         fresh = OutageNotes(self._what.format(number), self._monotonic_ms, self._level)
         away_ms = self._notes.setdefault(number, fresh).failed(error, meanwhile)
         if away_ms >= limit_ms:
@@ -85,14 +87,14 @@ class NotesOfMany:
         return away_ms
 
     def worked(self, number: int) -> None:
-        """One has succeeded, or is over."""
+        """Records that one target has succeeded, or is no longer needed."""
         notes = self._notes.pop(number, None)
         if notes is not None:
             notes.worked()
 
 
 def delete_files(store: Store, paths: Iterable[str]) -> None:
-    """Deletes these files. What cannot be deleted now is swept at the end of the job."""
+    """Deletes some files. Files that cannot be deleted now are swept at the end of the job."""
     for path in paths:
         try:
             store.delete(path)

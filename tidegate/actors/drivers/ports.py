@@ -1,4 +1,6 @@
-"""`TaskPort` and `CoordinatorPort`: what a runtime offers to the hosts of machines. Runtimes differ in this alone."""
+"""`TaskPort` and `CoordinatorPort`: the interfaces that a runtime implements for the drivers of machines. Runtimes
+differ only in these.
+"""
 
 from __future__ import annotations
 
@@ -23,60 +25,60 @@ if TYPE_CHECKING:  # A task does not need the instructions of coordinators.
 
 @dataclass(frozen=True, slots=True)
 class TryAgain:
-    """The result of I/O that could not be done, because storage did not answer."""
+    """Result of I/O that failed because storage did not answer. The driver repeats it."""
 
     delay_ms: int
     again: Callable[[], None]
 
 
 class TaskPort(Protocol):
-    """The world as one task sees it."""
+    """The interface of a runtime to one task."""
 
     virtual: bool
-    """True if time is virtual, so that nothing may wait in a thread of its own."""
+    """True if time is virtual, as in simulations, so that no thread may wait."""
 
     def now_ms(self) -> int:
-        """The time."""
+        """Returns the wall-clock time in ms since the epoch."""
         ...
 
     def monotonic_ms(self) -> int:
-        """The monotonic time, to measure durations."""
+        """Returns the monotonic time in ms, to measure durations."""
         ...
 
     def send_frame(self, frame: SendFrame) -> None:
-        """Sends without waiting for an answer. Messages of one channel arrive in order."""
+        """Sends a frame, without waiting for an answer. Frames of one channel arrive in order."""
         ...
 
     def grant_credit(self, grant: GrantCredit) -> None:
-        """Sends without waiting for an answer."""
+        """Sends a credit grant, without waiting for an answer."""
         ...
 
     def report(self, event: CoordinatorEvent) -> None:
-        """Reports to the coordinator."""
+        """Sends an event to the coordinator."""
         ...
 
     def run_io(self, work: Callable[[], TaskEvent | TryAgain | None]) -> None:
-        """Runs off the mailbox thread; the result goes to the task's driver. An exception fails the task."""
+        """Runs work on another thread. Its result is passed to the task's driver. An exception fails the task."""
         ...
 
     def call_later(self, delay_ms: int, action: Callable[[], None]) -> None:
-        """Runs an action on the task's mailbox after a delay, if the task is still there."""
+        """Runs an action on the task's thread after a delay, if the task still runs."""
         ...
 
     def set_timer(self, instruction: SetTaskTimer, delay_ms: int) -> None:
-        """Sends the task a `TimerDue` after a delay, by the monotonic clock."""
+        """Sends the task a `TimerDue` after a delay, measured by the monotonic clock."""
         ...
 
 
 class CoordinatorPort(Protocol):
-    """The world as the coordinator of one job sees it."""
+    """The interface of a runtime to the coordinator of one job."""
 
     def now_ms(self) -> int:
-        """The time."""
+        """Returns the wall-clock time in ms since the epoch."""
         ...
 
     def monotonic_ms(self) -> int:
-        """The monotonic time, to measure durations."""
+        """Returns the monotonic time in ms, to measure durations."""
         ...
 
     def deploy(self, instruction: DeployAttempt) -> None:
@@ -88,38 +90,42 @@ class CoordinatorPort(Protocol):
         ...
 
     def kill_process(self, instruction: KillProcess) -> None:
-        """Ends a process that was given up, unless it has ended."""
+        """Ends a process that was given up, unless it has ended already."""
         ...
 
     def send(self, task: TaskId, event: TaskEvent) -> None:
-        """Sends an event to a task in its current attempt. Fire and forget."""
+        """Sends an event to a task in its current attempt, without waiting for an answer."""
         ...
 
     def run_io(self, work: Callable[[], CoordinatorEvent | None]) -> None:
-        """Runs off the mailbox thread; the event that it returns goes to the coordinator."""
+        """Runs work on another thread. The event that it returns is passed to the coordinator."""
         ...
 
     def run_copy(self, work: Callable[[], CoordinatorEvent | None]) -> None:
-        """Like `run_io`, on threads that only the folders of savepoints use. The end of the job does not wait."""
+        """Runs work as `run_io` does, on threads that are used only for the folders of savepoints. The end of the job
+        does not wait for it.
+        """
         ...
 
     def append(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
-        """Runs a write of the event log off the mailbox thread, and `done` with its error on the mailbox."""
+        """Runs a write of the event log on another thread. Then calls `done`, with the error if there is one, on the
+        coordinator's thread.
+        """
         ...
 
     def set_timer(self, instruction: SetTimer, delay_ms: int) -> None:
-        """Sends the coordinator a `TimerFired` after a while; replaces a timer of the same name.
+        """Sends the coordinator a `TimerFired` after a delay. Replaces a timer of the same name.
 
-        The delay is measured by the monotonic clock; the time in the instruction is wall-clock time.
+        The delay is measured by the monotonic clock. The time in the instruction is wall-clock time.
         """
         ...
 
     def cancel_timer(self, timer: str) -> None:
-        """Drops a timer: nothing would follow from it any more."""
+        """Cancels a timer that has become useless."""
         ...
 
     def call_later(self, delay_ms: int, action: Callable[[], None]) -> None:
-        """Runs an action on the coordinator's mailbox after a delay."""
+        """Runs an action on the coordinator's thread after a delay."""
         ...
 
     def complete_request(self, instruction: CompleteRequest) -> None:
@@ -127,15 +133,18 @@ class CoordinatorPort(Protocol):
         ...
 
     def end_job(self, instruction: EndJob) -> None:
-        """The job is over."""
+        """Publishes the end of the job."""
         ...
 
     def replay_again(self, reason: str) -> None:
-        """The log has grown while this coordinator took over: replay it once more, a bounded number of times."""
+        """Replays the log once more, because it has grown while this coordinator took over. The number of replays is
+        limited.
+        """
         ...
 
     def halt(self, reason: str, *, fenced: bool) -> None:
-        """This coordinator must not continue: it was fenced, or its log cannot be written. The job has failed for it.
+        """Stops this coordinator, because it was fenced or its log cannot be written. For this process, the job has
+        failed.
 
         `fenced`: another one is known to be in charge, and this one touches nothing any more. Otherwise another one may
         be: then orders of this one that end tasks are refused by the tasks that obey the other.

@@ -1,4 +1,4 @@
-"""Reads the source of one task: `SplitReads` reads, `HeldSources` holds reads back."""
+"""Reads the source of one task: `SplitReads` reads, and `HeldSources` makes reads pause."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ _OWN_PACKAGE = "tidegate."
 
 
 class _Tried(NamedTuple):
-    """The answer of a read: of the split after `empty` others without rows. `nothing`: the last split has no rows
-    either."""
+    """Result of a read: of the split after `empty` other splits without rows. `nothing` is True if the last split has
+    no rows either.
+    """
 
     held: bool
     empty: int
@@ -42,8 +43,8 @@ class SplitReads:
 
     - There is one reader. It is made with the first read, used by one thread at a time, and closed once: by the reading
       thread if the task is closed meanwhile, so that it is never used by two threads.
-    - A read may be patient: then it continues while no split has rows, with pauses, so that the task is not woken up
-      ten times a second for nothing. Barriers do not wait for it: they pass on the task's own thread.
+    - A patient read continues, with pauses, while no split has rows, so that the task is not woken up ten times a
+      second for nothing. Barriers do not wait for it, because they are handled on the task's own thread.
     - It returns at once when there is anything to report, when the job is held back, and when the task is over.
     - A reader is notified of completed checkpoints between two reads, and for the last time when it is closed.
     """
@@ -61,14 +62,16 @@ class SplitReads:
         self._reading = False
         self._closed = False
         self._completed: deque[Sequence[SourceSplit]] = deque(maxlen=1)
-        """The splits of the newest completed checkpoint, until the reader was notified."""
+        """The splits of the newest completed checkpoint, until the reader has been notified."""
 
     def checkpoint_completed(self, splits: Sequence[SourceSplit]) -> None:
-        """Notifies the reader of these splits of a completed checkpoint, with its next read or when it is closed."""
+        """Notifies the reader of a completed checkpoint with these splits, at its next read or when it is closed."""
         self._completed.append(splits)
 
     def read(self, instruction: ReadSource, patient: bool) -> SourceBatchRead | None:
-        """Reads one batch; nothing once this is closed. `patient`: it may take the time that the instruction gives."""
+        """Reads one batch. Returns no rows once this is closed. A `patient` read may wait as long as the instruction
+        allows.
+        """
         with self._lock:
             if self._closed:
                 return None
@@ -130,7 +133,7 @@ class SplitReads:
         return replace(result, batch=owned_batch(result.batch))  # a user's reader may use its arrays again
 
     def close(self) -> bool:
-        """Releases the source's files, now or after the read that is under way. Whether that is new."""
+        """Releases the source's files, now or after the running read. Returns whether they were not released before."""
         with self._lock:
             if self._closed:
                 return False
@@ -153,13 +156,13 @@ class SplitReads:
 
 log = logging.getLogger(__name__)
 LOOK_MS = 250
-"""Between two looks."""
+"""Time in ms between two checks whether the sources are paused."""
 HELD_S = 0.05
-"""How long a read waits before it returns without rows."""
+"""Seconds that a read waits before it returns without rows."""
 
 
 class HeldSources:
-    """Holds the sources of a job back while a reader of its output is behind.
+    """Makes the sources of a job pause while a reader of its output is behind.
 
     The output of a job may be handed on to a reader that is slower than the job
     (`tidegate/storage/tables/handed_rows.py`). The reader marks that by a file next to the table. Sources then answer
@@ -178,7 +181,7 @@ class HeldSources:
         self._held = False
 
     def wait(self) -> bool:
-        """Returns whether the sources are held back now; it takes a moment then, to limit how often this is called."""
+        """Returns whether the sources are paused now. It then takes a moment, to limit how often it is called."""
         if self._urls:
             self._look()
         if self._held:

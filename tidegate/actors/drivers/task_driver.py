@@ -1,4 +1,6 @@
-"""`TaskDriver`: drives one task machine: carries out its instructions through a port, and hands on its reports."""
+"""`TaskDriver`: drives one task machine. It carries out the machine's instructions through a port, and sends its
+reports to the coordinator.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 def answer_of(task: TaskId, at_ms: int, answer: do.AnswerTakeover) -> co.TaskAnswered:
-    """Returns the report of a task to a coordinator that took over."""
+    """Returns the report (`TaskAnswered`) of a task to a coordinator that took over."""
     return co.TaskAnswered(
         at_ms,
         answer.attempt,
@@ -47,57 +49,59 @@ def answer_of(task: TaskId, at_ms: int, answer: do.AnswerTakeover) -> co.TaskAns
 
 
 class TaskDriver:
-    """One task on some runtime. All methods run on the task's mailbox."""
+    """Drives one task on any runtime. All methods run on the task's thread."""
 
     def __init__(self, machine: TaskMachine, effects: TaskEffects, port: TaskPort) -> None:
         self.machine = machine
         self._effects = effects
         self._port = port
         self.rows_in = 0
-        """Rows that came in, from the source or from channels."""
+        """Number of rows received, from the source or from channels."""
         self.first_row_at_ms: int | None = None
-        """When the first of them came, in ms since the epoch."""
+        """Time of the first row, in ms since the epoch."""
         self.bytes_read = 0
-        """Size of the rows that came from the source."""
+        """Size in bytes of the rows that came from the source."""
         self.times = WorkTimes(port.monotonic_ms())
         self._last_turn_ms = self._turn_over_ms = 0
         self._pid = os.getpid()
         self._outages: list[OutageNotes] = []
-        """Outages of I/O that is under way and that the task needs. Changed on I/O threads as well."""
+        """Outages of running I/O that the task needs. I/O threads change it as well."""
         self._barriers_at_ms: dict[CheckpointId, int] = {}
-        """When the first barrier of each checkpoint came, while lines of DEBUG are logged."""
+        """Arrival time of the first barrier of each checkpoint. Recorded only if DEBUG is logged."""
         self._at_ms = 0
-        """The time of the last event: delays of timers count from there."""
+        """Time of the last event. Delays of timers count from it."""
 
     @property
     def finished(self) -> bool:
-        """Returns whether the task is over."""
+        """Returns whether the task has finished."""
         return self.machine.status is TaskStatus.FINISHED
 
     @property
     def waits_for(self) -> str | None:
-        """Returns what storage the task waits for, and since when; None if it waits for none. From any thread."""
+        """Returns which storage the task waits for, and since when. None if it waits for none. May be called from any
+        thread.
+        """
         return next((found for each in list(self._outages) if (found := each.waits_for) is not None), None)
 
     @property
     def oldest_call(self) -> int | None:
-        """The number of the call of `map_async` that has been under way for longest, or None. From any thread."""
+        """Returns the number of the oldest running call of `map_async`, or None. May be called from any thread."""
         return self._effects.calls.oldest
 
     def restore(self, restore: RestorePoint | None) -> None:
-        """Begins the task's life."""
+        """Starts the task: reads its state from the checkpoint."""
         self._tell("begins afresh" if restore is None else f"begins from {restore.pointer}")
         self._run_through_outages(lambda: self._effects.restore(restore))
 
     def _tell(self, what: str, level: int = logging.INFO, checkpoint: CheckpointId | None = None) -> None:
-        """Logs what has become of the task."""
+        """Logs a change of the task's status."""
         task = self.machine.descriptor.task
         attempt = self.machine.attempt
         fields = log_fields(task=str(task), attempt=attempt, checkpoint=checkpoint)
         log.log(level, "Task %s of attempt %d %s", task, attempt, what, extra=fields)
 
     def _log_arrival(self, event: ev.FrameArrived | ev.CheckpointTriggered) -> None:
-        """Logs barriers that come in, at DEBUG."""
+        """Logs arriving barriers, at DEBUG."""
         if isinstance(event, ev.CheckpointTriggered):
             self._log_barrier(event.checkpoint_id, event.at_ms, event.triggered_at_ms, "from the coordinator")
             return
@@ -133,7 +137,7 @@ class TaskDriver:
         self._tell(what, logging.DEBUG, checkpoint_id)
 
     def handle(self, event: ev.TaskEvent | TryAgain) -> None:
-        """Lets the machine handle one event, and carries out what follows. Whatever it raises has failed the task."""
+        """Passes one event to the machine, and carries out its instructions. Any exception fails the task."""
         if isinstance(event, ev.DamageFound):
             attempt = self.machine.attempt
             self._port.report(co.CheckpointDamaged(event.at_ms, attempt, event.checkpoint_id, event.reason))
@@ -171,14 +175,14 @@ class TaskDriver:
         self.times.worked(self._port.monotonic_ms())
 
     def look(self, now_ms: int) -> None:
-        """The task does nothing right now: count the time since it did."""
+        """Counts the time since the last work as idle. Called when the task does nothing."""
         if now_ms != self.times.until_ms:
             self.times.waited(now_ms, self.machine.outputs.over_limit)
 
     def _run_through_outages(self, work: Callable[[], ev.TaskEvent | None], commits: OperatorUid | None = None) -> None:
-        """Runs I/O that the task cannot do without, again and again for as long as an outage of storage may last.
+        """Runs I/O that the task needs. Repeats it for as long as a storage outage is tolerated.
 
-        `commits`: the sink for which the work commits rows, and which may be away for as long as storage.
+        `commits` is the sink whose rows the work commits, if any. Its system is treated like storage.
         """
         port = self._port
         limit_ms = self._effects.storage_outage_ms
@@ -223,19 +227,19 @@ class TaskDriver:
         return True
 
     def hand_over(self) -> Mapping[OperatorUid, KeyedBackend]:
-        """The keyed state that the next attempt of this task may continue with, in the same process.
+        """Returns the keyed state backends that the next attempt of this task can use in the same process.
 
-        Only of a task that was stopped, and then nothing but `close` is called: a failed task may have stopped in the
-        middle of anything.
+        Allowed only for a task that was stopped, because a failed task may have stopped in the middle of a change.
+        Afterwards only `close` may be called.
         """
         return self._effects.kept if self.machine.status is TaskStatus.CREATED else self.machine.hand_over()
 
     def hurry(self) -> None:
-        """The task is over, and closed once the I/O that is under way has come back, which need not wait any more."""
+        """Makes running I/O return soon, because the task has ended and is closed once its I/O has returned."""
         self._effects.hurry()
 
     def close(self) -> None:
-        """Releases the task's resources, also in the middle of its life. Never raises, as the task is over."""
+        """Releases the task's resources, also in the middle of its life. Never raises."""
         self._tell("lets go of what it holds")
         for what, close in (("an operator", self.machine.close), ("the source", self._effects.close)):
             try:
@@ -246,7 +250,7 @@ class TaskDriver:
                 log_failure(log, f"{what} of {self.machine.descriptor.task} could not be closed", error)
 
     def _stage(self, instruction: do.StageFile) -> None:
-        """Writes off the mailbox thread: files of tables in any order, but rows for a sink of the user's one by one."""
+        """Writes rows of sinks on another thread: files of tables in any order, calls of a user's sink one by one."""
         work = partial(self._effects.stage, instruction)
         sinks = self._effects.sinks
         if instruction.uid in sinks:
@@ -265,7 +269,9 @@ class TaskDriver:
         self._collect()
 
     def _collect(self) -> None:
-        """Waits for answers of functions off the mailbox thread, unless that is under way, or none are missing."""
+        """Waits for results of `map_async` calls on another thread, unless that is running already or none are
+        missing.
+        """
         calls = self._effects.calls
         if calls.under_way and not calls.collecting:
             calls.collecting = True
@@ -359,8 +365,8 @@ class TaskDriver:
 
 
 class WorkTimes:
-    """Measures how long a task has worked, was held up by its receivers, and had nothing to do. Whole milliseconds of
-    the monotonic clock: over many events the sums are right. Together they are all the time.
+    """Measures how long a task has worked, was blocked by its receivers, and was idle, in whole milliseconds of the
+    monotonic clock. Sums over many events are right. Together the three are the whole time.
     """
 
     __slots__ = ("back_pressured_ms", "busy_ms", "idle_ms", "until_ms")
@@ -368,10 +374,12 @@ class WorkTimes:
     def __init__(self, begin_ms: int) -> None:
         self.busy_ms = self.back_pressured_ms = self.idle_ms = 0
         self.until_ms = begin_ms
-        """The time up to which all is counted."""
+        """Time up to which everything is counted."""
 
     def waited(self, now_ms: int, held_up: bool) -> None:
-        """Until now the task did nothing. `held_up`: it may not take input before its output has left."""
+        """Counts the time until now as waiting. `held_up` is True if the task may not take input before its output is
+        sent.
+        """
         passed_ms = now_ms - self.until_ms
         self.until_ms = now_ms
         if held_up:
@@ -380,7 +388,7 @@ class WorkTimes:
             self.idle_ms += passed_ms
 
     def worked(self, now_ms: int) -> None:
-        """Until now it worked."""
+        """Counts the time until now as work."""
         passed_ms = now_ms - self.until_ms
         self.until_ms = now_ms
         self.busy_ms += passed_ms

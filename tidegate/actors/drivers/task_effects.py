@@ -1,4 +1,4 @@
-"""Does the I/O that a task orders: reads its source, reads and writes its state, stages its sink files."""
+"""Does the I/O that a task machine orders: reads its source, reads and writes its state, writes its sink files."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ class TaskEffects:
         open_folder: OpenNodeFolder = PrivateFolder,
         why_late: Callable[[], str | None] = lambda: None,
     ) -> None:
-        """State is restored by up to `readers` threads; with one reader, by the calling thread.
+        """Creates the effects. Up to `readers` threads restore state. With one reader, the calling thread does.
 
-        `kept` is what the attempt before has handed over, in the same process; `follower` has held the state of a task
+        `kept` are the backends of the attempt before, in the same process. `follower` has a copy of the state of a task
         that ran elsewhere. `open_folder` opens the node's folder for local copies. `why_late` describes what a call of
-        `map_async` may have waited for in vain, or returns None.
+        `map_async` may have waited for, or returns None.
         """
         self._follower = follower
         self._readers = readers
@@ -82,7 +82,7 @@ class TaskEffects:
         self._open_store = open_store
         self._now_ms = now_ms
         self._over = threading.Event()
-        """Set once the task is over: what pauses returns, and what is written from then on is deleted."""
+        """Set once the task has ended. Pauses then return, and files that are written from then on are deleted."""
         held = HeldSources(open_store, context.handed_on, context.job_id, now_ms)
         self._reads = SplitReads(descriptor.source, held, self._over, now_ms)
         copies = context.options.local_copies
@@ -100,10 +100,9 @@ class TaskEffects:
         self._tables = {spec.uid: spec.table for spec in descriptor.operators if spec.table is not None}
 
     def restore(self, restore: RestorePoint | None) -> ev.TaskRestored | ev.DamageFound:
-        """Reads what the operators of this task had in a checkpoint, and what was in flight towards it.
+        """Reads the state of the task's operators from a checkpoint, and its in-flight rows.
 
-        A damaged checkpoint is not a failure of the task. What earlier attempts have left on this node's disk is
-        deleted before.
+        A damaged checkpoint is not a failure of the task. Files of earlier attempts on this node are deleted before.
         """
         work = self._context.options.backend.directory
         if work is not None:
@@ -159,17 +158,17 @@ class TaskEffects:
         )
 
     def read_source(self, instruction: do.ReadSource, patient: bool = True) -> ev.SourceBatchRead | None:
-        """Reads one batch; nothing once the task is closed. `patient`: it may take time to wait for rows."""
+        """Reads one batch. Returns no rows once the task is closed. A `patient` read may wait for rows."""
         return self._reads.read(instruction, patient)
 
     def notify_source(self, splits: Sequence[SourceSplit]) -> None:
-        """Has the reader notified of these splits of a completed checkpoint, before its next read. Never waits."""
+        """Notifies the source reader of a completed checkpoint with these splits, before its next read. Never waits."""
         self._reads.checkpoint_completed(splits)
 
     def persist(self, instruction: do.PersistSnapshot, sync_ms: int) -> ev.SnapshotPersisted | ev.SnapshotFailed | None:
-        """The asynchronous part of a snapshot: a few checksummed files, or inlined when small.
+        """Writes a snapshot (its asynchronous part) as a few files with checksums, or inlines it when it is small.
 
-        What is written when the task is over meanwhile is deleted at once: the sweep may have been here already.
+        Files that are written after the end of the task are deleted at once, because the sweep may have run already.
         """
         checkpoint_id = instruction.checkpoint_id
         store = paced(self._stores.to_write(checkpoint_id), self._context.options.paused_ms_max, self._over)
@@ -189,9 +188,9 @@ class TaskEffects:
     def persist_channel_state(
         self, instruction: do.PersistChannelState
     ) -> ev.ChannelStatePersisted | ev.SnapshotFailed | None:
-        """Writes the in-flight elements of a snapshot: a file of their own, or inlined when small.
+        """Writes the in-flight rows of a snapshot as a file of their own, or inlines them when they are small.
 
-        What is written when the task is over meanwhile is deleted at once, as by `persist`.
+        Files that are written after the end of the task are deleted at once, as in `persist`.
         """
         task = self._descriptor.task
         graph = self._context.graph
@@ -227,7 +226,9 @@ class TaskEffects:
         return ev.ChannelStatePersisted(self._now_ms(), instruction.checkpoint_id, handle)
 
     def persist_segment(self, instruction: do.PersistSegment) -> ev.SegmentPersisted | ev.SegmentFailed | None:
-        """Writes a segment of the changelog, or a base. What comes too late is deleted, as by `persist`."""
+        """Writes a segment of the changelog, or a base. Files that are written too late are deleted, as in
+        `persist`.
+        """
         store = self._stores.to_write(None)
         descriptor = self._descriptor
         number = instruction.number
@@ -245,23 +246,23 @@ class TaskEffects:
 
     @property
     def storage_outage_ms(self) -> int:
-        """Returns for how long storage is waited for."""
+        """Returns for how long, in ms, a storage outage is tolerated."""
         return self._context.storage_outage_ms
 
     @property
     def keeps_copies(self) -> bool:
-        """Returns whether `checkpoint_over` has to be called."""
+        """Returns whether `checkpoint_over` has to be called, because there are local copies."""
         return self._stores.keeps_copies
 
     def checkpoint_over(self, event: ev.CheckpointCompleted | ev.CheckpointAborted) -> None:
-        """Deletes local copies that are no longer needed, after a checkpoint was completed or given up."""
+        """Deletes local copies that are no longer needed, after a checkpoint was completed or aborted."""
         if isinstance(event, ev.CheckpointCompleted):
             self._stores.completed(event.checkpoint_id)
         else:
             self._stores.aborted(event.checkpoint_id)
 
     def stage(self, instruction: do.StageFile) -> ev.FileStaged | None:
-        """Writes one data file of a sink; no reader sees it before it is committed."""
+        """Writes one data file of a sink. It is not visible before it is committed."""
         if instruction.uid in self.sinks:
             prepared = self.sinks.stage(instruction)
             if prepared is None:
@@ -290,7 +291,9 @@ class TaskEffects:
         delete_files(self._open_store(self._context.root), instruction.paths)
 
     def hurry(self) -> None:
-        """The task is over: nothing pauses or waits for functions any more, so threads come back. From any thread."""
+        """Ends pauses and waits for functions, because the task has ended, so that its threads return. May be called
+        from any thread.
+        """
         self._over.set()
         self.calls.close()
 
@@ -307,7 +310,7 @@ class TaskEffects:
 
 
 def _with_urls(restored: RestoredTask, root: str) -> tuple[PreparedRows, ...]:
-    """Returns the prepared rows of a checkpoint below another root, with URLs in place of paths."""
+    """Returns the prepared rows of a checkpoint below another root, with URLs instead of paths."""
 
     def of_part(part: PreparedPart) -> PreparedPart:
         return replace(part, files=tuple(join_url(root, path) for path in part.files))
@@ -316,11 +319,13 @@ def _with_urls(restored: RestoredTask, root: str) -> tuple[PreparedRows, ...]:
 
 
 COPIES_BYTES_MAX = 64 * 1024**3
-"""Local copies of a task never take more, whatever is retained."""
+"""Limit in bytes of all local copies of a task."""
 STALE_MS = 7 * 24 * 3600 * 1000
-"""Copies of a job that has written none for this long are over: their node was not there when the job ended."""
+"""Time in ms after which copies of a job that has written none are deleted: their node was not there when the job
+ended.
+"""
 REMEMBERED_MAX = 64
-"""Checkpoints of which it is remembered which files they need; older ones were given up long ago."""
+"""Limit of checkpoints for which the needed files are remembered. Older ones were aborted long ago."""
 
 
 class StateStores:
@@ -333,7 +338,7 @@ class StateStores:
     def __init__(
         self, context: JobContext, task: TaskId, open_store: OpenStore, now_ms: int, folder: NodeFolder | None
     ) -> None:
-        """`folder`: the folder of this node, if copies are kept."""
+        """Opens the stores. `folder` is the folder of this node, if local copies are kept."""
         self._context = context
         self._open_store = open_store
         self._lock = threading.Lock()
@@ -349,11 +354,11 @@ class StateStores:
 
     @property
     def keeps_copies(self) -> bool:
-        """Returns whether it matters what became of a checkpoint."""
+        """Returns whether the outcome of a checkpoint has to be reported, because there are local copies."""
         return self._copies is not None
 
     def to_write(self, checkpoint_id: CheckpointId | None) -> Store:
-        """Returns the store for the files of one checkpoint; with None, for the files of the changelog."""
+        """Returns the store for the files of one checkpoint, or with None for the files of the changelog."""
         store = self._open_store(self._context.root)
         limit = self._context.options.state_bytes_max
         if limit is not None:
@@ -364,7 +369,7 @@ class StateStores:
         return self._copies.store_for(store, self._completed if checkpoint_id is None else checkpoint_id)
 
     def wrote(self, checkpoint_id: CheckpointId, needed: frozenset[str], chain: Chain | None = None) -> None:
-        """The task's part of a checkpoint is durable, and consists of these files, and of layers of the changelog."""
+        """Records that the task's part of a checkpoint is durable, with its files and changelog layers."""
         if self._copies is not None:
             with self._lock:
                 before, chain_before = self._needed.get(checkpoint_id, (frozenset(), None))
@@ -373,7 +378,7 @@ class StateStores:
                     del self._needed[min(self._needed)]
 
     def completed(self, checkpoint_id: CheckpointId) -> None:
-        """The checkpoint is complete: copies that it does not need are over."""
+        """Deletes local copies that a completed checkpoint does not need."""
         if self._copies is None:
             return
         with self._lock:
@@ -386,7 +391,7 @@ class StateStores:
             self._copies.confirmed(checkpoint_id, needed | {h.path for h in layers if h.path is not None})
 
     def aborted(self, checkpoint_id: CheckpointId) -> None:
-        """The checkpoint was given up, and its copies with it."""
+        """Deletes the local copies of an aborted checkpoint."""
         if self._copies is not None:
             with self._lock:
                 self._needed.pop(checkpoint_id, None)
@@ -398,13 +403,13 @@ class StateStores:
 
 
 def write_snapshot(store: Store, context: JobContext, task: TaskId, snapshot: do.PersistSnapshot) -> Written:
-    """Writes snapshots (the asynchronous part): what was frozen becomes files, each written once and never changed.
+    """Writes a snapshot (its asynchronous part): every frozen state is written once to a file that never changes.
 
     Rules: states that belong to one checkpoint alone go into one file; what is put on the layers of keyed state goes
     into another one, which later checkpoints refer to; files of backends go into folders. A snapshot that cannot be
     written leaves nothing behind, as far as it can be deleted, and never touches a file of what it is built on.
 
-    Store everything that a subtask has frozen. Raises StorageError.
+    Returns the subtask's part of the checkpoint. Raises StorageError.
     """
     layout = context.layout
     options = context.options
@@ -442,7 +447,7 @@ def write_snapshot(store: Store, context: JobContext, task: TaskId, snapshot: do
 def write_segment(
     store: Store, context: JobContext, task: TaskId, attempt: AttemptNumber, segment: do.PersistSegment
 ) -> StateHandle | None:
-    """Stores what a subtask has frozen for its changelog; None if that is nothing. Raises StorageError."""
+    """Writes the frozen changes of a subtask for its changelog. Returns None if there are none. Raises StorageError."""
     path = context.layout.changelog_file(task.vertex, task.subtask, attempt, segment.number, segment.whole)
     put = [(s.uid, state) for s in segment.snapshots for state in (*s.states, *s.layer)]
     inline_threshold = context.options.inline_bytes_max // LAYERS_MAX

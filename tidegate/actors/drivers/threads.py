@@ -1,9 +1,9 @@
-"""Runs code that may block, raise anything, or fork, on threads of our own.
+"""Runs code that may block, raise any exception, or fork, on daemon threads.
 
 Rules:
 
-- All are daemons that are never joined without a limit: a read that blocks for ever must not keep a process from
-  ending.
+- The threads are daemons that are never joined without a time limit: a read that blocks forever must not keep a process
+  from ending.
 - All are started with the pool, so that a process which can start no more threads fails before it has work to do.
 - Whatever a piece of work raises, also an exit, is its result. A thread that dies for another reason calls `died`.
 - The queue has a limit. A caller that adds more gets an error: no part of tidegate has that much to do at once.
@@ -27,9 +27,9 @@ T = TypeVar("T")
 WAITING_MAX = 10_000
 
 EXIT_UNREPORTED = 77
-"""The exit code if a failure could not be reported: the end of the process is noticed."""
+"""Exit code of a process that could not report a failure. The coordinator notices the end of the process."""
 EXIT_FORKED = 78
-"""A copy of the process came out of user code."""
+"""Exit code of a copy of the process that user code has forked."""
 
 _UNREPORTED = b"tidegate: a failure could not be reported: this process ends\n"
 
@@ -42,7 +42,7 @@ def _nothing() -> None:
 
 
 def leave(code: int, last_words: bytes) -> None:
-    """Ends the process now, without cleaning up."""
+    """Ends the process at once, without cleaning up."""
     try:
         os.write(2, last_words)
     finally:
@@ -50,18 +50,18 @@ def leave(code: int, last_words: bytes) -> None:
 
 
 def leave_unreported() -> None:
-    """Ends the process because a failure could not be reported."""
+    """Ends the process, because a failure could not be reported."""
     leave(EXIT_UNREPORTED, _UNREPORTED)
 
 
 def leave_if_forked(pid: int) -> None:
-    """Ends the process if it is not the one with this id."""
+    """Ends the process if its id is not this one, which means that it was forked."""
     if os.getpid() != pid:
         leave(EXIT_FORKED, _FORKED)
 
 
 class NotBackError(Exception):
-    """A call has not come back within its limit. It continues; what comes of it is dropped."""
+    """Raised when a call has not returned within its limit. It continues, and its result is dropped."""
 
 
 def call_within(call: Callable[[], T], limit_s: float, name: str) -> T:
@@ -87,7 +87,7 @@ def call_within(call: Callable[[], T], limit_s: float, name: str) -> T:
 
 
 def lacks_threads(error: BaseException | None) -> bool:
-    """Returns whether an error, or what caused it, shows that the process can start no more threads."""
+    """Returns whether an error, or its cause, shows that the process can start no more threads."""
     for _ in range(100):  # Causes can form a ring.
         if error is None:
             return False
@@ -98,8 +98,9 @@ def lacks_threads(error: BaseException | None) -> bool:
 
 
 def is_unfit(error: BaseException | None) -> bool:
-    """Returns whether an error, or what caused it, is in the process: it can start no more threads, or open no more
-    files."""
+    """Returns whether an error, or its cause, makes the process unusable: it can start no more threads, or open no more
+    files.
+    """
     if lacks_threads(error):
         return True
     for _ in range(100):  # Causes can form a ring.
@@ -112,7 +113,7 @@ def is_unfit(error: BaseException | None) -> bool:
 
 
 class ThreadPool:
-    """Runs pieces of work side by side. Raises RuntimeError from the constructor if its threads cannot be started."""
+    """Runs pieces of work in parallel. The constructor raises RuntimeError if the threads cannot be started."""
 
     def __init__(self, threads: int, name: str, died: Callable[[BaseException], object]) -> None:
         self._name = name
@@ -163,11 +164,11 @@ class ThreadPool:
 
     @property
     def closed(self) -> bool:
-        """Returns whether it takes no more work."""
+        """Returns whether the pool accepts no more work."""
         return self._closed
 
     def close(self, then: Callable[[], object] = _nothing) -> None:
-        """Drops what waits. `then` is called once, by the last thread that comes back; this does not wait for it."""
+        """Drops waiting work. The last thread that returns calls `then` once. Does not wait for the threads."""
         with self._lock:
             if self._closed:
                 return

@@ -1,4 +1,4 @@
-"""Calls the sinks of users: `SinkWriters` writes and prepares in the tasks, `SinkCommitters` commits in the
+"""Calls the sinks of users: `SinkWriters` writes and prepares rows in the tasks, and `SinkCommitters` commits in the
 coordinator.
 """
 
@@ -32,20 +32,20 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The result of a call of a sink: committables for the coordinator, or parts that the task commits itself."""
+    """Result of `prepare`: committables for the coordinator, or parts that the task commits itself."""
 
     file: DataFile
     parts: tuple[PreparedPart, ...] = ()
 
 
 class _Writer(ABC):
-    """One sink in one subtask."""
+    """The writing half of one sink in one subtask."""
 
     def __init__(self, name: str, context: SinkContext | CommittingContext) -> None:
         self.name = name
         self.context = context
         self.rows = 0
-        """Rows since it has prepared."""
+        """Number of rows since the last `prepare`."""
 
     @property
     @abstractmethod
@@ -67,7 +67,7 @@ class _Writer(ABC):
 
     @abstractmethod
     def prepare(self, checkpoint_id: CheckpointId | None) -> tuple[tuple[bytes, ...], tuple[PreparedPart, ...]]:
-        """Prepares. Returns what the coordinator commits, and what the task commits."""
+        """Prepares rows. Returns what the coordinator commits, and what the task commits."""
 
     @abstractmethod
     def close(self) -> None:
@@ -75,7 +75,7 @@ class _Writer(ABC):
 
 
 class _SinkWriter(_Writer):
-    """The writing half of a `Sink`."""
+    """The writing half of a `Sink`, which commits in the coordinator."""
 
     def __init__(self, sink: Sink, name: str, context: SinkContext) -> None:
         super().__init__(name, context)
@@ -106,7 +106,7 @@ class _SinkWriter(_Writer):
 
 
 class _CommittingSinkWriter(_Writer):
-    """The writer of a `CommittingSink`."""
+    """The writing half of a `CommittingSink`, which commits in its tasks."""
 
     def __init__(self, sink: CommittingSink, name: str, context: CommittingContext) -> None:
         super().__init__(name, context)
@@ -157,7 +157,7 @@ class SinkWriters:
         descriptor: TaskDescriptor,
         committing: Iterable[tuple[CommittingSink, CommittingContext]] = (),
     ) -> None:
-        """`committing`: the sinks that commit in their tasks, with their contexts."""
+        """Creates the writers. `committing` has the sinks that commit in their tasks, with their contexts."""
         task = descriptor.task
         d = descriptor
         self._writers: dict[OperatorUid, _Writer] = {
@@ -180,13 +180,13 @@ class SinkWriters:
         return uid in self._writers
 
     def begin(self, uid: OperatorUid, start: Callable[[], None]) -> None:
-        """Starts a call of `stage` as soon as those before it are over."""
+        """Starts a call of `stage` as soon as the earlier calls of the same sink have returned."""
         self._waiting[uid].append(start)
         if len(self._waiting[uid]) == 1:
             start()
 
     def over(self, uid: OperatorUid) -> None:
-        """The first call of a sink is over: start the next one, if one waits. Nothing for a table."""
+        """Starts the next call of a sink, if one waits, because a call has returned. Does nothing for a table."""
         waiting = self._waiting.get(uid)
         if waiting:
             waiting.popleft()
@@ -248,7 +248,7 @@ class SinkWriters:
 
 
 def _checked(prepared: object) -> tuple[bytes, ...]:
-    """Returns what `prepare` has returned. Raises ConfigurationError for anything else than a few bytes."""
+    """Returns the result of `Sink.prepare`. Raises ConfigurationError if it is not a small bytes object."""
     if isinstance(prepared, bytes | str) or not hasattr(prepared, "__iter__"):
         raise ConfigurationError(
             f"prepare must return a list of committables, each of bytes, not {type(prepared).__name__}; an empty list "
@@ -270,7 +270,7 @@ def _checked(prepared: object) -> tuple[bytes, ...]:
 
 
 def _checked_parts(prepared: object, buckets: range) -> tuple[PreparedPart, ...]:
-    """Returns what `CommittingWriter.prepare` has returned. Raises ConfigurationError for anything that cannot be
+    """Returns the result of `CommittingWriter.prepare`. Raises ConfigurationError for objects that cannot be
     committed.
     """
     if isinstance(prepared, bytes | str) or not hasattr(prepared, "__iter__"):
@@ -312,15 +312,15 @@ def _close(writer: _Writer) -> None:
 
 
 CALL_LIMIT_MIN_MS = 60_000
-"""The least time that a call may take, even if storage must not be away at all."""
+"""Shortest time limit of a call, in ms, also if storage outages are not tolerated."""
 
 
 class SinkFailedError(TidegateError):
-    """A sink of the user's could not commit."""
+    """Raised when a sink of the user could not commit."""
 
 
 class SinkHangsError(SinkFailedError):
-    """A call of a sink of the user's has not come back. To call it again would not help."""
+    """Raised when a call of a user's sink has not returned. Calling it again would not help."""
 
 
 class SinkCommitters:
@@ -375,7 +375,7 @@ class SinkCommitters:
                     ) from error
 
     def abort(self, job_id: JobId) -> None:
-        """The job is over: each sink drops what it has not committed. What fails is left behind, with a warning."""
+        """Calls `abort` of each sink, because the job has ended. A failure is only logged."""
         with self._lock:
             for place, spec in self._specs.items():
                 try:

@@ -1,4 +1,4 @@
-"""Makes and clears the local folders in which backends work, including folders that dead processes have left.
+"""Creates and deletes the local folders in which backends work, including folders that dead processes have left.
 
     <folder>/<job>/<vertex>-<subtask>/attempt-3/<operator uid>
     <folder>/<job>/<vertex>-<subtask>/process-3
@@ -12,8 +12,8 @@ Rules:
   left there. Nothing is deleted for its age, because a job may live and be idle, nor where it cannot be known whether
   the process is gone.
 - What a job leaves on the coordinator's node goes when it ends.
-- No deletion raises. The folder is this user's alone, or it is not used: its files count as the state
-  of a task, which may hold pickles.
+- No deletion raises. The folder is this user's alone, or it is not used: its files count as the state of a task, which
+  may hold pickles.
 """
 
 from __future__ import annotations
@@ -42,18 +42,22 @@ log = logging.getLogger(__name__)
 _WORK = "attempt-"
 _PROCESS = "process-"
 _TRIES_MAX = 10
-"""A cleanup may delete an empty folder before its first file is in it."""
+"""Number of attempts to create a folder, because a cleanup may delete an empty folder before its first file is
+written.
+"""
 
 
 def work_folder(folder: str, job_id: JobId, task: TaskId, attempt: AttemptNumber) -> str:
-    """Returns the folder of one task in one attempt. `folder` is the node's, for all jobs, and holds nothing else."""
+    """Returns the folder of one task in one attempt. `folder` is the node's folder for all jobs, and contains nothing
+    else.
+    """
     return os.path.join(folder, _task_folder(job_id, task), f"{_WORK}{attempt}")
 
 
 def prepare_work(folder: str, job_id: JobId, task: TaskId, attempt: AttemptNumber) -> None:
-    """Makes the node's folder, marks that this process works in it, and deletes abandoned folders.
+    """Creates the folder, writes which process uses it, and deletes abandoned folders.
 
-    Raises ConfigurationError if the folder is not this user's alone, StorageError if it cannot be made.
+    Raises ConfigurationError if the folder does not belong to this user alone, StorageError if it cannot be created.
     """
     own = _task_folder(job_id, task)
     try:
@@ -69,7 +73,7 @@ def prepare_work(folder: str, job_id: JobId, task: TaskId, attempt: AttemptNumbe
 
 
 def remove_work(folder: str, job_id: JobId) -> None:
-    """Deletes everything of a job that is over."""
+    """Deletes the folders of a job that has ended."""
     try:
         if is_private(folder):
             remove_inside(folder, job_id)
@@ -78,7 +82,7 @@ def remove_work(folder: str, job_id: JobId) -> None:
 
 
 def _sign(folder: str, own: str, attempt: AttemptNumber) -> None:
-    """Writes a file that marks the folder of an attempt as used by this process."""
+    """Writes the file that names this process as the user of an attempt's folder."""
     for tries_left in reversed(range(_TRIES_MAX)):
         try:
             path = os.path.join(make_inside(folder, own), f"{_PROCESS}{attempt}")
@@ -91,7 +95,7 @@ def _sign(folder: str, own: str, attempt: AttemptNumber) -> None:
 
 
 def _remove_abandoned(folder: str) -> None:
-    """Deletes the folders of attempts, of any job, if their process is gone."""
+    """Deletes folders of attempts, of any job, whose process is gone."""
     for job in list_inside(folder):
         for task in list_inside(folder, job):
             below = os.path.join(job, task)

@@ -5,10 +5,10 @@ A slot holds subtask i of every step that shares it. Rules:
 - Subtasks take turns. A turn is the work on one batch at most. What subtasks of the worker send each other is appended
   to one queue, without copying or encoding it, and handled before the next turn, in the order in which it was sent.
   `Transport` describes how frames travel in general.
-- An exception of a subtask fails this subtask alone. The failure is reported before anything is
-  closed or logged, because that may fail too, or never return.
+- An exception of a subtask fails this subtask alone. The failure is reported before anything is closed or logged,
+  because that may fail too, or never return.
 - A subtask that is stopped leaves its keyed state to the next attempt of the same subtask in this worker.
-- A subtask closes its resources once its running I/O has returned. I/O that waits for a thread is dropped.
+- A subtask closes its resources once its running I/O has returned. I/O that still waits for a thread is dropped.
 - This module does not depend on Ray. A runtime makes the subtasks (`Subtask`) and handles their ends (`Wiring`).
 """
 
@@ -69,9 +69,9 @@ class Transport(Protocol):
 
 
 IO_THREADS = 4
-"""Threads of a worker for everything but reads of sources, and waiting for functions that are called asynchronously."""
+"""Number of threads of a worker for all I/O except reads of sources and waiting for `map_async` functions."""
 Kept = Mapping[OperatorUid, KeyedBackend]
-"""Keyed state that a subtask leaves to its next attempt."""
+"""Keyed state backends that a subtask leaves to its next attempt."""
 
 
 class IoPool(ThreadPool):
@@ -82,11 +82,11 @@ class IoPool(ThreadPool):
         self._users = 0
 
     def enter(self) -> None:
-        """One more subtask uses the threads."""
+        """Counts one more subtask that uses the threads."""
         self._users += 1
 
     def leave(self) -> None:
-        """A subtask that has used the threads is over: the last one closes them."""
+        """Counts one less subtask. The last one closes the threads."""
         self._users -= 1
         if not self._users:
             self.close()
@@ -106,7 +106,7 @@ def io_pool(graph: JobGraph, tasks: Iterable[TaskId], name: str, died: Callable[
 
 
 class Wiring(Protocol):
-    """A runtime, as a worker uses it."""
+    """The callbacks that a runtime provides to a worker."""
 
     def post(self, action: Callable[[], object]) -> None:
         """Runs an action on the worker's thread. From any thread."""
@@ -115,22 +115,22 @@ class Wiring(Protocol):
         """Runs an action on the worker's thread after a delay."""
 
     def failed(self, subtask: Subtask, error: BaseException) -> None:
-        """A subtask has failed. Reports that before anything else."""
+        """Called when a subtask has failed. Reports the failure before anything else happens."""
 
     def finished(self, subtask: Subtask) -> None:
-        """A subtask has finished, and is not among the running ones any more."""
+        """Called when a subtask has finished, and was removed from the running ones."""
 
     def acted(self, subtask: Subtask) -> None:
-        """A subtask has done something, and continues."""
+        """Called when a subtask has done some work, and continues."""
 
 
 class Subtask(ABC):
-    """One subtask in one attempt, and the world as it sees it (a `TaskPort`). A runtime adds what leaves the worker."""
+    """One subtask in one attempt, and its `TaskPort`. A runtime adds the connections that leave the worker."""
 
     virtual = False
 
     def __init__(self, worker: Worker, task: TaskId, attempt: AttemptNumber, siblings: Collection[TaskId]) -> None:
-        """`siblings`: the subtasks that begin this attempt in the same worker."""
+        """Creates the subtask. `siblings` are the subtasks that begin this attempt in the same worker."""
         self.worker = worker
         self.task = task
         self.attempt = attempt
@@ -144,7 +144,7 @@ class Subtask(ABC):
         self._retired = False
 
     def begin(self, host: TaskDriver, pool: IoPool | None) -> None:
-        """Sets the driver of the machine, and the threads for its I/O. `pool` is None in a runtime without threads."""
+        """Sets the driver of the machine and the threads for its I/O. `pool` is None in a runtime without threads."""
         if pool is not None:
             pool.enter()
         self._host = host
@@ -175,7 +175,7 @@ class Subtask(ABC):
         return monotonic_ms()
 
     def connect(self, neighbour: TaskId) -> Transport:
-        """Returns the transport to a neighbour for this attempt."""
+        """Returns the transport to a peer subtask for this attempt."""
         if self.is_sibling(neighbour):
             return QueueTransport(neighbour, self.worker.queue, self.worker.deliver, self.now_ms)
         return self.connect_out(neighbour)
@@ -200,7 +200,9 @@ class Subtask(ABC):
         self.worker.wiring.call_later(delay_ms, partial(self.worker.guarded, self, action))
 
     def later(self, action: Callable[[], None]) -> None:
-        """Runs an action of the subtask on the worker's thread, if the subtask still runs then. From any thread."""
+        """Runs an action of the subtask on the worker's thread, if the subtask still runs then. May be called from any
+        thread.
+        """
         self.worker.wiring.post(partial(self.worker.guarded, self, action))
 
     def set_timer(self, instruction: do.SetTaskTimer, delay_ms: int) -> None:
@@ -237,7 +239,7 @@ class Subtask(ABC):
         self._pool.submit(run, lambda future: self.later(partial(finish, future)))
 
     def retire(self) -> None:
-        """Closes the resources of a subtask that is over, once its I/O has returned. Results of the I/O are dropped.
+        """Closes the resources of a subtask that has ended, once its I/O has returned. Drops the results of the I/O.
 
         The threads for its I/O end unless another subtask uses them.
         """
@@ -270,7 +272,7 @@ class QueueTransport:
         deliver: Callable[[TaskId, AttemptNumber, ev.TaskEvent], object],
         now_ms: Callable[[], int],
     ) -> None:
-        """`deliver`: hands a fact to the subtask, when its turn in the queue comes."""
+        """Creates the transport. `deliver` passes an event to the peer subtask, when its turn in the queue comes."""
         self._to = to
         self._queue = queue
         self._deliver = deliver
@@ -282,7 +284,7 @@ class QueueTransport:
         self._queue.append(partial(self._deliver, self._to, frame.attempt, event))
 
     def grant(self, grant: do.GrantCredit) -> None:
-        """Appends a grant to the queue."""
+        """Appends a credit grant to the queue."""
         event = ev.CreditGranted(self._now_ms(), grant.attempt, grant.channel, grant.total_bytes, grant.window_bytes)
         self._queue.append(partial(self._deliver, self._to, grant.attempt, event))
 
@@ -291,28 +293,31 @@ class Worker:
     """The subtasks of one slot. Every method runs on the worker's thread, except `doing`."""
 
     def __init__(self, graph: JobGraph, wiring: Wiring, queue: deque[Callable[[], object]] | None = None) -> None:
-        """`queue`: shared with other users of this thread, who handle it. With None the worker handles its own
-        queue."""
+        """Creates the worker. `queue` is shared with other users of this thread, which process it. With None the worker
+        processes its own queue.
+        """
         self.graph = graph
         self.wiring = wiring
         self.queue: deque[Callable[[], object]] = deque() if queue is None else queue
-        """Frames and grants between its subtasks."""
+        """Queue of the frames and credit grants between subtasks of this worker."""
         self.subtasks: dict[TaskId, Subtask] = {}
         """Running subtasks."""
         self._kept: dict[TaskId, Kept] = {}
         self._order: list[Subtask] = []
         self._next = 0
-        """The index of the subtask that is offered the next turn first."""
+        """Index of the subtask that is offered the next turn first."""
         self._pid = os.getpid()
         self.doing: TaskId | None = None
-        """The subtask that acts now, or acted last. From any thread."""
+        """The subtask that is working now, or worked last. May be read from any thread."""
 
     def kept(self, task: TaskId) -> Kept:
-        """Takes the keyed state that the last attempt of a subtask has left here. Empty if there is none."""
+        """Removes and returns the backends that the last attempt of a subtask has left here. Empty if there are
+        none.
+        """
         return self._kept.pop(task, {})
 
     def forget(self) -> None:
-        """Drops the keyed state that subtasks have left here. Called when no attempt follows."""
+        """Closes the backends that subtasks have left here, because no attempt follows."""
         self._kept.clear()
 
     def add(self, subtask: Subtask) -> None:
@@ -322,14 +327,16 @@ class Worker:
         self._order.append(subtask)
 
     def stop(self, task: TaskId) -> Subtask | None:
-        """Stops a subtask, if it runs, and keeps its keyed state. Returns it; `retire` releases what it holds."""
+        """Stops a subtask, if it runs, and keeps its keyed state. Returns it, so that `retire` can release its
+        resources.
+        """
         subtask = self._remove(task)
         if subtask is not None:
             self._kept[task] = subtask.host.hand_over()
         return subtask
 
     def deliver(self, task: TaskId, attempt: AttemptNumber, event: ev.TaskEvent) -> bool:
-        """Lets a subtask handle an event. Returns whether it runs in this attempt."""
+        """Passes an event to a subtask. Returns whether the subtask runs in this attempt."""
         subtask = self.subtasks.get(task)
         if subtask is None or subtask.attempt != attempt:
             return False
@@ -337,12 +344,12 @@ class Worker:
         return True
 
     def turn(self) -> bool:
-        """Delivers what subtasks have sent each other, then gives one turn. Returns whether anything was done."""
+        """Delivers the queued frames between subtasks, then gives one turn. Returns whether anything was done."""
         busy = self.take_in()
         return self.next_turn() or busy
 
     def take_in(self) -> bool:
-        """Delivers what subtasks have sent each other, in that order. Returns whether there was anything."""
+        """Delivers the queued frames between subtasks, in order. Returns whether there were any."""
         busy = bool(self.queue)
         while self.queue:
             self.queue.popleft()()
@@ -361,7 +368,7 @@ class Worker:
         return False
 
     def guarded(self, subtask: Subtask, action: Callable[[], object]) -> bool:
-        """Runs an action of a subtask if it still runs. An exception fails the subtask. Returns whether the action has
+        """Runs an action of a subtask if it still runs. An exception fails the subtask. Returns whether the action was
         run.
         """
         if self.subtasks.get(subtask.task) is not subtask:
@@ -384,7 +391,7 @@ class Worker:
         return progressed
 
     def fail(self, subtask: Subtask, error: BaseException) -> None:
-        """Fails a subtask, which does not run any more."""
+        """Fails a subtask, which stops running."""
         self._remove(subtask.task)
         self.wiring.failed(subtask, error)
 
@@ -400,7 +407,7 @@ MAPPED_FROM_BYTES = 4 << 20
 KEPT_BYTES = 16 << 20
 _TRIM_THRESHOLD = -1
 _MMAP_THRESHOLD = -3
-"""Parameters of `mallopt`."""
+"""Numbers of the parameters of `mallopt`."""
 _OWN_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
 
 

@@ -1,4 +1,4 @@
-"""`WritePace`: decides when the thread that writes a large snapshot pauses, so that processing is hardly held up.
+"""`WritePace`: decides when the thread that writes a large snapshot pauses, so that processing is hardly slowed down.
 
 `TaskEffects` puts a `PacedStore` in front of what a snapshot is written to. Rules:
 
@@ -24,11 +24,12 @@ from tidegate.storage.files.store import Buffer, Store, WrappedStore
 FREE_MS = 100
 PARTS = 12
 STEP_MS = 20
-"""Processor time that writing takes between two decisions."""
+"""Processor time in ms of the writing thread between two decisions."""
 PAUSED_MS_MAX = 10_000
 WAITED_FROM = 0.1
 OTHERS_FROM = 0.25
-"""Waits of the thread, and work of other threads, below this part of its own time do not count.
+"""Fraction of the writing thread's own time. If its waiting time, or the work of other threads, is below this fraction,
+it does not count.
 
 A process without rows does as much on a busy machine. Elapsed time is not a measure, because it grows with the load of
 the machine.
@@ -39,24 +40,24 @@ _SCHEDULING = "/proc/thread-self/schedstat"
 
 
 def paused_ms_max(timeout_ms: int, interval_ms: int | None) -> int:
-    """The limit of all pauses of a snapshot, for checkpoints with this timeout and interval."""
+    """Returns the limit, in ms, of all pauses of a snapshot, given the timeout and interval of checkpoints."""
     limit_ms = min(PAUSED_MS_MAX, timeout_ms // 10)
     return limit_ms if interval_ms is None else min(limit_ms, interval_ms // 2)
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The processor time that a thread has used so far, in ms; differences count."""
+    """Processor time that a thread has used so far, in ms. Only differences are meaningful."""
 
     own_ms: float
     process_ms: float
-    """The time of all threads."""
+    """Processor time of all threads of the process."""
     waited_ms: float | None
-    """How long the thread was ready and had no processor. None if the system does not report it."""
+    """Time for which the thread was ready and had no processor. None if the system does not report it."""
 
 
 class WritePace:
-    """The pace of one snapshot. Pauses are at most `paused_ms_max` in all."""
+    """Decides the pauses of one snapshot. They take at most `paused_ms_max` in total."""
 
     def __init__(self, paused_ms_max: int) -> None:
         self._free_ms = float(FREE_MS)
@@ -64,15 +65,15 @@ class WritePace:
         self._since: Usage | None = None
 
     def begin(self, now: Usage) -> None:
-        """A thread begins to write, or continues after a pause."""
+        """Records that a thread begins to write, or continues after a pause."""
         self._since = now
 
     def is_due(self, own_ms: float) -> bool:
-        """Returns whether there is something to decide, now that the thread has used `own_ms`."""
+        """Returns whether a decision is due, now that the thread has used `own_ms`."""
         return self._since is not None and own_ms - self._since.own_ms >= STEP_MS
 
     def pause_ms(self, now: Usage) -> float:
-        """Returns for how long the thread is to pause now; 0: not at all. After a pause it must call `begin`."""
+        """Returns how long the thread has to pause now, in ms, or 0. After a pause it must call `begin`."""
         assert self._since is not None, "a pace that has not begun"
         since = self._since
         own_ms = now.own_ms - since.own_ms
@@ -91,7 +92,9 @@ class WritePace:
 
 
 class PacedStore(WrappedStore):
-    """A store that is written to at a pace; files of one snapshot share it. `wait` pauses for seconds, or less."""
+    """A store whose writes pause. All files of a snapshot share one `WritePace`. `wait` pauses for up to a number of
+    seconds.
+    """
 
     def __init__(
         self,
@@ -127,12 +130,12 @@ def paced(store: Store, paused_ms_max: int, closed: threading.Event) -> Store:
 
 
 def own_ms_of_this_thread() -> float:
-    """The processor time that the calling thread has used."""
+    """Returns the processor time, in ms, that the calling thread has used."""
     return time.thread_time_ns() / _NS_A_MS
 
 
 def usage_of_this_thread() -> Usage:
-    """Returns what the calling thread has used."""
+    """Returns the usage of the calling thread."""
     waited_ms = None
     with suppress(OSError, ValueError, IndexError), open(_SCHEDULING, encoding="ascii") as file:
         waited_ms = int(file.read().split()[1]) / _NS_A_MS

@@ -24,12 +24,12 @@ from tidegate.storage.ids import OperatorUid, VertexId
 def needed_columns(nodes: Sequence[StreamNode]) -> Mapping[OperatorUid, tuple[str, ...]]:
     """Returns the columns of each source that a program uses, so that the source reads only these. Rules:
 
-    - It goes back from the ends of the stream graph. What hands rows to a function of the user, or writes them, uses
-      all of their columns. A `select`, or an aggregate, uses what it names, whatever follows.
+    - The analysis goes from the ends of the stream graph to its sources. An operator that passes rows to a function of
+      the user, or writes them, uses all of their columns. A `select`, or an aggregate, uses the columns that it names,
+      whatever follows.
     - Columns by which rows are partitioned are used.
-    - What emits rows on the side, that some step reads, uses all columns.
-    - A column that the source does not have was named by a pattern, or is missing: then nothing is known, and all
-      count.
+    - An operator whose side output is read uses all columns.
+    - If a needed column is not in the source, it was named by a pattern or is missing. All columns are then read.
     - A source reads one column at least: without columns there are no rows.
 
     Operators declare which columns they use (`Operator.needed_columns`).
@@ -39,7 +39,7 @@ def needed_columns(nodes: Sequence[StreamNode]) -> Mapping[OperatorUid, tuple[st
     after: dict[int, Columns] = {}
     """The columns of each node that later nodes use. Nodes without later nodes are not in here."""
     read_aside: set[int] = set()
-    """Operators of which a side output is read."""
+    """Operators with a side output that a step reads."""
     found: dict[OperatorUid, tuple[str, ...]] = {}
     for node in reversed(nodes):
         used = after.get(id(node))
@@ -62,13 +62,15 @@ def needed_columns(nodes: Sequence[StreamNode]) -> Mapping[OperatorUid, tuple[st
 
 
 def with_needed_columns(graph: JobGraph, nodes: Sequence[StreamNode]) -> JobGraph:
-    """Returns the graph of these nodes, with the used columns of each source."""
+    """Returns the job graph of these nodes. Each source specification lists the columns that the program uses."""
     needed = needed_columns(nodes)
     return graph.with_sources(lambda spec: replace(spec, columns=needed.get(spec.uid)))
 
 
 def with_projected_sources(graph: JobGraph) -> JobGraph:
-    """The graph with sources that read only the columns which are used, where they can do that."""
+    """Returns the job graph in which each source that can skip columns (`ProjectableSource`) reads only the columns
+    that the program uses.
+    """
 
     def projected(spec: SourceSpec) -> SourceSpec:
         if spec.columns is None or not isinstance(spec.source, ProjectableSource):
@@ -83,12 +85,12 @@ def needed_rows(nodes: Sequence[StreamNode]) -> Mapping[OperatorUid, Rows]:
 
     Rules:
 
-    - It goes back from the ends of the stream graph. Filters define which rows count (`Operator.needed_rows`), and
-      steps that only copy columns pass it on. Before any other operator all rows count: it may fail for a row, count
-      it, or date it.
-    - What makes watermarks sees all rows. So only a filter in front of it keeps rows from being read.
-    - What several steps read counts if it does for one of them.
-    - Before an operator whose side output is read all rows count.
+    - The analysis goes from the ends of the stream graph to its sources. Filters define which rows are needed
+      (`Operator.needed_rows`), and steps that only copy columns pass this on. Any other operator needs all rows,
+      because it may fail for a row, count it, or take event time from it.
+    - A watermark generator needs all rows. Only a filter before it can keep rows from being read.
+    - A row that several steps read is needed if one of them needs it.
+    - An operator whose side output is read needs all rows.
 
     Operators declare which rows they need (`Operator.needed_rows`).
 
@@ -96,7 +98,7 @@ def needed_rows(nodes: Sequence[StreamNode]) -> Mapping[OperatorUid, Rows]:
     """
     after: dict[int, Rows] = {}
     read_aside: set[int] = set()
-    """Operators of which a side output is read."""
+    """Operators with a side output that a step reads."""
     found: dict[OperatorUid, Rows] = {}
     for node in reversed(nodes):
         used = after.get(id(node))
@@ -116,13 +118,15 @@ def needed_rows(nodes: Sequence[StreamNode]) -> Mapping[OperatorUid, Rows]:
 
 
 def with_needed_rows(graph: JobGraph, nodes: Sequence[StreamNode]) -> JobGraph:
-    """Returns the graph of these nodes, with the used rows of each source."""
+    """Returns the job graph of these nodes. Each source specification describes the rows that the program uses."""
     needed = needed_rows(nodes)
     return graph.with_sources(lambda spec: replace(spec, rows=needed.get(spec.uid)))
 
 
 def with_filtered_sources(graph: JobGraph) -> JobGraph:
-    """The graph with sources that need not read the rows which are not used, where they can do that."""
+    """Returns the job graph in which each source that can skip rows (`FilterableSource`) gets the filter of the
+    program, and need not return rows that the filter drops.
+    """
 
     def filtered(spec: SourceSpec) -> SourceSpec:
         if spec.rows is None or not isinstance(spec.source, FilterableSource):
@@ -136,11 +140,12 @@ Dues: TypeAlias = tuple[Due, ...]
 
 
 def with_event_time(graph: JobGraph) -> JobGraph:
-    """Returns the graph with the edges on which watermarks are awaited, and what rows are judged by.
+    """Returns the job graph with each edge marked by whether later operators wait for watermarks, and with the rules by
+    which they judge rows.
 
-    Where nothing that follows does anything for event time (running aggregates, joins without windows, tables), a
-    watermark after each batch costs more than it is worth: it sends a small frame, and keeps small batches from being
-    put together. `OutputGate` sends such watermarks together with what leaves by time. Rules:
+    If no later operator uses event time (running aggregates, joins without windows, tables), a watermark after each
+    batch is wasteful: it sends a small frame, and keeps small batches from being merged. `OutputGate` sends such
+    watermarks together with what leaves by time. Rules:
 
     - Operators declare whether they wait (`Operator.waits_for_event_time`). An operator that generates watermarks stops
       all watermarks before it, so later operators await its own.
@@ -149,9 +154,7 @@ def with_event_time(graph: JobGraph) -> JobGraph:
       watermark before a row matters to them (`Operator.dues`). It cuts batches so that each of them meets the watermark
       that it would have met as a batch of its own.
 
-    Nothing is opened or run.
-
-    Returns the graph whose edges state whether watermarks are awaited on them.
+    No operator is opened or run.
     """
     awaited: dict[VertexId, bool] = {}
     dues: dict[VertexId, Dues] = {}
@@ -167,8 +170,9 @@ def with_event_time(graph: JobGraph) -> JobGraph:
 
 
 def _judged(vertex: JobVertex, behind: Dues) -> tuple[JobVertex, Dues]:
-    """Returns the vertex whose generators of watermarks have what judges their rows, and what judges the rows of its
-    input."""
+    """Returns a vertex whose watermark generators have the rules (`Operator.dues`) of later operators, and the rules
+    for the rows of its input.
+    """
     operators: list[OperatorSpec] = []
     for spec in reversed(vertex.operators):
         operator = spec.factory()
@@ -189,8 +193,8 @@ def _told(factory: OperatorFactory, dues: Dues) -> Operator:
 
 
 def _awaits(vertex: JobVertex, behind: bool) -> bool:
-    """Returns whether anything in a chain waits for the watermarks of its input. `behind`: whether anything behind
-    it does.
+    """Returns whether any operator in a chain waits for the watermarks of its input. `behind` is whether any later one
+    does.
     """
     for spec in vertex.operators:
         operator = spec.factory()

@@ -24,15 +24,15 @@ from tidegate.storage.checkpoints.metadata import OperatorInfo, StateMeaning
 from tidegate.storage.ids import OperatorUid, SubtaskIndex, VertexId
 
 DEFAULT_GROUP = "default"
-"""The slot sharing group of steps that name none."""
+"""Name of the slot sharing group of steps that do not name one."""
 MAX_PARALLELISM = 128
-"""The least default number of key groups; `default_max_parallelism` gives jobs with many subtasks more."""
+"""Smallest default number of key groups. `default_max_parallelism` returns more for jobs with many subtasks."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorSpec:
-    """A recipe for an operator. `table` is the url of the output table if the operator is a table sink. With a user's
-    `sink` it is the place of that sink (`own_sink_place`).
+    """Describes one operator, and how to create it. `table` is the URL of the output table if the operator is a table
+    sink. For a user's `sink` it stands for that sink (`own_sink_place`).
     """
 
     uid: OperatorUid
@@ -40,33 +40,33 @@ class OperatorSpec:
     factory: OperatorFactory
     table: str | None = None
     batch_rows: BatchRows | None = None
-    """Bounds on the rows of a batch that the operator gets, if the user has set them."""
+    """Bounds on the rows of a batch for the operator, if the user has set them."""
     sink: Sink | None = None
     calls: AsyncFunction | None = None
-    """The asynchronous function of the operator."""
+    """The asynchronous function of the operator (`map_async`), or None."""
     meaning: StateMeaning | None = None
     """The meaning of the operator's state; None for an operator without state."""
     error_tags: tuple[str, ...] = ()
-    """The side outputs of rows for which its function fails."""
+    """The tags of the side outputs of rows for which its function fails."""
     makes: str = ""
-    """The rows that the operator emits, as far as the program shows."""
+    """Canonical description of the rows that the operator emits, as far as the program shows."""
     committing: CommittingSink | None = None
-    """The sink of the operator, if it commits in its tasks."""
+    """The `CommittingSink` of the operator, or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceSpec:
-    """The source at the head of a vertex."""
+    """Describes the source at the head of a vertex."""
 
     uid: OperatorUid
     name: str
     source: Source
     columns: tuple[str, ...] | None = None
-    """The columns that the program uses; None: all, or it is unknown."""
+    """The columns that the program uses, or None for all columns or if unknown."""
     rows: Rows = None
-    """The rows that the program uses; None for all, or if unknown."""
+    """The rows that the program uses, or None for all rows or if unknown."""
     makes: str = ""
-    """The columns of the source."""
+    """Canonical description of the columns of the source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,23 +79,25 @@ class JobVertex:
     operators: tuple[OperatorSpec, ...]
     source: SourceSpec | None = None
     resources: Resources | None = None
-    """The resources of each of its own slots; None if it shares slots with other vertices of its group."""
+    """The resources of each of its own slots, or None if it shares slots with other vertices of its group."""
     slot_group: str = DEFAULT_GROUP
-    """The slot sharing group: subtask i of every vertex of a group without resources is in slot i of the group."""
+    """Name of the slot sharing group. Subtask i of every vertex of a group without own resources is in slot i of the
+    group.
+    """
 
     @property
     def uids(self) -> tuple[OperatorUid, ...]:
-        """Its source, if it has one, and its operators, in their order."""
+        """The uids of its source, if it has one, and of its operators, in their order."""
         return tuple(spec.uid for spec in (*((self.source,) if self.source is not None else ()), *self.operators))
 
     @property
     def head(self) -> OperatorUid:
-        """The uid of the source, or else of the first operator: where input arrives."""
+        """The uid of the first operator of the chain, or of its source. Input arrives there."""
         return self.source.uid if self.source is not None else self.operators[0].uid
 
     @property
     def tail(self) -> OperatorUid:
-        """The uid of the last operator in the chain: where output leaves."""
+        """The uid of the last operator of the chain. Output leaves there."""
         if self.operators:
             return self.operators[-1].uid
         assert self.source is not None, "a vertex has an operator or a source"
@@ -104,12 +106,13 @@ class JobVertex:
 
 @dataclass(frozen=True, slots=True)
 class JobEdge:
-    """Batches go from `upstream` to `downstream`, repartitioned. Edges are numbered in the order of the graph.
+    """An edge of the job graph: batches go from `upstream` to `downstream`, repartitioned. Edges are numbered in the
+    order of the graph.
 
     `input` is the input of the first downstream operator at which they arrive. Several edges may share one (a union).
-    `side`: the side output of an upstream operator whose rows these are; None: the output of the chain.
-    `combines`: how senders may combine the rows of a batch; None for not at all.
-    `event_time`: whether anything behind the edge waits for watermarks (`with_event_time`).
+    `side`: the side output of an upstream operator whose rows these are; None: the output of the chain. `combines`: how
+    senders may combine the rows of a batch; None for not at all. `event_time`: whether anything behind the edge waits
+    for watermarks (`with_event_time`).
     """
 
     index: int
@@ -124,20 +127,20 @@ class JobEdge:
 
 @dataclass(frozen=True, slots=True)
 class JobGraph:
-    """A whole job. Vertices are in topological order."""
+    """The graph of a whole job. Vertices are in topological order."""
 
     vertices: tuple[JobVertex, ...]
     edges: tuple[JobEdge, ...]
     max_parallelism: int = MAX_PARALLELISM
     slot_sharing: bool = True
-    """True if the subtasks of a slot share a worker. False: each has one of its own."""
+    """True if the subtasks of a slot share a worker. False if each subtask has its own worker."""
 
     def vertex(self, vertex: VertexId) -> JobVertex:
         """Returns the vertex with this id."""
         return next(v for v in self.vertices if v.vertex == vertex)
 
     def with_sources(self, changed: Callable[[SourceSpec], SourceSpec]) -> JobGraph:
-        """Returns this graph with each source replaced by `changed(source)`."""
+        """Returns this graph with each source `s` replaced by `changed(s)`."""
         vertices = tuple(v if v.source is None else replace(v, source=changed(v.source)) for v in self.vertices)
         return replace(self, vertices=vertices)
 
@@ -147,24 +150,26 @@ class JobGraph:
 
     @property
     def table_urls(self) -> tuple[str, ...]:
-        """Returns where the output tables are, in the order of their operators."""
+        """Returns the URLs of the output tables, in the order of their operators."""
         specs = (spec for vertex in self.vertices for spec in vertex.operators if spec.sink is None)
         return tuple(spec.table for spec in specs if spec.table is not None)
 
     @property
     def sinks(self) -> Mapping[str, OperatorSpec]:
-        """The operators that write to sinks of the user's, by the places of these."""
+        """Returns the operators that write to sinks of the user that commit in the coordinator, by the place of the
+        sink.
+        """
         specs = (spec for vertex in self.vertices for spec in vertex.operators if spec.sink is not None)
         return {spec.table: spec for spec in specs if spec.table is not None}
 
     @property
     def committing(self) -> Mapping[OperatorUid, OperatorSpec]:
-        """The operators that write to sinks which commit in their tasks, by uid."""
+        """Returns the operators that write to sinks which commit in their tasks, by uid."""
         specs = (spec for vertex in self.vertices for spec in vertex.operators)
         return {spec.uid: spec for spec in specs if spec.committing is not None}
 
     def keyed_tasks(self) -> tuple[TaskId, ...]:
-        """Subtasks that may have keyed state. Makes one operator of each spec to find out."""
+        """Returns the subtasks that may have keyed state. Creates one operator of each specification to find out."""
         keyed = {v.vertex for v in self.vertices if any(spec.factory().has_keyed_state for spec in v.operators)}
         return tuple(task for task in self.tasks() if task.vertex in keyed)
 
@@ -188,7 +193,7 @@ class JobGraph:
         )
 
     def _inputs(self, vertex: JobVertex, uid: OperatorUid) -> tuple[OperatorUid, ...]:
-        """Returns the operators whose rows come to one: the operator before it in its chain, or the operators at the
+        """Returns the operators that send rows to an operator: the one before it in its chain, or the operators at the
         other ends of edges.
         """
         place = vertex.uids.index(uid)
@@ -215,11 +220,11 @@ class JobGraph:
         return f"{self.emitter(edge)}{tag}->{edge.downstream}#{between.index(edge.index)}"
 
     def emitter(self, edge: JobEdge) -> OperatorUid:
-        """Returns the operator whose rows go over an edge."""
+        """Returns the operator that emits the rows of an edge."""
         return self.vertex(edge.upstream).tail if edge.side is None else edge.side.operator
 
     def channels(self, edge: JobEdge) -> tuple[ChannelId, ...]:
-        """Returns the channels of an edge: subtask i to subtask i for a forward edge, all to all for any other."""
+        """Returns the channels of an edge: subtask i to subtask i for a forward edge, all to all for any other edge."""
         up = self.vertex(edge.upstream).parallelism
         down = self.vertex(edge.downstream).parallelism
         if edge.partitioning.kind is PartitioningKind.FORWARD:

@@ -1,8 +1,8 @@
 """Pipelined regions: the parts of a job that fail and restart on their own (Flink's `PipelinedRegion`).
 
 Two tasks that a channel joins depend on each other. If either fails, the rows on the channel are lost: one has sent
-them, the other has not taken them. So a region is a connected component of the tasks, and no channel leaves it. The
-coordinator restarts the regions of failed tasks.
+them, and the other has not received them. So a region is a connected component of the tasks, and no channel leaves it.
+The coordinator restarts the regions of failed tasks.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from tidegate.protocol.identity import TaskId
 from tidegate.storage.ids import VertexId
 
 Joined = tuple[VertexId, VertexId, bool]
-"""Upstream and downstream vertex of an edge, and whether it is pointwise: it joins subtask i to subtask i only."""
+"""An edge: its upstream and downstream vertex, and whether it is pointwise (joins only subtask i to subtask i)."""
 
 
 def pipelined_regions(tasks: Sequence[TaskId], edges: Iterable[Joined]) -> tuple[tuple[TaskId, ...], ...]:
-    """The regions of a job, each as its tasks, in the order of the job.
+    """Returns the regions of a job, each as its tasks, in the order of the job.
 
     An all-to-all edge puts every task of both vertices into one region. A pointwise edge puts subtask i of one vertex
     with subtask i of the other. A vertex without edges has as many regions as subtasks. An edge costs one step a task
@@ -44,9 +44,9 @@ def pipelined_regions(tasks: Sequence[TaskId], edges: Iterable[Joined]) -> tuple
 
 
 def cut_edge(part: Iterable[TaskId], tasks: Iterable[TaskId], edges: Iterable[Joined]) -> Joined | None:
-    """An edge with a channel between one of the tasks in `part` and a task outside; None if there is none.
+    """Returns an edge with a channel between a task in `part` and a task outside of it, or None if there is none.
 
-    If either end fails, the rows on that channel are lost. So both ends must go back to the same checkpoint.
+    If either end fails, the rows on that channel are lost, so both ends must return to the same checkpoint.
     """
     subtasks: dict[VertexId, set[int]] = {}
     for task in part:
@@ -71,12 +71,12 @@ class _Components:
         self._parent = {task: task for task in tasks}
 
     def of(self, task: TaskId) -> TaskId:
-        """The root of this task's tree, which stands for its component."""
+        """Returns the root of a task's tree, which represents its component."""
         while (parent := self._parent[task]) != task:
             # Path halving: point to the grandparent, so that the next search is shorter.
             self._parent[task] = task = self._parent[parent]
         return task
 
     def join(self, one: TaskId, other: TaskId) -> None:
-        """Puts both tasks into one component."""
+        """Merges the components of two tasks."""
         self._parent[self.of(other)] = self.of(one)

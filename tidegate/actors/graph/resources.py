@@ -1,4 +1,5 @@
-"""`Resources`: what each process of a step reserves in the cluster, where that is more than a share of a common slot.
+"""`Resources`: the CPUs, GPUs and custom resources that each process of a step reserves in the cluster, if it does not
+use a common slot.
 
 Rules:
 
@@ -19,16 +20,18 @@ from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.user_values import repr_text
 
 SLOT_CPUS = 1.0
-"""CPUs of a slot without resources of its own."""
+"""Number of CPUs of a slot without resources of its own."""
 STEPS_OF_ONE = 10_000
-"""Ray counts in this many parts of one."""
+"""Number of parts into which Ray divides one unit of a resource."""
 _NAMED = {"CPU": "num_cpus=", "GPU": "num_gpus="}
 _OF_RAY = ("memory", "object_store_memory")
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """The resources that a process reserves; made with `of`, which checks them. `custom`: by name, in order."""
+    """The resources that a process reserves. Create it with `of`, which checks them. `custom` has the amounts of custom
+    resources by name, in order.
+    """
 
     cpus: float
     gpus: float = 0.0
@@ -42,10 +45,10 @@ class Resources:
         num_gpus: float | None = None,
         resources: Mapping[str, float] | None = None,
     ) -> Resources | None:
-        """Returns the resources of a step; None if none are given. Without `num_cpus` a step reserves 1 CPU, like a
+        """Returns the resources of a step, or None if none are given. Without `num_cpus` a step reserves 1 CPU, like a
         common slot.
 
-        Raises ConfigurationError, which names the step, for what Ray cannot reserve.
+        Raises ConfigurationError, which names the step, for amounts that Ray cannot reserve.
         """
         if num_cpus is None and num_gpus is None and resources is None:
             return None
@@ -68,7 +71,9 @@ class Resources:
 
     @property
     def bundle(self) -> dict[str, float]:
-        """Under the names that Ray has for them, without what is not needed."""
+        """Returns the resources as a bundle of a Ray placement group: amounts by Ray's names, such as `{"CPU": 1}`.
+        Amounts of 0 are omitted.
+        """
         amounts = {"CPU": self.cpus, "GPU": self.gpus, **dict(self.custom)}
         return {name: amount for name, amount in amounts.items() if amount}
 

@@ -1,4 +1,5 @@
-"""Plans the slots of a job: which worker runs each subtask, and in which bundle it belongs. Pure.
+"""Plans the slots of a job: which worker runs each subtask, and in which placement group bundle the worker belongs.
+Pure.
 
 Rules:
 
@@ -32,39 +33,39 @@ from tidegate.storage.ids import SubtaskIndex, VertexId
 from tidegate.storage.user_values import repr_text
 
 Placement: TypeAlias = Literal["spread", "pack", "strict_pack"]
-"""The distribution of bundles over nodes: over as many as possible, over as few as possible, or all on one."""
+"""How bundles are distributed over nodes: over as many as possible, over as few as possible, or all on one."""
 Strategy: TypeAlias = Literal["SPREAD", "PACK", "STRICT_PACK"]
-"""Ray's name of a placement."""
+"""Ray's name of a placement strategy."""
 
 STEPS_SHOWN_MAX = 6
-"""The most steps of a worker that the dashboard names."""
+"""Limit of the steps of a worker that Ray's dashboard names."""
 SLOT_BUNDLE: Mapping[str, float] = {"CPU": SLOT_CPUS}
-"""The resources of a common slot, without an executor."""
+"""The resources of the bundle of a common slot, if there is no Spark executor in it."""
 _STRATEGIES: Mapping[str, Strategy] = {"spread": "SPREAD", "pack": "PACK", "strict_pack": "STRICT_PACK"}
 
 
 def strategy_of(placement: object) -> Strategy:
-    """Ray's word for a placement. Raises ConfigurationError for anything else."""
+    """Returns Ray's placement strategy for a placement. Raises ConfigurationError for an unknown one."""
     if not isinstance(placement, str) or placement not in _STRATEGIES:
         raise ConfigurationError(f"placement={repr_text(placement)}: it is one of {', '.join(map(repr, _STRATEGIES))}")
     return _STRATEGIES[placement]
 
 
 def slot_order(bundles: int, slots_a_bundle: int, placement: Placement) -> tuple[int, ...]:
-    """The bundle of each slot. A job takes neighbouring slots."""
+    """Returns the bundle of each slot. A job uses neighbouring slots."""
     slots = range(bundles * slots_a_bundle)
     return tuple(slot % bundles if placement == "spread" else slot // slots_a_bundle for slot in slots)
 
 
 @dataclass(frozen=True, slots=True)
 class OwnSlots:
-    """The slots of a vertex with resources: bundle `first` and those after it, one for each subtask."""
+    """The slots of a vertex with its own resources: bundle `first` and the ones after it, one for each subtask."""
 
     first: int
     slots: int
     resources: Resources
     label: str
-    """The short name of the vertex, for people."""
+    """Short name of the vertex, for people."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -79,13 +80,14 @@ class WorkerId:
 class SlotPlan:
     """The slots of a job, and the worker of each subtask.
 
-    `width`: the number of common slots, which several vertices share. `share`: the CPUs of a worker in a common slot.
+    `width` is the number of common slots, which several vertices share. `share` is the number of CPUs of a worker in a
+    common slot.
     """
 
     width: int
     share: float
     groups: Mapping[str, int]
-    """How many common slots each slot sharing group has, in their order."""
+    """Number of common slots of each slot sharing group, in their order."""
     own: Mapping[VertexId, OwnSlots]
     workers: Mapping[TaskId, WorkerId]
     """The worker of each subtask."""
@@ -97,7 +99,7 @@ class SlotPlan:
     """The short names of the vertices in each worker."""
 
     def shown(self, worker: WorkerId) -> str:
-        """The name of a worker with the steps that it runs, as Ray's dashboard shows it."""
+        """Returns the name of a worker with the steps that it runs, as Ray's dashboard shows it."""
         steps = self.steps[worker]
         if len(steps) == 1 and self.names[worker].startswith(steps[0]):
             return self.names[worker]
@@ -105,13 +107,13 @@ class SlotPlan:
         return f"{self.names[worker]} ({', '.join(steps[:STEPS_SHOWN_MAX])}{more})"
 
     def own_bundle(self, worker: WorkerId) -> int | None:
-        """The bundle of a worker that has a slot of its own; None if it is in a common one."""
+        """Returns the bundle of a worker that has its own slot, or None if it is in a common slot."""
         own = self.own.get(VertexId(worker.group))
         return None if own is None or worker in self.slots else own.first + worker.index
 
     @property
     def groups_text(self) -> str:
-        """Returns how many common slots each slot sharing group has, for people; empty if all are of the default
+        """Returns a text with the number of common slots of each slot sharing group. Empty if there is only the default
         group.
         """
         if set(self.groups) <= {DEFAULT_GROUP}:
@@ -120,17 +122,19 @@ class SlotPlan:
 
     @property
     def bundles(self) -> list[dict[str, float]]:
-        """The bundles of all slots that belong to one vertex each."""
+        """The bundles of all slots that belong to single vertices."""
         return [own.resources.bundle for own in self.own.values() for _ in range(own.slots)]
 
     @property
     def labels(self) -> list[str]:
-        """For each of these bundles what people call its vertex."""
+        """The short names of the vertices of these bundles."""
         return [own.label for own in self.own.values() for _ in range(own.slots)]
 
 
 def slot_plan(graph: JobGraph, labels: Mapping[VertexId, str]) -> SlotPlan:
-    """The slots that a job needs. Every job has sources, so it has common slots, unless all steps have resources."""
+    """Returns the plan of the slots that a job needs. A job has common slots unless all steps have their own
+    resources.
+    """
     common = [vertex for vertex in graph.vertices if vertex.resources is None]
     widths: dict[str, int] = {}
     for vertex in common:
@@ -168,7 +172,7 @@ def slot_plan(graph: JobGraph, labels: Mapping[VertexId, str]) -> SlotPlan:
 
 
 def _begins(graph: JobGraph, widths: Mapping[str, int]) -> dict[VertexId, int]:
-    """The slot of its group in which the first subtask of each vertex without resources is."""
+    """Returns, for each vertex without own resources, the slot of its group that contains its first subtask."""
     pipelines = _pipelines(graph)
     begins: dict[VertexId, int] = {}
     next_slot = dict.fromkeys(widths, 0)

@@ -53,8 +53,8 @@ class StreamNode:
     several inputs, `ordinals[i]` is the number of the input at which `inputs[i]` arrives, from 0. Empty means input 0
     for all.
 
-    `side_outputs`: the tags under which the operator may emit rows. A node with `taps` stands for the rows of another
-    one under a tag: it is no operator, belongs to no program, and is only an input of others.
+    `side_outputs` are the tags under which the operator may emit rows. A node with `taps` stands for the rows of
+    another node under a tag: it is not an operator, and is only an input of other nodes.
 
     `combines`: how the operator lets senders combine rows before they come to it; None for not at all.
 
@@ -105,21 +105,24 @@ class StreamNode:
 
     @property
     def maker(self) -> StreamNode:
-        """The source or operator that makes the rows."""
+        """The source or operator node that emits the rows."""
         return self if self.taps is None else self.taps[0]
 
     @property
     def writes(self) -> bool:
-        """Returns whether it writes rows to a table or a sink."""
+        """Returns whether the operator writes rows to a table or a sink."""
         return self.table is not None or self.sink is not None or self.committing is not None
 
     def tells_splits(self, parallelism: int) -> bool:
-        """Returns whether an operator with this parallelism behind it gets the split of each row, for an unbounded
-        source."""
+        """Returns whether a following operator with this parallelism gets the split of each row of an unbounded
+        source.
+        """
         return self.source is not None and is_unbounded(self.source) and self.parallelism == parallelism
 
     def side_output(self, tag: str) -> StreamNode:
-        """The rows that this operator emits under one of its tags. Raises ConfigurationError if it has no such tag."""
+        """Returns the node of the rows that this operator emits under one of its tags. Raises ConfigurationError if it
+        has no such tag.
+        """
         schemas = {known.name: known.schema for known in self.side_outputs}
         if tag not in schemas:
             has = f"it has {', '.join(map(repr, schemas))}" if schemas else "it has none"
@@ -131,7 +134,7 @@ class StreamNode:
 
 
 def default_max_parallelism(parallelism: int) -> int:
-    """The default number of key groups, for an operator of this parallelism.
+    """Returns the default number of key groups for an operator of this parallelism.
 
     Flink's rule (`KeyGroupRangeAssignment.computeDefaultMaxParallelism`): half as many again, rounded up to a power of
     two, and at least 128.
@@ -147,12 +150,12 @@ def translate(
     *,
     slot_sharing: bool = True,
 ) -> JobGraph:
-    """The job graph of all nodes, which are given in the order of their creation (inputs first).
+    """Returns the job graph of all nodes, which are given in the order of their creation (inputs first).
 
     `max_parallelism` is the number of key groups; None takes `default_max_parallelism` of the widest operator. Raises
     ConfigurationError for two operators with one uid, a parallelism out of range, or a job without a source.
-    `combining`: whether rows are combined before they are sent to aggregates. `slot_sharing`: whether the subtasks of a
-    slot share a worker.
+    `combining` is whether rows are combined before they are sent to aggregates. `slot_sharing` is whether the subtasks
+    of a slot share a worker.
     """
     if max_parallelism is None:
         max_parallelism = default_max_parallelism(max((node.parallelism for node in nodes), default=1))
@@ -233,7 +236,9 @@ def _chainable_input(node: StreamNode, readers: Mapping[int, int], groups: Mappi
 
 
 def _shown_names(nodes: Sequence[StreamNode]) -> dict[OperatorUid, str]:
-    """Returns what pages, commands and logs call each operator: its name, or its uid where several have that name."""
+    """Returns the name of each operator on pages, in commands and in logs: its name, or its uid if several operators
+    have that name.
+    """
     counts = Counter(node.name for node in nodes)
     return {node.uid: node.name if counts[node.name] == 1 else node.uid for node in nodes}
 
@@ -263,7 +268,9 @@ def _vertex(chain: Sequence[StreamNode], names: Mapping[OperatorUid, str], slot_
 
 
 def _makes(node: StreamNode) -> str:
-    """The rows of a node, as far as the program shows. The order of columns does not count: rows have them by name."""
+    """Returns the canonical description of a node's rows, as far as the program shows. It does not depend on the order
+    of columns.
+    """
     columns = "columns that are not known" if node.schema is None else columns_text(sorted(node.schema, key=_name_of))
     return f"{node.computes} {columns}".lstrip()
 

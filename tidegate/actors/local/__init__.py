@@ -1,1 +1,1 @@
-"""Whole jobs in one process, on the real clock, without Ray."""
+"""The local runtime: whole jobs in one process, on the real clock, without Ray."""

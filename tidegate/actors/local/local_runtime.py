@@ -88,7 +88,7 @@ log = logging.getLogger(__name__)
 
 STOP_WAIT_S = 30
 ENDED_MAX = 20
-"""Finished jobs that are kept for their pages: the newest of them."""
+"""Limit of ended jobs that are kept for their pages. The newest ones are kept."""
 
 
 class LocalRuntime:
@@ -102,7 +102,7 @@ class LocalRuntime:
         self._jobs: list[LocalJob] = []
 
     def check(self, graph: JobGraph, urls: Mapping[str, str]) -> None:
-        """Accepts every job."""
+        """Accepts every job, because this runtime has no limits."""
 
     def check_detached(self, name: str, urls: Sequence[str]) -> None:
         """Raises ConfigurationError, because local jobs end with their process."""
@@ -153,15 +153,15 @@ class LocalRuntime:
 
 IDLE_S = 1.0
 GLANCE_S = 0.5
-"""Time in seconds that a glance at the job waits for the job's thread."""
+"""Seconds that a request for metrics waits for the job's thread."""
 CLOSE_WAIT_S = 10.0
-"""Time in seconds that the end of a job waits for I/O of its coordinator that is under way."""
+"""Seconds that the end of a job waits for running I/O of its coordinator."""
 WAIT_SLICE_S = 1.0
-"""Callers wait in slices of this length. A signal that arrives just before a thread blocks is handled only when the
+"""Length in seconds of one wait of a caller. A signal that arrives just before a thread blocks is handled only when the
 thread wakes up.
 """
 LEAVE_WAIT_S = 2.0
-"""Time in seconds that the end of the driver waits for running jobs to stop."""
+"""Seconds that the end of the driver waits for running jobs to stop."""
 
 
 class LocalJob:
@@ -181,7 +181,7 @@ class LocalJob:
         self._workers = [*workers.values()]
         self._worker_of = {task: workers[worker] for task, worker in plan.workers.items()}
         self._next_worker = 0
-        """The index of the worker that is offered the next turn first."""
+        """Index of the worker that is offered the next turn first."""
         self._looks = TaskMetricsView(graph)
         self._dropped_rows = DroppedRowReports(graph)
         self._dropped_rows_due_ms = now_ms() + EVERY_MS
@@ -234,11 +234,11 @@ class LocalJob:
 
     @property
     def over(self) -> bool:
-        """Returns whether the job has ended, or broken down."""
+        """Returns whether the job has ended, or can no longer run."""
         return self._done.done()
 
     def progress(self) -> JobProgress:
-        """Returns the state of the job."""
+        """Returns the progress of the job."""
         if self._done.done():
             return self._done.result()
         hosts = self._hosts()
@@ -250,7 +250,7 @@ class LocalJob:
         return replace(progress_of(self.coordinator.machine.state, rows_in, self.coordinator), waits_for=waits_for)
 
     def wait(self, timeout_s: float | None) -> JobProgress | None:
-        """Waits for a terminal status. Returns None if the time is over first."""
+        """Waits for a terminal status. Returns None if the timeout passes first."""
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             left_s = WAIT_SLICE_S if deadline_s is None else deadline_s - time.monotonic()
@@ -270,7 +270,9 @@ class LocalJob:
         return JobOverview(self.card, self.progress(), None if newest is None else newest.ended_at_ms)
 
     def join(self, deadline_s: float) -> bool:
-        """Waits until the job's thread has ended. Returns whether it has. `deadline_s`: by the monotonic clock."""
+        """Waits until the job's thread has ended. Returns whether it has. `deadline_s` is a time of the monotonic
+        clock.
+        """
         self._thread.join(max(0.0, deadline_s - time.monotonic()))
         return not self._thread.is_alive()
 
@@ -301,7 +303,7 @@ class LocalJob:
 
     @property
     def recovery_ends(self) -> Mapping[AttemptNumber, RecoveryEnds]:
-        """Begin and end of the newest recoveries, as far as `vertices` has seen them."""
+        """Returns the start and the end of the newest recoveries that `vertices` has seen."""
         return self._looks.recoveries.ends
 
     def statistics(self) -> CheckpointStatistics:
@@ -362,7 +364,7 @@ class LocalJob:
             _alive.discard(self)
 
     def break_down(self, reason: str) -> None:
-        """Ends a job that cannot continue and whose log cannot record it. On the loop."""
+        """Ends a job that cannot continue, and for which that cannot be logged. Runs on the job's thread."""
         if not self._done.done():
             progress = progress_of(self.coordinator.machine.state, {}, self.coordinator)
             self.coordinator.halt()
@@ -441,7 +443,7 @@ class LocalJob:
         log_failure(log, f"task {task} of attempt {attempt} failed", error)
 
     def _hosts(self) -> dict[TaskId, TaskDriver]:
-        """Returns the drivers of the running subtasks. From any thread."""
+        """Returns the drivers of the running subtasks. May be called from any thread."""
         found = (subtask for worker in self._workers for subtask in list(worker.subtasks.values()))
         return {subtask.task: subtask.host for subtask in found}
 
@@ -456,7 +458,7 @@ class LocalJob:
     # --- what the coordinator asks for ----------------------------------------------------------------------------
 
     def deploy(self, instruction: do.DeployAttempt) -> None:
-        """Begins an attempt of these tasks (None: all). It replaces their running attempts."""
+        """Starts an attempt of these tasks (None for all). It replaces their running attempts."""
         attempt = instruction.attempt
         tasks = self.context.graph.tasks() if instruction.tasks is None else instruction.tasks
         self._stop(tasks)
@@ -499,7 +501,7 @@ class LocalJob:
         self._stop(self._worker_of if instruction.tasks is None else instruction.tasks)
 
     def end(self, instruction: do.EndJob) -> None:
-        """Deletes leftover files of a job that is over, and publishes its end."""
+        """Deletes leftover files of a job that has ended, and publishes its end."""
         self._stop(self._worker_of)
         self._report_dropped_rows(over=True)
         state = self.coordinator.machine.state
@@ -519,7 +521,7 @@ def jobs_here() -> list[LocalJob]:
 
 @atexit.register
 def _let_go() -> None:
-    """Stops running jobs at exit: threads that work while the interpreter shuts down can crash the process."""
+    """Stops running jobs at exit, because threads that work while the interpreter shuts down can crash the process."""
     deadline_s = time.monotonic() + LEAVE_WAIT_S
     jobs = list(_alive)
     for job in jobs:
@@ -547,7 +549,7 @@ class LocalWiring:
         self._job.let_go(subtask)
 
     def acted(self, subtask: Subtask) -> None:
-        """Does nothing: the progress of a local subtask is read directly."""
+        """Does nothing, because the progress of a local subtask is read directly."""
 
 
 class LocalSubtask(Subtask):
@@ -567,7 +569,7 @@ class LocalSubtask(Subtask):
 
 
 class LocalCoordinatorPort:
-    """The outside world of the coordinator of a local job."""
+    """The `CoordinatorPort` of a local job."""
 
     def __init__(self, job: LocalJob) -> None:
         self._job = job
@@ -651,10 +653,10 @@ class TaskMetricsView:
         self._meters: dict[TaskId, TaskMeter] = {}
         self._seen: dict[TaskId, SubtaskMetrics] = {}
         self.recoveries = RecoveryWatch(graph)
-        """The recoveries that looks have seen."""
+        """The recoveries that were seen when metrics were measured."""
 
     def begin(self, task: TaskId, attempt: AttemptNumber) -> None:
-        """A task begins an attempt."""
+        """Records that a task begins an attempt."""
         self._meters[task] = TaskMeter(task, attempt, monotonic_ms())
         self._seen.pop(task, None)
 
@@ -672,10 +674,10 @@ class TaskMetricsView:
         self._seen[task] = self._seen[task].at_rest
 
     def rows_in(self) -> dict[TaskId, int]:
-        """Returns the received rows of each task in its newest attempt, as of the last look."""
+        """Returns the number of received rows of each task in its newest attempt, at the last measurement."""
         return {task: seen.records_in for task, seen in dict(self._seen).items()}
 
     def vertices(self) -> tuple[VertexMetrics, ...]:
-        """Returns the metrics of the last look."""
+        """Returns the metrics of the last measurement."""
         seen = dict(self._seen)
         return vertices_of(self._graph, seen, {task: each.attempt for task, each in seen.items()})

@@ -1,9 +1,9 @@
-"""Gives checkpoints up: notifies the tasks, deletes what was written, and answers requests with the reason.
+"""Aborts checkpoints: notifies the tasks, deletes what was written, and answers requests with the reason.
 
 `CheckpointAborter` is called wherever a checkpoint cannot continue: after a decline, a timeout, a failed write, or the
 end of an attempt. Rules:
 
-- Every failure has one reason of a closed list (`CheckpointFailureReason`). A detail adds what else is known.
+- Every failure has one reason from a fixed list (`CheckpointFailureReason`), and may have a text with details.
 - If the savepoint of a `stop` fails after its trigger, the tasks have already ended their data. So the attempt starts
   anew. This is not a failure of the attempt, so the restart strategy does not count it.
 - The folder of a savepoint is deleted when no process writes to it any more. While a copy is under way, that is after
@@ -46,7 +46,7 @@ _MAY_COME_AGAIN = frozenset(
 
 
 class CheckpointAborter:
-    """Gives up the checkpoints of one job."""
+    """Aborts the checkpoints of one job."""
 
     def __init__(self, context: CoordinatorContext, cleaner: CheckpointCleaner) -> None:
         self._context = context
@@ -55,7 +55,7 @@ class CheckpointAborter:
     def give_up(
         self, pending: PendingCheckpoint, reason: Reason, at_ms: int, detail: str = "", voided: bool = False
     ) -> None:
-        """A checkpoint has failed. `voided`: because its tombstone was there first."""
+        """Aborts a checkpoint that has failed. `voided` is True if a tombstone existed in the place of its metadata."""
         state = self._context.state
         instruct = self._context.instruct
         triggered = pending.phase is not PendingPhase.HOOKS
@@ -83,13 +83,17 @@ class CheckpointAborter:
             instruct(do.CompleteRequest(request, None, text, reason=reason))
 
     def give_up_open(self, reason: Reason, at_ms: int, detail: str = "", before: CheckpointId | None = None) -> None:
-        """Gives up every checkpoint that storage does not decide about; with `before` only older ones."""
+        """Aborts every checkpoint whose completion is not being decided by a write to storage. With `before`, only
+        older ones.
+        """
         for pending in list(self._context.state.pending.values()):
             if pending.phase.open and (before is None or pending.checkpoint_id < before):
                 self.give_up(pending, reason, at_ms, detail)
 
     def _may_be_asked_again(self, pending: PendingCheckpoint, reason: Reason, runs: bool) -> bool:
-        """Returns whether the next checkpoint can take its place. Then its requests wait, and get no failure."""
+        """Returns whether the next checkpoint can take the place of the failed one. Its requests then wait, and do not
+        fail.
+        """
         if pending.retries >= RETRIES_MAX:
             return False
         if runs and (reason in _TASK_LEAVES or self._is_adopted(reason)):
@@ -98,15 +102,15 @@ class CheckpointAborter:
         return restarts and pending.properties.kind.stops
 
     def _is_adopted(self, reason: Reason) -> bool:
-        """Returns whether the coordinator was lost, and the attempt continues."""
+        """Returns whether only the coordinator was lost, and the attempt continues."""
         return reason is Reason.COORDINATOR_LOST and self._context.state.status is JobStatus.RUNNING
 
     def _is_over(self, reason: Reason) -> bool:
-        """Returns whether the checkpoint failed because its attempt is over."""
+        """Returns whether the checkpoint failed because its attempt has ended."""
         return reason in _ATTEMPT_IS_OVER and not self._is_adopted(reason)
 
     def _ask_again(self, pending: PendingCheckpoint) -> None:
-        """Puts its requests back into the queue."""
+        """Puts the requests of a failed checkpoint back into the queue."""
         state = self._context.state
         for name in pending.requests:
             request = CheckpointRequest(name, pending.triggered_at_ms, pending.properties, pending.retries + 1)
@@ -116,12 +120,12 @@ class CheckpointAborter:
         pending.requests = ()
 
     def refuse(self, requests: Iterable[str], reason: Reason, detail: str = "") -> None:
-        """Answers requests that get no checkpoint."""
+        """Answers requests with the reason why there is no checkpoint."""
         for request in requests:
             self._context.instruct(do.CompleteRequest(request, None, describe(reason, detail), reason=reason))
 
     def refuse_queued(self, reason: Reason, detail: str = "") -> None:
-        """Refuses all requests that wait. If only the attempt is over, a stop continues waiting."""
+        """Refuses all waiting requests. If only the attempt has ended, a stop continues to wait."""
         state = self._context.state
         kept = tuple(r for r in state.requests if r.properties.kind.stops) if reason in _ATTEMPT_IS_OVER else ()
         queue = state.requests
@@ -129,9 +133,7 @@ class CheckpointAborter:
         self.refuse((r.request for r in queue if r not in kept), reason, detail)
 
     def leave_copy(self, savepoint: PendingCheckpoint) -> None:
-        """Deletes the folder of a failed savepoint, if there may be one. A copy that is under way is ordered to
-        stop.
-        """
+        """Deletes the folder of a failed savepoint, if one may exist. Stops a copy that is still running."""
         number = savepoint.checkpoint_id
         target = savepoint.properties.target
         assert target is not None
@@ -142,19 +144,21 @@ class CheckpointAborter:
             self._cleaner.savepoint(number, target)
 
     def export_answered(self, checkpoint_id: CheckpointId) -> None:
-        """The export of a savepoint that was given up has ended: now its folder can be deleted."""
+        """Deletes the folder of an aborted savepoint, now that its copy has ended."""
         target = self._context.state.exports.pop(checkpoint_id, None)
         self._cleaner.savepoint(checkpoint_id, target)
 
     def take_over(self) -> None:
-        """Voids the exports of the lost coordinator: they may continue, and their answers are lost."""
+        """Voids the savepoint copies of the lost coordinator, because they may still be running and their answers are
+        lost.
+        """
         state = self._context.state
         state.lost_exports |= dict.fromkeys(state.exports)
         for checkpoint_id in list(state.exports):
             self.export_answered(checkpoint_id)
 
     def give_up_deciding(self, detail: str) -> None:
-        """Answers the requests of checkpoints whose fate is no longer looked for in storage."""
+        """Answers the requests of checkpoints whose fate in storage is no longer looked up."""
         for pending in self._context.state.pending.values():
             if pending.path is not None:
                 self._cleaner.savepoint(pending.checkpoint_id, pending.properties.target)
@@ -163,7 +167,7 @@ class CheckpointAborter:
             self.refuse(requests, Reason.METADATA_NOT_WRITTEN, detail)
 
     def _judge(self, pending: PendingCheckpoint, reason: Reason, at_ms: int, detail: str, triggered: bool) -> None:
-        """Decides what the failure of a checkpoint means for the attempt that runs."""
+        """Decides whether the failure of a checkpoint fails the running attempt."""
         state = self._context.state
         context = self._context
         if reason is Reason.JOB_ENDING:
@@ -182,7 +186,7 @@ class CheckpointAborter:
             context.attempt_failure = failure
 
     def record(self, pending: PendingCheckpoint, reason: Reason, at_ms: int, text: str) -> None:
-        """Counts a failure, and remembers it."""
+        """Adds a failed checkpoint to the statistics."""
         state = self._context.state
         state.failed_checkpoints += 1
         state.statistics.has_failed(record_of(pending, at_ms, reason, text), self._context.settings.history_max)
@@ -191,7 +195,7 @@ class CheckpointAborter:
 def record_of(
     pending: PendingCheckpoint, at_ms: int, reason: Reason | None = None, text: str | None = None
 ) -> CheckpointRecord:
-    """Returns what the statistics keep of a checkpoint that is over."""
+    """Returns the statistics record of a checkpoint that has ended."""
     vertices = vertex_statistics(pending.subtasks)
     in_flight_bytes = sum(v.in_flight_bytes.total for v in vertices)
     state_bytes = sum(v.state_bytes.total for v in vertices)
@@ -245,5 +249,5 @@ def count_failure(
 
 
 def forgive(state: CoordinatorState) -> None:
-    """A checkpoint has completed, or a new attempt begins."""
+    """Resets the number of failures in a row, because a checkpoint has completed or a new attempt begins."""
     state.consecutive_failures = 0

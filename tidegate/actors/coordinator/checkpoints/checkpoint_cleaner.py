@@ -1,4 +1,5 @@
-"""Deletes what is no longer needed. Deletions that fail are retried for as long as an outage may last.
+"""Deletes checkpoints, shared files and savepoint folders that are no longer needed. Retries failed deletions for as
+long as an outage may last.
 
 The other modules of this folder call `CheckpointCleaner` when a checkpoint is given up or subsumed. Rules:
 
@@ -21,29 +22,32 @@ from tidegate.storage.checkpoints.metadata import SubtaskState
 from tidegate.storage.ids import CheckpointId
 
 SAVEPOINT_OUTAGE_MS = 60_000
-"""How long a copy of a savepoint, or the deletion of its folder, is retried while its storage does not answer. The
-folder may be in a storage that the job does not need otherwise, and that never answers."""
+"""Time in ms for which a copy of a savepoint, or the deletion of its folder, is retried while its storage does not
+answer. The folder may be in a storage that the job does not need otherwise, and that never answers.
+"""
 DISCARDS_MAX = 1_000
-"""How many deletions of checkpoints are retried at a time, and how many of savepoints.
+"""Limit of checkpoint deletions that are retried at a time, and the same limit for savepoints.
 
-Beyond that number, a failed deletion of a checkpoint is left to the sweep, and one of a savepoint to the user.
+Beyond it, a failed deletion of a checkpoint is left to the sweep at the end of the job, and a savepoint to the user.
 """
 
 
 class CheckpointCleaner:
-    """Deletions of one job."""
+    """Deletes the checkpoints and savepoints of one job."""
 
     def __init__(self, context: CoordinatorContext) -> None:
         self._context = context
 
     def given_up(self, checkpoint_id: CheckpointId, voided: bool) -> None:
-        """Deletes a checkpoint that never completes. If it was voided, its tombstone stays."""
+        """Deletes a checkpoint that was aborted. If it was voided, its tombstone stays."""
         self._start(checkpoint_id, CheckpointDiscard(voided, shared=None))
 
     def subsumed(self, checkpoint_id: CheckpointId) -> None:
-        """Deletes a completed checkpoint that is not retained, unless one is built on it or it is being copied.
+        """Deletes a completed checkpoint that is not retained, unless a pending one is based on it or it is being
+        copied.
 
-        The shared files that it alone refers to go after it: a checkpoint that can be found never lacks a file.
+        The shared files that only this checkpoint refers to are deleted after it: a checkpoint that can be found never
+        lacks a file.
         """
         state = self._context.state
         needed = invariants.is_built_on(state, checkpoint_id) or checkpoint_id in state.copies
@@ -51,12 +55,12 @@ class CheckpointCleaner:
             self._start(checkpoint_id, CheckpointDiscard(False, shared=()))
 
     def copy_is_over(self, checkpoint_id: CheckpointId) -> None:
-        """A savepoint is copied, or was given up: its checkpoint goes if it was kept for that alone."""
+        """Deletes the checkpoint of a savepoint whose copy has ended, if it was kept only for the copy."""
         if not invariants.is_needed(self._context.state, checkpoint_id):
             self.subsumed(checkpoint_id)
 
     def pending_is_over(self) -> None:
-        """Deletes what was kept for pending checkpoints alone, now that one is over."""
+        """Deletes checkpoints that were kept only as a base of a pending checkpoint which has ended."""
         state = self._context.state
         retained = set(state.kept)
         for checkpoint_id in state.shared.not_retained(retained):
@@ -73,7 +77,7 @@ class CheckpointCleaner:
         )
 
     def state_of(self, checkpoint_id: CheckpointId, subtask: SubtaskState) -> None:
-        """Deletes the files of a refused acknowledgement: its own ones, and never what others refer to."""
+        """Deletes the files of a refused acknowledgement, except files to which other checkpoints refer."""
         exclusive = tuple(h.path for h in (subtask.handle, subtask.in_flight) if h is not None and h.path is not None)
         shared = self._context.state.shared.not_needed(checkpoint_id, self._context.spec.job_id, subtask.shared_paths)
         if exclusive or shared:
@@ -82,13 +86,13 @@ class CheckpointCleaner:
             self._context.instruct(do.DiscardFiles(checkpoint_id, (*exclusive, *shared), permit=permit))
 
     def savepoint(self, checkpoint_id: CheckpointId, target: str | None) -> None:
-        """Deletes the folder of a savepoint that failed. `target` None: it has none."""
+        """Deletes the folder of a failed savepoint. Does nothing if `target` is None, because there is no folder."""
         if target is not None:
             self._context.state.savepoint_discards[checkpoint_id] = SavepointDiscard(target)
             self.repeat_savepoint(checkpoint_id)
 
     def repeat_savepoint(self, checkpoint_id: CheckpointId) -> None:
-        """Orders the deletion of a savepoint's folder, for the first time or again."""
+        """Orders the deletion of a savepoint's folder."""
         discard = self._context.state.savepoint_discards.get(checkpoint_id)
         if discard is not None and not discard.asked:
             discard.asked = True
@@ -99,17 +103,19 @@ class CheckpointCleaner:
             self._context.instruct(do.DiscardSavepoint(discard.target, job_id, checkpoint_id, voided, permit=permit))
 
     def repeat_savepoints(self) -> None:
-        """Orders all deletions of savepoints' folders that are not under way."""
+        """Orders the deletion of all savepoint folders that are to be deleted and for which no deletion is running."""
         for checkpoint_id in self._context.state.savepoint_discards:
             self.repeat_savepoint(checkpoint_id)
 
     def savepoint_done(self, checkpoint_id: CheckpointId) -> None:
-        """The folder of a savepoint is deleted."""
+        """Records that the folder of a savepoint is deleted."""
         self._context.state.savepoint_discards.pop(checkpoint_id, None)
         self._context.state.lost_exports.pop(checkpoint_id, None)
 
     def savepoint_failed(self, event: ev.SavepointDiscardFailed) -> None:
-        """Tries again later. After too long, or if too many others wait, it is left to the user."""
+        """Schedules a retry of a failed deletion. After too long, or with too many others, the folder is left to the
+        user.
+        """
         if (discard := self._context.state.savepoint_discards.get(event.checkpoint_id)) is not None:
             discard.asked = False
         limit_ms = min(SAVEPOINT_OUTAGE_MS, self._context.spec.storage_outage_ms)
@@ -117,14 +123,14 @@ class CheckpointCleaner:
             self.savepoint_done(event.checkpoint_id)
 
     def repeat(self, checkpoint_id: CheckpointId) -> None:
-        """Orders a deletion, for the first time or again."""
+        """Orders the deletion of a checkpoint."""
         discard = self._context.state.discards.get(checkpoint_id)
         if discard is not None:
             permit = invariants.permit_deletion(self._context.state, checkpoint_id, discard.shared)
             self._context.instruct(do.DiscardCheckpoint(checkpoint_id, discard.voided, discard.shared, permit=permit))
 
     def take_over(self) -> None:
-        """Orders again what the lost coordinator had ordered."""
+        """Repeats the deletions that the lost coordinator had ordered."""
         for checkpoint_id in self._context.state.discards:
             self.repeat(checkpoint_id)
         for discard in self._context.state.savepoint_discards.values():
@@ -132,7 +138,7 @@ class CheckpointCleaner:
         self.repeat_savepoints()
 
     def done(self, checkpoint_id: CheckpointId) -> None:
-        """A checkpoint is deleted: continue with the shared files that only it referred to."""
+        """Records that a checkpoint is deleted, and deletes the shared files that only it referred to."""
         state = self._context.state
         discard = state.discards.pop(checkpoint_id, None)
         if discard is not None and discard.shared is not None:
@@ -141,7 +147,9 @@ class CheckpointCleaner:
                 self._start(checkpoint_id, CheckpointDiscard(False, paths))
 
     def failed(self, event: ev.CheckpointDiscardFailed) -> None:
-        """Tries again later. After too long, or if too many others wait, it is left to the sweep."""
+        """Schedules a retry of a failed deletion. After too long, or with too many others, the files are left to the
+        sweep.
+        """
         state = self._context.state
         if self._gives_up(state.discards, event, "discard", self._context.spec.storage_outage_ms):
             del state.discards[event.checkpoint_id]
@@ -154,8 +162,8 @@ class CheckpointCleaner:
         timer: str,
         limit_ms: int,
     ) -> bool:
-        """Returns whether a deletion has failed for too long, or too many others wait. If not, sets the timer of
-        the retry.
+        """Returns whether a deletion is given up: it has failed for too long, or too many others wait. Otherwise sets
+        the retry timer.
         """
         discard = waiting.get(event.checkpoint_id)
         if discard is None:

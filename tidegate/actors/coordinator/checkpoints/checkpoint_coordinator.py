@@ -6,7 +6,8 @@ acknowledgement. Rules:
 - `checkpoint_requests.py` decides which checkpoint starts, and when. None starts while the event log cannot be written.
 - No task is triggered before every master hook has answered.
 - An acknowledgement counts once. If it is refused, its files are deleted.
-- When a failed checkpoint concerns the whole job, the verdict goes into the context, and the machine carries it out.
+- If the failure of a checkpoint affects the whole job, that is recorded in the context as a verdict, which the machine
+  carries out.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ _LATE = {
 
 
 class CheckpointCoordinator:
-    """Takes checkpoints. Their later stages are in `finalizer`, `commits`, `aborter` and `cleaner`."""
+    """Takes the checkpoints of one job. Their later stages are in `finalizer`, `commits`, `aborter` and `cleaner`."""
 
     def __init__(self, context: CoordinatorContext) -> None:
         self._context = context
@@ -109,14 +110,16 @@ class CheckpointCoordinator:
         self.aborter.refuse(requests, Reason.TOO_MANY_REQUESTS, detail)
 
     def _shut_down_scheduler(self, at_ms: int) -> None:
-        """Makes way for the savepoint that ends the job: no other checkpoint is taken until its fate is decided."""
+        """Refuses further checkpoints, because the savepoint that ends the job comes next."""
         self.aborter.refuse_queued(Reason.SCHEDULER_SHUTDOWN, _STOPPING)
         self.aborter.give_up_open(Reason.SCHEDULER_SHUTDOWN, at_ms, _STOPPING)
 
     # --- trigger --------------------------------------------------------------------------------------------------
 
     def start_periodic(self, at_ms: int) -> None:
-        """The attempt runs: schedule the first checkpoint, after a random delay in [min pause, interval]."""
+        """Schedules the first periodic checkpoint of an attempt, after a random delay between the minimum pause and the
+        interval.
+        """
         settings = self._context.settings
         if settings.interval_ms is None:
             return
@@ -126,7 +129,7 @@ class CheckpointCoordinator:
         self._context.instruct(do.SetTimer(f"periodic:{attempt}", at_ms + delay_ms))
 
     def timer(self, name: str, argument: str, at_ms: int) -> None:
-        """A timer about checkpoints has fired."""
+        """Handles a timer of checkpoints that has fired."""
         number = int(argument)
         if name == "periodic":
             self.tick(at_ms)
@@ -148,7 +151,7 @@ class CheckpointCoordinator:
             act[name](CheckpointId(number))
 
     def trigger_if_due(self, at_ms: int) -> None:
-        """Starts the checkpoints whose time has come."""
+        """Starts the checkpoints that are due and allowed to start."""
         while not self._context.state.storage_away and may_trigger(self._context.state):
             decision = decide(self._demand(at_ms), self._context.settings, at_ms)
             if isinstance(decision, Start):
@@ -176,18 +179,22 @@ class CheckpointCoordinator:
         )
 
     def _wants_final(self, at_ms: int) -> bool:
-        """Returns whether all operators have finished, and no completed checkpoint covers that yet."""
+        """Returns whether a final checkpoint is needed: all operators have finished, and no completed checkpoint covers
+        that.
+        """
         state = self._context.state
         all_ended = len(state.ended) == len(self._context.spec.tasks)
         return all_ended and at_ms >= state.final_not_before_ms and state.ends_as is None
 
     def tick(self, at_ms: int) -> None:
-        """A periodic checkpoint is due. It starts as soon as it may; until then there are no further ticks."""
+        """Marks a periodic checkpoint as due. It starts as soon as it may. There are no further ticks until then."""
         if self._context.settings.interval_ms is not None and self._context.state.due_since_ms is None:
             self._context.state.due_since_ms = at_ms
 
     def _wait_for_next_tick(self, at_ms: int) -> None:
-        """A checkpoint starts: set the next tick, in the rhythm of those before."""
+        """Sets the timer of the next periodic checkpoint. Called when one starts; the interval counts from the tick
+        before.
+        """
         state = self._context.state
         interval_ms = self._context.settings.interval_ms
         if state.due_since_ms is not None:
@@ -247,7 +254,9 @@ class CheckpointCoordinator:
             self._context.instruct(do.TriggerCheckpoint(attempt, number, at_ms, tasks, options, pending.base))
 
     def _base(self, properties: CheckpointProperties) -> CheckpointId | None:
-        """The newest retained checkpoint to build on. A task that has no part in it writes all of its state."""
+        """Returns the newest retained checkpoint on which an incremental one can be based, or None. A task that has no
+        part in it writes all of its state.
+        """
         state = self._context.state
         if properties.canonical:
             return None
@@ -257,7 +266,7 @@ class CheckpointCoordinator:
     # --- collect --------------------------------------------------------------------------------------------------
 
     def hooks_triggered(self, event: ev.HooksTriggered) -> None:
-        """Every master hook has answered: trigger the tasks."""
+        """Triggers the tasks, now that every master hook has answered."""
         pending = self._context.state.pending.get(event.checkpoint_id)
         if pending is not None and pending.phase is PendingPhase.HOOKS:
             pending.advance(PendingInput.HOOKS_ANSWERED)
@@ -265,13 +274,13 @@ class CheckpointCoordinator:
             self._trigger_tasks(pending)
 
     def hook_failed(self, event: ev.HookFailed) -> None:
-        """A master hook failed: without the world outside the checkpoint is not whole, and is given up."""
+        """Aborts the checkpoint, because a master hook failed."""
         pending = self._context.state.pending.get(event.checkpoint_id)
         if pending is not None and pending.phase is PendingPhase.HOOKS:
             self.aborter.give_up(pending, Reason.HOOK_FAILED, event.at_ms, event.error)
 
     def acknowledged(self, event: ev.CheckpointAcknowledged) -> None:
-        """A task's part is durable. If the acknowledgement is refused, its files are deleted."""
+        """Adds the acknowledgement of a task to its checkpoint. If it is refused, deletes its files."""
         state = self._context.state
         pending = state.pending.get(event.checkpoint_id)
         if invariants.is_counted(state, event.checkpoint_id, event.task):
@@ -311,7 +320,7 @@ class CheckpointCoordinator:
                     self._context.state.union_operators[section.uid] = None
 
     def declined(self, event: ev.CheckpointDeclined) -> None:
-        """A task cannot take part: the checkpoint has failed."""
+        """Aborts the checkpoint, because a task cannot take part."""
         pending = self._context.state.pending.get(event.checkpoint_id)
         if (
             pending is not None
@@ -324,20 +333,20 @@ class CheckpointCoordinator:
             self.aborter.give_up(pending, reason, event.at_ms, f"{event.task}: {event.message}")
 
     def task_finished(self, task: TaskId, at_ms: int) -> None:
-        """Gives up checkpoints that wait for a task that has left: it will never acknowledge."""
+        """Aborts checkpoints that wait for a task which has finished, because it will never acknowledge."""
         for pending in list(self._context.state.pending.values()):
             if pending.attempt == self._context.state.attempt and task in pending.waiting:
                 self.aborter.give_up(pending, Reason.TASK_FINISHED, at_ms, str(task))
 
     def storage_went_away(self, event: ev.StorageWentAway) -> None:
-        """The event log cannot be written. Give up what is open, but no savepoints: users wait for those."""
+        """Aborts open checkpoints, but no savepoints, because the event log cannot be written."""
         self._context.state.storage_away = True
         for pending in list(self._context.state.pending.values()):
             if pending.phase.open and pending.properties.subsumable:
                 self.aborter.give_up(pending, Reason.STORAGE_AWAY, event.at_ms, event.error)
 
     def storage_came_back(self, at_ms: int) -> None:
-        """Takes a periodic checkpoint soon, without waiting for its tick."""
+        """Schedules a periodic checkpoint soon after an outage, instead of waiting for the next tick."""
         self._context.state.storage_away = False
         if self._context.state.status is JobStatus.RUNNING:
             self.tick(at_ms)
@@ -355,15 +364,15 @@ class CheckpointCoordinator:
     # --- the attempt, the coordinator, or the job is over ---------------------------------------------------------
 
     def drop(self, reason: Reason, at_ms: int, detail: str = "") -> None:
-        """Gives up checkpoints that storage does not decide about, and refuses all requests. Tolerances ignore it."""
+        """Aborts the open checkpoints and refuses all requests. These failures do not count as failed checkpoints."""
         self.aborter.give_up_open(reason, at_ms, detail)
         self.aborter.refuse_queued(reason, detail)
 
     def take_over(self, at_ms: int) -> None:
-        """Repeats every order whose answer may be lost with the previous coordinator.
+        """Repeats every order whose answer may have been lost with the previous coordinator.
 
-        Old deletions come first. Giving up checkpoints orders new ones, and these must be ordered once: a second answer
-        would be taken for the answer to the next step, the deletion of shared files.
+        Deletions that are already known come first. Aborting checkpoints orders further deletions, and these must be
+        ordered once: a second answer would be taken for the answer to the next step, the deletion of shared files.
         """
         self.cleaner.take_over()
         self.aborter.give_up_open(Reason.COORDINATOR_LOST, at_ms)
@@ -377,7 +386,7 @@ class CheckpointCoordinator:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPlan:
-    """The tasks that take part, and how. Each field is in the order of the job."""
+    """The tasks that take part in a checkpoint, and in which role. Each field lists tasks in the order of the job."""
 
     trigger: tuple[TaskId, ...]
     wait: tuple[TaskId, ...]
@@ -386,7 +395,7 @@ class CheckpointPlan:
 
 @dataclass(frozen=True, slots=True)
 class NoPlan:
-    """There can be no checkpoint now: this task neither runs nor has finished."""
+    """Result of `make_plan` if no checkpoint is possible now, because this task neither runs nor has finished."""
 
     missing: TaskId
 
@@ -403,9 +412,7 @@ def make_plan(
       finished. Over an all-to-all edge these are all tasks of the upstream vertex, over a pointwise edge a single one.
     - There is no plan while a task neither runs nor has finished.
 
-    The cost is linear in tasks and edges.
-
-    The plan of a checkpoint that is triggered now. A task that has finished may be among the running ones too.
+    The cost is linear in tasks and edges. A task that has finished may also be among the running tasks that are passed.
     """
     if not finished:
         missing = _first_missing(spec.tasks, running)

@@ -1,4 +1,5 @@
-"""Completes checkpoints: creates `_metadata`, and registers what is complete. The savepoint of a stop is copied before.
+"""Completes checkpoints: creates `_metadata`, and registers completed checkpoints. Copies the savepoint of a stop
+before that.
 
 `CheckpointFinalizer` takes over from `CheckpointCoordinator` when all tasks have acknowledged. Rules:
 
@@ -44,7 +45,7 @@ from tidegate.storage.ids import CheckpointId, OperatorUid, VertexId
 
 
 class CheckpointFinalizer:
-    """Writes the checkpoints of one job."""
+    """Completes the checkpoints of one job after their last acknowledgement."""
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class CheckpointFinalizer:
         self._cleaner = cleaner
 
     def proceed(self, at_ms: int) -> None:
-        """Begins to write the next checkpoint, if one is due."""
+        """Starts to write the metadata of the next checkpoint, if it is its turn."""
         while (pending := self._next()) is not None:
             operator = self._partly_finished(pending)
             if operator is None:
@@ -70,7 +71,7 @@ class CheckpointFinalizer:
             self._aborter.give_up(pending, Reason.UNION_STATE_PARTLY_FINISHED, at_ms, operator)
 
     def take_over(self) -> None:
-        """Finds out what became of the checkpoints that the lost coordinator was writing."""
+        """Finds out in storage what happened to the checkpoints that the lost coordinator was writing."""
         for pending in self._context.state.pending.values():
             pending.inherited = True
             self._void(pending)
@@ -78,7 +79,7 @@ class CheckpointFinalizer:
     # --- the copy of a stop ---------------------------------------------------------------------------------------
 
     def exported(self, event: ev.SavepointWritten) -> None:
-        """The savepoint's own folder is whole: now create `_metadata`."""
+        """Creates `_metadata`, because the savepoint's own folder is complete."""
         pending = self._export_over(event.checkpoint_id)
         if pending is not None:
             pending.failures = 0
@@ -86,7 +87,9 @@ class CheckpointFinalizer:
             self._write(pending)
 
     def export_failed(self, event: ev.SavepointWriteFailed) -> None:
-        """Tries again, for a bounded time. If the folder itself is unfit, gives up at once."""
+        """Retries the copy of a stop's savepoint for a limited time. If the folder itself cannot be used, aborts at
+        once.
+        """
         pending = self._export_over(event.checkpoint_id)
         if pending is None:
             return
@@ -99,8 +102,8 @@ class CheckpointFinalizer:
         self._context.retry_later(f"export:{event.checkpoint_id}", event.at_ms, pending.failures)
 
     def _export_over(self, checkpoint_id: CheckpointId) -> PendingCheckpoint | None:
-        """Notes that the copy has ended. Returns the savepoint, or None if it was given up: then its folder is
-        deleted.
+        """Records that a copy has ended. Returns the savepoint, or None if it was aborted meanwhile, in which case its
+        folder is deleted.
         """
         pending = self._in(checkpoint_id, PendingPhase.EXPORTING)
         if pending is None:
@@ -110,7 +113,7 @@ class CheckpointFinalizer:
         return pending
 
     def repeat_export(self, checkpoint_id: CheckpointId) -> None:
-        """The timer of the retry has fired."""
+        """Repeats the copy, because the retry timer has fired."""
         pending = self._in(checkpoint_id, PendingPhase.EXPORTING)
         if pending is not None and not pending.export_asked:
             self._export(pending)
@@ -118,7 +121,9 @@ class CheckpointFinalizer:
     # --- metadata -------------------------------------------------------------------------------------------------
 
     def written(self, event: ev.MetadataWritten) -> None:
-        """Completes the checkpoint: notifies tasks and users, commits, subsumes. Ignores a repeated answer."""
+        """Registers a completed checkpoint: notifies tasks and users, commits, subsumes older ones. Ignores a repeated
+        answer.
+        """
         pending = self._in(event.checkpoint_id, PendingPhase.WRITING, PendingPhase.VOIDING)
         if pending is None:
             return
@@ -164,7 +169,7 @@ class CheckpointFinalizer:
         self._end_if_last(pending, metadata)
 
     def write_failed(self, event: ev.MetadataWriteFailed) -> None:
-        """Finds out whether the metadata exists by trying to void it, for a bounded time."""
+        """Tries to void the checkpoint, to find out whether its metadata exists. Retries for a limited time."""
         pending = self._in(event.checkpoint_id, PendingPhase.WRITING, PendingPhase.VOIDING)
         if pending is None:
             return
@@ -180,13 +185,13 @@ class CheckpointFinalizer:
         self._context.retry_later(f"void:{event.checkpoint_id}", event.at_ms, pending.failures)
 
     def repeat_void(self, checkpoint_id: CheckpointId) -> None:
-        """The timer of the retry has fired."""
+        """Repeats the attempt to void a checkpoint, because the retry timer has fired."""
         pending = self._in(checkpoint_id, PendingPhase.VOIDING)
         if pending is not None:
             self._void(pending)
 
     def voided(self, event: ev.CheckpointVoided) -> None:
-        """The tombstone was there first: the checkpoint can never complete."""
+        """Aborts the checkpoint, because a tombstone was created first and it can never complete."""
         pending = self._in(event.checkpoint_id, PendingPhase.WRITING, PendingPhase.VOIDING)
         if pending is not None:
             reason = Reason.STORAGE_AWAY if pending.failures else Reason.METADATA_NOT_WRITTEN
@@ -256,7 +261,7 @@ class CheckpointFinalizer:
             self._context.end = end
 
     def _count_committed(self, pending: PendingCheckpoint) -> None:
-        """Remembers which sink files the completed checkpoint covers."""
+        """Records which sink files the completed checkpoint covers."""
         committed = self._context.state.committed_files
         for task, subtask in pending.acknowledged.items():
             for c in subtask.committables:
@@ -300,9 +305,9 @@ class CheckpointFinalizer:
         )
 
     def _partly_finished(self, pending: PendingCheckpoint) -> OperatorUid | None:
-        """Returns an operator with union list state that has finished in some of its subtasks only, or None.
+        """Returns an operator with union list state of which only some subtasks have finished, or None.
 
-        The entries of a finished subtask in the union are lost, and the other subtasks would not notice.
+        Its state cannot be stored: the entries of finished subtasks would be missing from the union.
         """
         state = self._context.state
         if not state.union_operators:
@@ -322,13 +327,16 @@ class CheckpointFinalizer:
 
 
 def _uncommitted(committable: Committable, committed: int) -> Committable:
-    """Drops files that an earlier completed checkpoint covers: the task had not been notified of it yet."""
+    """Returns the sink files of a checkpoint without the files that an earlier completed one covers.
+
+    The task reported these again, because it was not notified of that checkpoint yet.
+    """
     skip = min(max(0, committed - committable.first_index), len(committable.files))
     return replace(committable, first_index=committable.first_index + skip, files=committable.files[skip:])
 
 
 def open_commits(commits: Iterable[SinkCommit]) -> tuple[OpenCommits, ...]:
-    """Returns which of these checkpoints have files for which table, ordered by url."""
+    """Returns, for each table, which of these checkpoints have files for it, ordered by URL."""
     found: dict[str, dict[CheckpointId, None]] = {}
     for commit in commits:
         for committable in commit.committables:
@@ -357,7 +365,7 @@ class SinkCommitter:
         self._cleaner = cleaner
 
     def add(self, checkpoint_id: CheckpointId, attempt: int, committables: tuple[Committable, ...]) -> None:
-        """A checkpoint of an attempt is complete. Its turn comes after those before it."""
+        """Queues the commit of a completed checkpoint behind the commits of earlier ones."""
         state = self._context.state
         tables = self._context.spec.tables if attempt != state.told_attempt else ()
         state.told_attempt = attempt
@@ -366,17 +374,17 @@ class SinkCommitter:
             self._next()
 
     def take_over(self) -> None:
-        """Orders again what the lost coordinator had ordered."""
+        """Repeats the commit that the lost coordinator had ordered."""
         if self._context.state.commits:
             self._next()
 
     def repeat(self, checkpoint_id: CheckpointId) -> None:
-        """The timer of the retry has fired."""
+        """Repeats a commit, because the retry timer has fired."""
         if self._is_first(checkpoint_id):
             self._next()
 
     def committed(self, event: ev.SinksCommitted) -> None:
-        """The sink files of a checkpoint are visible. Remember how far the logs of its tables have got."""
+        """Records that the sink files of a checkpoint are visible, and how far the logs of its tables have got."""
         self._context.state.know_tables(event.heads)
         self._done(event.checkpoint_id)
 
@@ -390,7 +398,9 @@ class SinkCommitter:
             self._next()
 
     def failed(self, event: ev.SinkCommitFailed) -> None:
-        """Tries again: a commit is idempotent. After too long the job fails, and a job restored from it commits."""
+        """Schedules a retry of a commit, which is idempotent. After too long the job fails, and a restored job
+        commits.
+        """
         if not self._is_first(event.checkpoint_id):
             return
         spec = self._context.spec
@@ -429,14 +439,14 @@ class SinkCommitter:
 
 
 def subsume(context: CoordinatorContext, cleaner: CheckpointCleaner) -> None:
-    """Gives up completed checkpoints that newer ones subsume (Flink's `CheckpointSubsumeHelper`).
+    """Removes completed checkpoints that newer ones subsume from the retained ones (Flink's `CheckpointSubsumeHelper`).
 
     Rules:
 
     - The newest ones stay: as many as are retained, and all whose sink files are not committed yet, because a restore
       commits them. So what is kept is bounded even if the sinks always lag behind.
-    - A damaged checkpoint goes once there is a newer one that is whole.
-    - If all are damaged, nothing goes: the job fails, and what there is stays.
+    - A damaged checkpoint is removed once there is a newer undamaged one.
+    - If all are damaged, none is removed: the job fails, and its checkpoints stay.
     - `CheckpointCleaner` deletes, and only with the permit that nothing retained refers to the files.
     """
     state = context.state

@@ -1,4 +1,4 @@
-"""Copies completed savepoints into the folders of users, next to the checkpoints that follow.
+"""Copies completed savepoints into the folders of users, while the job takes further checkpoints.
 
 `CheckpointFinalizer` hands over each savepoint whose `_metadata` exists. Rules:
 
@@ -30,8 +30,8 @@ from tidegate.storage.ids import CheckpointId
 def has_failed_for_good(
     pending: PendingCheckpoint, event: ev.SavepointWriteFailed, storage_outage_ms: int
 ) -> str | None:
-    """Returns why the copy of a savepoint is not tried again; None if it is, because its folder may be reachable
-    later.
+    """Returns why the copy of a savepoint is not retried. Returns None if its folder may be reachable later, so that it
+    is.
     """
     if event.permanent:
         return event.error
@@ -41,7 +41,7 @@ def has_failed_for_good(
 
 
 class SavepointCopies:
-    """The copies of one job's savepoints, except for the savepoint of a stop."""
+    """Copies the savepoints of one job, except for the savepoint of a stop."""
 
     def __init__(self, context: CoordinatorContext, aborter: CheckpointAborter, cleaner: CheckpointCleaner) -> None:
         self._context = context
@@ -49,7 +49,7 @@ class SavepointCopies:
         self._cleaner = cleaner
 
     def begin(self, savepoint: PendingCheckpoint, at_ms: int) -> None:
-        """The checkpoint of a savepoint is complete: copy it, unless the job has begun to end meanwhile."""
+        """Starts the copy of a savepoint whose checkpoint is complete, unless the job has begun to end."""
         state = self._context.state
         savepoint.failures = 0
         state.copies[savepoint.checkpoint_id] = savepoint
@@ -61,7 +61,7 @@ class SavepointCopies:
             self._set_limit(savepoint, at_ms)
 
     def take_over(self, at_ms: int) -> None:
-        """Copies again what the lost coordinator was copying."""
+        """Repeats the copies that the lost coordinator was making."""
         state = self._context.state
         for savepoint in state.copies.values():
             if savepoint.export_asked:
@@ -71,7 +71,9 @@ class SavepointCopies:
             self._set_limit(savepoint, at_ms)
 
     def written(self, event: ev.SavepointWritten) -> bool:
-        """The savepoint's own folder is whole: answer the user. Returns whether it is one of these copies."""
+        """Answers the user, because the savepoint's own folder is complete. Returns whether it is one of these
+        copies.
+        """
         savepoint = self._context.state.copies.pop(event.checkpoint_id, None)
         if savepoint is None:
             return False
@@ -83,7 +85,7 @@ class SavepointCopies:
         return True
 
     def succeeded(self, pending: PendingCheckpoint, at_ms: int) -> None:
-        """Counts a success, and answers the requests."""
+        """Records a success in the statistics, and answers the requests."""
         state = self._context.state
         state.completed_checkpoints += 1
         record = record_of(pending, at_ms)
@@ -93,7 +95,7 @@ class SavepointCopies:
             self._context.instruct(do.CompleteRequest(request, pending.checkpoint_id, None, pending.path))
 
     def failed(self, event: ev.SavepointWriteFailed) -> bool:
-        """Tries again, for a bounded time. Returns whether it is one of these copies."""
+        """Schedules a retry for a limited time. Returns whether it is one of these copies."""
         savepoint = self._context.state.copies.get(event.checkpoint_id)
         if savepoint is None:
             return False
@@ -107,14 +109,14 @@ class SavepointCopies:
         return True
 
     def repeat(self, checkpoint_id: CheckpointId) -> bool:
-        """The timer of the retry has fired. Returns whether it is one of these copies."""
+        """Repeats a copy, because the retry timer has fired. Returns whether it is one of these copies."""
         savepoint = self._context.state.copies.get(checkpoint_id)
         if savepoint is not None and not savepoint.export_asked:
             self._copy(savepoint)
         return savepoint is not None
 
     def expire(self, checkpoint_id: CheckpointId, at_ms: int) -> None:
-        """The limit of a copy is over."""
+        """Ends a copy that has exceeded its time limit."""
         savepoint = self._context.state.copies.get(checkpoint_id)
         if savepoint is not None:
             limit_s = self._context.settings.timeout_ms / 1000
@@ -122,7 +124,7 @@ class SavepointCopies:
             self._give_up(savepoint, Reason.SAVEPOINT_NOT_WRITTEN, at_ms, detail)
 
     def drop(self, at_ms: int, detail: str) -> None:
-        """The job ends, and does not wait for copies."""
+        """Ends all copies, because the job ends and does not wait for them."""
         for savepoint in list(self._context.state.copies.values()):
             target = savepoint.properties.target
             text = f"{detail}; the savepoint was still being copied to {target}, and is not whole"
@@ -145,7 +147,7 @@ class SavepointCopies:
         self._context.instruct(do.SetTimer(f"copy:{savepoint.checkpoint_id}", due_ms))
 
     def _give_up(self, savepoint: PendingCheckpoint, reason: Reason, at_ms: int, detail: str) -> None:
-        """A savepoint has failed. Its checkpoint is complete, and may be restored as any other."""
+        """Records that a savepoint has failed. Its checkpoint is complete, and can be restored as any other."""
         number = savepoint.checkpoint_id
         del self._context.state.copies[number]
         self._aborter.leave_copy(savepoint)
