@@ -1,4 +1,4 @@
-"""Calls between the actors of a job whose loss must be noticed, and reports to the coordinator.
+"""Calls between the actors of a job that must not be lost unnoticed, and the reports of tasks to the coordinator.
 
 Ray repeats frames and grants of credit that did not arrive. These have numbers, and may come twice and late. Ray
 repeats no other call (`max_task_retries=0`), and reports a loss only to a caller that reads the result. So callers read
@@ -37,12 +37,14 @@ from tidegate.storage.ids import AttemptNumber
 NAMESPACE = "tidegate"
 """Ray's namespace for the named actors of jobs, of sessions, and of checkpoints in memory."""
 CONCURRENCY_GROUPS = {"control": 1, "ask": 8, "live": 1}
-"""Threads of a coordinator's actor: for calls of its tasks, for calls of drivers, and for calls that stay pending."""
+"""Numbers of threads of a coordinator's actor: for calls of its tasks, for calls of drivers, and for calls that stay
+pending.
+"""
 LOST_CALL_GRACE_MS = 5_000
 
 
 class Watched(Protocol):
-    """A send whose arrival is watched, for example Ray's reference to a call."""
+    """The interface of a send whose arrival is watched. Ray's reference to a call implements it."""
 
     def future(self) -> Future[Any]:
         """Returns a future that is done on arrival, or fails with an error."""
@@ -62,7 +64,7 @@ def watch_call(reference: Watched, mailbox: Mailbox, lost: Callable[[BaseExcepti
 
 
 def find_actor(name: str, namespace: str) -> Handle | None:
-    """Returns the actor of this name, or None if there is none any more."""
+    """Returns the actor with this name, or None if there is none."""
     try:
         return ray.get_actor(name, namespace=namespace)
     except ValueError:
@@ -71,14 +73,14 @@ def find_actor(name: str, namespace: str) -> Handle | None:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The way in which an attempt of a subtask has ended in its worker."""
+    """How an attempt of a subtask has ended in its worker."""
 
     kind: Literal["finished", "failed"]
     reason: str | None = None
     permanent: bool = False
     """True if a restart cannot help."""
     unfit: bool = False
-    """True if the process is unusable: another attempt in it would fail for the same reason."""
+    """True if the process is unusable, so that another attempt in it would fail for the same reason."""
     fingerprint: str = ""
     """Identifies the failure, as in `TaskFailed`."""
 
@@ -94,8 +96,9 @@ SEND_AGAIN_MS = 200
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Reports the end of an attempt of a subtask in its worker. Goes to the supervisor, not to the coordinator
-    machine."""
+    """Reports that an attempt of a subtask has ended in its worker. It is sent to the supervisor, and not to the
+    coordinator machine.
+    """
 
     attempt: AttemptNumber
     task: TaskId
@@ -106,7 +109,7 @@ Report: TypeAlias = CoordinatorEvent | Ended
 
 
 class Sent:
-    """A report on its way. Stands for Ray's reference to a call."""
+    """A report that is being sent. It has the interface of Ray's reference to a call (`Watched`)."""
 
     def __init__(self, report: Report) -> None:
         self.report = report
@@ -120,13 +123,13 @@ class Sent:
 
 
 class Outbox:
-    """Sends the reports of one process to the coordinator by `call`. All methods run on the mailbox's thread."""
+    """Sends the reports of one process to the coordinator by `call`. All methods run on the thread of the mailbox."""
 
     def __init__(self, call: Callable[[tuple[Report, ...]], Any], mailbox: Mailbox) -> None:
         self._call = call
         self._mailbox = mailbox
         self._next: list[Sent] = []
-        """Reports of the next message."""
+        """Reports for the next message."""
         self._waiting = 0
         """Number of reports that the coordinator has not received."""
 
@@ -180,12 +183,12 @@ class Deliveries:
         self._mailbox = mailbox
         self._guarded = guarded
         self._on_their_way: set[Future[Any]] = set()
-        """Watched sends that are not known to have arrived."""
+        """Watched sends that may not have arrived."""
 
     def watch(self, reference: Watched, matters: Callable[[], bool]) -> Future[Any]:
-        """Fails the task if a call gets lost while it matters.
+        """Fails the task if a call is lost while it matters.
 
-        `matters`: whether the call still matters.
+        `matters` returns whether the call still matters.
         """
 
         def lost(error: BaseException) -> None:
@@ -195,7 +198,7 @@ class Deliveries:
         return watch_call(reference, self._mailbox, lambda error: self._guarded(lambda: lost(error)))
 
     def watch_until_there(self, reference: Watched) -> None:
-        """Fails the task if a call gets lost, and delays the end of a finished task until the call has arrived."""
+        """Fails the task if a call is lost. Delays the end of a finished task until the call has arrived."""
         future = self.watch(reference, lambda: True)
         self._on_their_way.add(future)
 
@@ -206,7 +209,7 @@ class Deliveries:
         future.add_done_callback(done)
 
     def when_all_arrived(self, report: Callable[[Outcome], None]) -> None:
-        """Reports the outcome of a finished task, once everything that it has sent has arrived."""
+        """Reports the outcome of a finished task, once all its sends have arrived."""
         calls = tuple(self._on_their_way)
         if not calls:
             report(Outcome("finished"))

@@ -36,9 +36,9 @@ class WorkerLog:
         self._outputs = (_own(1), _own(2))
 
     def is_shown_as(self, name: str) -> None:
-        """Makes Ray show this name in the driver before each line that is printed here from now on.
+        """Makes Ray show this name in the driver before each line that this process prints from now on.
 
-        Ray reads the name from its log files: from a line with this mark, which Ray itself writes when an actor has
+        Ray reads the name from its log files: from a line with a mark, which Ray itself writes when an actor has
         started.
         """
         for output in self._outputs:
@@ -77,7 +77,7 @@ def _own(descriptor: int) -> TextIO:
 
 
 LAST_LINE = b"SIGTERM: the process ends as requested\n"
-"""The last line that the process prints. Kernels before Linux 6.15 do not report how a process ended."""
+"""The last line that the process prints at SIGTERM. Kernels before Linux 6.15 do not report how a process ended."""
 
 
 def end_at_sigterm() -> None:

@@ -60,7 +60,7 @@ _TaskMessage: TypeAlias = tuple[TaskId, AttemptNumber, ev.TaskEvent]
 
 @dataclass(frozen=True, slots=True)
 class _WaitingDeployment:
-    """A deployment that is not sent yet. `peers`: the process of each neighbour in another worker."""
+    """A deployment that has not been sent yet. `peers` has the process of each neighbour in another worker."""
 
     member: WorkerHandle
     tasks: tuple[TaskId, ...]
@@ -70,7 +70,7 @@ class _WaitingDeployment:
 
 
 class AttemptSupervisor:
-    """The processes that run the current attempt of each subtask.
+    """Deploys attempts of one job on its processes.
 
     All methods run on the coordinator's mailbox, except `processes`, `standbys`, `waits_for`, `suspect_nodes` and
     `rows_reported`.
@@ -84,28 +84,28 @@ class AttemptSupervisor:
         heartbeat_timeout_ms: int = TIMEOUT_MS,
         join: Callable[[WorkerHandle], object] = lambda _: None,
     ) -> None:
-        """`join`: connects to a process that has identified itself."""
+        """Creates the supervisor. `join` connects to a process that has identified itself."""
         self._workers = workers
         self._report = report
         self._mailbox = mailbox
         self._attempt = AttemptNumber(-1)
-        """The newest attempt."""
+        """Number of the newest attempt."""
         self._attempts: dict[TaskId, AttemptNumber] = {}
         """The attempt of each task. Attempts of tasks differ, because a region may restart alone."""
         self._members: dict[TaskId, WorkerHandle] = {}
         self._finished: set[TaskId] = set()
-        """Tasks that need no process any more in their attempt."""
+        """Tasks that have finished, and need no process any more in their attempt."""
         self._cancelled: dict[TaskId, AttemptNumber] = {}
-        """The newest cancelled attempt of each task. Nothing more is sent to it."""
+        """The newest cancelled attempt of each task. Events are no longer sent to it."""
         self._neighbours = workers.graph.neighbours()
         self._unsent: dict[WorkerHandle, list[_TaskMessage]] = {}
         """Events for the next message to each process."""
         self._waiting: list[_WaitingDeployment] = []
-        """Deployments that wait until processes have identified themselves."""
+        """Deployments that wait until all processes have identified themselves."""
         self._join = join
         workers.died, workers.identified = self._has_died, self._identified
         self._due: do.DeployAttempt | None = None
-        """The next attempt, while it waits for processes to stop the one before."""
+        """The next attempt, while it waits until processes have stopped the one before. None otherwise."""
         self.generation = ev.UNFENCED
         """The generation of this coordinator. Processes ignore messages with an older one."""
         self._has_looked = False
@@ -119,19 +119,21 @@ class AttemptSupervisor:
         self._broke = workers.broke = self._lost_nodes.broke
         self._drain = AttemptDrain(mailbox, self._broke, self.evict, self._deploy_if_free)
         self._room: RoomWatch | None = None
-        """None if nothing is reserved."""
+        """Watches the wait for slots, or None if nothing is reserved."""
         self._bundles: BundleNodes | None = None
-        """None if the job has no common slots."""
+        """The nodes of the bundles, or None if the job has no common slots."""
         if (placement := workers.options.placement) is not None:
             self._bundles = BundleNodes(mailbox, partial(nodes_of, placement), self._deploy_if_free)
         if workers.slots.groups:
             wait_ms_max = workers.options.slot_request_timeout_ms
             self._room = RoomWatch(mailbox, partial(look_at, workers.slots), self._starting, self._no_room, wait_ms_max)
         self.recoveries = RecoveryWatch(workers.graph)
-        """The recoveries under this coordinator."""
+        """Measures the recoveries under this coordinator."""
 
     def evict(self, member: WorkerHandle, why: str) -> None:
-        """Stops using a process, and ends it once the log has recorded that. `why`: which process, and the reason."""
+        """Stops using a process, and ends it once the event log has recorded that. `why` names the process and the
+        reason.
+        """
         self._evictions.evict(member, why)
 
     def _evict_all(self, members: Iterable[WorkerHandle], why: str) -> None:
@@ -139,15 +141,17 @@ class AttemptSupervisor:
             self.evict(member, f"{member.name} {why}")
 
     def kill(self, process: str) -> None:
-        """Ends a process whose eviction is in the log."""
+        """Ends a process whose eviction is recorded in the event log."""
         self._evictions.kill(process)
 
     def silent(self, node: str, others_ms: Sequence[int]) -> None:
-        """A process on a node does not answer. `others_ms`: for how long other processes there have not answered."""
+        """Records that a process on a node does not answer. `others_ms` is for how long the other processes there have
+        not answered.
+        """
         self._lost_nodes.silent(node, others_ms)
 
     def take_over(self, state: CoordinatorState, job_id: JobId) -> None:
-        """Finds the processes of a lost predecessor, and watches how their subtasks end. `state`: replayed from the
+        """Finds the processes of a lost predecessor, and watches how their subtasks end. `state` was replayed from the
         log.
         """
         if not self._has_looked:
@@ -199,7 +203,7 @@ class AttemptSupervisor:
         return NOWHERE if self._bundles is None else self._bundles.nodes
 
     def _without(self, tasks: Sequence[TaskId]) -> do.DeployAttempt | None:
-        """Returns the waiting attempt without these tasks, or None if no task remains. Other regions keep waiting."""
+        """Returns the waiting attempt without these tasks, or None if no task remains."""
         if self._due is None:
             return None
         due = self._workers.graph.tasks() if self._due.tasks is None else self._due.tasks
@@ -207,7 +211,7 @@ class AttemptSupervisor:
         return replace(self._due, tasks=left) if left else None
 
     def _deploy(self, instruction: do.DeployAttempt) -> None:
-        """Gives each task of an attempt to a process."""
+        """Assigns each task of an attempt to a process."""
         tasks = self._workers.graph.tasks() if instruction.tasks is None else instruction.tasks
         # Before the new attempt begins, so that a message lost here does not count as its failure.
         self.flush()
@@ -240,7 +244,7 @@ class AttemptSupervisor:
         self._mailbox.call_later(self._workers.options.standby_delay_ms, self._workers.refill)
 
     def _identified(self, member: WorkerHandle) -> None:
-        """Connects to a process that has started, and sends the deployments that waited for it."""
+        """Connects to a process that has started, and sends the deployments that have waited for it."""
         self._join(member)
         self._send_deployments()
 
@@ -262,7 +266,7 @@ class AttemptSupervisor:
                 self._send(tasks, waiting.member, partial(waiting.member.handle.deploy.remote, deployment))
 
     def _is_current(self, task: TaskId, attempt: AttemptNumber) -> bool:
-        """Returns whether this is the current attempt of a task, and not cancelled."""
+        """Returns whether this is the current attempt of a task and was not cancelled."""
         return self._attempts.get(task) == attempt and self._cancelled.get(task, -1) < attempt
 
     def _by_member(self, tasks: Iterable[TaskId]) -> dict[WorkerHandle, tuple[TaskId, ...]]:
@@ -274,7 +278,7 @@ class AttemptSupervisor:
         return {member: tuple(of_member) for member, of_member in found.items()}
 
     def cancel(self, instruction: do.CancelAttempt) -> None:
-        """Makes each living process stop an attempt. A process that does not stop in time is killed."""
+        """Orders each living process to stop an attempt. A process that does not stop in time is killed."""
         attempt = instruction.attempt
         tasks = tuple(self._workers.graph.tasks() if instruction.tasks is None else instruction.tasks)
         self._due = self._without(tasks)
@@ -285,7 +289,7 @@ class AttemptSupervisor:
                 self._drain.stop(member, of_member, attempt, self.generation)
 
     def send(self, task: TaskId, event: ev.TaskEvent) -> None:
-        """Sends an event to the current attempt of a task with the next message, if its process lives."""
+        """Queues an event for the current attempt of a task, if its process lives. It is sent with the next message."""
         member = self._members.get(task)
         if member is not None and member.usable:
             self._unsent.setdefault(member, []).append((task, self._attempts[task], event))
@@ -303,21 +307,21 @@ class AttemptSupervisor:
                 self._send(tasks, member, partial(member.channel.send, "deliver", tuple(events)))
 
     def completed(self, task: TaskId, event: ev.CheckpointCompleted, state: CoordinatorState) -> None:
-        """A task was notified of a completed checkpoint: notifies the standby that follows the task, unless the
-        checkpoint was deleted.
-        """
+        """Notifies the standby that follows a task of a completed checkpoint, unless the checkpoint was deleted."""
         spec, number = state.spec, event.checkpoint_id
         if spec is not None and number in state.kept:
             self._workers.completed(task, RestorePoint(spec.root, spec.job_id, number, final=False))
 
     def membership(self, name: str, actor_id: str, in_charge: bool) -> Membership:
-        """Returns whether a process belongs to this job. Only the current coordinator can answer. From any thread."""
+        """Returns whether a process belongs to this job, or None if this is not the current coordinator. May be called
+        from any thread.
+        """
         return Membership(self.generation, self._workers.has(name, actor_id) if in_charge else None)
 
     def found_hung(self, member: WorkerHandle) -> Callable[[str], object]:
-        """Returns the function that takes the failure of the subtasks of a hung process.
+        """Marks a process as hung, and returns the function that fails its subtasks with a text.
 
-        The subtask that acted last comes first, so that the failure of the attempt names it.
+        The subtask that was last active comes first, so that the failure of the attempt names it.
         """
         tasks = sorted(self._unfinished(member), key=lambda task: task != member.acting)
         attempts = {task: self._attempts.get(task, self._attempt) for task in tasks}
@@ -344,7 +348,7 @@ class AttemptSupervisor:
         self._workers.dismiss(self.generation)
 
     def close(self) -> list[Future[None]]:
-        """Ends all processes when the job is over. The futures are done when the processes have ended."""
+        """Ends all processes when the job has ended. The futures are done when the processes have ended."""
         for look in (self._room, self._bundles):
             if look is not None:
                 look.close()
@@ -364,18 +368,20 @@ class AttemptSupervisor:
         return self._workers.ready_standbys, self._workers.starting_standbys
 
     def waits_for(self) -> str | None:
-        """Returns what the job waits for from the cluster, or None. From any thread."""
+        """Returns a description of the cluster resources for which the job waits, or None. May be called from any
+        thread.
+        """
         if self._due is not None and (nodes := self._lost_nodes.doubtful):
             return f"word of {', '.join(sorted(nodes))}: no process there answers, and Ray has not given it up"
         return None if self._room is None else self._room.waits_for
 
     @property
     def suspect_nodes(self) -> int:
-        """Number of nodes that may be lost. From any thread."""
+        """Number of nodes that may be lost. May be read from any thread."""
         return len(self._lost_nodes.doubtful)
 
     def observe(self, event: CoordinatorEvent) -> None:
-        """Records failures and restarts, to measure how long recovery takes."""
+        """Records failures and restarts, to measure how long recoveries take."""
         if isinstance(event, co.TaskFailed) and event.attempt == self._attempts.get(event.task):
             self.recoveries.failed(event.at_ms)
             log.warning("task %s of attempt %d failed: %s", event.task, event.attempt, logged_text(event.reason))
@@ -385,7 +391,7 @@ class AttemptSupervisor:
             log.info("task %s is ready%s%s", event.task, origin, self.recoveries.since_failure(event.at_ms))
 
     def rows_reported(self, attempt: AttemptNumber, task: TaskId, rows_in: int) -> None:
-        """Takes the number of rows that a task has received. The first ones behind the sources end a recovery."""
+        """Records the number of rows that a task has received. The first rows behind the sources end a recovery."""
         at_ms = now_ms()
         if (member := self._members.get(task)) is not None:
             member.answered_at_ms = at_ms
@@ -393,18 +399,18 @@ class AttemptSupervisor:
             log.info("attempt %d: the first rows came into %s %s", attempt, task, words)
 
     def doing(self, task: TaskId) -> Future[str] | None:
-        """Asks the process of a task what it is doing. Returns None if the task has no living process."""
+        """Requests from the process of a task what it is doing. Returns None if the task has no living process."""
         member = self._members.get(task)
         return None if member is None or not member.usable else member.handle.doing.remote().future()
 
     def _record_failure(self, attempt: AttemptNumber, task: TaskId, member: WorkerHandle) -> None:
-        """Records the failure of a process, which may be as old as its last sign of life."""
+        """Records the failure of a process. It may have failed any time after its last answer."""
         if attempt == self._attempts.get(task) and member.answered_at_ms is not None:
             at_ms = now_ms()
             self.recoveries.failed(at_ms, max(0, at_ms - member.answered_at_ms))
 
     def ended(self, ended: Ended) -> None:
-        """Handles a report of how an attempt of a subtask has ended in its process."""
+        """Handles a report that an attempt of a subtask has ended in its process."""
         attempt, task, outcome = ended.attempt, ended.task, ended.outcome
         if attempt != self._attempts.get(task):
             return
@@ -436,7 +442,7 @@ class AttemptSupervisor:
             self._report(co.TaskFailed(now_ms(), self._attempts[task], task, bounded_text(why)))
 
     def _send(self, tasks: Sequence[TaskId], member: WorkerHandle, call: Callable[[], Watched]) -> None:
-        """Sends something to subtasks of a process. If it does not arrive, their attempts fail."""
+        """Sends a message to the subtasks of a process. If it does not arrive, their attempts fail."""
         attempts = {task: self._attempts[task] for task in tasks}
 
         def concerned() -> list[TaskId]:
@@ -466,17 +472,20 @@ class AttemptSupervisor:
 
 
 class Evictions:
-    """Ends processes of one job, after the event log has recorded it. All methods run on the coordinator's mailbox."""
+    """Ends processes of one job after the event log has recorded their eviction. All methods run on the coordinator's
+    mailbox.
+    """
 
     def __init__(self, workers: WorkerPool, report: Callable[[CoordinatorEvent], None]) -> None:
         self._workers = workers
         self._report = report
         self._waiting: dict[str, WorkerHandle] = {}
-        """Processes by id that end once the log has recorded their eviction."""
+        """Processes, by id, that end once the log has recorded their eviction."""
 
     def evict(self, member: WorkerHandle, why: str) -> None:
-        """Stops using a process, and requests the log entry that allows its end. `why`: which process, and the
-        reason."""
+        """Stops using a process, and requests the log entry that allows its end. `why` names the process and the
+        reason.
+        """
         member.evicted = True
         if member.process_id not in self._waiting:
             self._waiting[member.process_id] = member
@@ -484,7 +493,7 @@ class Evictions:
             self._report(co.ProcessGivenUp(now_ms(), member.process_id, bounded_text(why)))
 
     def kill(self, process: str) -> None:
-        """Ends a process whose eviction is in the log."""
+        """Ends a process whose eviction is recorded in the event log."""
         member = self._waiting.pop(process, None)
         if member is None:
             return
@@ -506,11 +515,12 @@ DROP_TIMEOUT_MS = 10_000
 Broke: TypeAlias = Callable[
     [WorkerHandle, BaseException | None, Callable[[BaseException], object], Callable[[], object]], bool
 ]
-"""Handles a call of a process that ended, as `LostNodes.broke` does."""
+"""A function that handles a broken call to a process, as `LostNodes.broke` does."""
 
 
 class AttemptDrain:
-    """Waits until processes have stopped an attempt. All methods run on the coordinator's mailbox.
+    """Waits until processes have stopped an attempt, before the next one is deployed. All methods run on the
+    coordinator's mailbox.
 
     `look` is called when a process has stopped its subtasks, or is evicted.
     """
@@ -520,18 +530,18 @@ class AttemptDrain:
     ) -> None:
         self._mailbox, self._broke, self._evict, self._look = mailbox, broke, evict, look
         self._asked: list[tuple[WorkerHandle, Future[None]]] = []
-        """Processes that are to stop subtasks, and their answers."""
+        """Processes that were ordered to stop subtasks, and the futures of their answers."""
 
     @property
     def is_over(self) -> bool:
-        """Returns whether all processes have answered. Processes that have not started yet do not count."""
+        """Returns whether all processes have stopped the attempt. Processes that have not started yet do not count."""
         self._asked = [(member, dropped) for member, dropped in self._asked if member.usable and not dropped.done()]
         return all(member.info is None for member, _ in self._asked)
 
     def stop(
         self, member: WorkerHandle, tasks: tuple[TaskId, ...], attempt: AttemptNumber, generation: Generation
     ) -> None:
-        """Makes a process stop an attempt of subtasks. `generation`: the generation of the coordinator."""
+        """Orders a process to stop an attempt of subtasks. `generation` is the generation of the coordinator."""
 
         def done(future: Future[None]) -> None:
             self._broke(

@@ -1,4 +1,5 @@
-"""Authenticates this process at a Ray cluster: its token, what the head answers, and a warning without a token.
+"""Authenticates this process at a Ray cluster: finds its token, checks the head's answer, and warns if there is no
+token.
 
 This module loads Ray only where its settings must be read again: Ray's environment decides whether Ray sends a token,
 and must be complete before Ray is loaded.
@@ -176,10 +177,10 @@ _NO_CLIENT = (
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The answer of the head of a cluster."""
+    """The answer of the head node of a Ray cluster to a probe."""
 
     answer: Literal["open", "asks for a token", "unknown"]
-    """`unknown`: it listens, but answers only with TLS."""
+    """The kind of answer. `unknown` means that the head listens, but answers only with TLS."""
     cluster: bytes = b""
     """Id of the cluster, empty if there was no answer."""
 
@@ -197,7 +198,7 @@ def refuse_ray_client(address: str | None = None) -> None:
 
 
 def probe(address: str, token: str | None = None) -> Head:
-    """Asks the head at "host:port", with a token or without one. Takes at most `PROBE_TIMEOUT_S`.
+    """Probes the head at "host:port", with a token or without one. Takes at most `PROBE_TIMEOUT_S`.
 
     Raises ConfigurationError for an address that is not "host:port", and if no head of a Ray cluster answers in time.
     """
@@ -257,9 +258,10 @@ def is_on_spark() -> bool:
 
 
 def warn_if_open(address: str, environ: Mapping[str, str], *, on_spark: bool = False) -> None:
-    """Warns, once a process, if Ray listens at an address that others may reach, and requires no token.
+    """Logs a warning, once in a process, if Ray listens at an address that others may reach, and requires no token.
 
-    `address`: of Ray's head node, with or without a port. `on_spark`: its nodes run in Spark executors.
+    `address` is the address of Ray's head node, with or without a port. `on_spark` is whether its nodes run in Spark
+    executors.
     """
     global _warned
     reason = why_open(address, environ, on_spark=on_spark)

@@ -48,7 +48,7 @@ _FIND, _START_ONE = "auto", "local"
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """The connection of this process. `owned`: this module opened it, so `close` ends it."""
+    """The connection of this process to Ray. `owned` is whether this module opened it, so that `close` ends it."""
 
     address: str | None
     owned: bool
@@ -172,8 +172,9 @@ def check_same_cluster(address: str | None) -> None:
 
 
 def cluster_of_this_user(processes: Path = Path("/proc")) -> str:
-    """Returns the address of this user's Ray cluster on this machine. Raises ConfigurationError for none, or
-    several."""
+    """Returns the address of this user's Ray cluster on this machine. Raises ConfigurationError if there is none, or
+    several.
+    """
     found = set()
     for folder in processes.glob("[0-9]*"):
         try:
@@ -325,7 +326,7 @@ def filter_worker_output(show_log: bool) -> None:
 
 
 def _filter_errors(drop: Callable[[dict[str, Any]], None]) -> None:
-    """Filters the output of Ray's thread for errors, which does not call the handlers."""
+    """Filters the output of Ray's thread for error messages, which does not call the log handlers."""
     from ray._private import worker
 
     ray: Any = worker

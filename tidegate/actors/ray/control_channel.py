@@ -29,11 +29,11 @@ from tidegate.protocol.failures import error_text
 log = logging.getLogger(__name__)
 
 COORDINATOR = "coordinator"
-"""The process id of every coordinator on connections. The newest coordinator of a job replaces the connection of an
+"""Process id of every coordinator on its connections. The newest coordinator of a job replaces the connection of an
 older one.
 """
 UNANSWERED_MAX = 1_000
-"""Most unacknowledged messages. Beyond this, messages are sent by calls."""
+"""Limit of unacknowledged messages. Beyond it, messages are sent by Ray calls."""
 _NUMBER = struct.Struct("<Q")
 
 Handlers: TypeAlias = Mapping[str, Any]
@@ -41,7 +41,7 @@ Handlers: TypeAlias = Mapping[str, Any]
 
 
 class PendingSend:
-    """A message on its way. Stands for Ray's reference to a call."""
+    """A message that is being sent. It has the interface of Ray's reference to a call."""
 
     def __init__(self, name: str, arguments: tuple[Any, ...]) -> None:
         self.name, self.arguments = name, arguments
@@ -55,23 +55,25 @@ class PendingSend:
 
 
 class ControlChannel:
-    """The channel to one process. `handle`: its actor. `handlers`: the handlers of messages from it. For any thread."""
+    """The channel to one process. `handle` is its actor, and `handlers` handle messages from it. May be used from any
+    thread.
+    """
 
     def __init__(self, handle: Handle, handlers: Handlers) -> None:
         self._handle, self._handlers = handle, handlers
         self._lock = threading.RLock()
         self._end: _End | None = None
-        """The connection, while it is usable."""
+        """The connection, or None while messages are sent by Ray calls."""
         self._calls = 0
-        """Calls without an answer."""
+        """Ray calls without an answer."""
         self._unacknowledged_call = False
-        """True if an unacknowledged message was called, and no acknowledged call came after it."""
+        """True if an unacknowledged message was sent by a Ray call, and no acknowledged call came after it."""
         self._next_number = 0
         self._unanswered: dict[int, PendingSend] = {}
         """Unacknowledged messages on the connection, by number."""
 
     def send(self, name: str, *arguments: Any) -> PendingSend:
-        """Calls a method of the other process."""
+        """Calls a method of the other process by a message that is acknowledged."""
         pending = PendingSend(name, arguments)
         with self._lock:
             if self._calls or self._unacknowledged_call or not self._try_send(pending):
@@ -79,7 +81,7 @@ class ControlChannel:
         return pending
 
     def send_unacknowledged(self, name: str, *arguments: Any) -> None:
-        """Calls a method of the other process. The result is dropped, and the call may get lost."""
+        """Calls a method of the other process. The result is dropped, and the message may be lost."""
         with self._lock:
             end = self._end
             if end is None or not end.send(Kind.UNACKNOWLEDGED, pickle.dumps((name, arguments), 5)):
@@ -87,7 +89,7 @@ class ControlChannel:
                 getattr(self._handle, name).remote(*arguments)
 
     def join(self, connections: Connections, address: bytes, process_id: str, handlers: Handlers) -> None:
-        """Connects the coordinator to the process. `handlers`: the handlers of messages from it."""
+        """Connects the coordinator to the process. `handlers` handle messages from it."""
         self._handlers = handlers
         try:
             connections.connect(address, process_id, _End(self))
@@ -97,7 +99,7 @@ class ControlChannel:
             )
 
     def accept(self) -> _End:
-        """Returns the listener for a connection of the coordinator, or of its successor. Runs on the reading thread."""
+        """Returns the listener for a connection from the coordinator or its successor. Runs on the reading thread."""
         with self._lock:
             if self._end is not None:
                 self._break(self._end)
@@ -151,33 +153,33 @@ class ControlChannel:
             self._end = end
 
     def answered(self, number: int) -> None:
-        """Settles a message that the other process has acknowledged."""
+        """Marks a message as done that the other process has acknowledged."""
         with self._lock:
             pending = self._unanswered.pop(number, None)
         if pending is not None:
             _settle(pending, None)
 
     def received(self, message: Bytes) -> None:
-        """Handles a message of the other process."""
+        """Handles a message from the other process."""
         name, arguments = pickle.loads(message)
         self._handlers[name](*arguments)
 
     def over(self, end: _End) -> None:
-        """Replaces a connection that has ended by calls."""
+        """Switches to Ray calls, because the connection has ended."""
         with self._lock:
             if end is self._end:
                 self._break(end)
 
 
 class _End:
-    """One end of a connection. It is a `Listener`."""
+    """A `Listener` for one end of a connection."""
 
     def __init__(self, channel: ControlChannel) -> None:
         self._channel = channel
         self._connection: FramedConnection | None = None
 
     def connected(self, connection: FramedConnection) -> None:
-        """Takes the connection."""
+        """Stores the connection."""
         self._connection = connection
 
     def send(self, kind: Kind, *payload: Bytes) -> bool:
@@ -185,16 +187,16 @@ class _End:
         return self._connection is not None and self._connection.send(kind, *payload)
 
     def cut(self) -> None:
-        """Ends the connection."""
+        """Closes the connection."""
         if self._connection is not None:
             self._connection.cut()
 
     def opened(self) -> None:
-        """The connection is usable."""
+        """Called when the connection can be used."""
         self._channel.opened(self)
 
     def received(self, message: Message) -> None:
-        """Handles a message or an acknowledgement of the other end."""
+        """Handles a message or an acknowledgement from the other end."""
         if message.kind is Kind.ACKNOWLEDGED:
             self._channel.answered(*_NUMBER.unpack(message.payload))
         elif message.kind is Kind.UNACKNOWLEDGED:
@@ -204,7 +206,7 @@ class _End:
             self.send(Kind.ACKNOWLEDGED, message.payload[: _NUMBER.size])
 
     def over(self, reason: str) -> None:
-        """The connection has ended."""
+        """Called when the connection has ended."""
         self._channel.over(self)
 
 

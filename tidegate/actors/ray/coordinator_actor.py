@@ -104,7 +104,7 @@ class CoordinatorProcess(StatusEndpoint):
         self._dropped_rows = DroppedRowReports(context.graph)
         self._answers = Answers()
         self._inherited: frozenset[str] = frozenset()
-        """Requests that are in the log of a predecessor."""
+        """Requests in the log of the predecessor, which are still unanswered."""
         self._host: CoordinatorDriver | None = None
         self._lease: LeaseKeeper | None = None
         self._metrics = JobMetrics(context.job_name, card.submitted_at_ms)
@@ -157,7 +157,7 @@ class CoordinatorProcess(StatusEndpoint):
 
     @ray.method(concurrency_group="control")
     def report(self, reports: tuple[Report, ...]) -> None:
-        """Takes the reports of a worker's subtasks."""
+        """Receives the reports of a worker's subtasks."""
         self._mailbox.post(lambda: self._reported(reports))
 
     @ray.method(concurrency_group="control", enable_task_events=False)
@@ -167,12 +167,12 @@ class CoordinatorProcess(StatusEndpoint):
 
     @ray.method(concurrency_group="live")
     def live(self) -> None:
-        """Stays pending until the process ends."""
+        """Returns only when the process ends. Callers notice its end by that."""
         threading.Event().wait()
 
     @ray.method(concurrency_group="control", num_returns=0, enable_task_events=False)
     def counted(self, attempt: AttemptNumber, task: TaskId, rows_in: int, metrics: SubtaskMetrics | None) -> None:
-        """Takes the number of rows that a task has received, and its metrics if they have changed."""
+        """Receives the number of rows that a task has received, and its metrics if they have changed."""
         self._reports.store(attempt, task, rows_in, metrics)
         self._deployment.rows_reported(attempt, task, rows_in)
 
@@ -180,26 +180,26 @@ class CoordinatorProcess(StatusEndpoint):
 
     @ray.method(concurrency_group="ask")
     def view(self, wait_s: float) -> JobView:
-        """Returns the state of the job, now or at its end if that is within `wait_s`."""
+        """Returns the state of the job: now or, if it ends within `wait_s` seconds, at its end."""
         ended = self._ended.wait(wait_s) if wait_s > 0 else self._ended.is_set()
         at_end = (self._statistics(), self._answers.given(), self._reports.vertices(self._host)) if ended else ()
         return JobView(self._progress(), self._host is not None, ended, self._broken, *at_end)
 
     @ray.method(concurrency_group="ask")
     def cancel(self) -> None:
-        """Requests cancellation."""
+        """Requests the cancellation of the job."""
         self._mailbox.post(lambda: self._handle(co.CancelRequested(now_ms())))
 
     @ray.method(concurrency_group="ask")
     def request(self, request: str, kind: SnapshotKind, target: str | None, savepoint_format: SavepointFormat) -> None:
-        """Requests a checkpoint or savepoint. `answer` returns the answer later."""
+        """Requests a checkpoint or savepoint. `answer` returns the result later."""
         # A driver that got no reply repeats its call with the same request.
         if self._answers.expect(request):
             self._mailbox.post(lambda: self._requested(request, kind, target, savepoint_format))
 
     @ray.method(concurrency_group="ask")
     def answer(self, request: str, wait_s: float) -> Answer | None:
-        """Returns the answer to a request, or None if it takes longer than `wait_s`."""
+        """Returns the answer to a request, or None if there is none within `wait_s` seconds."""
         if self._host is None and not self._ended.is_set() and not self._answers.has(request):
             # The log is being replayed, which reveals what became of the request.
             self._ended.wait(min(wait_s, REPLAY_RETRY_S))
@@ -348,7 +348,9 @@ class CoordinatorProcess(StatusEndpoint):
         self._ended.set()
 
     def _leave_to_successor(self, reason: str) -> None:
-        """Ends this process, because another coordinator is in charge, and touches nothing that it may use."""
+        """Ends this process, because another coordinator is in charge. Touches no file or process that the other one
+        may use.
+        """
         log.error("the coordinator of %s leaves: %s", self._spec.job_name, bounded_text(reason))
         end_process()
 
@@ -379,7 +381,7 @@ class CoordinatorProcess(StatusEndpoint):
 
 
 class _Port:
-    """The outside world of the coordinator's driver (a `CoordinatorPort`)."""
+    """The `CoordinatorPort` of the coordinator's driver."""
 
     def __init__(self, process: CoordinatorProcess) -> None:
         self._process = process
@@ -459,7 +461,7 @@ class _Port:
 def replay_when_it_answers(
     event_log: EventLog, outage_ms: int, job_history: JobHistory | None = None
 ) -> tuple[CoordinatorMachine, LogPosition]:
-    """Replays the log like `replay`, and retries for as long as an outage may last.
+    """Replays the log as `replay` does, and retries for as long as a storage outage is tolerated.
 
     Raises CorruptionError at once, and StorageError after `outage_ms`.
     """
@@ -496,11 +498,11 @@ class JobMetrics:
         self._completed = 0
 
     def begin(self, state: CoordinatorState) -> None:
-        """Starts from a replayed state: checkpoints of a predecessor are not counted again."""
+        """Starts from a replayed state. Checkpoints of a predecessor are not counted again."""
         self._completed = state.statistics.completed
 
     def observing(self, state: CoordinatorState, done: _Done) -> _Done:
-        """Returns `done` preceded by `observe`, to be called after each write to the event log.
+        """Returns a callback for writes to the event log that calls `observe`, then `done`.
 
         Observing once a second would miss checkpoints if several complete in between and the history drops them.
         """

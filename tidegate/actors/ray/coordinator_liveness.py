@@ -1,4 +1,4 @@
-"""Ends a worker's process when its coordinator is gone for good, or when the current coordinator does not list it.
+"""Ends a worker's process when its coordinator is lost for good, or when the current coordinator does not list it.
 
 Workers outlive their coordinator, because Ray restarts it. So they are detached actors that Ray does not end. Rules:
 
@@ -39,21 +39,23 @@ log = logging.getLogger(__name__)
 
 ASK_EVERY_S, ASK_AGAIN_S = 30.0, 0.5
 LEAVE_S_MAX = 5.0
-"""Longest time in seconds that a process stays to end others. Ray may not answer."""
+"""Longest time, in seconds, that a process lives on to end others. Ray may not answer."""
 DENIALS = 2
-"""Denials in a row after which a process ends."""
+"""Number of denials in a row after which a process ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """A coordinator's answer about a process. `known`: None while the coordinator has no list of its processes yet."""
+    """A coordinator's answer about a process. `known` is None while the coordinator has no list of its
+    processes yet.
+    """
 
     generation: Generation
     known: bool | None
 
 
 class Step(enum.Enum):
-    """The next step of a process after an answer: ask `LATER`, ask `SOON`, or `LEAVE`."""
+    """The next step of a process after an answer: request again `LATER`, request again `SOON`, or `LEAVE`."""
 
     LATER = "later"
     SOON = "soon"
@@ -67,8 +69,8 @@ class DenialCounter:
         self._in_a_row = 0
 
     def answered(self, answer: Membership | None, newest: int) -> Step:
-        """Takes an answer, or None if none came. `newest`: generation of the newest coordinator that has sent a
-        message.
+        """Processes an answer, or None if there was none. `newest` is the generation of the newest coordinator that has
+        sent a message.
         """
         if answer is None or answer.known is None or not may_obey(answer.generation, newest):
             self._in_a_row = 0
@@ -80,7 +82,7 @@ class DenialCounter:
 
 
 class MembershipCheck:
-    """Asks the coordinator again and again whether this process belongs to its job.
+    """Requests from the coordinator, again and again, whether this process belongs to its job.
 
     `ask` calls the coordinator. `newest` returns the generation of the newest coordinator that has sent a message.
     """
@@ -92,7 +94,7 @@ class MembershipCheck:
         self._denials = DenialCounter()
 
     def hold(self) -> None:
-        """Asks for the first time."""
+        """Sends the first request."""
         self._ask().future().add_done_callback(self._answered)
 
     def _answered(self, call: Future[Membership]) -> None:
@@ -108,13 +110,15 @@ class MembershipCheck:
 
 
 def watch_coordinator(coordinator: Handle, info: ProcessInfo, newest: Callable[[], int]) -> None:
-    """Ends this process when its coordinator is gone for good, or does not list it."""
+    """Ends this process when its coordinator is lost for good, or does not list it. Returns at once."""
     CoordinatorLiveness(lambda: coordinator.live.remote(), _leave_with_orphans).hold()
     MembershipCheck(lambda: coordinator.membership.remote(info.name, info.actor_id), newest, end_process).hold()
 
 
 def _leave_with_orphans() -> None:
-    """Ends this process, whose coordinator is gone for good, after the processes of its job that never started."""
+    """Ends the processes of this job that never started, and then this process, because its coordinator is lost for
+    good.
+    """
     threading.Thread(target=_end_all, name="tidegate-leave", daemon=True).start()
 
 
@@ -129,7 +133,7 @@ def _end_all() -> None:
 
 
 DEATHS = 2
-"""Reports of Ray in a row that the coordinator is dead, after which the process ends."""
+"""Number of reports of Ray in a row that the coordinator is dead, after which the process ends."""
 
 
 def end_process() -> None:
@@ -146,7 +150,7 @@ class CoordinatorLiveness:
         self._deaths = 0
 
     def hold(self) -> None:
-        """Makes the call that stays pending."""
+        """Starts the call that stays pending while the coordinator lives."""
         self._live().future().add_done_callback(self._ended)
 
     def _ended(self, call: Future[Any]) -> None:
@@ -167,7 +171,7 @@ _DEAD = "DEAD"
 
 @dataclass(frozen=True, slots=True)
 class ActorRow:
-    """An actor as Ray lists it. `ray_job`: the driver that it was made for, directly or not."""
+    """An actor in Ray's list of actors. `ray_job` is the Ray job for which it was made, directly or indirectly."""
 
     name: str
     class_name: str
@@ -176,7 +180,7 @@ class ActorRow:
 
 
 def orphans(actors: Iterable[ActorRow]) -> list[str]:
-    """Returns the names of worker processes that wait for room while their coordinator is dead. No I/O.
+    """Returns the names of worker processes that wait for resources although their coordinator is dead. No I/O.
 
     A coordinator of the same name in another Ray job belongs to another job.
     """

@@ -42,13 +42,13 @@ if TYPE_CHECKING:
     from tidegate.actors.runtimes.running_job import JobCard, JobProgress
 
 END_WAIT_S = 5.0
-"""Longest total time in seconds to wait for answers of a job that has ended. They follow the end at once, or never
-come.
+"""Longest total time, in seconds, to wait for the answers of a job that has ended. They follow the end at once, or
+never come.
 """
 
 
 class StatusEndpoint:
-    """The calls of `CoordinatorProcess` that report status."""
+    """The methods of `CoordinatorProcess` that return status."""
 
     if TYPE_CHECKING:
         _spec: JobSpec
@@ -72,17 +72,17 @@ class StatusEndpoint:
 
     @ray.method(concurrency_group="ask")
     def statistics(self) -> CheckpointStatistics:
-        """Returns statistics of the checkpoints so far."""
+        """Returns the statistics of the checkpoints so far."""
         return self._statistics()
 
     @ray.method(concurrency_group="ask")
     def processes(self) -> tuple[TaskProcessInfo, ...]:
-        """Returns the process of each task that has one that has started."""
+        """Returns the process of each task whose process has started."""
         return self._deployment.processes()
 
     @ray.method(concurrency_group="ask")
     def identify(self) -> ProcessInfo:
-        """Returns the place of this process."""
+        """Returns the node, process id and addresses of this process."""
         return process_info()
 
     @ray.method(concurrency_group="ask", enable_task_events=False)
@@ -121,7 +121,7 @@ class StatusEndpoint:
 
 
 KEPT_MAX = 100
-"""More than drivers request within the time in which they repeat a call."""
+"""Limit of kept answers. It is more than drivers request within the time in which they repeat a call."""
 
 LOST = Answer(None, "the coordinator was lost before it had logged the request; request it again")
 
@@ -130,8 +130,8 @@ LOST = Answer(None, "the coordinator was lost before it had logged the request; 
 class JobView:
     """The state of a job in its coordinator's process.
 
-    `started`: the log was replayed. `ended`: nothing changes any more. `broken`: the error that stopped the
-    coordinator.
+    `started` is set once the log was replayed. `ended` is set once nothing changes any more. `broken` is the error that
+    stopped the coordinator.
     """
 
     progress: JobProgress
@@ -139,7 +139,7 @@ class JobView:
     ended: bool
     broken: str | None
     statistics: CheckpointStatistics | None = None
-    """Statistics of the checkpoints, set once the job has ended, because the coordinator leaves soon after."""
+    """Statistics of the checkpoints. Set once the job has ended, because the coordinator ends soon after."""
     answers: Mapping[str, Answer] = field(default_factory=dict)
     """Answers to requests, set once the job has ended."""
     vertices: tuple[VertexMetrics, ...] = ()
@@ -147,7 +147,7 @@ class JobView:
 
 
 class Answers:
-    """The answers of one coordinator to requests. Thread-safe."""
+    """The answers of one coordinator to user requests. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -214,7 +214,7 @@ class TaskReports:
         self._metrics: dict[TaskId, SubtaskMetrics] = {}
 
     def store(self, attempt: AttemptNumber, task: TaskId, rows_in: int, metrics: SubtaskMetrics | None) -> None:
-        """Stores the number of rows that a task has received. `metrics`: None if they have not changed."""
+        """Stores the number of rows that a task has received, and its metrics unless they are None (unchanged)."""
         self._rows_in[task] = (attempt, rows_in)
         if metrics is not None:
             self._metrics[task] = metrics
@@ -228,7 +228,7 @@ class TaskReports:
         return found
 
     def vertices(self, host: CoordinatorDriver | None) -> tuple[VertexMetrics, ...]:
-        """Returns all metrics, by vertex. `host`: None while the log is replayed."""
+        """Returns all metrics, by vertex. `host` is the coordinator's driver, or None while the log is replayed."""
         state = CoordinatorState() if host is None else host.machine.state
         metrics_of = dict(self._metrics)
         return vertices_of(self._graph, metrics_of, {task: state.attempt_of(task) for task in metrics_of})

@@ -54,14 +54,14 @@ KILL_STEPS_MAX = 50
 KILL_STEP_S = ASK_AGAIN_S = 0.2
 ERROR_CHARACTERS_MAX = 500
 RAY_RESTARTS_IT = ProcessId("Ray", "", 0, "")
-"""Stands for the driver in the lease of a detached job: Ray may restart a dead coordinator."""
+"""Stands for the driver in the lease of a detached job, because Ray may restart a dead coordinator."""
 
 _remote: Any = ray.remote
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Everything that a coordinator is made of. Sent by cloudpickle."""
+    """Everything from which a coordinator is created. Sent by cloudpickle."""
 
     spec: JobSpec
     context: JobContext
@@ -70,7 +70,7 @@ class Program:
 
 
 class DetachedCoordinator(CoordinatorProcess):
-    """A coordinator without a driver: it fetches its program, and ends by itself when the job is over."""
+    """A coordinator without a driver. It loads its program, and ends by itself when the job has ended."""
 
     def __init__(self, job_id: JobId, namespace: str) -> None:
         pickled = read_program(job_id, namespace)
@@ -119,11 +119,11 @@ def check_detachable(name: str, namespace: str, urls: Sequence[str]) -> None:
 
 
 _CloudPickler: Any = cloudpickle.CloudPickler
-"""Ray has no type hints for it."""
+"""Ray's cloudpickle pickler, for which Ray has no type hints."""
 
 
 class _Finder(_CloudPickler):  # type: ignore[misc]
-    """A pickler that finds objects of Ray that end with this driver."""
+    """A pickler that finds objects of Ray which end with this driver."""
 
     def __init__(self) -> None:
         super().__init__(io.BytesIO())
@@ -193,7 +193,7 @@ def start_detached(submission: Submission, options: PoolOptions, restarts_max: i
 def _await_start(coordinator: Handle) -> None:
     """Waits until a coordinator answers. Raises RayError.
 
-    Retries while only the connection broke, because Ray may be starting it again.
+    Retries while only the connection is broken, because Ray may be starting it again.
     """
     deadline = time.monotonic() + START_TIMEOUT_S
     while True:
@@ -224,7 +224,7 @@ def release_slots(options: PoolOptions) -> None:
 
 
 def _release_by_name(job_id: JobId, why: Exception) -> None:
-    """Releases the slots of a job whose program is lost."""
+    """Releases the slots of a job whose program is lost, by their names."""
     found = [name for name in (common_name(job_id), own_name(job_id)) if _release_named(name)]
     if not found:
         log.warning(
@@ -241,7 +241,7 @@ def _release_named(name: str) -> bool:
 
 
 def _end_finished_job(name: str, namespace: str) -> None:
-    """Ends the actors of an older job of this name that is over and only lingers. Raises RayError."""
+    """Ends the remaining actors of an older job of this name that has ended. Raises RayError."""
     coordinator = find_actor(f"{name}/coordinator", namespace)
     if coordinator is not None and _is_over(coordinator):
         overview: JobOverview = ray.get(coordinator.overview.remote(), timeout=CALL_TIMEOUT_S)
@@ -263,7 +263,7 @@ def _holders(job_id: JobId, namespace: str) -> list[Handle]:
 
 
 def _is_over(coordinator: Handle) -> bool:
-    """Returns whether the job of a coordinator is over. False if it does not answer, because it may be restarting."""
+    """Returns whether the job of a coordinator has ended. False if it does not answer, because it may be restarting."""
     try:
         return bool(ray.get(coordinator.view.remote(0.0), timeout=CALL_TIMEOUT_S).ended)
     except RayError:
@@ -307,7 +307,7 @@ def holders_of(job_id: JobId) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Make:
-    """The step to create a missing copy. `node`: the preferred node, or None for any."""
+    """A step: creates a missing copy of the program, on `node`, or on any node if that is None."""
 
     name: str
     node: str | None
@@ -315,15 +315,17 @@ class Make:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The step to end a copy that shares its node with another one, so that it is created on another node."""
+    """A step: ends a copy of the program that shares its node with another one, so that it is created on
+    another node.
+    """
 
     name: str
 
 
 def next_step(places: Mapping[str, str | None], nodes: Collection[str]) -> Make | End | None:
-    """Returns the next step to keep the copies, or None.
+    """Returns the next step that keeps the copies available, or None.
 
-    `places`: the node of each copy, None for a lost one. `nodes`: the living nodes.
+    `places` has the node of each copy, None for a lost one. `nodes` are the living nodes.
     """
     alive = {name: node for name, node in places.items() if node is not None}
     elsewhere = sorted(set(nodes) - set(alive.values()))
@@ -345,11 +347,11 @@ class ProgramKeeper:
         self._closed = threading.Event()
 
     def start(self) -> None:
-        """Runs `look` at intervals, until `close`."""
+        """Calls `look` at intervals, until `close`."""
         threading.Thread(target=self._keep, name="tidegate-program", daemon=True).start()
 
     def close(self) -> None:
-        """Stops when the job is over."""
+        """Stops, because the job has ended."""
         self._closed.set()
 
     def fill(self) -> None:

@@ -36,21 +36,22 @@ from tidegate.storage.ids import AttemptNumber, JobId
 log = logging.getLogger(__name__)
 
 ANSWER_TIMEOUT_S = 15.0
-"""Time in seconds to wait for answers.
+"""Seconds to wait for the answers of processes.
 
 On a busy machine a process took more than 5 s, and a job that allows no restart failed. Ray detects a lost node no
 faster, so this hardly delays a takeover after the loss of a node.
 """
 NEVER = AttemptNumber(-1)
 LATELY_MS = 600_000
-"""Maximal age in ms of the death of a predecessor."""
+"""Age, in ms, up to which the death of a process may explain the loss of the predecessor."""
 _NUMBERED = re.compile(r"#\d+$")
 
 
 def find_processes(
     prefix: str, namespace: str, job_id: JobId, running: Collection[TaskId], timeout_s: float = ANSWER_TIMEOUT_S
 ) -> tuple[list[FoundProcess], dict[str, Handle]]:
-    """Returns the living processes of a job, and the ones that do not answer, by name. Blocks for at most `timeout_s`.
+    """Returns the living processes of a job, and the names of processes that do not answer. Blocks for at most
+    `timeout_s` seconds.
 
     `running`: tasks that run according to the log. When all of these are found, the search ends.
     """
@@ -89,10 +90,10 @@ def find_processes(
 
 
 def memory_death_of_tasks(prefix: str) -> str | None:
-    """Returns why Ray's memory monitor killed a process of this job lately, or None if it killed none.
+    """Returns why Ray's memory monitor recently killed a process of this job, or None if it killed none.
 
-    Of several killed processes the newest one counts. The monitor mostly kills the coordinator along with the tasks,
-    so the reason is only in Ray's records. `prefix`: the beginning of the actor names of the job.
+    If it killed several, the newest one counts. The monitor mostly kills the coordinator along with the tasks, so the
+    reason is only in Ray's records. `prefix` is the beginning of the actor names of the job.
     """
     try:
         actors: Any = ray._private.state.actors(actor_state_name="DEAD")
@@ -108,7 +109,7 @@ def memory_death_of_tasks(prefix: str) -> str | None:
 
 
 def _first_of(references: list[Any], wait_s: float) -> list[Any]:
-    """Returns the first answer in a list, or an empty list if none comes in time or `references` is empty."""
+    """Returns the first answer in a list. Returns an empty list if none arrives in time or `references` is empty."""
     if references:
         return list(ray.wait(references, num_returns=1, timeout=wait_s)[0])
     threading.Event().wait(wait_s)

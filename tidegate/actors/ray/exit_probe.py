@@ -36,12 +36,12 @@ LINE_CHARACTERS_MAX = 300
 _NOISE = re.compile(
     r":(job_id|actor_name|task_name):|Extension modules:|\s+@ |PC: @|\[[^]]*\] logging\.cc|\*\*\* SIG|Stack \("
 )
-"""Lines that Ray and Python print for themselves."""
+"""Matches lines of the output that Ray and Python print for their own purposes."""
 _CRASH = re.compile(r"^Fatal Python error: (.*)$", re.MULTILINE)
 
 
 class ExitProbe:
-    """Holds a descriptor of a process on this node, so that its exit code is readable after its end."""
+    """Holds a descriptor of a process on this node, so that its exit code can be read after its end."""
 
     def __init__(self, pid: int) -> None:
         self._descriptor = -1
@@ -49,7 +49,9 @@ class ExitProbe:
             self._descriptor = os.pidfd_open(pid)
 
     def end(self, wait_ms: int) -> str | None:
-        """Returns `exit code 3` or `killed by SIGKILL`, or None if unknown. Waits up to `wait_ms` for the end."""
+        """Returns `exit code 3` or `killed by SIGKILL`, or None if unknown. Waits up to `wait_ms` for the end of the
+        process.
+        """
         if self._descriptor < 0:
             return None
         info = bytearray(_INFO_BYTES)
@@ -75,7 +77,7 @@ class ExitProbe:
 
 
 def end_text(code: int) -> str:
-    """Describes an exit code. A negative one is the number of a signal."""
+    """Returns a text for an exit code. A negative one is the number of a signal."""
     if code >= 0:
         return f"exit code {code}"
     try:
@@ -94,7 +96,7 @@ def stderr_path() -> str:
 
 
 def last_lines(path: str) -> str:
-    """Returns the last lines of a log in one line: Python's report of a crash, else the last output. May be empty."""
+    """Returns the last lines of a log as one line: Python's report of a crash, else the last output. May be empty."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))

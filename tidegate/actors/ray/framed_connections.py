@@ -46,9 +46,9 @@ from tidegate.storage.errors import ProtocolError
 log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX = 512
-"""Most connections of a process. A process also has no more than an eighth of its limit of open files."""
+"""Limit of connections of a process. In addition, a process uses no more than an eighth of its limit of open files."""
 STRANGERS_MAX = 64
-"""Most connections without a proof. A new one beyond this closes the oldest one."""
+"""Limit of connections that have not been authenticated. A new one beyond it closes the oldest one."""
 READ_BYTES = 256 * 1024
 PROOF_BYTES = 16
 ID_BYTES_MAX = 200
@@ -57,7 +57,7 @@ _BACKLOG = 4096
 _CREDENTIALS = struct.Struct("=iII")
 _DESCRIPTOR_SPACE = socket.CMSG_SPACE(struct.calcsize("i"))
 _CLOSED_IN_PROGRAMS = 0x40000000
-"""MSG_CMSG_CLOEXEC: programs that this process starts do not inherit a received descriptor."""
+"""The flag MSG_CMSG_CLOEXEC: programs that this process starts do not inherit a received descriptor."""
 _READ, _WRITE = 1, 4
 """EPOLLIN and EPOLLOUT, which the `select` module lacks on other systems."""
 
@@ -68,16 +68,16 @@ class Listener(Protocol):
     """Receives the events of a connection. Called on the reading thread, so no method may block."""
 
     def connected(self, connection: FramedConnection) -> None:
-        """Takes the connection. Called before all others, for `connect` on the thread of its caller."""
+        """Called first, with the connection. For `connect` it runs on the thread of the caller."""
 
     def opened(self) -> None:
-        """The other end has proved its identity, so messages can be sent."""
+        """Called when the other end has proved its identity, so that messages can be sent."""
 
     def received(self, message: Message) -> None:
-        """Takes a message. An exception ends the connection."""
+        """Called with a message. An exception ends the connection."""
 
     def over(self, reason: str) -> None:
-        """The connection has ended. No call follows."""
+        """Called when the connection has ended. No further call follows."""
 
 
 class FramedConnection:
@@ -88,7 +88,7 @@ class FramedConnection:
         self._lock = threading.Lock()
         self._waits_to_write = self._closed = False
         self._received: int | None = None
-        """The descriptor that the other end has sent, until `take_descriptor`."""
+        """The descriptor that the other end has sent, until it is fetched by `take_descriptor`."""
         self._awaits_descriptor = True
 
     def send(self, kind: Kind, *payload: Bytes, descriptor: int | None = None) -> bool:
@@ -103,12 +103,12 @@ class FramedConnection:
         return True
 
     def cut(self) -> None:
-        """Ends the connection now. Unsent messages are lost."""
+        """Closes the connection now. Unsent messages are lost."""
         with self._lock, suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def abandon(self) -> None:
-        """Closes the socket in a forked process, in which the lock may never be released."""
+        """Closes the socket in a forked process, without the lock, which may never be released there."""
         self._socket.close()
 
     def take_descriptor(self) -> int | None:
@@ -118,7 +118,7 @@ class FramedConnection:
         return descriptor
 
     def _write(self) -> None:
-        """Writes what the kernel accepts."""
+        """Writes as many bytes as the kernel accepts."""
         while True:
             pieces, descriptor = self._codec.unwritten()
             if not pieces:
@@ -142,7 +142,7 @@ class FramedConnection:
     # --- on the reading thread --------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Has epoll watch the socket, and sends the proof of this process."""
+        """Registers the socket with epoll, and sends the proof of this process."""
         # After registration the reading thread calls `opened` itself.
         was_open = self._codec.is_open
         self._epoll.register(self._socket, _READ)
@@ -152,7 +152,7 @@ class FramedConnection:
             self._listener.opened()
 
     def ready(self, space: memoryview) -> bool:
-        """Reads and writes after epoll reported the socket. Returns False if the connection has ended."""
+        """Reads and writes, because epoll has reported the socket. Returns False if the connection has ended."""
         try:
             with self._lock:
                 self._write()
@@ -212,7 +212,7 @@ class FramedConnection:
 
 
 class Connections:
-    """The connections of one process. `died` takes the error with which the reading thread has ended."""
+    """The connections of one process. `died` is called with the error that has ended the reading thread."""
 
     def __init__(
         self,
@@ -221,7 +221,8 @@ class Connections:
         listener_for: Callable[[str], Listener | None],
         died: Callable[[BaseException], object],
     ) -> None:
-        """`listener_for`: returns the listener for a connection from the process with this id, or None to refuse it.
+        """Creates the object. `listener_for` returns the listener for a connection from the process with this id, or
+        None to refuse it.
 
         It runs on the reading thread.
         """
@@ -233,7 +234,7 @@ class Connections:
         self._strangers: dict[int, tuple[socket.socket, bytearray]] = {}
         self._open: dict[int, FramedConnection] = {}
         self._current: FramedConnection | None = None
-        """The connection that the reading thread is serving."""
+        """The connection that the reading thread is handling."""
         self._unavailable = ""
 
     def listen(self) -> bytes:
@@ -279,7 +280,7 @@ class Connections:
             raise
 
     def _proof(self, of: str, to: str) -> bytes:
-        """Returns the proof that one process sends to another. It is not valid for a third process."""
+        """Returns the proof of identity that one process sends to another. It is not valid for a third process."""
         text = f"{of}\0{to}".encode()
         return hmac.digest(self._secret, text, hashlib.sha256)[:PROOF_BYTES]
 
@@ -397,12 +398,12 @@ class Connections:
 
 
 def _rights(descriptor: int | None) -> list[tuple[int, int, array[int]]]:
-    """Returns the ancillary data that sends a descriptor."""
+    """Returns the ancillary data with which a descriptor is sent."""
     return [] if descriptor is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [descriptor]))]
 
 
 def _close_socket(epoll: select.epoll, watched: socket.socket) -> None:
-    """Closes a socket. Removes it from epoll first, because epoll would still report a socket that a forked process
+    """Closes a socket. First removes it from epoll, because epoll would still report a socket that a forked process
     holds.
     """
     with suppress(OSError, ValueError):
@@ -419,11 +420,11 @@ def _is_ours(connected: socket.socket) -> bool:
 
 MESSAGE_BYTES_MAX = 1 << 30
 LARGE_BYTES = 256 * 1024
-"""A message of at least this size is read into memory of its own."""
+"""Size in bytes from which a message is read into memory of its own."""
 PIECES_MAX = 64
-"""Most pieces in one write."""
+"""Limit of pieces in one write."""
 COPIED_BYTES_MAX = 4096
-"""Joining pieces up to this size costs less than writing them one by one."""
+"""Size in bytes up to which pieces are joined, because that costs less than writing them one by one."""
 _HEAD = struct.Struct("<IB")
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
@@ -451,20 +452,20 @@ class Message(NamedTuple):
 
 
 class FrameCodec:
-    """The bytes of one end: framing, and the proofs at the beginning.
+    """Encodes and decodes the bytes of one end: framing, and the proofs at the beginning.
 
-    `shows`: proof that this end sends first. `expects`: proof that the other end sends first, empty if it was read
-    already.
+    `shows` is the proof that this end sends first. `expects` is the proof that the other end sends first, empty if it
+    was read already.
     """
 
     def __init__(self, shows: Bytes, expects: bytes) -> None:
         self._expects = expects
         self._unread = bytearray()
-        """The beginning of an incomplete message."""
+        """Received bytes of an incomplete message."""
         self._large: memoryview | None = None
         """The payload of the large message that is being read."""
         self._large_kind, self._large_bytes = Kind.FRAME, 0
-        """The kind of the large message, and how many of its bytes were read."""
+        """The kind of the large message, and the number of its bytes that were read."""
         self._unwritten: deque[memoryview] = deque((memoryview(shows),) if shows else ())
         self._descriptor: int | None = None
         self._pieces_before_descriptor = 0
@@ -491,8 +492,8 @@ class FrameCodec:
         self._unwritten.extend(memoryview(piece) for piece in pieces if len(piece))
 
     def unwritten(self) -> tuple[list[memoryview], int | None]:
-        """Returns the next pieces to write (empty if there are none), and the descriptor that goes with their first
-        byte.
+        """Returns the next pieces to write (empty if there are none), and the descriptor to send with their
+        first byte.
         """
         if self._descriptor is None:
             return list(islice(self._unwritten, PIECES_MAX)), None
@@ -515,11 +516,11 @@ class FrameCodec:
     # --- reading ----------------------------------------------------------------------------------------------------
 
     def space(self) -> memoryview | None:
-        """Returns the buffer for the next bytes (then call `filled`), or None if they go to `read`."""
+        """Returns the buffer for the next bytes, after which `filled` must be called. None if they go to `read`."""
         return None if self._large is None else self._large[self._large_bytes :]
 
     def filled(self, size_bytes: int) -> list[Message]:
-        """Records that this many bytes were read to `space`. Returns the message if it is complete."""
+        """Records that this many bytes were read into the buffer of `space`. Returns the message if it is complete."""
         assert self._large is not None
         self._large_bytes += size_bytes
         if self._large_bytes < len(self._large):

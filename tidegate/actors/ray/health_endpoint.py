@@ -1,4 +1,4 @@
-"""`HealthEndpoint`: reports that a worker's process lives, which call it is in, and its Python stack.
+"""`HealthEndpoint`: answers heartbeats of a worker's process, with the current call and, on request, the Python stack.
 
 Rules:
 
@@ -37,45 +37,45 @@ IO_THREAD_NAMES = "tidegate-io"
 
 
 class Pulse(NamedTuple):
-    """A sign of life. Both numbers are unique in the process."""
+    """A heartbeat answer. Both numbers are unique in the process."""
 
     call: int | None = None
-    """The current call of the mailbox. None if it has nothing to do, or may take long."""
+    """Number of the current call of the mailbox. None if it is idle, or may take any time."""
     oldest_call: int | None = None
-    """The longest-running call of a function of `map_async`, or None."""
+    """Number of the longest-running call of a function of `map_async`, or None."""
     task: TaskId | None = None
-    """The subtask that acts, or acted last."""
+    """The subtask that is active, or was active last."""
 
 
 class HealthEndpoint:
-    """The health calls of an actor's class."""
+    """The heartbeat methods of an actor's class."""
 
     def __init__(self, mailbox: Mailbox) -> None:
         self.starting: set[TaskId] = set()
-        """Subtasks that were deployed here and are not ready. Read from any thread."""
+        """Subtasks that were deployed here and are not ready yet. May be read from any thread."""
         self.address = b""
-        """Address for connections, empty if this process does not listen."""
+        """Address of this process for socket connections, empty if it does not listen."""
         self.__mailbox = mailbox
         self.__descriptor = offer_stack()
 
     def info(self) -> ProcessInfo:
-        """Returns the place of this process, for the process itself."""
+        """Returns the node, process id and addresses of this process, for the process itself."""
         return process_info(self.__descriptor, self.__mailbox.thread, self.address)
 
     @ray.method(concurrency_group="control")
     def identify(self) -> ProcessInfo:
-        """Returns the place of this process."""
+        """Returns the node, process id and addresses of this process."""
         return self.info()
 
     @ray.method(concurrency_group="pulse", enable_task_events=False)
     def pulse(self) -> Pulse:
-        """Returns a sign of life, with the current calls of this process."""
+        """Returns a heartbeat answer with the current calls of this process."""
         if self.starting:
             return Pulse(task=self.acting())
         return Pulse(self.__mailbox.call, self.oldest_call(), self.acting())
 
     def acting(self) -> TaskId | None:
-        """Returns the subtask that acts now, or acted last. From any thread."""
+        """Returns the subtask that is active, or was active last. May be called from any thread."""
         return None
 
     def oldest_call(self) -> int | None:
@@ -98,7 +98,7 @@ class HealthEndpoint:
 
     @ray.method(concurrency_group="pulse")
     def peer_stack(self, info: ProcessInfo) -> str:
-        """Returns the stack of another process on this node, in one line."""
+        """Returns the stack of another process on this node as one line."""
         return stack_of(info.pid, info.stack_descriptor, info.mailbox_thread)
 
     @ray.method(concurrency_group="pulse")
@@ -109,25 +109,25 @@ class HealthEndpoint:
 
 @dataclass(frozen=True, slots=True)
 class ProcessInfo:
-    """The place and the identity of an actor's process."""
+    """The node, process id, addresses and identity of an actor's process."""
 
     pid: int
     node_id: str
     stderr_path: str = ""
     stack_descriptor: int = -1
-    """The descriptor to which it writes its stacks (`offer_stack`), or -1."""
+    """Number of the descriptor to which the process writes its stacks (`offer_stack`), or -1."""
     mailbox_thread: int = 0
-    """The thread that runs its tasks."""
+    """Identifier of the thread that runs its tasks."""
     actor_id: str = ""
-    """Ray's id of the actor, which stays unique forever."""
+    """Ray's id of the actor, which is never reused."""
     name: str = ""
-    """The name of the actor, which no other living actor has."""
+    """Name of the actor, which no other living actor has."""
     address: bytes = b""
     """Address for connections of processes of its job on its node, empty if it does not listen."""
 
 
 def process_info(stack_descriptor: int = -1, mailbox_thread: int = 0, address: bytes = b"") -> ProcessInfo:
-    """Returns the place and the identity of this process."""
+    """Returns the information about this process."""
     context = ray.get_runtime_context()
     actor_id, name = context.get_actor_id() or "", context.get_actor_name() or ""
     place = os.getpid(), context.get_node_id(), stderr_path()
@@ -187,7 +187,7 @@ def own_stack(thread: int) -> str:
 def own_threads(mailbox: int, waits: bool, prefix: str) -> str:
     """Returns the stacks of the mailbox's thread and of other threads whose names begin with a prefix.
 
-    `waits`: the mailbox has nothing to do.
+    `waits` is whether the mailbox is idle.
     """
     found = ["its mailbox waits for messages" if waits else f"its mailbox is in {own_stack(mailbox)}"]
     others = [t for t in threading.enumerate() if t.ident not in (None, mailbox) and t.name.startswith(prefix)]
@@ -253,7 +253,7 @@ def _dumped(pid: int, descriptor: int) -> str:
 
 
 def _read_until_quiet(descriptor: int, start: int) -> str:
-    """Returns the bytes from `start` on, once no more are written."""
+    """Returns the bytes from position `start` on, once no more bytes are added."""
     pause, deadline_s, size = threading.Event(), time.monotonic() + WAIT_S, start
     while time.monotonic() < deadline_s:
         pause.wait(STEP_S)

@@ -2,7 +2,7 @@
 
 `HeartbeatMonitor` decides which processes hang, without I/O: it gets the time with each tick, and the answers. Rules:
 
-- A process is in *doubt* when it has not answered for `timeout_ms`. A thread that does nothing else answers, so a long
+- A process is *in doubt* when it has not answered for `timeout_ms`. A thread that does nothing else answers, so a long
   call of a user's function does not delay the answers. Only a call that holds Python's lock all the time does. Then no
   thread of that process makes progress, and neither data nor deployments are received.
 - A process in doubt gets no task. First its stack is read, then it is asked a last question. If it does not answer that
@@ -46,7 +46,7 @@ ReportFailure = Callable[[str], object]
 
 
 class Heartbeats:
-    """Asks the processes of one job for signs of life. All methods run on the coordinator's mailbox.
+    """Sends heartbeat requests to the processes of one job. All methods run on the coordinator's mailbox.
 
     `found` takes a process when it counts as hung, and returns the function that takes the text of the failure.
     Earlier, `silent` takes the node of a process in doubt, and for how long other processes there have not answered.
@@ -69,26 +69,26 @@ class Heartbeats:
         self._evict = evict
         self._silent = silent
         self._answers: queue.SimpleQueue[tuple[str, Future[Pulse]]] = queue.SimpleQueue()
-        """At most two answers for each process."""
+        """Pending answers, at most two for each process."""
         self._in_doubt: dict[str, WorkerHandle] = {}
         self._doing: dict[str, str] = {}
-        """Activity of the processes in doubt, by name."""
+        """Descriptions of what the processes in doubt are doing, by name."""
         self._pool = ThreadPool(
             1, "tidegate-look", lambda error: log.warning("stacks of processes cannot be read any more: %s", error)
         )
         self._closed = False
 
     def start(self) -> None:
-        """Asks at each tick until `close`."""
+        """Sends requests at each tick, until `close`."""
         self._tick()
 
     def close(self) -> None:
-        """Stops when the job is over."""
+        """Stops, because the job has ended."""
         self._closed = True
         self._pool.close()
 
     def busy_ms(self) -> dict[str, int]:
-        """Returns how long each process has been in its present call or has waited for `map_async`, in ms by name."""
+        """Returns how long each process has been in its current call or has waited for `map_async`, in ms by name."""
         return self._monitor.busy_ms()
 
     def _tick(self) -> None:
@@ -172,7 +172,7 @@ class Heartbeats:
             self._look(member, "busy", conclude)
 
     def _look(self, member: WorkerHandle, kind: Literal["silent", "busy"], seen: Callable[[str], object]) -> None:
-        """Finds out what a process is doing, and calls `seen` once, on the mailbox."""
+        """Finds out what a process is doing, and then calls `seen` once, on the mailbox."""
         info = member.info
         assert info is not None
         over = False
@@ -199,15 +199,15 @@ class Heartbeats:
 
 
 TICKS_AT_ONCE_MAX = 2
-"""Most ticks that one tick counts for."""
+"""Limit of ticks for which one late tick counts."""
 LAST_SHARE = 5
-"""A last question may take this part of the timeout."""
+"""Part of the timeout that the answer to a last request may take."""
 LAST_TICKS_MIN = 2 * TICKS_AT_ONCE_MAX
-"""A last question may take at least this many ticks: a process that wakes up after it was asked has answers to read
-first.
+"""Number of ticks that the answer to a last request may take at least, because a process that wakes up after it has
+earlier requests to answer first.
 """
 CUT_OFF_TIMES = 2
-"""A last question may take this multiple of the timeout if no process on other nodes answers.
+"""Multiple of the timeout that the answer to a last request may take if no process on other nodes answers.
 
 After a cut link works again, waiting messages may take as long again as the link was cut.
 """
@@ -215,7 +215,7 @@ After a cut link works again, waiting messages may take as long again as the lin
 
 @dataclass(frozen=True, slots=True)
 class Hung:
-    """A process that counts as hung. `for_ms`: time of its silence, or of its current call."""
+    """A process that counts as hung. `for_ms` is for how long it has not answered, or has been in its current call."""
 
     name: str
     kind: Literal["silent", "busy"]
@@ -223,7 +223,9 @@ class Hung:
 
 
 class Decisions(NamedTuple):
-    """The results of a tick, by name: the processes to ask, the processes in doubt to look at, and the hung ones."""
+    """Results of a tick, by name: the processes to send requests to, the processes in doubt to inspect, and the hung
+    ones.
+    """
 
     ask: Sequence[str]
     doubt: Sequence[str]
@@ -235,23 +237,23 @@ class _Watched:
     elsewhere: bool
     answered_ms: int
     silent_from_ms: int
-    """Start of the silence that counts: the last answer, or when it was excused."""
+    """Time, in ms, from which silence counts: the last answer, or the time at which silence was excused."""
     asked_ms: int
     excused: bool = False
-    """True if its silence has begun anew since its last answer."""
+    """True if its silence was excused, and counts from then on, since its last answer."""
     doubt: Literal["looking", "looked", "asked"] | None = None
     last_ms: int = 0
-    """Time of the last question."""
+    """Time of the last request, in ms."""
     waits: bool = False
-    """True while a question is on its way."""
+    """True while a request is unanswered."""
     call: int | None = None
-    """The call of its mailbox when it last answered."""
+    """The call of its mailbox at its last answer."""
     since_ms: int = 0
-    """Time when that call was first seen."""
+    """Time, in ms, at which that call was first seen."""
     oldest_call: int | None = None
-    """The longest-running call of `map_async` when it last answered."""
+    """Number of the longest-running `map_async` call at its last answer."""
     oldest_since_ms: int = 0
-    """Time when that call was first seen."""
+    """Time, in ms, at which that call was first seen."""
 
 
 class HeartbeatMonitor:
@@ -270,11 +272,11 @@ class HeartbeatMonitor:
 
     @property
     def doubted(self) -> frozenset[str]:
-        """Names of the processes that count as hung unless they answer."""
+        """Names of the processes in doubt. They count as hung unless they answer."""
         return frozenset(name for name, watched in self._watched.items() if watched.doubt is not None)
 
     def silent_ms(self, name: str) -> int:
-        """Returns for how long a process has not answered, in ms; 0 if it is not watched."""
+        """Returns for how long a process has not answered, in ms. 0 if it is not watched."""
         watched = self._watched.get(name)
         return 0 if watched is None else self._awake_ms - watched.answered_ms
 
@@ -292,19 +294,19 @@ class HeartbeatMonitor:
         return busy
 
     def watch(self, name: str, elsewhere: bool = False) -> None:
-        """Watches a process that has started. `elsewhere`: it is on another node, and the link may be cut."""
+        """Starts to watch a process. `elsewhere` is whether it is on another node, to which the link may be cut."""
         now_ms = self._awake_ms
         self._watched.setdefault(name, _Watched(elsewhere, now_ms, now_ms, now_ms - self._settings.interval_ms))
 
     def forget(self, name: str) -> None:
-        """Stops watching a process that has ended, or is useless. Idempotent."""
+        """Stops to watch a process that has ended, or is useless. Idempotent."""
         self._watched.pop(name, None)
 
     def answered(self, name: str, call: int | None, oldest_call: int | None = None) -> None:
-        """Takes an answer of a process.
+        """Records an answer of a process.
 
-        `call`: number of the current action of its mailbox, or None. `oldest_call`: number of its longest-running call
-        of `map_async`, or None.
+        `call` is the number of the current action of its mailbox, or None. `oldest_call` is the number of its
+        longest-running call of `map_async`, or None.
         """
         found = self._watched.get(name)
         if found is None:
@@ -319,19 +321,19 @@ class HeartbeatMonitor:
             found.oldest_call, found.oldest_since_ms = oldest_call, self._awake_ms
 
     def looked(self, name: str) -> None:
-        """Allows the last question to a process in doubt, after its stack was read or could not be read."""
+        """Allows the last request to a process in doubt, after its stack was read or could not be read."""
         found = self._watched.get(name)
         if found is not None and found.doubt == "looking":
             found.doubt = "looked"
 
     def not_answered(self, name: str) -> None:
-        """A question or its answer got lost, so the process may be asked again."""
+        """Records that a request or its answer was lost, so that another request may be sent."""
         found = self._watched.get(name)
         if found is not None:
             found.waits = False
 
     def tick(self, now_ms: int) -> Decisions:
-        """Advances the time. Returns which processes to ask, which are newly in doubt, and which are hung."""
+        """Advances the time. Returns which processes get requests, which are newly in doubt, and which are hung."""
         if self._last_tick_ms is not None:
             passed_ms = max(0, now_ms - self._last_tick_ms)
             self._awake_ms += min(passed_ms, TICKS_AT_ONCE_MAX * self._settings.tick_ms)
@@ -377,7 +379,9 @@ class HeartbeatMonitor:
         return all(watched.doubt is not None for watched in self._watched.values() if watched.elsewhere)
 
     def _excuse_other_nodes(self, answered: _Watched) -> None:
-        """Excuses the silence of other nodes when the first process there answers again, because the link was cut."""
+        """Excuses the silence of the other processes on other nodes when the first process there answers again, because
+        the link was cut.
+        """
         for watched in self._watched.values():
             if watched.elsewhere and watched is not answered and not watched.excused:
                 watched.excused, watched.doubt, watched.silent_from_ms = True, None, self._awake_ms

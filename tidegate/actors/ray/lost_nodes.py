@@ -1,4 +1,4 @@
-"""`LostNodes`: nodes that may be lost. Nothing is started or deployed there until Ray reports what became of them.
+"""`LostNodes`: nodes that may be lost. No process is started or deployed there until Ray reports whether they are lost.
 
 Rules:
 
@@ -58,8 +58,7 @@ def _presence_actor() -> Any:
 
 
 def start_there(node: str) -> Future[None]:
-    """Has Ray's head start a small actor on this node and nowhere else. The future is done, or fails, with the
-    start."""
+    """Makes Ray's head start a small actor on this node. The future is done, or fails, with the start."""
     there: Any = NodeAffinitySchedulingStrategy(node, soft=False)
     presence: Any = _presence_actor()
     actor = presence.options(scheduling_strategy=there).remote()
@@ -69,18 +68,18 @@ def start_there(node: str) -> Future[None]:
 
 
 def _release_actor(actor: Any, started: Future[None]) -> None:
-    """Holds the actor's handle until it has started. Without a handle Ray ends it."""
+    """Keeps the actor's handle until it has started. Without a handle Ray ends it."""
 
 
 @dataclass(slots=True, eq=False)
 class _Broken:
-    """A process to which calls broke."""
+    """A process to which calls have broken."""
 
     member: WorkerHandle
     error: BaseException
     """The last error of Ray."""
     calls: list[tuple[Callable[[BaseException], object], Callable[[], object]]] = field(default_factory=list)
-    """For each broken call, the actions if the process is dead, and if it lives."""
+    """For each broken call, one action for the case that the process is dead, and one for the case that it lives."""
 
 
 class LostNodes:
@@ -108,16 +107,18 @@ class LostNodes:
         self._is_kept = is_kept
         self._probe = start_there if probe is None else probe
         self._broken: dict[str, _Broken] = {}
-        """Processes that Ray reports neither as alive nor as dead, by name."""
+        """Processes, by name, of which it is unknown whether they are alive."""
 
     @property
     def doubtful(self) -> frozenset[str]:
-        """Returns the nodes that may be lost. From any thread."""
+        """Returns the nodes that may be lost. May be called from any thread."""
         broken = list(self._broken.values())
         return self._suspects.nodes | {one.member.info.node_id for one in broken if one.member.info is not None}
 
     def silent(self, node: str, others_ms: Sequence[int]) -> None:
-        """A process on a node does not answer. `others_ms`: for how long other processes there have not answered."""
+        """Records that a process on a node does not answer. `others_ms` is for how long the other processes there have
+        not answered.
+        """
         if not self._suspects.is_silent(node, others_ms, monotonic_ms()):
             return
         log.warning("no process on node %s answers: the node is suspect, and nothing is started there", node)
@@ -144,8 +145,8 @@ class LostNodes:
         dead: Callable[[BaseException], object],
         again: Callable[[], object],
     ) -> bool:
-        """Returns whether a call to a process broke without a report of Ray that the process has ended. From any
-        thread.
+        """Returns whether a call to a process broke without a report of Ray that the process has ended. May be called
+        from any thread.
 
         If so, exactly one of two actions runs later: `dead` with the error if the process counts as dead, or `again` if
         it lives and still has its place. Until then it gets no task.
@@ -219,7 +220,7 @@ class LostNodes:
             self._settled()
 
     def _is_dead(self, broken: _Broken) -> bool:
-        """Marks a process as dead. Returns whether nothing more can be found out, because its node is unknown."""
+        """Marks a process as dead. Returns whether its node is unknown, so that nothing more can be found out."""
         member, calls = broken.member, broken.calls
         if member.info is not None and not member.dead:
             node = member.info.node_id
@@ -246,27 +247,28 @@ class LostNodes:
 
 ASK_AGAIN_MS = 500
 FAILURES_MAX = 3
-"""A link that was cut usually works again when the first call breaks, and then the first question is answered."""
+"""Number of broken requests after which a process counts as dead. A link that was cut usually works again at the first
+one.
+"""
 ASKS_MAX = 240
-"""Questions to a process that counts as dead: at least two minutes."""
+"""Limit of requests to a process that counts as dead. They take at least two minutes."""
 BREAKS_MAX, BREAKS_MS = 10, 60_000
 ASKED_MS_MAX = 120_000
-"""Time in ms to wait for an answer of a process that counts as dead, in addition to the time that it has to answer."""
+"""Time in ms to wait for an answer of a process that counts as dead, in addition to its normal limit."""
 LIMIT_SHARE, LIMIT_MS_MIN = 5, 2_000
-"""An answer may take this part of `heartbeat.timeout`, as the answer to a last question may, but at least the
-minimum."""
+"""Part of `heartbeat.timeout` that an answer may take, as for the last heartbeat request, and the minimum in ms."""
 
 
 def limit_ms(heartbeat_timeout_ms: int) -> int:
-    """Returns the time in ms that a process has to answer."""
+    """Returns the time, in ms, that a process has to answer."""
     return max(LIMIT_MS_MIN, heartbeat_timeout_ms // LIMIT_SHARE)
 
 
 class Step(NamedTuple):
     """The next step for a process whose connection broke.
 
-    `verdict`: the process is found to be alive, dead, or too late. `ask`: ask it again after `ASK_AGAIN_MS`. `over`:
-    nothing more can be found out.
+    `verdict` is set if the process was found to be alive, dead, or too late. `ask` means to send another request after
+    `ASK_AGAIN_MS`. `over` means that nothing more can be found out.
     """
 
     verdict: Literal["alive", "dead", "late"] | None
@@ -290,10 +292,10 @@ class Reconnections:
     limit_ms: int
     _asked: dict[str, _Asked] = field(default_factory=dict)
     _breaks: dict[str, deque[int]] = field(default_factory=dict)
-    """Times of the last breaks of each connection."""
+    """Times, in ms, of the last breaks of each connection."""
 
     def broke(self, name: str, now_ms: int) -> Step:
-        """Takes a broken call. `ask` in the step means that this is the first one, so the process has to be asked at
+        """Records a broken call. `ask` in the result means that this is the first one, so a request has to be sent at
         once.
         """
         asked = self._asked.get(name)
@@ -306,14 +308,14 @@ class Reconnections:
         return Step("dead" if often else None, ask=True)
 
     def answered(self, name: str) -> Step:
-        """Takes an answer of the process."""
+        """Records an answer of the process."""
         asked = self._asked.pop(name, None)
         if asked is None:
             return Step(None)
         return Step("late" if asked.dead else "alive", over=True)
 
     def failed(self, name: str, now_ms: int, *, final: bool) -> Step:
-        """Takes a broken question. `final`: Ray reports that the process has ended."""
+        """Records a broken request. `final` is whether Ray reports that the process has ended."""
         asked = self._asked.get(name)
         if asked is None:
             return Step(None)
@@ -349,9 +351,9 @@ class Reconnections:
 
 
 SUSPECT_MS_MAX = 120_000
-"""Ray gives up a node that is cut off in about half of this time."""
+"""Longest time, in ms, for which a node is suspect. Ray gives up a node that is cut off in about half of this time."""
 SHARE = 2
-"""The other processes of a node must have been silent for 1/SHARE of the timeout of a hung process."""
+"""A node becomes suspect once its other processes have been silent for 1/SHARE of the timeout of a hung process."""
 
 
 class SuspectNodes:
@@ -365,13 +367,13 @@ class SuspectNodes:
 
     @property
     def nodes(self) -> frozenset[str]:
-        """Returns the suspect nodes. From any thread."""
+        """Returns the suspect nodes. May be called from any thread."""
         return frozenset(list(self._since_ms))
 
     def is_silent(self, node: str, others_ms: Collection[int], now_ms: int) -> bool:
-        """Notes that a process of a node does not answer. Returns whether the node becomes suspect now.
+        """Records that a process of a node does not answer. Returns whether the node becomes suspect now.
 
-        `others_ms`: for how long each other process there has not answered.
+        `others_ms` has, for each other process there, for how long it has not answered.
         """
         if node == self._own or node in self._since_ms or any(ms * SHARE < self._timeout_ms for ms in others_ms):
             return False
@@ -383,7 +385,7 @@ class SuspectNodes:
         return self._since_ms.pop(node, None) is not None
 
     def pass_time(self, now_ms: int) -> list[str]:
-        """Removes and returns the nodes that have been suspect for the maximal time."""
+        """Removes and returns the nodes that have been suspect for `SUSPECT_MS_MAX`."""
         over = [node for node, since_ms in self._since_ms.items() if now_ms - since_ms >= self._limit_ms]
         for node in over:
             del self._since_ms[node]

@@ -36,8 +36,8 @@ class Mailbox:
 
     `flush` is called after messages, ticks and timers, because they may have queued something to send.
 
-    `broke_down` takes each exception of an action, on the same thread, which then continues. If `broke_down` fails as
-    well, the process ends, because its end is noticed and the failure would not be.
+    `broke_down` is called with each exception of an action, on the same thread, which then continues. If `broke_down`
+    fails as well, the process ends: other processes notice its end, but not a failure that is only stored.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Mailbox:
         self._pid = os.getpid()
         self._calls = 0
         self.call: int | None = None
-        """The number of the current action, or None while the thread waits. From any thread."""
+        """Number of the current action, or None while the thread waits. May be read from any thread."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -77,18 +77,18 @@ class Mailbox:
         return self._thread.ident or 0
 
     def post(self, action: Action) -> None:
-        """Runs an action on the thread. From any thread."""
+        """Runs an action on the mailbox's thread. May be called from any thread."""
         self._inbox.put(action)
 
     def call_later(self, delay_ms: int, action: Action, name: str | None = None) -> None:
-        """Runs an action after a delay. It replaces a waiting action of the same name. On the mailbox's own thread
-        only.
+        """Runs an action after a delay. It replaces a waiting action of the same name. Must be called on the mailbox's
+        own thread.
         """
         assert threading.current_thread() is self._thread
         self._timers.after(delay_ms, action, name)
 
     def cancel_call(self, name: str) -> None:
-        """Drops the waiting action of this name, if there is one. On the mailbox's own thread only."""
+        """Drops the waiting action of this name, if there is one. Must be called on the mailbox's own thread."""
         assert threading.current_thread() is self._thread
         self._timers.cancel(name)
 
@@ -128,7 +128,7 @@ class Mailbox:
         self._take_messages(0.0 if busy else self._idle_s(at_ms))
 
     def _begin(self) -> None:
-        """Counts the next action of the thread."""
+        """Increases the number of the current action."""
         self._calls += 1
         self.call = self._calls
 

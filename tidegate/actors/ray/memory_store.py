@@ -42,8 +42,9 @@ class HeldFiles:
         return f"checkpoints in memory, {self._size_bytes_max:,} bytes at most"
 
     def put(self, key: str, data: bytes, replace: bool) -> str | None:
-        """Stores a file. Returns None, or the obstacle: "exists", "full", or "in the way" if a parent folder is a
-        file."""
+        """Stores a file. Returns None, or the reason why it cannot: "exists", "full", or "in the way" if a parent
+        folder is a file.
+        """
         if key in self._files and not replace:
             return "exists"
         parents = key.split("/")
@@ -83,12 +84,12 @@ class HeldFiles:
 
 
 class RayMemoryFiles:
-    """The files of one actor, from any process of the Ray cluster. See `Files`."""
+    """The files of one actor, as `Files`, from any process of the Ray cluster."""
 
     repeats_requests = False
 
     def __init__(self, name: str, timeout_ms: int) -> None:
-        """`name`: as in the url. The actor is not called yet."""
+        """Creates the object for the actor with the name in the URL. Does not call the actor yet."""
         self._name = name
         self._timeout_s = timeout_ms / 1000
         self._actor: Any = None
@@ -194,7 +195,7 @@ def open_store_on_ray(url: str) -> FileSystemStore:
 
 
 def start_memory(name: str, size_bytes_max: int = SIZE_BYTES_MAX_DEFAULT) -> tuple[str, Any]:
-    """Starts the actor that holds at most `size_bytes_max` bytes. Returns the url of its store, and its handle.
+    """Starts the actor, which holds at most `size_bytes_max` bytes. Returns the URL of its store, and its handle.
 
     It lives as long as its last handle and the driver. An existing actor of this name is used instead.
     """

@@ -29,7 +29,7 @@ from tidegate.storage.files.file_system import OF_THIS_PROCESS
 from tidegate.storage.ids import CheckpointId
 
 USER_NAMES_MAX = 1_000
-"""Most metrics of users' functions that a process caches."""
+"""Limit of metrics of users' functions that a process caches."""
 
 
 @cache
@@ -61,7 +61,7 @@ def set_gauge(metric: Metric, value: float, tags: Mapping[str, str]) -> None:
 
 
 class TaskMetrics:
-    """Publishes the metrics of one task of one attempt. `update` takes the counts of that attempt."""
+    """Publishes the metrics of one task of one attempt. `update` gets the counts of that attempt."""
 
     def __init__(self, tags: dict[str, str]) -> None:
         self._tags = tags
@@ -75,7 +75,7 @@ class TaskMetrics:
             self._set(snapshot_gauges(event.metrics))
 
     def update(self, metrics: SubtaskMetrics, final: bool = False) -> None:
-        """Publishes the metrics of the task. `final`: it has ended in this process."""
+        """Publishes the metrics of the task. `final` is whether it has ended in this process."""
         seen, self._seen = self._seen, totals_of(metrics)
         for metric, total in self._seen.items():
             _add(_counter(metric), total - seen.get(metric, 0), self._tags)
@@ -101,7 +101,7 @@ class StandbyMetrics:
         self._tags = tags
 
     def holds(self, checkpoint_id: CheckpointId | None) -> None:
-        """Publishes which checkpoint's state the process holds, None for none."""
+        """Publishes the id of the checkpoint whose state the process holds. None for none."""
         set_gauge(m.STANDBY_CHECKPOINT, checkpoint_id or 0, self._tags)
 
 

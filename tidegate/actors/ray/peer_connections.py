@@ -50,13 +50,13 @@ from tidegate.storage.ids import AttemptNumber, SubtaskIndex
 log = logging.getLogger(__name__)
 
 MEMORY_LINKS_MAX = 128
-"""Most connections of a process that share memory: each mapping keeps descriptors open."""
+"""Limit of connections of a process that share memory, because each mapping keeps descriptors open."""
 _MAPPED = struct.Struct("<?")
 _NUMBER = struct.Struct("<Q")
 
 
 class Way(enum.Enum):
-    """The transport to another process."""
+    """Which transport is used to another process, or that it is not decided yet."""
 
     OPENING = "not known yet"
     SOCKET = "socket"
@@ -64,32 +64,34 @@ class Way(enum.Enum):
 
 
 class Inbox(Protocol):
-    """Takes what a worker's process receives over its connections."""
+    """Receives the messages that arrive over the connections of a worker's process."""
 
     def frame_came(self, head: Head, elements: tuple[Element, ...]) -> None:
-        """Takes a frame from a socket. From any thread."""
+        """Receives a frame from a socket. May be called from any thread."""
 
     def credit_came(self, head: Head, window_bytes: int) -> None:
-        """Takes a grant of credit. From any thread."""
+        """Receives a grant of credit. May be called from any thread."""
 
     def later(self, action: Callable[[], object]) -> None:
-        """Runs an action on the mailbox. From any thread."""
+        """Runs an action on the mailbox. May be called from any thread."""
 
     def settled(self) -> None:
-        """Another connection has opened, or has switched to calls. On the mailbox."""
+        """Called on the mailbox when the transport to another process is decided: its connection has opened, or it uses
+        Ray calls.
+        """
 
     def broke(self, link: PeerConnection, reason: str) -> None:
-        """An open connection broke. On the mailbox."""
+        """Called on the mailbox when an open connection has broken."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """The result of `PeerConnection.sync`. Stands for Ray's reference to a call."""
+    """Result of `PeerConnection.sync`. It has the interface of Ray's reference to a call."""
 
     _answered: Future[None] = field(default_factory=Future)
 
     def future(self) -> Future[None]:
-        """Returns a future that is done when the other process has received everything, or fails if something may be
+        """Returns a future that is done when the other process has received everything, or fails if messages may be
         lost.
         """
         return self._answered
@@ -101,13 +103,13 @@ class PeerConnection:
     def __init__(self, links: PeerConnections, process_id: str, inbox: Inbox, memory_bytes: int) -> None:
         self.process_id = process_id
         self.way = Way.OPENING
-        """Set and read only on the mailbox."""
+        """The transport to the other process. Set and read only on the mailbox."""
         self.peer: Peer | None = None
-        """The other process, if this one connects."""
+        """The other process, if this process is the one that connects, else None."""
         self._links, self._inbox, self._memory_bytes = links, inbox, memory_bytes
         self._connection: FramedConnection | None = None
         self._segment: OwnSegment | None = None
-        """The memory that this end has offered, until the other end answers."""
+        """The shared memory that this end has offered, until the other end answers."""
         self._packer = FramePacker(None)
         self._reader: FrameReader | None = None
         self._syncs: dict[int, Future[None]] = {}
@@ -137,7 +139,7 @@ class PeerConnection:
         return sync
 
     def use_calls(self) -> None:
-        """Switches to calls, because there is no connection any more, or never was."""
+        """Switches to Ray calls, because the connection has ended or could not be opened."""
         self.way = Way.CALLS
         self._packer = FramePacker(None)
         segment, self._segment = self._segment, None
@@ -160,7 +162,7 @@ class PeerConnection:
             sync.set_result(None)
 
     def cannot_open(self, reason: str) -> None:
-        """Switches to calls. If this process should have connected, it reports that to the other process."""
+        """Switches to Ray calls. If this process should have connected, reports that to the other process."""
         self.use_calls()
         self._links.note(reason)
         if self.peer is not None:
@@ -183,17 +185,17 @@ class PeerConnection:
 
     @property
     def has_come(self) -> bool:
-        """Returns whether there is a connection, or was one."""
+        """Returns whether a connection was ever made."""
         return self._connection is not None
 
     # --- on the reading thread, except `connected` of the process that connects -------------------------------------
 
     def connected(self, connection: FramedConnection) -> None:
-        """Takes the connection."""
+        """Stores the connection."""
         self._connection = connection
 
     def opened(self) -> None:
-        """Offers memory for rows to the other end."""
+        """Offers shared memory for rows to the other end."""
         if self._memory_bytes:
             try:
                 self._segment = OwnSegment(self._memory_bytes)
@@ -206,7 +208,7 @@ class PeerConnection:
         self._send(Kind.MEMORY, descriptor=None if self._segment is None else self._segment.descriptor)
 
     def received(self, message: Message) -> None:
-        """Handles a message."""
+        """Handles a received message."""
         kind, payload = message
         if kind is Kind.FRAME:
             self._inbox.frame_came(*unpack_frame(payload, self._reader))
@@ -223,7 +225,7 @@ class PeerConnection:
             self._inbox.later(partial(self._open, *_MAPPED.unpack(payload)))
 
     def over(self, reason: str) -> None:
-        """The connection has ended."""
+        """Called when the connection has ended."""
         self._inbox.later(partial(self._ended, reason))
 
     def _map(self) -> None:
@@ -243,7 +245,7 @@ class PeerConnection:
 
 
 class PeerConnections:
-    """The connections of one process to its peers."""
+    """The connections of one process to its peer processes."""
 
     def __init__(self, process_id: str, node_id: str, memory_bytes: int, inbox: Inbox) -> None:
         self.process_id, self._node_id = process_id, node_id
@@ -258,8 +260,8 @@ class PeerConnections:
         self._connections = connections
 
     def to(self, peer: Peer) -> PeerConnection:
-        """Returns the connection to another process. Its transport is settled now or later, and then stays. On the
-        mailbox.
+        """Returns the connection to another process. Its transport is decided now or later, and then stays. Must be
+        called on the mailbox.
         """
         link, is_new = self._link(peer.process_id)
         if link.way is not Way.OPENING:
@@ -281,13 +283,16 @@ class PeerConnections:
         return peer.node_id == self._node_id and peer.process_id != self.process_id
 
     def accept(self, process_id: str) -> PeerConnection | None:
-        """Returns the listener for a connection from another process, or None if there was one before. From any
-        thread."""
+        """Returns the listener for a connection from another process, or None if there was one before. May be called
+        from any thread.
+        """
         link, _ = self._link(process_id)
         return None if link.has_come else link
 
     def refused(self, process_id: str, reason: str) -> None:
-        """Switches to calls, because the other process has reported that it cannot connect. On the mailbox."""
+        """Switches to Ray calls, because the other process has reported that it cannot connect. Must be called on the
+        mailbox.
+        """
         link, _ = self._link(process_id)
         if link.way is Way.OPENING:
             link.use_calls()
@@ -295,7 +300,7 @@ class PeerConnections:
             self._inbox.settled()
 
     def note(self, reason: str) -> None:
-        """Logs each reason for using calls once."""
+        """Logs a reason for using Ray calls, once for each reason."""
         if reason not in self._noted:
             self._noted.add(reason)
             log.warning("frames between two processes go by calls of Ray, not over a socket: %s", reason)
@@ -311,15 +316,17 @@ class PeerConnections:
 
 
 Head: TypeAlias = tuple[int, int, int, int, int]
-"""(attempt, edge, upstream, downstream, number). A tuple of integers costs Ray a tenth of a dataclass."""
+"""Head of a frame: (attempt, edge, upstream, downstream, number). A tuple of integers costs Ray a tenth of a
+dataclass.
+"""
 ALIGNMENT = 64
-"""Arrow reads fastest from addresses that are multiples of this."""
+"""Number of bytes to whose multiples addresses are aligned, because Arrow reads fastest there."""
 _FRAME = struct.Struct("<6q16x")
 _CREDIT = struct.Struct("<6q")
 
 
 def make_head(attempt: AttemptNumber, channel: ChannelId, number: int) -> Head:
-    """Returns the head of a frame (`number`: its first sequence) or of a grant (`number`: the total in bytes)."""
+    """Returns the head of a frame (`number` is its first sequence) or of a grant (`number` is the total in bytes)."""
     return (attempt, channel.edge, channel.upstream, channel.downstream, number)
 
 
@@ -331,7 +338,7 @@ def read_head(head: Head) -> tuple[AttemptNumber, ChannelId, int]:
 
 
 class FramePacker:
-    """Packs the frames of one connection. Not thread-safe. `writer`: writes to shared memory, or None without."""
+    """Packs the frames of one connection. Not thread-safe. `writer` writes to shared memory, or is None without."""
 
     def __init__(self, writer: FrameWriter | None) -> None:
         self.writer = writer
@@ -368,7 +375,7 @@ def pickled_elements(elements: object) -> bytes:
 
 
 def read_elements(elements: tuple[Element, ...] | bytes) -> tuple[Element, ...]:
-    """Returns the elements of a call, which come as they are or as the bytes of `pickled_elements`."""
+    """Returns the elements of a Ray call, which are passed directly or as the bytes of `pickled_elements`."""
     read: tuple[Element, ...] = pickle.loads(elements) if isinstance(elements, bytes) else elements
     return read
 
@@ -404,7 +411,7 @@ def unpack_credit(payload: bytes | memoryview) -> tuple[Head, int]:
 
 
 def _aligned(rows: memoryview) -> pa.Buffer:
-    """Returns the bytes at an aligned address, copied only if they are not at one."""
+    """Returns the bytes at an aligned address. Copies them only if they are not at one."""
     buffer = pa.py_buffer(rows)
     if buffer.address % ALIGNMENT == 0:
         return buffer

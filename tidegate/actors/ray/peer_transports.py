@@ -58,15 +58,15 @@ class PeerTransports:
         self._sent_over: set[PeerConnection] = set()
         """Sockets over which the subtask sends frames."""
         self._over: set[ChannelId] = set()
-        """Input channels whose last element has arrived. Their senders may be gone."""
+        """Input channels whose last element has arrived. Their senders may have ended."""
 
     @property
     def settled(self) -> bool:
-        """Returns whether the transport to each neighbour is known."""
+        """Returns whether the transport to each neighbour is decided."""
         return all(link.way is not Way.OPENING for link in self._links.values())
 
     def connect(self, neighbour: TaskId) -> Transport:
-        """Returns the transport to a neighbour for this attempt. Requires `settled`."""
+        """Returns the transport to a neighbour for this attempt. All transports must be `settled`."""
         link = self._links[neighbour]
         assert link.way is not Way.OPENING
         if link.way is Way.SOCKET:
@@ -76,7 +76,7 @@ class PeerTransports:
         return PeerCalls(self._peers[neighbour].handle, self._deliveries, self._over.__contains__)
 
     def arrived(self, frame: FrameArrived) -> None:
-        """Records a frame that was handed on to the subtask."""
+        """Records a frame that was passed to the subtask."""
         if frame.elements and isinstance(frame.elements[-1], EndOfPartition):
             self._over.add(frame.channel)
 
@@ -94,8 +94,8 @@ class PeerTransports:
 
 
 class PeerCalls:
-    """The transport of one subtask in one attempt to one process, by calls of Ray. `is_over`: whether a channel needs
-    no credit.
+    """The transport of one subtask in one attempt to one process, by Ray calls. `is_over` returns whether a channel
+    needs no more credit.
     """
 
     def __init__(self, handle: Handle, deliveries: Deliveries, is_over: Callable[[ChannelId], bool]) -> None:
@@ -117,7 +117,7 @@ class PeerCalls:
             self._deliveries.watch_until_there(self._watched_frame(head, elements))
 
     def grant(self, grant: do.GrantCredit) -> None:
-        """Sends a grant of credit, unless its channel is over."""
+        """Sends a grant of credit, unless its channel needs none."""
         channel = grant.channel
         if not self._is_over(channel):
             head = make_head(grant.attempt, channel, grant.total_bytes)
@@ -125,9 +125,9 @@ class PeerCalls:
 
 
 EARLY_MAX = 10_000
-"""Most early frames of a task. Watermarks and barriers need no credit, so credit does not bound them."""
+"""Limit of early frames of a task. It is needed because watermarks and barriers use no credit."""
 GAP_MS_MAX = 20_000
-"""Ray repeats a lost call as soon as it reaches the process, so a gap that lasts this long will not close."""
+"""Time in ms after which a gap counts as permanent. Ray repeats a lost call as soon as it reaches the process."""
 
 
 class FrameOrder:
@@ -155,7 +155,7 @@ class FrameOrder:
         return (frame, *self._follow(channel, due))
 
     def _follow(self, channel: ChannelId, due: int) -> list[FrameArrived]:
-        """Returns the early frames of a channel that can be handed on now."""
+        """Returns the early frames of a channel that are in order now."""
         early, frames = self._early[channel], []
         for first in sorted(early):
             if first > due:
@@ -169,7 +169,7 @@ class FrameOrder:
         return frames
 
     def gap(self, channel: ChannelId) -> int | None:
-        """Returns the number that early frames of a channel wait for, or None if no frame waits."""
+        """Returns the number of the element for which early frames of a channel wait, or None if no frame waits."""
         return self._due.get(channel, 0) if channel in self._early else None
 
     def skip_gap(self, channel: ChannelId) -> tuple[FrameArrived, ...]:
@@ -180,7 +180,7 @@ class FrameOrder:
 
 
 class OrderedFrames:
-    """Hands on the frames of one attempt of a task in order. All methods run on its mailbox."""
+    """Passes on the frames of one attempt of a task in order. All methods run on its mailbox."""
 
     def __init__(
         self, deliver: Callable[[FrameArrived], object], call_later: Callable[[int, Callable[[], None]], None]
@@ -190,7 +190,7 @@ class OrderedFrames:
         self._order = FrameOrder()
 
     def arrived(self, frame: FrameArrived) -> None:
-        """Takes a frame, and hands on the frames that are in order now."""
+        """Receives a frame, and passes on the frames that are in order now."""
         before = self._order.gap(frame.channel)
         for one in self._order.arrived(frame):
             self._deliver(one)

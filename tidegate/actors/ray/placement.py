@@ -1,5 +1,5 @@
 """Chooses where the processes of a job run: `PoolOptions` of the driver, the slots of a job, and pure rules for
-standbys.
+standbys (`standbys_kept`: how many, `next_bundle`: where).
 
 Rules:
 
@@ -45,7 +45,9 @@ from tidegate.storage.process_id import ProcessId
 
 @dataclass(frozen=True, slots=True)
 class SlotPlacement:
-    """The slots of a job: `bundles[s]` is the bundle of `placement_group` that holds slot s, which is one CPU of it."""
+    """The slots that are reserved for a job: `bundles[s]` is the bundle of `placement_group` that contains slot s, one
+    of its CPUs.
+    """
 
     placement_group: PlacementGroup
     bundles: tuple[int, ...]
@@ -58,7 +60,7 @@ class SlotPlacement:
 
 @dataclass(frozen=True, slots=True)
 class PoolOptions:
-    """Options of the processes of a job. Subtask i goes into slot `first_slot + i`."""
+    """Options of the processes of a job. Subtask i is in slot `first_slot + i`."""
 
     prefix: str
     namespace: str
@@ -67,15 +69,15 @@ class PoolOptions:
     standbys: int
     open_store: OpenStore
     driver: ProcessId | None = None
-    """The process that has submitted the job. All processes of the job end with it."""
+    """The process that has submitted the job. All processes of the job end with it. None for a detached job."""
     slot_request_timeout_ms: int = SLOT_REQUEST_TIMEOUT_MS
-    """Longest time that an attempt waits for room for its processes."""
+    """Time limit, in ms, for an attempt to wait for slots."""
     followed: frozenset[TaskId] = frozenset()
     """Tasks that each have a standby with their state."""
     standby_delay_ms: int = STANDBY_DELAY_MS
-    """Time between a deployment and the start of the first standby."""
+    """Time in ms between a deployment and the start of the first standby."""
     own_slots: PlacementGroup | None = None
-    """The bundles of the tasks that are in no common slot, in the order of `SlotPlan.bundles`."""
+    """The bundles of tasks that are not in common slots, in the order of `SlotPlan.bundles`."""
     first_names: Mapping[WorkerId, str] = field(default_factory=dict)
     """Actor names of the first process of each worker, if the driver starts these processes (`start_workers`)."""
 
@@ -85,9 +87,9 @@ NOTHING = Resources(0.0)
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A place of a process, and the resources that it takes.
+    """The place of a process: its bundle, and the resources that it uses.
 
-    `own`: the process is alone in the bundle. `group`: None if nothing is reserved.
+    `own` is whether the process is alone in the bundle. `group` is None if nothing is reserved.
     """
 
     takes: Resources
@@ -98,11 +100,11 @@ class Slot:
 
     @property
     def bundle(self) -> int | None:
-        """The bundle of a common slot, or None for a slot of its own, where spare processes must not run."""
+        """The bundle of a common slot. None for a slot of its own, where spare processes must not run."""
         return None if self.own else self.index
 
     def actor_options(self, elsewhere: str | None = None) -> dict[str, Any]:
-        """Returns Ray's options for the actor. `elsewhere`: the preferred node if nothing is reserved."""
+        """Returns Ray's options for the actor. `elsewhere` is the preferred node if nothing is reserved."""
         takes = self.takes
         options: dict[str, Any] = {"num_cpus": takes.cpus}
         if takes.gpus:
@@ -144,7 +146,7 @@ class JobSlots:
 
     @property
     def groups(self) -> list[tuple[PlacementGroup, Mapping[int, str]]]:
-        """The placement groups of the job. The mapping has the purpose of each bundle that serves one step only."""
+        """The placement groups of the job. The result also has the purpose of each bundle that serves only one step."""
         found: list[tuple[PlacementGroup, Mapping[int, str]]] = []
         if self._common is not None:
             found.append((self._common.placement_group, {}))
@@ -174,8 +176,8 @@ def bundles_elsewhere(
 ) -> dict[int, int]:
     """Returns the bundle to use for now for each of these slots. A slot that can start nowhere is missing.
 
-    `slots`: number and bundle of each. `bundles`: the bundle of each slot of the reservation. `used`: how many slots of
-    a bundle have processes of this job.
+    `slots` has number and bundle of each slot. `bundles` has the bundle of each slot of the reservation. `used` has,
+    for each bundle, the number of slots with processes of this job.
     """
     reached = {bundle for bundle in bundles if nodes.get(bundle) and nodes[bundle] not in avoided}
     found = {slot: bundle for slot, bundle in slots if bundle in reached}
@@ -203,7 +205,7 @@ class Place:
 
 
 def standbys_kept(wanted: Standbys, free_slots: int, tasks: int, followed: int = 0) -> int:
-    """Returns how many spare processes a job keeps.
+    """Returns the number of spare processes (standbys) that a job keeps.
 
     `free_slots`: slots of the reservation that no job has. `tasks`: number of tasks in common slots. `followed`: tasks
     that have a standby each, in addition.
@@ -219,7 +221,7 @@ def standby_delay_ms(wanted: Standbys) -> int:
 
 
 def must_wait(common: int, own: int, spare: int, *, reserved: bool) -> bool:
-    """Returns whether tasks without a process must wait, because a new process could start in a bundle on an avoided
+    """Returns whether tasks without a process must wait, because a new process might start in a bundle on an avoided
     node.
 
     `common`, `own`: number of such tasks in common slots and in slots of their own, which are always reserved. `spare`:
@@ -229,7 +231,8 @@ def must_wait(common: int, own: int, spare: int, *, reserved: bool) -> bool:
 
 
 def best_follower(task: Place | None, standbys: Sequence[Place]) -> int:
-    """Returns the index of the standby that should follow a task: on another node if possible, else in another bundle.
+    """Returns the index of the standby that should follow a task: one on another node if possible, else one in another
+    bundle.
 
     The first of equal ones. If the node of the task is lost, a standby elsewhere already has the state.
     """

@@ -52,23 +52,23 @@ from tidegate.storage.files.store import OpenStore
 log = logging.getLogger(__name__)
 
 GLANCE_S = 0.5
-"""Time in seconds that a glance at the job waits for an answer."""
+"""Seconds that a read of the job's status waits for an answer."""
 CALL_TIMEOUT_S = 15.0
 WAIT_STEP_S = 2.0
 RETRY_STEP_S = 0.2
 LOST_TIMEOUT_S = 120.0
 RESTART_TIMEOUT_S = 600.0
-"""Time in seconds that `wait` waits while Ray looks for a place to restart the coordinator.
+"""Seconds that `wait` waits while Ray looks for a place to restart the coordinator.
 
-A process that exists and answers no call, because it hangs or is stopped, has `LOST_TIMEOUT_S`.
+For a process that exists and does not answer, because it hangs or is stopped, the limit is `LOST_TIMEOUT_S`.
 """
 
 
 class RayJob:
     """A job on Ray (a `RunningJob`). Thread-safe.
 
-    `context`: the object that this driver keeps in Ray's memory for the job. None for a job that does not need its
-    driver, or has another one. Then this object never kills the coordinator.
+    `context` is the object that this driver keeps in Ray's memory for the job. It is None for a job that does not need
+    its driver, or has another one. Then this object never kills the coordinator.
     """
 
     def __init__(
@@ -84,24 +84,24 @@ class RayJob:
         self._card = card
         self._open_store = open_store
         self.slots = slots
-        """Common slots of the job."""
+        """The common slots of the job."""
         self._own_slots = own_slots
-        """Slots of its steps with resources, which are released when it is over."""
+        """The slots of its steps with resources. They are released when the job has ended."""
         self._coordinator = coordinator
         self._context = context
         self._lock = threading.Lock()
         self._last = progress_of(CoordinatorState(), {})
         self._seen = False
-        """True once the coordinator has reported a state. Before that, nothing restarts."""
+        """True once the coordinator has reported a state. Before that, its end is not a restart."""
         self._asking = threading.Lock()
         self._asked: Any = None
-        """A call for the state of the job that has not been answered yet."""
+        """A pending request for the state of the job, or None."""
         self._statistics = CheckpointStatistics()
         self._vertices: tuple[VertexMetrics, ...] = ()
         self._answers: Mapping[str, Answer] = {}
         """The answers to all requests, once the job has ended."""
         self._silence: tuple[float, Exception] | None = None
-        """Start of the coordinator's silence, and the error of the newest call."""
+        """Time since which the coordinator does not answer, and the error of the newest call. None while it answers."""
         self._end: JobProgress | None = None
 
     @property
@@ -110,7 +110,7 @@ class RayJob:
         return self._look(0.0) is not None
 
     def progress(self) -> JobProgress:
-        """Returns the state of the job. It has failed if its coordinator is lost for good, or had to stop.
+        """Returns the progress of the job. The job has failed if its coordinator is lost for good, or had to stop.
 
         If the coordinator does not answer at once, because it is starting or gone, this returns the last known state.
         The next call checks whether the answer has arrived.
@@ -185,7 +185,7 @@ class RayJob:
         return self._vertices
 
     def tasks(self) -> tuple[TaskProcessInfo, ...]:
-        """Returns the process of each task that has one that lives and has started. Empty if the job is over."""
+        """Returns the process of each task whose process lives and has started. Empty if the job has ended."""
         if self._look(0.0) is not None:
             return ()
         found: tuple[TaskProcessInfo, ...] = self._ask(self._coordinator.processes, "name its tasks")
@@ -219,7 +219,7 @@ class RayJob:
         return self._store_view(self._coordinator.view.remote(wait_s), wait_s)
 
     def _store_view(self, answer: Any, wait_s: float) -> JobProgress | None:
-        """Waits for a view of the job and stores it. Returns the end of the job, or None while it runs."""
+        """Waits for the state of the job and stores it. Returns the end of the job, or None while it runs."""
         try:
             view: JobView = ray.get(answer, timeout=wait_s + CALL_TIMEOUT_S)
         except ActorDiedError as error:
@@ -283,7 +283,9 @@ class RayJob:
             return self._end
 
     def _end_from_log(self) -> JobProgress | None:
-        """Reads from the log how a job has ended whose coordinator is gone. Returns None if the job had not ended."""
+        """Returns how a job has ended whose coordinator is gone, according to the event log. None if it had not
+        ended.
+        """
         try:
             machine, _ = replay(EventLog(self._open_store(self._card.root), self._card.job_id))
         except TidegateError as error:
@@ -338,7 +340,9 @@ class SharedValue:
         self._lock = threading.Lock()
         self._reference: ray.ObjectRef[Any] | None = ray.put(value)
         self.pickled: bytes = cloudpickle.dumps(self._reference)
-        """`cloudpickle.loads` of Ray turns it into a reference in any process of the cluster, until `release`."""
+        """Bytes that Ray's `cloudpickle.loads` turns into a reference, in any process of the cluster, until
+        `release`.
+        """
 
     def release(self) -> None:
         """Releases the object. Idempotent."""

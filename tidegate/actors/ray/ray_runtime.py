@@ -62,7 +62,7 @@ __all__ = ["RayJob", "RayRuntime", "SlotPlacement"]
 COORDINATOR_RESTARTS_MAX = 1_000
 STOP_TIMEOUT_S = 30.0
 ALONE_TIMEOUT_S = 30.0
-"""Longest time in seconds to wait for room that only processes that are just ending can free."""
+"""Longest time, in seconds, to wait for resources that only ending processes can free."""
 
 # Ray's type hints lack concurrency groups.
 _remote: Any = ray.remote
@@ -98,13 +98,15 @@ class RayRuntime:
         self._strategy = strategy
         self._jobs: list[RayJob] = []
         self._rented: PlacementGroup | None = None
-        """The placement group of the common slots, if this object has reserved them."""
+        """The placement group of the common slots, if this object has reserved them, else None."""
         self._memory: Any = None
         """The actor that holds checkpoints in memory, once it is started."""
 
     @classmethod
     def with_slots(cls, slots: int, strategy: Placement, timeout_s: float) -> Self:
-        """Reserves common slots of one CPU each until `stop`. Raises ConfigurationError if there is no room in time."""
+        """Reserves common slots of one CPU each until `stop`. Raises ConfigurationError if the cluster has no room in
+        time.
+        """
         bundles, labels = [SLOT_BUNDLE] * slots, [COMMON] * slots
         wanted = SlotRequest("tidegate (slots)", bundles, labels, strategy_of(strategy))
         group = reserve(wanted, timeout_s, "Request fewer slots, or add nodes")
@@ -128,7 +130,7 @@ class RayRuntime:
 
     @property
     def sends_functions(self) -> bool:
-        """True, because tasks run in other processes."""
+        """Always True, because tasks run in other processes."""
         return True
 
     @property
@@ -165,7 +167,7 @@ class RayRuntime:
         return job
 
     def _start_free(self, submission: Submission, options: PoolOptions) -> tuple[Handle, SharedValue]:
-        """Starts the coordinator. Uses the id of the job as name if the job's name is taken."""
+        """Starts the coordinator. If the job's name is taken by an actor, its id is used instead."""
         # One copy in the object store, for the coordinator, its successors, and all tasks.
         context = SharedValue(submission.context)
         try:
@@ -221,8 +223,8 @@ class RayRuntime:
         return reserve(wanted, self._patience_s(submission), ADVICE)
 
     def _patience_s(self, submission: Submission) -> float:
-        """Returns how long to wait for room. The wait is short if nodes cannot be added and no job of this script may
-        end.
+        """Returns how many seconds to wait for slots. The wait is short if nodes cannot be added and no job of this
+        script may end.
         """
         wait_s = submission.context.processes.slot_request_timeout_ms / 1_000
         hopeless = started_here() and all(job.over for job in self._jobs)
@@ -276,7 +278,7 @@ class RayRuntime:
         return coordinator
 
     def _first_slot(self, graph: JobGraph, plan: SlotPlan) -> int:
-        """Returns the first slot of a row of free common slots that is long enough for a job."""
+        """Returns the first of enough free neighbouring common slots for a job."""
         placement = self._placement
         if placement is None:
             return 0
@@ -296,7 +298,7 @@ class RayRuntime:
         )
 
     def _busy(self) -> dict[int, RayJob]:
-        """Returns the taken slots, each with its job."""
+        """Returns the slots in use, each with its job."""
         return {slot: job for job in self._jobs if job.slots and not job.over for slot in job.slots}
 
 
@@ -330,7 +332,7 @@ class Listed:
     """A job in the list. `coordinator` is None if the coordinator has died for good."""
 
     actor: str
-    """The first part of the names of its actors: the job's name, or its id if the name was taken."""
+    """First part of the names of its actors: the job's name, or its id if the name was taken."""
     coordinator: Handle | None
     overview: JobOverview | SilentJob
 
@@ -356,7 +358,7 @@ def jobs_on_ray(namespace: str = NAMESPACE, timeout_s: float = ANSWER_TIMEOUT_S)
 
 
 def left_behind(named: Sequence[str], living: Collection[str], ids: Collection[JobId]) -> list[str]:
-    """Returns the names of actors that belong to no job with a coordinator. `living`: the names of such jobs."""
+    """Returns the names of actors that belong to no job with a coordinator. `living` are the names of jobs with one."""
     kept = {name for job_id in ids for name in holders_of(job_id)}
     return [
         name
@@ -368,9 +370,9 @@ def left_behind(named: Sequence[str], living: Collection[str], ids: Collection[J
 
 
 def without_coordinator(left: Sequence[str], died_ms: Mapping[str, int]) -> dict[str, int]:
-    """Returns the jobs that left actors behind, and when their coordinators died (ms since the epoch).
+    """Returns the jobs that have left actors behind, and the times of death of their coordinators (ms since the epoch).
 
-    `died_ms`: the jobs whose coordinators are dead, according to Ray. A job that ended in order leaves nothing.
+    `died_ms` has the jobs whose coordinators are dead, according to Ray. A job that ended in order leaves nothing.
     """
     return {
         job: at_ms
@@ -386,7 +388,7 @@ def _is_program_of(job: str, name: str) -> bool:
 
 
 def _died_ms() -> dict[str, int]:
-    """Asks Ray when the coordinators died that it does not restart. The keys are the names of their jobs."""
+    """Returns when the coordinators died that Ray does not restart, by the names of their jobs."""
     # Ray's public list of actors needs its dashboard.
     known: Any = ray._private.state.actors()
     return {
@@ -422,7 +424,7 @@ def find(name: str, namespace: str = NAMESPACE) -> tuple[JobCard, Handle]:
 def _overviews(handles: dict[str, Handle], timeout_s: float) -> dict[str, JobOverview | None]:
     """Returns the answers of coordinators, None for a late one.
 
-    A coordinator that has died for good is missing. One that is being restarted is asked again.
+    Coordinators that are dead for good are omitted. One that is being restarted is called again.
     """
     deadline = time.monotonic() + timeout_s
     found: dict[str, JobOverview | None] = {}

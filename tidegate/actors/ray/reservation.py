@@ -39,7 +39,7 @@ NODE_ID_CHARACTERS = 8
 
 
 def nodes_that_live() -> list[NodeRoom]:
-    """Asks Ray for the living nodes of the cluster."""
+    """Returns the living nodes of the Ray cluster."""
     free = available_resources_per_node()
     return [
         NodeRoom(
@@ -74,7 +74,7 @@ def check_fits(wanted: SlotRequest) -> None:
 
 
 def ask_for(wanted: SlotRequest) -> PlacementGroup:
-    """Requests the bundles from Ray. They get nodes when there is room."""
+    """Requests the bundles from Ray, as a placement group. Ray places them on nodes when there is room."""
     lifetime = {"lifetime": "detached"} if wanted.detached else {}
     bundles = [dict(bundle) for bundle in wanted.bundles]
     group: PlacementGroup = ray.util.placement_group(bundles, strategy=wanted.strategy, name=wanted.name, **lifetime)
@@ -82,7 +82,9 @@ def ask_for(wanted: SlotRequest) -> PlacementGroup:
 
 
 def await_room(group: PlacementGroup, wanted: SlotRequest, timeout_s: float) -> str | None:
-    """Waits until all bundles have a node. Returns None then, and after `timeout_s` a text about what is missing."""
+    """Waits until all bundles have a node. Returns None then, or after `timeout_s` seconds a text about what is
+    missing.
+    """
     since_ms = monotonic_ms()
     waited_s = 0.0
     while True:
@@ -156,14 +158,14 @@ def own_slots(job_id: JobId, plan: SlotPlan, placement: Placement, *, detached: 
 
 @dataclass(frozen=True, slots=True)
 class SlotRequest:
-    """Bundles to reserve together. `labels`: the purpose of each. `name`: shown in the dashboard."""
+    """Bundles to be reserved together. `labels` describes the purpose of each. `name` is shown in the dashboard."""
 
     name: str
     bundles: Sequence[Mapping[str, float]]
     labels: Sequence[str]
     strategy: Strategy
     detached: bool = False
-    """True if they outlive the script that requests them."""
+    """True if the slots outlive the script that requests them."""
 
     @property
     def needs(self) -> list[Need]:
@@ -172,14 +174,14 @@ class SlotRequest:
 
     @property
     def one_node(self) -> bool:
-        """True if all must be on one node."""
+        """True if all bundles must be on one node."""
         return self.strategy == "STRICT_PACK"
 
 
 NODES_SHOWN_MAX = 8
 _MEMORY = "memory"
 _SLACK = 1e-6
-"""Tolerance: Ray's amounts are sums of ten-thousandths."""
+"""Tolerance in comparisons of amounts, which Ray rounds to ten-thousandths."""
 
 Amounts = Mapping[str, float]
 
@@ -202,12 +204,12 @@ class Need:
 
     @classmethod
     def of(cls, bundle: Amounts, label: str) -> Need:
-        """Returns the need for a bundle as Ray describes it."""
+        """Returns the need of a bundle as Ray describes it."""
         return cls(tuple(sorted((kind, float(amount)) for kind, amount in bundle.items() if amount)), label)
 
 
 def missing_room(needs: Sequence[Need], nodes: Sequence[NodeRoom], *, one_node: bool = False) -> str:
-    """Describes what these bundles wait for. `one_node`: all of them must be on one node."""
+    """Returns a text about what some bundles wait for. `one_node` is whether all must be on one node."""
     counts = Counter(needs)
     what = " and ".join(f"{_count(n)} of {amounts_text(dict(b.bundle))} for {b.label}" for b, n in counts.items())
     verb = "has" if len(needs) == 1 else "have"
@@ -215,12 +217,12 @@ def missing_room(needs: Sequence[Need], nodes: Sequence[NodeRoom], *, one_node: 
 
 
 def why_no_room(needs: Sequence[Need], nodes: Sequence[NodeRoom], *, one_node: bool = False) -> str:
-    """Describes why these bundles have no node, and what the nodes have left of the resources that they need."""
+    """Returns a text about why some bundles have no node, and how much of the needed resources each node has left."""
     return f"{_why(needs, nodes, one_node)}. {_where(needs, nodes)}"
 
 
 def never_fits(needs: Sequence[Need], nodes: Sequence[NodeRoom], *, one_node: bool = False) -> bool:
-    """Returns whether these bundles would not fit on these nodes even if nothing else ran there. False if uncertain."""
+    """Returns whether these bundles would not fit on these nodes even if they were empty. False if uncertain."""
     asked = _sum(needs)
     totals = [node.total for node in nodes]
     if one_node and not any(_holds(total, asked) for total in totals):
@@ -235,7 +237,7 @@ def amounts_text(amounts: Amounts) -> str:
 
 
 def _why(needs: Sequence[Need], nodes: Sequence[NodeRoom], one_node: bool) -> str:
-    """Returns the first cause for each resource."""
+    """Returns the first reason for each resource."""
     asked, causes = _sum(needs), []
     for kind in sorted(asked):
         each = max(dict(need.bundle).get(kind, 0.0) for need in needs)

@@ -51,10 +51,10 @@ REMOVED = "REMOVED"
 
 
 def what_is_missing(group: Mapping[str, Any], labels: Mapping[int, str], nodes: Sequence[NodeRoom]) -> str | None:
-    """Describes what a placement group waits for. Returns None if all of its bundles have a node.
+    """Returns a text about what a placement group waits for, or None if all of its bundles have a node.
 
-    `group`: as Ray's `placement_group_table` returns it. `labels`: the purpose of bundles that are not common slots.
-    `nodes`: the living nodes.
+    `group` is a result of Ray's `placement_group_table`. `labels` has the purpose of bundles that are not common slots.
+    `nodes` are the living nodes.
     """
     if group.get("state") == REMOVED:
         return "its placement group was removed, with the session or the driver that it belonged to"
@@ -67,7 +67,7 @@ def what_is_missing(group: Mapping[str, Any], labels: Mapping[int, str], nodes: 
 
 
 def look_at(slots: JobSlots) -> str | None:
-    """Asks Ray what a job with these slots waits for now. Raises RayError."""
+    """Requests from Ray what a job with these slots waits for now. Raises RayError."""
     tables = [(labels, _table(group)) for group, labels in slots.groups]
     nodes = nodes_that_live()
     return "; ".join(filter(None, (what_is_missing(table, labels, nodes) for labels, table in tables))) or None
@@ -78,10 +78,10 @@ def _table(group: PlacementGroup) -> Any:
 
 
 class RoomWatch:
-    """Watches how long the processes of one job wait for room.
+    """Watches how long the processes of one job wait for resources.
 
     All methods run on the coordinator's mailbox, except `look`, which may be slow. `starting` returns the processes
-    that have not started. `gave_up` takes the text of a wait that has reached `wait_ms_max`.
+    that have not started. `gave_up` is called with the text of a wait that has reached `wait_ms_max`.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class RoomWatch:
         self._watching = False
         self._closed = False
         self.waits_for: str | None = None
-        """Description of what is missing now, or None. From any thread."""
+        """Description of what is missing now, or None. May be read from any thread."""
 
     def watch(self) -> None:
         """Starts watching after processes were requested, until all have started."""
@@ -156,11 +156,13 @@ class RoomWatch:
 
 
 ANSWER_MS_MAX = 2_000
-"""Longest time in ms that an attempt waits for Ray's answer. Then its processes start in the bundles of their slots."""
+"""Longest time, in ms, that an attempt waits for Ray's answer. Then its processes start in the bundles of their
+slots.
+"""
 
 
 class Question(NamedTuple):
-    """A question to Ray: the nodes in doubt, and the attempt that needs bundles."""
+    """A request to Ray: the nodes in doubt, and the attempt that needs bundles."""
 
     avoided: frozenset[str]
     attempt: int | None
@@ -170,16 +172,16 @@ NO_QUESTION = Question(frozenset(), None)
 
 
 def nodes_of(placement: SlotPlacement) -> dict[int, str]:
-    """Asks Ray for the node of each bundle that has one. Raises RayError."""
+    """Requests from Ray the node of each bundle that has one. Raises RayError."""
     table: Any = ray.util.placement_group_table(placement.placement_group)
     places: Mapping[int, str] = table["bundles_to_node_id"]
     return {index: node for index, node in places.items() if node}
 
 
 class BundleNodes:
-    """Asks Ray for the nodes of the bundles of one job.
+    """Finds out the nodes of the bundles of one job.
 
-    All methods run on the coordinator's mailbox, except `look`, which may be slow. `known` is called when a question is
+    All methods run on the coordinator's mailbox, except `look`, which may be slow. `known` is called when a request is
     settled: Ray has answered, has raised an error, or has not answered within `ANSWER_MS_MAX`.
     """
 
@@ -191,15 +193,15 @@ class BundleNodes:
         self._asking = False
         self._question: Question = NO_QUESTION
         self.settled = True
-        """True if nothing more is expected for the present question."""
+        """True if no more answers are expected to the current request."""
         self.nodes: Mapping[int, str] = {}
-        """Ray's answer to the present question. Bundles without a node are missing."""
+        """Ray's answer to the current request. Bundles without a node are omitted."""
 
     def ask(self, avoided: frozenset[str], attempt: int | None = None) -> None:
-        """Asks Ray, once for the same question.
+        """Requests the nodes of bundles from Ray, once for the same arguments.
 
-        `avoided`: nodes that are in doubt. `attempt`: the attempt that is about to start processes in bundles, None if
-        it starts none. Without either Ray is not asked.
+        `avoided` are the nodes in doubt. `attempt` is the attempt that is about to start processes in bundles, or None.
+        Without either, Ray is not called.
         """
         question = Question(avoided, attempt)
         if question == self._question:
@@ -256,7 +258,7 @@ _IN_A_BUNDLE = "_group_"
 
 
 def pending_demand() -> list[tuple[Amounts, int]]:
-    """Asks Ray for the resources that pending tasks and actors need, each with their number.
+    """Requests from Ray the resources that pending tasks and actors need, with the number of each.
 
     Raises RayError or RuntimeError if Ray does not answer within `LOOK_TIMEOUT_S`.
     """
@@ -272,7 +274,7 @@ def pending_demand() -> list[tuple[Amounts, int]]:
 
 
 def what_is_pending(demand: Sequence[tuple[Amounts, int]], nodes: Sequence[NodeRoom]) -> str | None:
-    """Describes the tasks and actors that no node has room for, or returns None if there are none."""
+    """Returns a text about the tasks and actors for which no node has room, or None if there are none."""
     asked = [(shape, count) for shape, count in demand if any(shape.values()) and not _is_in_a_bundle(shape)]
     if not asked:
         return None
@@ -283,7 +285,7 @@ def what_is_pending(demand: Sequence[tuple[Amounts, int]], nodes: Sequence[NodeR
 
 
 def look_at_demand() -> str | None:
-    """Asks Ray what it cannot place now, and describes it. Returns None if it places everything."""
+    """Requests from Ray what it cannot place now, and describes it. Returns None if it can place everything."""
     demand = pending_demand()
     return what_is_pending(demand, nodes_that_live()) if demand else None
 
@@ -293,9 +295,9 @@ def _is_in_a_bundle(shape: Amounts) -> bool:
 
 
 class PendingDemand:
-    """Requests the pending demand of one job's cluster. `look` runs on the coordinator's mailbox.
+    """Watches the demand of one job's cluster that Ray cannot place. `look` runs on the coordinator's mailbox.
 
-    `ask` describes what Ray cannot place. It runs on a thread of its own.
+    `ask` describes that demand. It runs on a thread of its own.
     """
 
     def __init__(self, mailbox: Mailbox, ask: Callable[[], str | None] = look_at_demand) -> None:
@@ -307,10 +309,12 @@ class PendingDemand:
         self._busy: Mapping[str, int] = {}
         self._logged = False
         self.waits_for: str | None = None
-        """Description of what a function may be waiting for now, or None. Read from any thread."""
+        """Description of what a function may be waiting for now, or None. May be read from any thread."""
 
     def look(self, busy: Mapping[str, int], now_ms: int) -> None:
-        """Asks Ray if it is due. `busy`: how many ms each process has been in one call, by its name."""
+        """Requests the demand from Ray if that is due. `busy` has how many ms each process has been in one call, by its
+        name.
+        """
         self._busy = {name: for_ms for name, for_ms in busy.items() if for_ms >= BUSY_MS}
         if not self._busy:
             self.waits_for, self._due_ms, self._logged = None, 0, False
@@ -352,8 +356,7 @@ class PendingDemand:
 
 
 class DemandForCalls:
-    """Describes what Ray could not place while a call had no result in time, for one process. Called from any
-    thread."""
+    """Describes the demand that Ray cannot place, for the error of a call without a result. Called from any thread."""
 
     def __init__(self, ask: Callable[[], str | None] = look_at_demand, clock: Callable[[], int] = monotonic_ms) -> None:
         self._ask = ask
@@ -363,8 +366,7 @@ class DemandForCalls:
         self._answer: str | None = None
 
     def __call__(self) -> str | None:
-        """Describes what Ray cannot place, with what to do. Returns None if it places everything, or does not
-        answer."""
+        """Returns the description, with what to do. None if Ray can place everything, or does not answer."""
         with self._lock:
             if self._asked_ms is None or self._clock() >= self._asked_ms + LOOK_EVERY_MS:
                 try:

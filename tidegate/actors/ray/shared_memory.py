@@ -31,13 +31,15 @@ from tidegate.protocol.stream_elements import element_size_bytes
 from tidegate.storage.errors import ProtocolError
 
 BATCH_HEAD_BYTES = 256
-"""Upper bound of the bytes that a stream needs for a batch in addition to its rows, including alignment. Many columns
-exceed it.
+"""Upper bound of the bytes that a stream needs for a batch in addition to its rows, including alignment. With many
+columns it may need more.
 """
 
 
 class Place(NamedTuple):
-    """The place of a frame. `word`: index of the word that marks it as needed. `copied`: the receiver must copy it."""
+    """The place of a frame in the memory. `word` is the index of the word that marks it as in use. `copied` is whether
+    the receiver must copy it.
+    """
 
     number: int
     word: int
@@ -51,7 +53,7 @@ class EdgeSchema:
 
     def __init__(self) -> None:
         self.schema: pa.Schema | None = None
-        """The schema of the last batches that were checked."""
+        """Schema of the last batches that were checked."""
         self.size_bytes = 0
 
     def fits(self, batches: Sequence[pa.RecordBatch]) -> bool:
@@ -67,7 +69,7 @@ class EdgeSchema:
 
 
 class FrameWriter:
-    """The sender's end."""
+    """The sender's end of the shared memory. Writes frames."""
 
     def __init__(self, segment: SharedSegment) -> None:
         self._segment = segment
@@ -78,7 +80,7 @@ class FrameWriter:
 
     @property
     def taken_bytes(self) -> int:
-        """Bytes that the receiver still needs, as far as the sender has noticed."""
+        """Number of bytes that the receiver still uses, as far as the sender has noticed."""
         return self._extents.taken_bytes
 
     def write(self, batches: Sequence[pa.RecordBatch], schema: EdgeSchema) -> Place | None:
@@ -104,7 +106,7 @@ class FrameWriter:
         return Place(number, word, begin, size_bytes, copied)
 
     def _collect(self) -> None:
-        """Frees the frames that the receiver has dropped."""
+        """Frees the places of frames that the receiver has dropped."""
         words = self._segment.words
         for word in self._extents.numbers:
             if not words[word]:
@@ -113,13 +115,15 @@ class FrameWriter:
 
 
 class FrameReader:
-    """The receiver's end. `read` is for one thread. Batches may be dropped on any thread."""
+    """The receiver's end of the shared memory. `read` must be called on one thread. Batches may be dropped on any
+    thread.
+    """
 
     def __init__(self, segment: SharedSegment) -> None:
         self._segment = segment
 
     def read(self, place: Place) -> list[pa.RecordBatch]:
-        """Returns the batches of a frame. Raises ProtocolError if the place holds another frame."""
+        """Returns the batches of a frame. Raises ProtocolError if another frame is in that place."""
         if self._segment.words[place.word] != place.number + 1:
             raise ProtocolError(f"frame {place.number} is not at the place that its sender reported")
         lease = _Lease(self._segment, place.word)
@@ -131,7 +135,9 @@ class FrameReader:
 
 
 class _Lease:
-    """Held by the buffers of a frame. When the last buffer is dropped, the sender gets the place back."""
+    """An object that the buffers of a frame hold. When the last buffer is dropped, the place is returned to the
+    sender.
+    """
 
     __slots__ = ("_segment", "_word")
 
@@ -154,16 +160,16 @@ def is_arrow_type(kind: pa.DataType) -> bool:
 
 
 ALIGNMENT = 64
-"""Arrow reads fastest from addresses that are multiples of this."""
+"""Number of bytes to whose multiples parts are aligned, because Arrow reads fastest there."""
 
 
 class SharedMemoryAllocator:
-    """Allocates parts of `size_bytes` bytes, each under a number that the caller has chosen."""
+    """Allocates parts of a memory of `size_bytes` bytes. The caller chooses a number for each part."""
 
     def __init__(self, size_bytes: int) -> None:
         self._size_bytes = size_bytes
         self._taken: dict[int, tuple[int, int]] = {}
-        """Begin and end of each part."""
+        """Start and end of each allocated part, by number."""
         self.taken_bytes = 0
 
     @property
@@ -172,7 +178,7 @@ class SharedMemoryAllocator:
         return tuple(self._taken)
 
     def gap(self, least_bytes: int) -> tuple[int, int] | None:
-        """Returns begin and end of the lowest gap of at least this size, or None."""
+        """Returns start and end of the lowest gap of at least this size, or None."""
         begin = 0
         for taken_begin, taken_end in sorted(self._taken.values()):
             if taken_begin - begin >= least_bytes:
@@ -196,11 +202,11 @@ class SharedMemoryAllocator:
 PAGE_BYTES = mmap.PAGESIZE
 _WORD_BYTES = 8
 FRAMES_MAX = PAGE_BYTES // _WORD_BYTES
-"""Most frames of a connection that are in the memory at once."""
+"""Limit of frames of a connection that are in the memory at the same time."""
 
 
 class SharedSegment:
-    """One mapping of the memory. `words`: one for each frame that may be there.
+    """A mapping of the shared memory. `words` has one word for each frame that may be in it.
 
     Never unmapped explicitly: views of it live until the last rows in it are dropped.
     """
@@ -221,7 +227,7 @@ class SharedSegment:
 
 
 class OwnSegment(SharedSegment):
-    """The sender's mapping, which creates the memory. Raises OSError if the system provides none."""
+    """The sender's mapping. Its constructor creates the memory. Raises OSError if the system provides none."""
 
     def __init__(self, size_bytes: int) -> None:
         if not hasattr(os, "memfd_create"):

@@ -31,10 +31,10 @@ class SlowCheckpoints:
     def __init__(self, tasks: SlowTaskLog) -> None:
         self._tasks = tasks
         self._due_ms: dict[CheckpointId, int] = {}
-        """Age in ms at which each checkpoint is logged next."""
+        """Age, in ms, at which each checkpoint is logged next."""
 
     def look(self, pending: Iterable[PendingCheckpoint], now_ms: int) -> None:
-        """Checks the checkpoints under way."""
+        """Checks the pending checkpoints."""
         due_ms, self._due_ms = self._due_ms, {}
         for each in pending:
             limit_ms, age_ms = due_ms.get(each.checkpoint_id, LATE_MS), now_ms - each.triggered_at_ms
@@ -53,10 +53,10 @@ class SlowDeployments:
         self._attempt: AttemptNumber | None = None
         self._since_ms = 0
         self._due_ms = LATE_MS
-        """Age in ms at which the attempt is logged next."""
+        """Age, in ms, at which the attempt is logged next."""
 
     def look(self, state: CoordinatorState, has_room: bool, now_ms: int) -> None:
-        """Checks the deployment under way, if there is one. `has_room`: the job does not wait for resources."""
+        """Checks the running deployment, if there is one. `has_room` is whether the job does not wait for resources."""
         waiting = not_ready(state) if has_room else ()
         if not waiting:
             self._attempt = None
@@ -72,11 +72,11 @@ class SlowDeployments:
 LATE_MS = 30_000
 LOOK_MS_MAX = 5_000
 ASKED_MAX = 4
-"""Most tasks that are asked what they are doing."""
+"""Limit of tasks that are requested to report what they are doing."""
 SILENT = "it does not report what it is doing"
 
 Ask = Callable[[TaskId], Future[str] | None]
-"""Asks the process of a task what it is doing. Returns None if the task has no process."""
+"""A function that requests from the process of a task what it is doing. It returns None if the task has no process."""
 
 
 class SlowTaskLog:
@@ -93,8 +93,8 @@ class SlowTaskLog:
         self._call_later = call_later
 
     def log_waiting(self, what: str, age_ms: int, tasks: Iterable[TaskId], fields: Mapping[str, object]) -> None:
-        """Logs that `what` has waited `age_ms` for these tasks, once they have reported what they do. `fields`: of the
-        log line.
+        """Logs that `what` has waited `age_ms` for these tasks, once they have reported what they do. `fields` are
+        fields of the log line.
         """
         waiting = sorted(tasks)
         asked = {task: self._ask(task) for task in waiting[:ASKED_MAX]}

@@ -23,7 +23,7 @@ from tidegate.protocol.identity import TaskId
 from tidegate.storage.ids import AttemptNumber, CheckpointId, Generation, JobId
 
 Handle: TypeAlias = Any
-"""A `ray.actor.ActorHandle`, whose methods have no types."""
+"""A `ray.actor.ActorHandle`. Its methods have no types."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +34,13 @@ class Peer:
     process_id: str
     node_id: str
     address: bytes
-    """Its address for connections, empty if it does not listen."""
+    """Its address for socket connections, empty if it does not listen."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskDeployment:
-    """Subtasks that a worker has to run in an attempt, their restore point, and the processes of their neighbours.
+    """The message that deploys subtasks to a worker: the subtasks of an attempt, their restore point, and the processes
+    of their neighbours.
 
     `peers`: the process of each neighbour that is not among `tasks`. `generation`: the generation of the coordinator.
     """
@@ -55,10 +56,10 @@ class TaskDeployment:
 
 @dataclass(frozen=True, slots=True)
 class ProcessStatus:
-    """The job of a process, and the newest attempt of each subtask that was deployed to it.
+    """The role of a process, and the newest attempt of each subtask that was deployed to it.
 
-    `bundle`: the bundle of the reservation in which it runs. `follows`: the subtasks whose state it holds, each with
-    its checkpoint.
+    `bundle` is the bundle of the reservation in which it runs. `follows` has the subtasks whose state it holds, each
+    with its checkpoint.
     """
 
     job_id: JobId
@@ -74,9 +75,9 @@ NONE = AttemptNumber(-1)
 
 
 class DeployFence:
-    """Remembers which attempts one process was ordered to begin and to stop.
+    """Remembers which attempts one process was ordered to begin and to stop, and drops outdated messages.
 
-    The newest generation of coordinators holds for the process and all its subtasks.
+    The newest generation of coordinators counts for the process and all its subtasks.
     """
 
     def __init__(self) -> None:
@@ -90,7 +91,7 @@ class DeployFence:
 
     @property
     def holds(self) -> dict[TaskId, AttemptNumber]:
-        """The newest deployed attempt of each subtask that was not ordered to stop."""
+        """Returns the newest deployed attempt of each subtask that was not ordered to stop."""
         return {task: given for task, given in self.given.items() if given > self._stopped.get(task, NONE)}
 
     def is_replaced(self, generation: Generation) -> bool:

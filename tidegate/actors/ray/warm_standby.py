@@ -1,4 +1,4 @@
-"""`WarmStandby`: follows the checkpoints of subtasks that run elsewhere, in a spare process, on a thread of its own.
+"""`WarmStandby`: copies the state of subtasks that run elsewhere, checkpoint by checkpoint, into a spare process.
 
 Rules:
 
@@ -36,16 +36,16 @@ log = logging.getLogger(__name__)
 
 
 class _Followed:
-    """A followed subtask."""
+    """A subtask whose state is copied."""
 
     def __init__(self, follower: StateFollower, metrics: StandbyMetrics) -> None:
         self.follower, self.metrics = follower, metrics
         self.next: RestorePoint | None = None
-        """The newest checkpoint to read."""
+        """The newest checkpoint to read, or None."""
 
 
 class WarmStandby:
-    """Follows subtasks in one process. All methods run on its mailbox, except `holds`."""
+    """Copies the state of subtasks into one process. All methods run on its mailbox, except `holds`."""
 
     def __init__(
         self,
@@ -62,13 +62,15 @@ class WarmStandby:
         self._died = died
         self._followed: dict[TaskId, _Followed] = {}
         self._due: deque[_Followed] = deque()
-        """Subtasks with a checkpoint to read, in the order of waiting."""
+        """Subtasks with a checkpoint to read, in the order in which they became due."""
         self._pool: ThreadPool | None = None
         self._reads = False
 
     @property
     def holds(self) -> dict[TaskId, CheckpointId | None]:
-        """The followed subtasks, each with the checkpoint whose state it holds. From any thread."""
+        """Returns the followed subtasks, each with the checkpoint whose state is held. May be called from any
+        thread.
+        """
         return {task: each.follower.checkpoint_id for task, each in list(self._followed.items())}
 
     def follow(self, task: TaskId, restore: RestorePoint) -> None:

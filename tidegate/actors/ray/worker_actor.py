@@ -74,15 +74,16 @@ log = logging.getLogger(__name__)
 
 RESTORE_THREADS, TICK_MS = 4, 200
 RESERVE_BYTES = 1024 * 1024
-"""Memory that is set aside while subtasks run. It is freed when one fails, because its end must be reported even
-without free memory.
+"""Size in bytes of memory that is set aside while subtasks run. It is freed when one fails, because the failure must be
+reported even without free memory.
 """
 
 
 class WorkerProcess(HealthEndpoint):
-    """The class of the actor.
+    """The class of the worker's actor.
 
-    `coordinator`: the actor that takes reports. `spare`: the process waits to replace the worker of a slot.
+    `coordinator` is the actor that receives reports. `spare` is whether the process waits to replace the worker of a
+    slot.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class WorkerProcess(HealthEndpoint):
         bundle: int | None = None,
         role: str = "standby",
     ) -> None:
-        """`role`: the slot that the process is started for, or "standby"."""
+        """Creates the process. `role` is the slot for which it is started, or "standby"."""
         self._shown_as = f"{context.job_name}: {role}"
         self._log = WorkerLog(context)
         close_sockets_in_children()
@@ -104,9 +105,9 @@ class WorkerProcess(HealthEndpoint):
         self._context = context
         self._open_store, self._bundle, self._spare = open_store, bundle, spare
         self._left: dict[TaskId, TaskAnswered] = {}
-        """The answers of subtasks that have finished here, for a coordinator that takes over."""
+        """Answers of subtasks that have finished here, for a coordinator that takes over."""
         self._ended: dict[TaskId, Ended] = {}
-        """The end of the newest attempt of each subtask that has ended here."""
+        """How the newest attempt of each subtask has ended here."""
         self._fence = DeployFence()
         self._reserve: bytearray | None = None
         self._pid = os.getpid()
@@ -150,37 +151,39 @@ class WorkerProcess(HealthEndpoint):
     # Ray repeats frames and grants when a connection breaks: they have numbers (`peer_transports.py`).
     @ray.method(concurrency_group="data", num_returns=0, enable_task_events=False, max_task_retries=-1)
     def frame(self, head: Head, elements: tuple[Any, ...] | bytes) -> None:
-        """Takes elements of a channel, as they are or pickled. `head` has the number of the first one."""
+        """Receives elements of a channel, directly or pickled. `head` has the number of the first one."""
         self._mailbox.post(partial(self._arrived, now_ms(), head, read_elements(elements), sort=True))
 
     @ray.method(concurrency_group="control", max_task_retries=-1)
     def no_link(self, process_id: str, reason: str) -> None:
-        """Another worker's process cannot connect to this one."""
+        """Called by another worker's process that cannot connect to this one."""
         self._mailbox.post(partial(self._links.refused, process_id, reason))
 
     @ray.method(concurrency_group="control", enable_task_events=False, max_task_retries=-1)
     def credit(self, head: Head, window_bytes: int) -> None:
-        """Takes a grant of credit from the receiver of a channel."""
+        """Receives a grant of credit from the receiver of a channel."""
         self.credit_came(head, window_bytes)
 
     @ray.method(concurrency_group="control")
     def deliver(self, events: tuple[tuple[TaskId, AttemptNumber, ev.TaskEvent], ...]) -> None:
-        """Takes events of the coordinator for subtasks in their attempts."""
+        """Receives events of the coordinator for subtasks in their attempts."""
         self._mailbox.post(partial(self._deliver, events))
 
     @ray.method(concurrency_group="control")
     def deploy(self, deployment: TaskDeployment) -> None:
-        """Begins an attempt of subtasks. It replaces their running attempts."""
+        """Starts an attempt of subtasks. It replaces their running attempts."""
         self._mailbox.post(partial(self._deploy, deployment))
 
     @ray.method(concurrency_group="control")
     def follow(self, task: TaskId, restore: RestorePoint) -> None:
-        """Makes this standby hold the keyed state of a subtask that runs elsewhere, as of a checkpoint."""
+        """Makes this standby copy the keyed state of a subtask that runs elsewhere, as of a checkpoint."""
         self._mailbox.post(lambda: None if self._fence.given else self._warm.follow(task, restore))
 
     @ray.method(concurrency_group="control")
     def drop(self, tasks: tuple[TaskId, ...], attempt: AttemptNumber, generation: Generation = ev.UNFENCED) -> None:
-        """Stops an attempt of subtasks. Returns once they have stopped, which is after a batch under way."""
+        """Stops an attempt of subtasks. Returns once they have stopped, which may take until the current batch is
+        processed.
+        """
         dropped = threading.Event()
         self._mailbox.post(partial(self._drop, tasks, attempt, generation, dropped))
         dropped.wait()
@@ -198,16 +201,16 @@ class WorkerProcess(HealthEndpoint):
 
     @ray.method(concurrency_group="live")
     def live(self) -> None:
-        """Stays pending until the process ends."""
+        """Returns only when the process ends. Callers notice its end by that."""
         threading.Event().wait()
 
     def oldest_call(self) -> int | None:
-        """Returns the number of the longest-running call of `map_async`, or None. From any thread."""
+        """Returns the number of the longest-running call of `map_async`, or None. May be called from any thread."""
         calls = (running.host.oldest_call for running in list(self._worker.subtasks.values()))
         return min((call for call in calls if call is not None), default=None)
 
     def acting(self) -> TaskId | None:
-        """Returns the subtask that acts now, or acted last. From any thread."""
+        """Returns the subtask that is active, or was active last. May be called from any thread."""
         return self._worker.doing
 
     # --- on the mailbox -------------------------------------------------------------------------------------------
@@ -246,28 +249,28 @@ class WorkerProcess(HealthEndpoint):
     # --- what comes over connections (an `Inbox`) -------------------------------------------------------------------
 
     def frame_came(self, head: Head, elements: tuple[Any, ...]) -> None:
-        """Takes a frame from a socket. From any thread."""
+        """Receives a frame from a socket. May be called from any thread."""
         self._mailbox.post(partial(self._arrived, now_ms(), head, elements, sort=False))
 
     def credit_came(self, head: Head, window_bytes: int) -> None:
-        """Takes a grant of credit. From any thread."""
+        """Receives a grant of credit. May be called from any thread."""
         attempt, channel, total_bytes = read_head(head)
         granted = ev.CreditGranted(now_ms(), attempt, channel, total_bytes, window_bytes)
         self._mailbox.post(partial(self._worker.deliver, self._context.graph.sender(channel), attempt, granted))
 
     def later(self, action: Callable[[], object]) -> None:
-        """Runs an action on the mailbox. From any thread."""
+        """Runs an action on the mailbox. May be called from any thread."""
         self._mailbox.post(action)
 
     def settled(self) -> None:
-        """The transport to another process is known now, so subtasks may be ready."""
+        """Called when the transport to another process is decided, so that subtasks may be ready."""
         for running in list(self._worker.subtasks.values()):
             assert isinstance(running, _RaySubtask)
             self._worker.guarded(running, running.settled)
 
     def broke(self, link: PeerConnection, reason: str) -> None:
-        """A connection broke. Subtasks that need it fail after a grace period: if its process has died, they are gone
-        by then.
+        """Called when a connection has broken. Subtasks that need it fail after a grace period: if its process has
+        died, they are stopped by then.
         """
         for running in list(self._worker.subtasks.values()):
             assert isinstance(running, _RaySubtask)
@@ -326,8 +329,9 @@ class WorkerProcess(HealthEndpoint):
             return None
 
     def _threads(self, deployment: TaskDeployment, begun: list[_RaySubtask]) -> bool:
-        """Starts the I/O threads of an attempt, and then its subtasks. Returns False, after reporting, if that
-        fails."""
+        """Starts the I/O threads of an attempt, and then its subtasks. Returns False, after reporting the failure, if
+        that is not possible.
+        """
         try:
             pool = io_pool(self._context.graph, [each.task for each in begun], IO_THREAD_NAMES, self._thread_died)
         except BaseException as error:  # noqa: BLE001 (reported for each subtask)
@@ -391,7 +395,7 @@ class WorkerProcess(HealthEndpoint):
             leave_unreported()
 
     def close_subtask(self, running: _RaySubtask) -> None:
-        """Counts the rows of a subtask for the last time, and closes it."""
+        """Reports the rows of a subtask for the last time, and closes it."""
         try:
             running.count(over=True)
         finally:
@@ -408,7 +412,7 @@ class WorkerProcess(HealthEndpoint):
                 self._report_failure(task, attempt, error)
 
     def _cannot_read(self, error: BaseException) -> None:
-        """Ends the process when the thread that reads from sockets has died.
+        """Ends the process, because the thread that reads from sockets has died.
 
         The connections stay open, so this attempt and later ones would wait forever for messages over them.
         """
@@ -420,7 +424,7 @@ class WorkerProcess(HealthEndpoint):
 
 
 class _Wiring:
-    """The callbacks of `Worker` in a Ray process."""
+    """The callbacks (`Wiring`) of the `Worker` in a Ray process."""
 
     def __init__(self, process: WorkerProcess) -> None:
         self._process = process
@@ -463,7 +467,7 @@ class _RaySubtask(Subtask):
         self.deliveries = Deliveries(process._mailbox, partial(process._worker.guarded, self))
         self.neighbours = PeerTransports(deployment, context.graph, descriptor, process._links, self.deliveries)
         self._ready: TaskReady | None = None
-        """The report of readiness, until the transports to all neighbours are known."""
+        """The report that the subtask is ready. It is kept until the transports to all neighbours are decided."""
         self._frames = OrderedFrames(self.take, self.call_later)
         self._counts = ProgressReports(process._channel, context, descriptor)
         descriptor = replace(descriptor, backend=replace(descriptor.backend, restore_threads=RESTORE_THREADS))
@@ -490,11 +494,11 @@ class _RaySubtask(Subtask):
         return answer_of(self.task, now_ms(), next(answers))
 
     def sort(self, frame: ev.FrameArrived) -> None:
-        """Takes a frame that came by a call. It is handed on after all frames before it."""
+        """Receives a frame from a Ray call. Passes it on after all frames before it."""
         self._frames.arrived(frame)
 
     def take(self, frame: ev.FrameArrived) -> None:
-        """Hands a frame on to the subtask."""
+        """Passes a frame to the subtask."""
         self.neighbours.arrived(frame)
         self.host.handle(frame)
 
@@ -502,13 +506,13 @@ class _RaySubtask(Subtask):
         return self.neighbours.connect(neighbour)
 
     def settled(self) -> None:
-        """The transport to another process is known now."""
+        """Called when the transport to another process is decided."""
         if self._ready is not None and self.neighbours.settled:
             ready, self._ready = self._ready, None
             self._send(ready)
 
     def link_broke(self, link: PeerConnection, reason: str) -> None:
-        """Raises ConnectionError if a broken connection has lost something for this subtask."""
+        """Raises ConnectionError if a broken connection has lost data of this subtask."""
         if self.neighbours.needs(link):
             raise ConnectionError(f"the connection to process {link.process_id} broke: {reason}")
 
@@ -528,11 +532,13 @@ class _RaySubtask(Subtask):
 
     @property
     def first_rows_unreported(self) -> bool:
-        """Returns whether rows have come in and none was reported to the coordinator."""
+        """Returns whether the subtask has received rows, and none was reported to the coordinator."""
         return self._counts.nothing_reported and self.host.rows_in > 0
 
     def count(self, over: bool = False) -> None:
-        """Reports the progress of the subtask to the coordinator and to Ray's metrics. `over`: for the last time."""
+        """Reports the progress of the subtask to the coordinator and to Ray's metrics. `over` is whether it is the last
+        report.
+        """
         self._counts.report(self.host, over)
 
 
@@ -562,7 +568,7 @@ class ProgressReports:
         self._reported_rows_in, self._reported = 0, None
 
     def report(self, host: TaskDriver, over: bool = False) -> None:
-        """Reports the progress of the task. `over`: this is the last report."""
+        """Reports the progress of the task. `over` is whether this is the last report."""
         metrics: SubtaskMetrics | None = None
         at_ms = monotonic_ms()
         if over or at_ms >= self._metrics_due_ms:

@@ -1,4 +1,4 @@
-"""`WorkerPool`: the processes of a job's workers on Ray, their places and names, and the standbys.
+"""`WorkerPool`: the worker processes of a job on Ray, their places and names, and the standbys.
 
 Rules:
 
@@ -142,13 +142,15 @@ class WorkerPool:
     options: PoolOptions
     post: Callable[[Callable[[], object]], None]
     node_id: str = ""
-    """The node of the coordinator's process."""
+    """Node of the coordinator's process."""
     broke: Callable[[WorkerHandle, BaseException | None, Dead, Again], bool] = lambda *_: False
-    """Returns whether only the connection to a process broke. Then `LostNodes.broke` finds out whether it lives."""
+    """Callback that returns whether only the connection to a process broke. `LostNodes.broke` then finds out whether it
+    lives.
+    """
     identified: Callable[[WorkerHandle], object] = lambda _: None
-    """Takes each process that has started. Its `info` is set then."""
+    """Callback for each process that has started. Its `info` is set then."""
     died: Callable[[WorkerHandle, BaseException | None], object] = lambda *_: None
-    """Takes each process that has died, and the error that Ray raised."""
+    """Callback for each process that has died, with the error that Ray raised."""
     members: dict[WorkerId, WorkerHandle] = field(default_factory=dict)
     _standbys: list[WorkerHandle] = field(default_factory=list)
     _counts: dict[str, int] = field(default_factory=dict)
@@ -156,12 +158,12 @@ class WorkerPool:
     _newest: dict[TaskId, RestorePoint] = field(default_factory=dict)
     """The newest checkpoint of each task that a standby follows."""
     _nodes: Nodes = field(default_factory=dict)
-    """The node of each bundle that has one, as of the last deployment. Empty if unknown."""
+    """The node of each bundle that has one, at the last deployment. Empty if unknown."""
     _closed: bool = False
     slots: JobSlots = field(init=False)
     """The slots of the job."""
     _first: dict[WorkerId, str] = field(init=False)
-    """Names of first processes that the driver may have started and that this pool has not used so far."""
+    """Names of first processes that the driver may have started and that this pool has not used yet."""
 
     def __post_init__(self) -> None:
         self.slots = JobSlots(self.graph, self.options)
@@ -169,17 +171,17 @@ class WorkerPool:
 
     @property
     def closed(self) -> bool:
-        """True once all processes were ended because the job does not need them any more."""
+        """True once all processes were ended because the job has ended."""
         return self._closed
 
     @property
     def ready_standbys(self) -> int:
-        """Number of spare processes that have started. From any thread."""
+        """Number of spare processes that have started. May be read from any thread."""
         return sum(member.info is not None and member.usable for member in list(self._standbys))
 
     @property
     def starting_standbys(self) -> int:
-        """Number of spare processes that have not started yet. From any thread."""
+        """Number of spare processes that have not started yet. May be read from any thread."""
         return sum(member.info is None and member.usable for member in list(self._standbys))
 
     def started(self) -> list[WorkerHandle]:
@@ -187,7 +189,7 @@ class WorkerPool:
         return [m for m in (*self.members.values(), *self._standbys) if m.usable and m.info is not None]
 
     def has(self, name: str, actor_id: str) -> bool:
-        """Returns whether a process is in this pool, neither dead nor evicted. From any thread."""
+        """Returns whether a process is in this pool, neither dead nor evicted. May be called from any thread."""
         if name in list(self._first.values()):
             return True
         # A standby that replaces a worker is in neither list for a moment. Its process asks twice.
@@ -196,7 +198,7 @@ class WorkerPool:
         return any(m.name == name if m.info is None else m.info.actor_id == actor_id for m in members)
 
     def is_kept(self, member: WorkerHandle) -> bool:
-        """Returns whether this process still has its place: it runs a worker, or is spare."""
+        """Returns whether this process is still used: it runs a worker, or is spare."""
         return member in self._standbys or member in self.members.values()
 
     def neighbour_of(self, member: WorkerHandle) -> WorkerHandle | None:
@@ -218,7 +220,7 @@ class WorkerPool:
         return list(dict.fromkeys(self.worker_of(task) for task in tasks))
 
     def lacks(self, tasks: Collection[TaskId], avoided: Collection[str], nodes: Nodes = NOWHERE) -> bool:
-        """Returns whether these tasks need new processes in bundles that may be on avoided nodes."""
+        """Returns whether these tasks need new processes that may have to start in bundles on avoided nodes."""
         lost = [worker for worker in self._workers(tasks) if self._is_lost(worker, avoided)]
         common = [worker for worker in lost if not self.slots.of(worker).own]
         own = len(lost) - len(common)
@@ -229,9 +231,7 @@ class WorkerPool:
         return bool(avoided) and must_wait(len(common), own, spare, reserved=reserved)
 
     def starts_in_bundles(self, tasks: Collection[TaskId], avoided: Collection[str]) -> bool:
-        """Returns whether some of these tasks need processes that must start, or are starting, in bundles of the common
-        slots.
-        """
+        """Returns whether some of these tasks need processes that start in bundles of the common slots."""
         workers = self._workers(tasks)
         common = [w for w in workers if not self.slots.of(w).own and not self._has_started(w, avoided)]
         ready = sum(m.fit and m.info is not None and not m.is_on(avoided) for m in self._standbys)
@@ -240,7 +240,7 @@ class WorkerPool:
     def staff(
         self, tasks: Collection[TaskId], avoided: Collection[str] = (), nodes: Nodes = NOWHERE
     ) -> dict[TaskId, WorkerHandle]:
-        """Returns a living process for each of these tasks, on none of the nodes to avoid. Starts missing ones.
+        """Returns a living process for each of these tasks, not on a node to avoid. Starts missing processes.
 
         `nodes`: the node of each bundle, empty if unknown. A process that waits in a bundle without a node is replaced
         if the reservation has a free slot.
@@ -300,7 +300,7 @@ class WorkerPool:
     def inherit(
         self, workers: Mapping[WorkerId, FoundProcess], standbys: Iterable[FoundProcess]
     ) -> dict[TaskId, WorkerHandle]:
-        """Takes over processes of a lost coordinator. Returns the process of each subtask that was deployed to one."""
+        """Adopts processes of a lost coordinator. Returns the process of each subtask that was deployed to one."""
         # The search has found the processes that have started. Late ones end when they ask this coordinator.
         self._first.clear()
         members: dict[TaskId, WorkerHandle] = {}
@@ -311,7 +311,7 @@ class WorkerPool:
         return members
 
     def left_behind(self, found: FoundProcess) -> WorkerHandle:
-        """Takes over a process of a lost coordinator that the job cannot use, so that it can be evicted."""
+        """Adopts a process of a lost coordinator that the job cannot use, so that it can be evicted."""
         return self._inherited(found)
 
     def _inherited(self, found: FoundProcess) -> WorkerHandle:
@@ -333,7 +333,7 @@ class WorkerPool:
             self._standbys.append(self._create("standby", self.slots.spare(self._next_bundle()), "standby", spare=True))
 
     def completed(self, task: TaskId, restore: RestorePoint) -> None:
-        """A checkpoint of a task is complete: the standby that follows its worker loads the new state."""
+        """Makes the standby that follows a task's worker load the state of a completed checkpoint."""
         if task not in self.options.followed:
             return
         self._newest[task], worker = restore, self.worker_of(task)
@@ -497,13 +497,13 @@ class WorkerPool:
             self.refill()
 
     def _next_bundle(self) -> int | None:
-        """Returns the bundle of the next standby, or None without common slots."""
+        """Returns the bundle for the next standby, or None without common slots."""
         bundles = [bundle for bundle in self.slots.bundles if bundle in self._nodes] or self.slots.bundles
         return next_bundle(bundles, places_of(self.members.values()), places_of(self._standbys)) if bundles else None
 
 
 END_WAIT_MS = 200
-"""Milliseconds to wait until the end of a process is visible after its connections broke."""
+"""Time in ms to wait until the end of a process is visible after its connections broke."""
 
 
 @dataclass(slots=True, eq=False)
@@ -513,28 +513,30 @@ class WorkerHandle:
     name: str
     handle: Handle
     bundle: int | None
-    """The bundle of the common slots that it runs in. None if nothing is reserved, or in a slot of its own."""
+    """The bundle of the common slots in which it runs. None if nothing is reserved, or in a slot of its own."""
     gone: Future[None]
-    """Done when the process has died, with Ray's error."""
+    """Future that is done when the process has died, with Ray's error."""
     info: ProcessInfo | None = None
-    """None until the process has started."""
+    """Information about the process. None until it has started."""
     answered_at_ms: int | None = None
-    """Time of its last sign of life, in ms since the epoch. None before the first."""
+    """Time of its last answer, in ms since the epoch. None before the first one."""
     dead: bool = False
     exit_probe: ExitProbe | None = None
-    """Reports how the process ended. None unless it runs on this node."""
+    """Reports how the process has ended. None unless it runs on this node."""
     evicted: bool = False
-    """Evicted: it gets no tasks any more, and is ended once the log has recorded it (`Evictions`)."""
+    """True if it was evicted: it gets no more tasks, and is ended once the log has recorded that (`Evictions`)."""
     doubted: bool = False
-    """True if it has not answered for too long, and a last question is on its way. It gets no task meanwhile."""
+    """True if it has not answered for too long, and a last request is pending. It gets no task meanwhile."""
     cut_off: bool = False
-    """A call to it broke, and it is asked whether it lives (`lost_nodes.py`). It gets no task meanwhile."""
+    """True if a call to it broke, and a request was sent to find out whether it lives (`lost_nodes.py`). It gets no
+    task meanwhile.
+    """
     follows: WorkerId | None = None
     """The worker whose state this standby holds, or None."""
     acting: TaskId | None = None
-    """The subtask that acted when it last answered."""
+    """The subtask that was active at its last answer."""
     channel: ControlChannel = field(init=False)
-    """Sends events to its tasks."""
+    """The channel that sends events to its tasks."""
 
     def __post_init__(self) -> None:
         self.channel = ControlChannel(self.handle, {})
@@ -551,11 +553,11 @@ class WorkerHandle:
 
     @property
     def process_id(self) -> str:
-        """Returns the id that no other process has, or its name until it has identified itself."""
+        """Returns its unique id, or its name until it has identified itself."""
         return self.name if self.info is None else self.info.actor_id or self.name
 
     def as_peer(self) -> Peer:
-        """Returns how other processes reach it. Requires that it has started."""
+        """Returns how other processes reach it. It must have started."""
         assert self.info is not None
         return Peer(self.handle, self.process_id, self.info.node_id, self.info.address)
 

@@ -42,10 +42,10 @@ from tidegate.storage.state.subtask_state import operators_with_state, stored_co
 
 @dataclass
 class Comparison:
-    """The fate of the state of one operator.
+    """The outcome of a restore for the state of one operator.
 
-    `problems`: what does not fit, each a sentence. `started_empty`, `dropped` and `migrated`: names of parts, such as
-    `aggregate n`. `dropped_states`: names of the dropped states of a function.
+    `problems` has a sentence for each part that does not fit. `started_empty`, `dropped` and `migrated` are names of
+    parts, such as `aggregate n`. `dropped_states` are names of dropped states of a function.
     """
 
     uid: OperatorUid
@@ -58,21 +58,21 @@ class Comparison:
 
     @property
     def changes(self) -> bool:
-        """Returns whether the state of the operator is restored in another form."""
+        """Returns whether some state of the operator is converted, dropped or starts empty."""
         return bool(self.started_empty or self.dropped or self.migrated)
 
     @property
     def summary(self) -> str:
-        """The changes in one line."""
+        """Returns the changes as one line."""
         kinds = {"starts empty": self.started_empty, "is dropped": self.dropped, "gets a wider type": self.migrated}
         return "; ".join(f"{', '.join(parts)} {what}" for what, parts in kinds.items() if parts)
 
 
 def comparisons(metadata: CheckpointMetadata, graph: JobGraph, allow_non_restored_state: bool) -> list[Comparison]:
-    """Compares what stored state means with what a restored program makes of it, before anything runs.
+    """Compares the meaning of stored state with the meaning that a restored program gives it, before any operator runs.
 
-    Both sides are descriptions (`tidegate/storage/checkpoints/metadata.py`); no operator is made and no state is
-    read. Rules:
+    Both sides are descriptions (`tidegate/storage/checkpoints/metadata.py`); no operator is made and no state is read.
+    Rules:
 
     - Aggregates that were added start empty, and removed aggregates are dropped if the user agrees
       (`allow_non_restored_state`). The types of an aggregate may widen.
@@ -82,7 +82,7 @@ def comparisons(metadata: CheckpointMetadata, graph: JobGraph, allow_non_restore
       their types may widen.
     - State without a description, which `recovery.SavepointWriter` makes, is compared by the tasks.
 
-    What becomes of the state of each operator that both the checkpoint and the graph have, in the graph's order.
+    Returns a `Comparison` for each operator that both the checkpoint and the graph have, in the graph's order.
     """
     held = {info.uid: info for info in metadata.operators}
     with_state = {uid for subtask in metadata.subtasks for uid in operators_with_state(subtask)}
@@ -95,7 +95,7 @@ def comparisons(metadata: CheckpointMetadata, graph: JobGraph, allow_non_restore
 
 
 def _receiver(edge: str) -> str:
-    """The uid of the operator that an edge leads to, by the name of the edge."""
+    """Returns the uid of the operator to which an edge leads, from the name of the edge."""
     return edge.rpartition("->")[2].rpartition("#")[0]
 
 
@@ -169,7 +169,9 @@ def _compare_parts(found: Comparison, held: StateMeaning, now: StateMeaning, all
 
 
 def _kept(part: MeaningPart) -> str:
-    """Returns what a part keeps. Variances and standard deviations keep the same moments, and calculate from these."""
+    """Returns the kind of values that an aggregate stores. Variances and standard deviations store the same values, and
+    can replace each other.
+    """
     function, paren, rest = part.text.partition("(")
     return f"moments({rest}" if paren and function in _SPREADS else part.text
 
@@ -202,7 +204,7 @@ def _changed_columns(found: Comparison, held: StateMeaning, now: StateMeaning) -
 
 
 def _refusal(columns: MeaningColumns, before: pa.Schema, now: pa.Schema, text: str) -> str | None:
-    """Returns why stored columns cannot become the columns of the program; None if they can."""
+    """Returns why stored columns cannot become the columns of the program, or None if they can."""
     match columns.role:
         case "keys":
             if before.types == now.types and before.names == now.names:
@@ -237,7 +239,7 @@ def rehearsed(
     opened once in the process that submits the job, with tables that have the columns of the checkpoint and no rows,
     and is closed again. It is the same code that runs in a task, so both refuse the same. Rules:
 
-    - Table sinks and sinks of users are not opened: what they keep is tidegate's own.
+    - Table sinks and sinks of users are not opened, because their state is tidegate's own.
     - State is in memory meanwhile, whatever the backend of the job is.
     - A state that a function does not declare any more is dropped if the user agrees (`allow_non_restored_state`). The
       restore point of the job names it, and no task reads it. Without consent it is refused.
@@ -245,7 +247,7 @@ def rehearsed(
       log reports. A mismatch that is found there ends the job without a restart, and so does a state that is not
       declared.
 
-    What becomes of the states of each operator that has state in the checkpoint, in the graph's order.
+    Returns a `Comparison` for each operator that has state in the checkpoint, in the graph's order.
 
     `store` is opened at the root of the checkpoint. `left_out`: operators that are not opened.
     `allow_non_restored_state`: states that functions do not declare any more are dropped. Raises CorruptionError,
@@ -305,7 +307,7 @@ def _rehearsed(
 
 
 def _leave_behind(found: Comparison, undeclared: UndeclaredStateError, allow_non_restored_state: bool) -> None:
-    """Drops a state of the checkpoint, or refuses it."""
+    """Marks a state of the checkpoint as dropped, or refuses it if the user has not agreed."""
     if allow_non_restored_state:
         found.dropped.append(f"state {undeclared.state}")
         found.dropped_states.append(undeclared.state)
@@ -348,7 +350,9 @@ def _close(operator: Operator, context: OperatorContext) -> None:
 def _refused_alone(
     spec: OperatorSpec, context: OperatorContext, tables: Sequence[StateTable]
 ) -> Iterator[TidegateError]:
-    """Returns why a function refuses each of its states, one by one: the first open reports only the first of them."""
+    """Returns why a function refuses each of its states, by opening it once for each state. A single open reports only
+    the first one.
+    """
     for state in dict.fromkeys(table.state for table in tables):
         refusal, _ = _opened(spec, context, [table for table in tables if table.state == state])
         if refusal is not None:
@@ -356,7 +360,7 @@ def _refused_alone(
 
 
 def _compare_states(found: Comparison, operator: Operator, tables: Sequence[StateTable]) -> None:
-    """Reports the states of a function that start empty, and those whose types widen."""
+    """Records the states of a function that start empty, and the states whose types widen."""
     if not isinstance(operator, ProcessOperator):
         return
     stored: dict[str, list[pa.DataType]] = {}

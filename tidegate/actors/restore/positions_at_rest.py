@@ -1,9 +1,9 @@
-"""The source positions that stored checkpoints hold: which rows of a source may still be read after a restore.
+"""The source positions in stored checkpoints. They show which rows of a source may still be read after a restore.
 
 The feed of a streaming DataFrame looks here before it deletes rows from its log. Rules: * It looks at the completed
 checkpoints of one job, and at the savepoints of any job, in the job's checkpoint folder and in the configured savepoint
-folder. A savepoint belongs to the user, who may restore it at any time. * None of them ever changes, so each is read
-once. * One that cannot be read may need any row. Nothing may be deleted until it is readable or gone.
+folder. A savepoint belongs to the user, who may restore it at any time. * A checkpoint never changes, so each is read
+once. * A checkpoint that cannot be read may need any row. Nothing may be deleted until it is readable or deleted.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ Positions = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True)
 class RestingPositions:
-    """Positions in the job's checkpoints, oldest first, and in savepoints that contain the source.
+    """The positions in the job's checkpoints, oldest first, and in savepoints that contain the source.
 
-    `whole`: all of them could be read.
+    `whole` is whether all of them could be read.
     """
 
     checkpoints: tuple[Positions, ...]
@@ -46,7 +46,7 @@ class RestingPositions:
 
 
 class PositionsAtRest:
-    """Finds the positions of one source, again and again."""
+    """Finds the positions of one source, repeatedly."""
 
     def __init__(
         self, open_store: OpenStore, root: str, job_id: JobId, uid: OperatorUid, savepoints: str | None = None
@@ -57,10 +57,10 @@ class PositionsAtRest:
         self._uid = uid
         self._folders = tuple(dict.fromkeys((root, savepoints or root)))
         self._known: dict[CheckpointPointer, Positions | None] = {}
-        """None for a checkpoint or savepoint that cannot be read."""
+        """The positions by checkpoint or savepoint. None for one that cannot be read."""
 
     def look(self) -> RestingPositions:
-        """The positions that are stored now. Raises StorageError if the storage does not answer."""
+        """Returns the positions that are stored now. Raises StorageError if the storage does not answer."""
         checkpoints = list(self._checkpoints())
         savepoints = list(self._savepoints())
         found = {at: self._known[at] for at in (*checkpoints, *savepoints) if self._is_known(at)}
@@ -84,7 +84,9 @@ class PositionsAtRest:
                     yield CheckpointPointer(join_url(folder, name), *named, savepoint=True)
 
     def _is_known(self, at: CheckpointPointer) -> bool:
-        """Reads its positions if that is still to do. False if it is incomplete, void, or gone."""
+        """Reads the positions of a checkpoint if they are not known. Returns False if it is incomplete, void, or
+        deleted.
+        """
         if self._known.get(at) is not None:
             return True
         told = at in self._known
@@ -102,7 +104,9 @@ class PositionsAtRest:
         return positions is not None
 
     def _read(self, at: CheckpointPointer) -> Positions | None:
-        """None if it is void. Raises NotFoundError, CorruptionError, CodecError."""
+        """Returns the positions in a checkpoint, or None if it is void. Raises NotFoundError, CorruptionError,
+        CodecError.
+        """
         store = self._open_store(at.root)
         metadata = read_pointed(store, at)
         if metadata.void:

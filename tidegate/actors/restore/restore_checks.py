@@ -1,15 +1,12 @@
-"""Refuses a program whose graph does not fit the checkpoint that it starts from, at submission.
+"""Refuses, at submission, a program whose graph does not fit the checkpoint from which it starts.
 
-Rules:
-- All state and all in-flight data of the checkpoint has a place in the graph.
-- In-flight rows are rows that the program would make: the steps before their edge are what they were, as far as a
-  program describes its steps. Else the steps behind the edge would get rows of two programs.
-- Stored state means to the program what it meant when it was written (`meaning_checks.py`), and functions declare the
-  states that are stored (`rehearse`).
-- The number of key groups is the same as in the checkpoint.
-- Each source has the splits of the checkpoint.
-- An operator that had finished gets no more input (FLIP-147, Flink's `VertexFinishedStateChecker`).
-- Where all had finished, after a drain or at the end of the input, the job has nothing to do, which is logged.
+Rules: - All state and all in-flight data of the checkpoint has a place in the graph. - The steps before an edge with
+in-flight rows are unchanged, as far as a program describes its steps. Otherwise the steps behind the edge would get
+rows of two programs. - Stored state means to the program what it meant when it was written (`meaning_checks.py`), and
+functions declare the states that are stored (`rehearse`). - The number of key groups is the same as in the checkpoint.
+- Each source has the splits of the checkpoint. - An operator that had finished gets no more input (FLIP-147, Flink's
+`VertexFinishedStateChecker`). - If all operators had finished, after a drain or at the end of the input, the job has
+nothing to do. That is logged.
 
 One error lists everything that does not fit.
 """
@@ -100,8 +97,8 @@ def check_unread(store: Store, metadata: CheckpointMetadata, graph: JobGraph) ->
 def rehearse(
     store: Store, metadata: CheckpointMetadata, graph: JobGraph, *, allow_non_restored_state: bool = False
 ) -> list[Comparison]:
-    """Returns the fate of states that only the operators themselves can judge, by opening them on the checkpoint's
-    columns.
+    """Opens operators on the columns of the checkpoint, and returns what happens to states that only the operators
+    themselves can judge.
 
     Operators whose meaning does not fit, or whose state is dropped, are skipped. `store` is opened at the root of the
     checkpoint. Raises CorruptionError, NotFoundError, CodecError and StorageError if the state cannot be read.
@@ -146,7 +143,7 @@ def refuse(metadata: CheckpointMetadata, problems: Sequence[str]) -> None:
 
 
 def with_key_groups_of(metadata: CheckpointMetadata, graph: JobGraph) -> JobGraph:
-    """The graph with the checkpoint's number of key groups, because stored state cannot change that number.
+    """Returns the graph with the checkpoint's number of key groups, because stored state cannot change that number.
 
     Raises ConfigurationError for an operator with more subtasks than key groups.
     """
@@ -169,7 +166,8 @@ def _where(metadata: CheckpointMetadata) -> str:
 
 
 def non_restored(metadata: CheckpointMetadata, graph: JobGraph) -> dict[OperatorUid, tuple[int, int]]:
-    """Operators with state in the checkpoint that the graph lacks: how many states, and how many bytes.
+    """Returns the operators that have state in the checkpoint and are not in the graph, with the number of states and
+    bytes of each.
 
     The native files of a backend count as one state, because they are not opened here.
     """
@@ -210,7 +208,7 @@ def _say_that_nothing_is_left_to_do(metadata: CheckpointMetadata, graph: JobGrap
 
 
 def _without_an_operator(metadata: CheckpointMetadata, graph: JobGraph) -> Iterator[str]:
-    """Yields state whose operator is gone or has another uid: it would be lost silently."""
+    """Yields a problem for each operator with state that the graph lacks. Its state would be lost silently."""
     names = {info.uid: info.name for info in metadata.operators}
     uids = [info.uid for info in graph.operator_infos()]
     new = [uid for uid in uids if uid not in names]
@@ -226,7 +224,9 @@ def _without_an_operator(metadata: CheckpointMetadata, graph: JobGraph) -> Itera
 
 
 def _other_meanings(metadata: CheckpointMetadata, graph: JobGraph, allow_non_restored_state: bool) -> Iterator[str]:
-    """State that means something else to the program: another function, window, order or time to live."""
+    """Yields a problem for each state that means something else to the program: another function, window, order or time
+    to live.
+    """
     for compared in comparisons(metadata, graph, allow_non_restored_state):
         for problem in compared.problems:
             yield _refusal(metadata, compared, problem)
@@ -269,7 +269,7 @@ def _without_an_edge(metadata: CheckpointMetadata, graph: JobGraph) -> Iterator[
 
 
 def _made_by_others(metadata: CheckpointMetadata, graph: JobGraph) -> Iterator[str]:
-    """In-flight rows that the steps before their edge would make in another way now."""
+    """Yields a problem for each edge with in-flight rows if the steps before it would make other rows now."""
     held = {info.uid: info for info in metadata.operators}
     now = {info.uid: info for info in graph.operator_infos()}
     in_flight = edges_with_in_flight(metadata)
@@ -307,25 +307,27 @@ def _made_by_others(metadata: CheckpointMetadata, graph: JobGraph) -> Iterator[s
 
 
 def _columns_not_read(before: OperatorInfo, after: OperatorInfo) -> list[str]:
-    """Columns of a source that the program uses and the former one did not: rows in flight lack them."""
+    """Yields a problem for each column of a source that the program uses and the earlier one did not, because in-flight
+    rows lack it.
+    """
     if before.reads is None:
         return []
     return ["some columns"] if after.reads is None else sorted({*after.reads} - {*before.reads})
 
 
 def _chooses_columns(info: OperatorInfo) -> bool:
-    """Returns whether a step emits columns that it names, whatever else its input has. Others pass all that they
-    get.
-    """
+    """Returns whether a step emits only columns that it names. Other steps pass on all columns of their input."""
     aggregates = info.meaning is not None and info.meaning.kind.endswith("aggregate")
     return aggregates or info.makes.startswith("select(")
 
 
 def _changed_sources(store: Store, metadata: CheckpointMetadata, graph: JobGraph) -> Iterator[str]:
-    """Yields sources whose splits differ from the checkpoint: they would skip rows, or read others.
+    """Yields a problem for each source whose splits differ from the checkpoint, because it would skip rows or read
+    other rows.
 
     If a subtask had finished, its splits may be missing from the checkpoint; then only the splits that are there are
-    compared. A staged source is read again from the staged files, so it is not compared. A dynamic source is asked.
+    compared. A staged source is read again from the staged files, so it is not compared. A dynamic source checks its
+    splits itself.
     """
     known = {info.uid for info in metadata.operators}
     for vertex in graph.vertices:
@@ -360,12 +362,14 @@ def _positions(store: Store, metadata: CheckpointMetadata, uid: OperatorUid) -> 
 
 
 def _pooled(metadata: CheckpointMetadata, uid: OperatorUid) -> list[SourceSplit]:
-    """The splits that no subtask had."""
+    """Returns the splits that no subtask had."""
     return [SourceSplit(each.split_id, each.payload, each.rows) for each in metadata.pool_of(uid)]
 
 
 class _Finished(enum.Enum):
-    """The share of subtasks of a vertex that had finished. A new operator counts as not finished."""
+    """The finished share of a vertex: all, some or none of its subtasks had finished. A new operator counts as not
+    finished.
+    """
 
     NONE = "not finished"
     PARTLY = "partly finished"
@@ -404,13 +408,11 @@ def _may_feed(upstream: _Finished, downstream: _Finished, edge: JobEdge) -> bool
 
 
 def _finished(metadata: CheckpointMetadata, vertex: JobVertex) -> list[tuple[_Finished, OperatorUid]]:
-    """Returns what the operators of a vertex had reached, in their order: of each run that had finished alike, the
-    first one.
+    """Returns the finished shares of the operators of a vertex, in their order, without repetitions of equal
+    neighbours.
 
-    A new one had not finished.
-
-    Operators that had tasks of their own may be chained now, as when a job shrinks to one subtask. Then the rest of one
-    that had partly finished, such as a source with fewer splits than subtasks, continues feeding one that had not.
+    Operators that had tasks of their own may be chained now, as when a job shrinks to one subtask. Then an operator
+    that had partly finished, such as a source with fewer splits than subtasks, continues to feed one that had not.
     """
     known = {info.uid for info in metadata.operators}
     sources = () if vertex.source is None else (vertex.source,)

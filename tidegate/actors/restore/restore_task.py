@@ -1,20 +1,18 @@
-"""Restores a task: finds what it starts with in a checkpoint or savepoint.
+"""Restores a task: reads the state, in-flight rows and prepared rows with which it starts from a checkpoint or
+savepoint.
 
-The driver of a task calls `restore_task` before the task is ready. Rules:
-- Keyed state is cut to the key groups of the subtask. Its layers come oldest first.
-- List state stays with its subtask at the same parallelism. At another one its elements are dealt out round robin.
-  Union state goes whole to every subtask. Broadcast state goes to every subtask, from one that had not finished.
-- A vertex is restored as finished, without state, only if all its subtasks had finished (FLIP-147). If only some had,
-  their state is dropped.
-- If some subtasks of a source had finished, each takes over its own splits as read to the end. At another parallelism
-  subtask 0 takes over the splits of all of them. Otherwise the coordinator would assign these splits again, and later
-  checkpoints would lack them.
-- Watermarks between the rows of calls that wait are dropped unless event time continues (`event_time_goes_on`).
-- States that the restore point drops are removed from the rows here, for every backend, and nowhere else. Files of a
-  backend that hold such a state are read as rows, and no later checkpoint builds on what they were read from.
-- Prepared rows of a sink that commits in its tasks go to the subtask that owns their bucket now, also rows of subtasks
-  that had finished (`prepared_rows`).
-- `restore_in_flight` has the rules for in-flight data.
+The driver of a task calls `restore_task` before the task is ready. Rules: - Keyed state is cut to the key groups of the
+subtask. Its layers come oldest first. - List state stays with its subtask at the same parallelism. At another one its
+elements are dealt out round robin. Union state goes whole to every subtask. Broadcast state goes to every subtask, from
+one that had not finished. - A vertex is restored as finished, without state, only if all its subtasks had finished
+(FLIP-147). If only some had, their state is dropped. - If some subtasks of a source had finished, each takes over its
+own splits as read to the end. At another parallelism subtask 0 takes over the splits of all of them. Otherwise the
+coordinator would assign these splits again, and later checkpoints would lack them. - Watermarks between the rows of
+calls that wait are dropped unless event time continues (`event_time_goes_on`). - States that the restore point drops
+are removed from the rows here, for every backend, and nowhere else. Files of a backend that hold such a state are read
+as rows, and no later checkpoint builds on what they were read from. - Prepared rows of a sink that commits in its tasks
+go to the subtask that owns their bucket now, also rows of subtasks that had finished (`prepared_rows`). -
+`restore_in_flight` has the rules for in-flight data.
 """
 
 from __future__ import annotations
@@ -64,19 +62,19 @@ from tidegate.storage.state.subtask_state import iter_subtask_state, read_subtas
 
 @dataclass(frozen=True, slots=True)
 class RestoredTask:
-    """The state with which one task starts."""
+    """The content with which one task starts: state, in-flight rows, and prepared rows."""
 
     tables: tuple[tuple[OperatorUid, Sequence[StateTable]], ...]
-    """The state of each operator. The operator consumes its tables, and so frees them (`Handover`)."""
+    """The state tables of each operator. The operator takes its tables one by one, which frees them (`Handover`)."""
     finished: bool
     in_flight: RestoredChannels = ()
     part: SubtaskState | None = None
-    """Part of the same subtask in the checkpoint.
+    """Part of the same subtask in the checkpoint, or None.
 
-    None if it had finished, the parallelism was another one, or a state is dropped.
+    None if it had finished, if the parallelism was another one, or if a state is dropped.
     """
     kept: frozenset[OperatorUid] = frozenset()
-    """Operators whose keyed state is in memory already. Tables without rows stand for it."""
+    """Operators whose keyed state is already in memory. Tables without rows stand for it."""
     origin: StateOrigin = StateOrigin.STORAGE
     prepared: tuple[PreparedRows, ...] = ()
     """Prepared rows of sinks that commit in their tasks, in the buckets of the subtask, oldest first."""
@@ -158,7 +156,7 @@ def restore_task(
 
 
 def prepared_rows(metadata: CheckpointMetadata, vertex: JobVertex, subtask: SubtaskIndex) -> tuple[PreparedRows, ...]:
-    """Returns the rows of a checkpoint that one subtask has to commit, oldest first: those in its buckets.
+    """Returns the prepared rows of a checkpoint that one subtask has to commit, oldest first: the rows in its buckets.
 
     All parts of one checkpoint come together, whichever subtasks have prepared them.
     """
@@ -189,7 +187,7 @@ def part_of(metadata: CheckpointMetadata, vertex: JobVertex, task: TaskId) -> Su
 def _read_to_the_end(
     metadata: CheckpointMetadata, uid: OperatorUid, task: TaskId, parallelism: int
 ) -> list[StateTable]:
-    """The splits of finished subtasks of a source that a subtask takes over."""
+    """Returns the splits of finished subtasks of a source that a subtask takes over as read to the end."""
     subtasks = subtasks_of(metadata, uid)
     if len(subtasks) == parallelism:
         subtasks = [subtask for subtask in subtasks if subtask.subtask == task.subtask]
@@ -201,7 +199,7 @@ def _read_to_the_end(
 
 
 def subtasks_of(metadata: CheckpointMetadata, uid: OperatorUid) -> list[SubtaskState]:
-    """The parts of a checkpoint of the subtasks that ran an operator."""
+    """Returns the parts of a checkpoint of the subtasks that ran an operator."""
     vertex = next(info.vertex for info in metadata.operators if info.uid == uid)
     return [subtask for subtask in metadata.subtasks if subtask.vertex == vertex]
 
@@ -219,9 +217,9 @@ def _tables_of(
     left_out: frozenset[str],
     dropped: frozenset[str],
 ) -> Handover:
-    """The state with which one subtask of an operator starts, in a vertex that has not finished.
+    """Returns the state with which one subtask of an operator starts, in a vertex that has not finished.
 
-    `left_out`: names of list states that are not read. `dropped`: names of states of any kind.
+    `left_out` are names of list states that are not read. `dropped` are names of states of any kind.
     """
     groups = key_group_range(subtask, info.max_parallelism, parallelism)
     rescaled = info.parallelism != parallelism
@@ -274,7 +272,7 @@ def _tables_of(
 def _deal_out(
     tables: Sequence[StateTable | SpooledTables], subtask: int, parallelism: int
 ) -> list[StateTable | SpooledTables]:
-    """One subtask's share of list state: every `parallelism`-th row. Shares differ by at most one row."""
+    """Returns one subtask's share of list state: every `parallelism`-th row. Shares differ by at most one row."""
     dealt: list[StateTable | SpooledTables] = []
     rows_before: Counter[str] = Counter()
     for table in tables:
@@ -293,23 +291,22 @@ RestoredChannels = tuple[tuple[ChannelId, tuple[InFlightElement, ...]], ...]
 
 
 def restore_in_flight(store: Store, metadata: CheckpointMetadata, graph: JobGraph, task: TaskId) -> RestoredChannels:
-    """Distributes the in-flight data of a checkpoint over the input channels of the tasks that start from it.
+    """Distributes the in-flight rows of a checkpoint over the input channels of the tasks that start from it. Returns
+    them by channel.
 
     All of it becomes input of the downstream task, even what a sender had not sent yet. Output queues start empty, as
-    in Flink with `execution.checkpointing.unaligned.recover-output-on-downstream`. Rules:
-    - The order of an old channel is kept: first the receiver's part, then what the sender had not sent.
-    - HASH: a row goes to the owner of its key group. A subtask reads only old channels that can have such rows.
-    - REBALANCE: each old channel goes to one subtask, whole. So it is on an edge that was rebalanced because its two
-      ends had different parallelisms, and is forward now. Other forward edges, and broadcast edges, have no in-flight
-      data.
-    - A task takes the data in on its channel from upstream subtask `old upstream % new parallelism`.
-    - If the parallelism of the sender and of all before it is unchanged, a channel has what one sender has sent, and
-      that sender continues behind it. So watermarks in flight keep their places: each row meets the one that it would
-      have met. Where several old channels come to one, the one that is furthest behind in event time goes first (Flink
-      has a virtual channel for each).
-    - If one has changed, or the edge is forward now, watermarks in flight are dropped: rows of another old sender, or
-      of another split, may follow on the channel, and some may be before such a watermark though they are in time. A
-      row in flight that was late may count then. None becomes late that was in time.
+    in Flink with `execution.checkpointing.unaligned.recover-output-on-downstream`. Rules: - The order of an old channel
+    is kept: first the receiver's part, then what the sender had not sent. - HASH: a row goes to the owner of its key
+    group. A subtask reads only old channels that can have such rows. - REBALANCE: each old channel goes to one subtask,
+    whole. So it is on an edge that was rebalanced because its two ends had different parallelisms, and is forward now.
+    Other forward edges, and broadcast edges, have no in-flight data. - A task takes the data in on its channel from
+    upstream subtask `old upstream % new parallelism`. - If the parallelism of the sender and of all before it is
+    unchanged, a channel has what one sender has sent, and that sender continues behind it. So watermarks in flight keep
+    their places: each row meets the one that it would have met. Where several old channels come to one, the one that is
+    furthest behind in event time goes first (Flink has a virtual channel for each). - If one has changed, or the edge
+    is forward now, watermarks in flight are dropped: rows of another old sender, or of another split, may follow on the
+    channel, and some may be before such a watermark though they are in time. A row in flight that was late may count
+    then. None becomes late that was in time.
 
     If both parallelisms are unchanged, these rules map every old channel to itself.
 
@@ -330,7 +327,7 @@ def restore_in_flight(store: Store, metadata: CheckpointMetadata, graph: JobGrap
 
 
 def edges_with_in_flight(metadata: CheckpointMetadata) -> frozenset[str]:
-    """Names of the edges that have in-flight data in a checkpoint."""
+    """Returns the names of the edges that have in-flight data in a checkpoint."""
     return frozenset(
         name
         for subtask in metadata.subtasks
@@ -340,7 +337,7 @@ def edges_with_in_flight(metadata: CheckpointMetadata) -> frozenset[str]:
 
 
 def can_take_in_flight(metadata: CheckpointMetadata, graph: JobGraph, edge: JobEdge) -> bool:
-    """Returns whether in-flight data of an edge can be routed over the edge as it is now."""
+    """Returns whether in-flight data of an edge can be routed over the edge in its present form."""
     match edge.partitioning.kind:
         case PartitioningKind.HASH | PartitioningKind.REBALANCE:
             return True
@@ -353,7 +350,9 @@ def can_take_in_flight(metadata: CheckpointMetadata, graph: JobGraph, edge: JobE
 
 
 class _Route:
-    """Selects the rows of old channels that belong to one downstream subtask, and the channel on which they arrive."""
+    """Selects the rows of old channels that belong to one downstream subtask, and determines on which channel they
+    arrive.
+    """
 
     def __init__(self, metadata: CheckpointMetadata, graph: JobGraph, edge: JobEdge, subtask: SubtaskIndex) -> None:
         self.edge = edge
@@ -370,7 +369,7 @@ class _Route:
         self._own = key_group_range(subtask, graph.max_parallelism, self._downstreams)
 
     def reads(self, end: ChannelEnd) -> bool:
-        """Returns whether this old channel may have rows for the subtask.
+        """Returns whether an old channel may have rows for the subtask.
 
         Raises CorruptionError if the edge cannot have such a channel.
         """
@@ -384,7 +383,9 @@ class _Route:
         return (end.upstream * self._old_downstreams + end.downstream) % self._downstreams == self._subtask
 
     def elements(self, held: InFlightRows) -> Iterator[InFlightElement]:
-        """Returns what of one end of an old channel, that `reads` accepts, the subtask handles."""
+        """Returns the elements of one end of an old channel that the subtask processes. `reads` must have returned
+        True.
+        """
         for element in held.elements() if self._keeps_watermarks else held.batches:
             if isinstance(element, int):
                 yield Watermark(element)
@@ -392,7 +393,9 @@ class _Route:
                 yield mine
 
     def mine(self, end: ChannelEnd, batch: pa.RecordBatch) -> pa.RecordBatch | None:
-        """The subtask's rows of a batch, of an old channel that `reads` accepts. None if there are none."""
+        """Returns the subtask's rows in a batch of an old channel, or None if there are none. `reads` must have
+        returned True.
+        """
         if self.edge.partitioning.kind is not PartitioningKind.HASH:
             return batch
         groups = key_groups_of(hash_columns(batch, self.edge.partitioning.keys), self._max_parallelism)
@@ -409,7 +412,7 @@ class _Route:
         return gather(batch, rows) if len(rows) else None
 
     def channel(self, end: ChannelEnd) -> ChannelId:
-        """The input channel on which the rows of an old channel arrive."""
+        """Returns the input channel on which the rows of an old channel arrive."""
         if self.edge.partitioning.kind is PartitioningKind.FORWARD:
             return ChannelId(self.edge.index, self._subtask, self._subtask)
         return ChannelId(self.edge.index, SubtaskIndex(end.upstream % self._upstreams), self._subtask)
@@ -419,8 +422,8 @@ class _Route:
 
 
 def _merged(parts: Sequence[Sequence[InFlightElement]]) -> Iterator[InFlightElement]:
-    """Returns what the old channels of one sender held, as one channel: each in its order, and no watermark before
-    its time.
+    """Returns the elements of several old channels of one sender as one channel: each in its order, and no watermark
+    before its time.
     """
     queues = [deque(part) for part in parts]
     reached_ms = [MIN_WATERMARK_MS for _ in parts]
@@ -440,7 +443,9 @@ def _merged(parts: Sequence[Sequence[InFlightElement]]) -> Iterator[InFlightElem
 
 
 def _held(store: Store, metadata: CheckpointMetadata, route: _Route) -> list[InFlightRows]:
-    """Returns what the old subtasks at both ends of an edge held, by channel, the receiver's part first."""
+    """Returns the elements in the channels of an edge, by channel: first the receiver's part, then the sender's
+    part.
+    """
     found: list[InFlightRows] = []
     for subtask in metadata.subtasks:
         if subtask.in_flight is not None:
@@ -465,5 +470,7 @@ def event_time_goes_on(metadata: CheckpointMetadata, graph: JobGraph, vertex: Ve
 
 
 def old_parallelism(metadata: CheckpointMetadata, uid: OperatorUid) -> int:
-    """Parallelism of an operator in the checkpoint, whatever it was chained to. 0 if it is new."""
+    """Returns the parallelism of an operator in the checkpoint, whatever it was chained to. 0 if the operator
+    is new.
+    """
     return next((info.parallelism for info in metadata.operators if info.uid == uid), 0)

@@ -2,17 +2,14 @@
 
 A warm standby has one. It is notified of every completed checkpoint, and reads what is new in it. When the task is
 deployed in its process, the follower hands its backends over, and the task reads next to nothing (docs/decisions/0021).
-Rules:
-- Layers of state never change. If a checkpoint's layers begin with the layers already read, only the rest is read. For
-  any other checkpoint (an older one, or one with a new base) the follower drops its state first, for there is memory
-  for one copy, and reads everything.
-- A backend remembers the number of its checkpoint. A restore from another checkpoint does not find that number, and
-  reads from storage. So does a restore at another parallelism.
-- Operators are created and opened as in a task, because only they define their states. They get no rows.
-- A failure drops everything; the next checkpoint starts afresh. After `FAILURES_MAX` failures in a row the follower
-  gives up. A checkpoint that was deleted meanwhile is no failure. The task itself never notices.
-- Only state in layers is followed: keyed state of the columnar backend, written incrementally. The rest of a task's
-  state is small, and read at restore.
+Rules: - Layers of state never change. If a checkpoint's layers begin with the layers already read, only the rest is
+read. For any other checkpoint (an older one, or one with a new base) the follower first drops its state, because there
+is memory for only one copy, and then reads everything. - A backend remembers the number of its checkpoint. A restore
+from another checkpoint does not find that number, and reads from storage. So does a restore at another parallelism. -
+Operators are created and opened as in a task, because only they define their states. They get no rows. - A failure
+drops everything; the next checkpoint starts afresh. After `FAILURES_MAX` failures in a row the follower gives up. A
+checkpoint that was deleted meanwhile is no failure. The task itself never notices. - Only state in layers is followed:
+keyed state of the columnar backend, written incrementally. The rest of a task's state is small, and read at restore.
 """
 
 from __future__ import annotations
@@ -44,26 +41,26 @@ log = logging.getLogger(__name__)
 
 FAILURES_MAX = 3
 TAKE_TIMEOUT_S = 60.0
-"""How long a task waits for a read that is under way. Starting over would take as long."""
+"""Seconds that a task waits for a running read of the follower. Starting over would take as long."""
 
 
 def can_follow(backend: StateBackendOptions) -> bool:
-    """Returns whether keyed state with these options is stored in layers, and can be kept for a checkpoint."""
+    """Returns whether keyed state with these options is stored in layers that a follower can read."""
     return backend.kind == "columnar" and backend.incremental and not backend.changelog and backend.undo_bytes > 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """The state of one operator."""
+    """The state of one operator that the follower holds."""
 
     operator: Operator
     backend: KeyedBackend
     layers: tuple[StateHandle, ...]
-    """The layers that it was read from."""
+    """The layers from which it was read."""
 
 
 class StateFollower:
-    """Follows one task. `follow` runs on one thread at a time; any thread may call `take` and `close`."""
+    """Follows the state of one task. `follow` runs on one thread at a time. Any thread may call `take` and `close`."""
 
     def __init__(
         self,
@@ -88,10 +85,10 @@ class StateFollower:
         self._failures = 0
         self._held: dict[OperatorUid, _Held] = {}
         self.checkpoint_id: CheckpointId | None = None
-        """The checkpoint whose state it holds. Any thread may read this."""
+        """The checkpoint whose state is held, or None. Any thread may read this."""
 
     def follow(self, restore: RestorePoint) -> None:
-        """Holds the state of this checkpoint. Reads it in this call. Logs any failure."""
+        """Reads the state of a checkpoint in this call, and holds it. Logs any failure."""
         with self._lock:
             if self._closed or self._failures >= FAILURES_MAX:
                 return
@@ -116,10 +113,10 @@ class StateFollower:
                 self._drop()
 
     def take(self, restore: RestorePoint) -> Mapping[OperatorUid, KeyedBackend]:
-        """Hands the backends over to a task that starts from this checkpoint.
+        """Returns the backends to a task that starts from this checkpoint.
 
-        Empty unless what they lack is only layers on top of theirs, which are read now. Waits for a read that is under
-        way. Afterwards the follower holds nothing.
+        Missing layers on top of the held ones are read now. Empty if more than these is missing. Waits for a running
+        read. Afterwards the follower holds nothing.
         """
         acquired = self._lock.acquire(timeout=TAKE_TIMEOUT_S)
         self._closed = True
@@ -141,14 +138,14 @@ class StateFollower:
         return backends
 
     def close(self) -> None:
-        """Drops everything, at the latest when a read that is under way ends."""
+        """Drops all state, at the latest when a running read ends."""
         self._closed = True
         if self._lock.acquire(blocking=False):
             self._drop()
             self._lock.release()
 
     def _advance(self, restore: RestorePoint, anew: bool) -> None:
-        """Holds this checkpoint's state, by reading the missing layers.
+        """Reads the missing layers of a checkpoint, and holds its state.
 
         With `anew`, an operator whose layers do not match is read from scratch. Without it, that operator is dropped.
         """
@@ -207,7 +204,7 @@ class StateFollower:
         held.backend.keep(number)
 
     def _read(self, store: Store, part: SubtaskState, uid: OperatorUid, first: int) -> Handover:
-        """The rows of one operator, from the layer `first` on."""
+        """Returns the rows of one operator, from the layer `first` on."""
         groups = key_group_range(self.task.subtask, self._max_parallelism, self._vertex.parallelism)
         above = replace(part, layers=part.layers[first:])
         tables = read_subtask_state(store, above, uid, groups, wanted=_is_keyed, readers=self._readers)
@@ -231,5 +228,5 @@ def _is_keyed(section: SectionRef) -> bool:
 
 
 def _is_above(part: SubtaskState, held: _Held) -> bool:
-    """Returns whether a checkpoint has the held layers, perhaps with others on top."""
+    """Returns whether a checkpoint has the held layers, and maybe more layers on top."""
     return part.layers[: len(held.layers)] == held.layers

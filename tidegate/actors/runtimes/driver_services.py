@@ -23,7 +23,9 @@ class DriverService(ABC):
     """A service that lives as long as a job. Thread-safe."""
 
     def __init__(self, text: str, leave_s: float) -> None:
-        """`text`: its name in errors. `leave_s`: longest time to wait for its threads after `stop`."""
+        """Creates the service. `text` is its name in errors. `leave_s` is the longest time to wait for its threads
+        after `stop`.
+        """
         self.text = text
         self._leave_s = leave_s
         self._leave_by: float | None = None
@@ -40,7 +42,9 @@ class DriverService(ABC):
 
     @abstractmethod
     def job_ended(self, status: str) -> None:
-        """The job is over: the service ends, now or when its work is done. May be called several times."""
+        """Notifies the service that the job has ended. It ends now, or when its work is done. May be called several
+        times.
+        """
 
     @property
     @abstractmethod
@@ -48,7 +52,7 @@ class DriverService(ABC):
         """Returns whether the service, once it has ended, has done all of its work."""
 
     def stop(self) -> None:
-        """Ends the service soon, and returns at once. May be called several times, and before `start`."""
+        """Makes the service end soon, and returns at once. May be called several times, and before `start`."""
         with self._changed:
             if self._leave_by is None:
                 self._leave_by = time.monotonic() + self._leave_s

@@ -24,7 +24,7 @@ from tidegate.storage.ids import OperatorUid
 EVERY_MS = 60_000
 _REPORTED = (LATE_RECORDS, LEFT_RECORDS, RECORDS_IN_ERRORS, RECORDS_LOST)
 _Kind: TypeAlias = tuple[OperatorUid, str]
-"""A step, and the metric that counts rows that it drops."""
+"""A step, and the metric that counts its dropped rows."""
 
 
 class DroppedRowReports:
@@ -36,7 +36,7 @@ class DroppedRowReports:
         self._sources = {vertex.source.uid for vertex in graph.vertices if vertex.source is not None}
         self._read |= {(uid, RECORDS_IN_ERRORS) for uid, tag in read if tag == BAD_ROWS and uid in self._sources}
         self._unread: dict[OperatorUid, str] = {}
-        """The first side output of failed rows without a reader, by step."""
+        """For each step, the first side output of failed rows that no step reads."""
         for vertex in graph.vertices:
             for operator in vertex.operators:
                 unread = [tag for tag in operator.error_tags if (operator.uid, tag) not in read]
@@ -48,7 +48,7 @@ class DroppedRowReports:
         self._due_ms: dict[_Kind, int] = {}
 
     def lines(self, at_ms: int, vertices: Iterable[VertexMetrics], over: bool = False) -> list[str]:
-        """Returns the lines to log now. `at_ms`: milliseconds of any clock. `over`: the job has ended."""
+        """Returns the lines to log now. `at_ms` is the time in ms by any clock. `over` is whether the job has ended."""
         names: dict[_Kind, str] = {}
         counts: dict[_Kind, int] = {}
         for vertex in vertices:

@@ -28,25 +28,25 @@ from tidegate.protocol.identity import TaskId
 from tidegate.storage.ids import AttemptNumber
 
 STATUSES = tuple(dict.fromkeys(RUNNING_STATUSES.values()))
-"""The statuses of a job, in the usual order."""
+"""The statuses of a job, in the order of its life."""
 
 NONE = -1
-"""Flink's value for metrics without a value."""
+"""Flink's value for metrics that have no value."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobTimes:
-    """Times that the values need in addition to the coordinator's state, in ms since the epoch.
+    """Times that the metrics need in addition to the coordinator's state, in ms since the epoch.
 
-    `down_since_ms`: start of the present outage, or None while the job runs.
+    `down_since_ms` is the start of the current outage, or None while the job runs.
     """
 
     submitted_at_ms: int
     down_since_ms: int | None = None
 
     def at(self, state: CoordinatorState, now_ms: int) -> JobTimes:
-        """Returns the times now. An outage begins when it is first seen. The first deployment and the end are not
-        outages.
+        """Returns the times at present. An outage begins when it is first seen. The first deployment and the end do not
+        count as outages.
         """
         again = state.status is JobStatus.DEPLOYING and state.attempt > 0
         if not again and state.status is not JobStatus.RESTARTING:
@@ -115,10 +115,10 @@ def _since(at_ms: int | None, now_ms: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """The duration of a recovery, in two parts that add up, in ms.
+    """The duration of a recovery in ms, as two parts that add up.
 
-    `deployment_ms`: from the failure until the deployment of the next attempt. `restore_ms`: from then until the last
-    of its tasks was ready.
+    `deployment_ms` is the time from the failure until the deployment of the next attempt. `restore_ms` is the time from
+    then until the last of its tasks was ready.
     """
 
     deployment_ms: int
@@ -131,17 +131,17 @@ class Recovery:
 
     @staticmethod
     def between(failed_at_ms: int, deployed_at_ms: int, ready_at_ms: int) -> Recovery:
-        """Returns the recovery between three moments. Their clocks may differ, so negative parts become 0."""
+        """Returns the recovery between three times. Their clocks may differ, so negative parts become 0."""
         deployed_at_ms = max(failed_at_ms, deployed_at_ms)
         return Recovery(deployed_at_ms - failed_at_ms, max(deployed_at_ms, ready_at_ms) - deployed_at_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class RecoveryEnds:
-    """Begin and end of a recovery, as far as they are known.
+    """Start and end of a recovery, as far as they are known.
 
-    `unnoticed_ms`: longest time before the failure was noticed, None if the task has reported it itself.
-    `first_row_at_ms`: arrival of the first row, in ms since the epoch.
+    `unnoticed_ms` is the longest possible time before the failure was noticed, or None if the task has reported it
+    itself. `first_row_at_ms` is the arrival of the first row, in ms since the epoch.
     """
 
     unnoticed_ms: int | None = None
@@ -159,25 +159,27 @@ class RecoveryWatch:
         self._failed_at_ms: int | None = None
         self._unnoticed_ms: int | None = None
         self._since_ms: int | None = None
-        """Time of the failure before the newest deployment, or None."""
+        """Time, in ms, of the failure before the newest deployment, or None."""
         self._deployed_at_ms = 0
         self._not_ready: set[TaskId] = set()
         self._over = False
-        """True if all tasks were ready since the failure."""
+        """True if all tasks have been ready since the failure."""
         self._awaited: frozenset[TaskId] = frozenset()
         """Tasks of the newest attempt, until one of them has received a row."""
         self.newest: Recovery | None = None
-        """The duration of the last recovery, so far. From any thread."""
+        """The duration of the last recovery so far. May be read from any thread."""
         self.ends: Mapping[AttemptNumber, RecoveryEnds] = {}
-        """Begin and end of the newest recoveries, by attempt. From any thread."""
+        """Start and end of the newest recoveries, by attempt. May be read from any thread."""
 
     def failed(self, at_ms: int, unnoticed_ms: int | None = None) -> None:
-        """A task has failed. Further failures before all tasks are ready again belong to the same recovery."""
+        """Records that a task has failed. Further failures before all tasks are ready again belong to the same
+        recovery.
+        """
         if self._failed_at_ms is None or self._over:
             self._failed_at_ms, self._unnoticed_ms, self._over = at_ms, unnoticed_ms, False
 
     def deployed(self, attempt: AttemptNumber, tasks: Collection[TaskId], at_ms: int) -> None:
-        """These tasks were deployed."""
+        """Records that these tasks were deployed."""
         self._attempt, self._deployed_at_ms, self._since_ms = attempt, at_ms, self._failed_at_ms
         self._not_ready, self._over = set(tasks), False
         if attempt > 0:
@@ -186,7 +188,7 @@ class RecoveryWatch:
         self._awaited = frozenset(tasks) & self._fed or frozenset(tasks)
 
     def ready(self, attempt: AttemptNumber, task: TaskId, at_ms: int) -> None:
-        """A task has restored its state."""
+        """Records that a task has restored its state."""
         if attempt == self._attempt:
             self._not_ready.discard(task)
             self._over = not self._not_ready
@@ -194,7 +196,9 @@ class RecoveryWatch:
                 self.newest = Recovery.between(self._since_ms, self._deployed_at_ms, at_ms)
 
     def row_came_in(self, attempt: AttemptNumber, task: TaskId, at_ms: int) -> str | None:
-        """Rows have arrived at a task. Returns the duration of the recovery as text if they end it, else None."""
+        """Records that rows have arrived at a task. Returns the duration of the recovery as text if they end it, else
+        None.
+        """
         if attempt != self._attempt or task not in self._awaited:
             return None
         self._awaited = frozenset()

@@ -35,7 +35,7 @@ from tidegate.storage.checkpoints.metadata import SavepointFormat, SnapshotKind
 from tidegate.storage.ids import AttemptNumber, CheckpointId, VertexId
 
 REQUESTS_MAX = 100
-"""Most requests that are answered at once."""
+"""Limit of requests that are answered at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class About:
 
 @dataclass(frozen=True, slots=True)
 class TaskNow:
-    """A task: its status as Flink names it, its attempt, and its process if it has one."""
+    """A task at present: its status as Flink names it, its attempt, and its process if it has one."""
 
     task: TaskId
     status: str
@@ -104,7 +104,7 @@ class TaskNow:
 
 @dataclass(frozen=True, slots=True)
 class PendingNow:
-    """A checkpoint under way, with the statistics of the tasks that have acknowledged it."""
+    """A pending checkpoint, with the statistics of the tasks that have acknowledged it."""
 
     checkpoint_id: CheckpointId
     kind: SnapshotKind
@@ -118,7 +118,7 @@ class PendingNow:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointsNow:
-    """The checkpoints of a job: their numbers over all attempts, the newest ones, and the ones under way."""
+    """The checkpoints of a job: their counts over all attempts, the newest ones, and the pending ones."""
 
     triggered: int = 0
     in_progress: int = 0
@@ -131,16 +131,18 @@ class CheckpointsNow:
     latest_restored: RestoredCheckpoint | None = None
     pending: tuple[PendingNow, ...] = ()
     kept: tuple[CheckpointId, ...] = ()
-    """Completed checkpoints that have not been deleted."""
+    """Number of completed checkpoints that have not been deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The parts of a job that a caller has already. `generation`: of the coordinator that sent them, 0 for none."""
+    """The parts of a job that a caller already has. `generation` is the generation of the coordinator that sent them,
+    or 0 for none.
+    """
 
     generation: int = 0
     ended: int = 0
-    """The number of the newest finished checkpoint."""
+    """Number of the newest finished checkpoint that the caller has."""
     past_version: int = -1
 
 
@@ -148,14 +150,15 @@ class Known:
 class JobSnapshot:
     """The state of a job at one time. Times are in ms since the epoch, by the coordinator's clock.
 
-    `about`, `past`: None if the caller has them. `ended`: finished checkpoints that the caller lacks, oldest first.
+    `about` and `past` are None if the caller has them. `ended` are finished checkpoints that the caller lacks, oldest
+    first.
     """
 
     card: JobCard
     at_ms: int
     status: JobStatus
     ending: JobStatus | None
-    """The status in which it is going to end, once decided."""
+    """The status in which the job is going to end, once that is decided."""
     progress: JobProgress
     running_since_ms: int | None
     known: Known
@@ -187,7 +190,9 @@ def snapshot_of(
     answers: Mapping[str, Answer] | None = None,
     recovery_ends: Mapping[AttemptNumber, RecoveryEnds] | None = None,
 ) -> JobSnapshot:
-    """Returns the state of the job without the known parts. Pass `about=None` only for a caller that has it."""
+    """Returns the state of the job without the parts that the caller has. Pass `about=None` only for a caller that has
+    it.
+    """
     past = job_history.past
     news = known if known.generation == state.generation else Known()
     ended = job_history.ended_after(news.ended)

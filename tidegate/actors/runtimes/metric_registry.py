@@ -17,7 +17,7 @@ TASK_TAGS = ("job", "vertex", "subtask")
 
 
 class Kind(enum.Enum):
-    """The kinds of Prometheus."""
+    """The kinds of metrics in Prometheus."""
 
     GAUGE = "gauge"
     COUNTER = "counter"
@@ -26,7 +26,7 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric. `flink`: its name in Flink, if it has one. Flink's unit may differ."""
+    """A metric. `flink` is its name in Flink, if there is one. Flink's unit may differ."""
 
     name: str
     kind: Kind
@@ -36,7 +36,7 @@ class Metric:
 
     @property
     def exported(self) -> tuple[str, ...]:
-        """Returns the names under which Prometheus gets it from Ray's metrics agent."""
+        """Returns the names under which Ray's metrics agent exports the metric to Prometheus."""
         exported = f"ray_{self.name}"
         match self.kind:
             case Kind.GAUGE:

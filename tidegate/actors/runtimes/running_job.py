@@ -33,7 +33,7 @@ RUNNING_STATUSES = {
     JobStatus.CANCELLED: "cancelled",
     JobStatus.SUSPENDED: "suspended",
 }
-"""The status that users see for each status of the coordinator. A job runs when all of its tasks are ready."""
+"""The status that users see for each status of the coordinator. A job is running once all of its tasks are ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,9 @@ class JobCard:
     job_id: JobId
     name: str
     root: str
-    """The url of its checkpoints."""
+    """URL of the job's checkpoints."""
     savepoints: str | None
-    """The default url of its savepoints."""
+    """Default URL of the job's savepoints."""
     detached: bool
     """True if it outlives the driver that has submitted it."""
     submitted_at_ms: int
@@ -55,17 +55,17 @@ class JobCard:
 
 @dataclass(frozen=True, slots=True)
 class FedJob:
-    """The description of a job for a service that feeds one of its sources. `uid`: of the source."""
+    """The description of a job for a service that feeds one of its sources. `uid` is the uid of the source."""
 
     job_id: JobId
     name: str
     root: str
-    """The url of its checkpoints."""
+    """URL of the job's checkpoints."""
     uid: OperatorUid
     folder: str
-    """The job's folder for staged files of the source."""
+    """Path of the job's folder for staged files of the source."""
     savepoints: str | None
-    """The default url of its savepoints."""
+    """Default URL of the job's savepoints."""
     open_store: OpenStore
 
 
@@ -89,7 +89,9 @@ class Submission:
 
 @dataclass(frozen=True, slots=True)
 class JobProgress:
-    """A job at a glance. Times are in ms. `rows_in`: rows of all subtasks in this attempt, by vertex id."""
+    """Progress of a job. Times are in ms. `rows_in` is the number of rows of all subtasks in this attempt, by vertex
+    id.
+    """
 
     status: str
     reason: str | None
@@ -106,33 +108,33 @@ class JobProgress:
     superseded: bool = False
     """True if the job has ended because a newer job has taken over one of its tables."""
     coordinator_losses: int = 0
-    """Number of lost coordinators that another one has followed."""
+    """Number of coordinators that were lost and replaced."""
     adoptions: int = 0
     """Number of takeovers after which all tasks have continued."""
     waits_for: str | None = None
-    """Description of what the job waits for: room in the cluster, or storage that does not answer, with the time since
-    when.
+    """Text with what the job waits for and since when: slots in the cluster, or storage that does not answer. None if
+    it waits for nothing.
     """
     standbys_ready: int = 0
-    """Spare processes that have started, and take over at once."""
+    """Number of spare processes that have started and can take over at once."""
     standbys_starting: int = 0
-    """Spare processes that have not started yet."""
+    """Number of spare processes that have not started yet."""
     suspect_nodes: int = 0
-    """Nodes that may be lost. Nothing is started there."""
+    """Number of nodes that may be lost. No process is started there."""
     rows_before: dict[str, int] = field(default_factory=dict)
-    """Rows of sources that were read before the checkpoint that this attempt started from, by vertex id."""
+    """Number of rows of sources that were read before the checkpoint from which this attempt started, by vertex id."""
     splits_left: dict[str, int] = field(default_factory=dict)
-    """Splits that no subtask has begun, by vertex id, of sources whose splits are assigned."""
+    """Number of splits that no subtask has begun, by vertex id, for sources with assigned splits."""
     reason_with_values: str | None = None
-    """The reason with the values of rows in it, if they are available. For the driver of the program only."""
+    """The reason including values of rows, if they are available. Only for the driver of the program."""
     coordinator_answers: bool = True
-    """False if the coordinator is starting, is lost, or replays its log. Then the other fields are the last known ones,
-    and the tasks may continue meanwhile.
+    """False if the coordinator is starting, is lost, or replays its log. The other fields are then the last known ones,
+    and tasks may continue.
     """
 
 
 class KnowsValues(Protocol):
-    """An object with the values that were withheld from texts of the event log."""
+    """The interface of an object that has the values which were withheld from texts of the event log."""
 
     def whole_text(self, text: str | None) -> str | None:
         """Returns the text with its values."""
@@ -140,9 +142,9 @@ class KnowsValues(Protocol):
 
 
 def progress_of(state: CoordinatorState, rows_in: dict[str, int], values: KnowsValues | None = None) -> JobProgress:
-    """Returns the progress in the coordinator's state. From any thread.
+    """Returns the progress of a job, from the coordinator's state. May be called from any thread.
 
-    `values`: the coordinator that has logged the reason, if it lives.
+    `values` is the coordinator that has logged the reason, if it lives.
     """
     newest = state.statistics.latest_completed
     reason = state.ending_reason if state.status.terminal else None
@@ -174,8 +176,8 @@ def progress_of(state: CoordinatorState, rows_in: dict[str, int], values: KnowsV
 
 @dataclass(frozen=True, slots=True)
 class JobOverview:
-    """A row of a list of jobs. `last_checkpoint_at_ms`: completion of the newest checkpoint, by its coordinator's
-    clock.
+    """A row in a list of jobs. `last_checkpoint_at_ms` is when the newest checkpoint was completed, by its
+    coordinator's clock.
     """
 
     card: JobCard
@@ -185,7 +187,7 @@ class JobOverview:
 
 @dataclass(frozen=True, slots=True)
 class SilentJob:
-    """A row of a list of jobs for a job whose coordinator does not answer, or has died."""
+    """A row in a list of jobs, for a job whose coordinator does not answer or has died."""
 
     since_ms: int
     """Time of its death, or of the first call without an answer, in ms since the epoch."""
@@ -206,11 +208,11 @@ NOT_YET = ("created", "deploying", "restarting")
 _STOPS = (SnapshotKind.SUSPEND, SnapshotKind.TERMINATE)
 _ATTEMPT_FAILED = (Reason.JOB_FAILOVER, Reason.COORDINATOR_LOST)
 _MAY_END = (Reason.JOB_ENDING, Reason.NOT_ALL_REQUIRED_TASKS_RUNNING, Reason.METADATA_NOT_WRITTEN)
-"""Reasons that do not determine what becomes of the job, or whose detail contains it."""
+"""Failure reasons that do not determine whether the job continues, or whose details include that."""
 
 
 def not_taken(kind: SnapshotKind, why: str | None) -> CheckpointError:
-    """Returns the error for a snapshot that was not taken: why, and what becomes of the job."""
+    """Returns the error for a checkpoint or savepoint that was not taken: the reason, and whether the job continues."""
     stops = kind in _STOPS
     what = "the job was not stopped with a savepoint" if stops else f"no {kind.value} was taken"
     reason = next((r for r in Reason if why is not None and why.startswith(r.value)), None)
@@ -225,7 +227,7 @@ def not_taken(kind: SnapshotKind, why: str | None) -> CheckpointError:
 
 
 def answers_of(state: CoordinatorState) -> dict[str, Answer | None]:
-    """Returns the answer to each request in a coordinator's state, None for requests without an answer yet.
+    """Returns the answer to each request in a coordinator's state, or None for requests without an answer yet.
 
     A coordinator that takes over needs them: its predecessor may have decided a request whose caller still waits.
     """
@@ -246,7 +248,9 @@ def answers_of(state: CoordinatorState) -> dict[str, Answer | None]:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotRequest:
-    """A user's request to a job. `target`: the url under which a savepoint gets a folder, None for a checkpoint."""
+    """A user's request for a checkpoint or savepoint. `target` is the URL under which a savepoint gets a folder, or
+    None for a checkpoint.
+    """
 
     kind: SnapshotKind
     target: str | None = None
@@ -265,7 +269,7 @@ class TaskProcessInfo:
 
 
 def not_there(name: str, where: str, running: Sequence[JobCard]) -> ConfigurationError:
-    """Returns the error for a name that no job has, or several have."""
+    """Returns the error for a name that belongs to no job, or to several."""
     same = [card for card in running if card.name == name]
     if len(same) > 1:
         ids = ", ".join(sorted(card.job_id for card in same))
@@ -277,18 +281,18 @@ def not_there(name: str, where: str, running: Sequence[JobCard]) -> Configuratio
 
 
 class RunningJob(Protocol):
-    """A submitted job."""
+    """The interface of a submitted job."""
 
     def progress(self) -> JobProgress:
-        """Returns the state of the job."""
+        """Returns the progress of the job."""
         ...
 
     def wait(self, timeout_s: float | None) -> JobProgress | None:
-        """Waits for a terminal status. Returns None if the time is over first."""
+        """Waits for a terminal status. Returns None if the timeout passes first."""
         ...
 
     def cancel(self) -> None:
-        """Requests cancellation."""
+        """Requests the cancellation of the job."""
         ...
 
     def tasks(self) -> tuple[TaskProcessInfo, ...]:
@@ -300,7 +304,7 @@ class RunningJob(Protocol):
         ...
 
     def statistics(self) -> CheckpointStatistics:
-        """Returns statistics of the checkpoints so far."""
+        """Returns the statistics of the checkpoints so far."""
         ...
 
     def request(self, wanted: SnapshotRequest, timeout_s: float) -> Answer:
@@ -313,16 +317,16 @@ class RunningJob(Protocol):
 
 
 class Runtime(Protocol):
-    """Runs jobs."""
+    """The interface of a runtime, which runs jobs."""
 
     open_store: OpenStore
-    """Opens the storage that the processes of a job read and write."""
+    """A function that opens the storage which the processes of a job read and write."""
 
     def check(self, graph: JobGraph, urls: Mapping[str, str]) -> None:
         """Raises ConfigurationError for a job that cannot run here. Called before a table is claimed or a source
         staged.
 
-        `urls`: the URLs of checkpoints, savepoints and tables, each with the name of the setting that gives it.
+        `urls` are the URLs of checkpoints, savepoints and tables, each with the name of the setting that defines it.
         """
         ...
 

@@ -24,7 +24,7 @@ from tidegate.storage.files.file_system import RequestCounts
 
 @dataclass(frozen=True, slots=True)
 class SubtaskMetrics:
-    """The metrics of one subtask in one attempt. `at_ms`: time of the report, since the epoch.
+    """The metrics of one subtask in one attempt. `at_ms` is the time of the report, in ms since the epoch.
 
     In each second the subtask is busy, back-pressured or idle, and the three times add up to the second. A watermark is
     None before the first one.
@@ -46,7 +46,7 @@ class SubtaskMetrics:
     idle_ms_per_second: float = 0.0
     is_back_pressured: bool = False
     queued_bytes: int = 0
-    """Output that waits for credit."""
+    """Size in bytes of output that waits for credit."""
     input_watermark_ms: int | None = None
     output_watermark_ms: int | None = None
     states: tuple[tuple[str, StateSize], ...] = ()
@@ -54,9 +54,9 @@ class SubtaskMetrics:
     user: tuple[UserMetric, ...] = ()
     """The metrics that functions of the user define."""
     alignment_drift_ms: int | None = None
-    """How far a source is ahead of the slowest member of its watermark group. None if unknown."""
+    """How far, in ms, a source is ahead of the slowest member of its watermark group. None if unknown."""
     waits_for: str | None = None
-    """The storage that it waits for, since when, and the newest error. None if it does not wait."""
+    """The storage for which it waits, since when, and the newest error. None if it does not wait."""
 
     @property
     def at_rest(self) -> SubtaskMetrics:
@@ -91,49 +91,49 @@ class VertexMetrics:
 
     @property
     def records_in(self) -> int:
-        """Received rows of all subtasks."""
+        """Number of rows received by all subtasks."""
         return sum(each.records_in for each in self.subtasks)
 
     @property
     def records_out(self) -> int:
-        """Sent rows of all subtasks."""
+        """Number of rows sent by all subtasks."""
         return sum(each.records_out for each in self.subtasks)
 
     @property
     def records_in_per_second(self) -> float:
-        """Received rows per second of all subtasks."""
+        """Number of rows per second received by all subtasks."""
         return sum(each.records_in_per_second for each in self.subtasks)
 
     @property
     def records_out_per_second(self) -> float:
-        """Sent rows per second of all subtasks."""
+        """Number of rows per second sent by all subtasks."""
         return sum(each.records_out_per_second for each in self.subtasks)
 
     @property
     def busy_ms_per_second(self) -> float:
-        """The value of the busiest subtask."""
+        """Busy time of the busiest subtask, in ms per second."""
         return max((each.busy_ms_per_second for each in self.subtasks), default=0.0)
 
     @property
     def back_pressured_ms_per_second(self) -> float:
-        """The value of the most back-pressured subtask."""
+        """Back-pressured time of the most back-pressured subtask, in ms per second."""
         return max((each.back_pressured_ms_per_second for each in self.subtasks), default=0.0)
 
     @property
     def input_watermark_ms(self) -> int | None:
-        """The lowest watermark of the subtasks. None until all have one."""
+        """The lowest input watermark of the subtasks, in ms. None until all have one."""
         return _least([each.input_watermark_ms for each in self.subtasks], self.parallelism)
 
     @property
     def output_watermark_ms(self) -> int | None:
-        """The lowest watermark of the subtasks. None until all have one."""
+        """The lowest output watermark of the subtasks, in ms. None until all have one."""
         return _least([each.output_watermark_ms for each in self.subtasks], self.parallelism)
 
 
 def vertices_of(
     graph: JobGraph, told: Mapping[TaskId, SubtaskMetrics], attempts: Mapping[TaskId, int]
 ) -> tuple[VertexMetrics, ...]:
-    """Returns all vertices in the order of the graph. Metrics of an attempt that is not current are omitted."""
+    """Returns the metrics of all vertices in the order of the graph. Metrics of earlier attempts are omitted."""
     return tuple(
         VertexMetrics(
             str(vertex.vertex),
@@ -152,7 +152,7 @@ def vertices_of(
 
 
 def waits_of(vertices: Iterable[VertexMetrics]) -> str | None:
-    """Returns the storage that the first waiting task waits for, or None if no task waits."""
+    """Returns the storage for which the first waiting task waits, or None if no task waits."""
     return next((each.waits_for for vertex in vertices for each in vertex.subtasks if each.waits_for), None)
 
 
@@ -166,7 +166,7 @@ SECOND_MS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class TaskTotals:
-    """The totals of a task at a time of a monotonic clock. A watermark is None before the first one."""
+    """The totals of a task at one time of a monotonic clock. A watermark is None before the first one."""
 
     at_ms: int
     rows_in: int = 0
@@ -187,7 +187,7 @@ class TaskTotals:
 
     @staticmethod
     def of(host: TaskDriver, at_ms: int) -> TaskTotals:
-        """Reads the totals from a driver, on the thread of the task, between two events."""
+        """Returns the totals of a driver. Must be called on the thread of the task, between two events."""
         host.look(at_ms)
         machine, times = host.machine, host.times
         outputs = machine.outputs
@@ -340,5 +340,5 @@ def snapshot_gauges(measured: SnapshotMetrics) -> dict[Metric, float]:
 
 
 def _lag_ms(watermark_ms: int, now_ms: int) -> int:
-    """Returns how far event time is behind the clock. The last watermark has no lag."""
+    """Returns how far event time is behind the clock, in ms. The final watermark has no lag."""
     return 0 if watermark_ms >= MAX_WATERMARK_MS else now_ms - watermark_ms

@@ -14,13 +14,13 @@ from collections.abc import Callable
 from tidegate.storage.clock import monotonic_ms
 
 WAIT_MS_MAX = 24 * 3_600_000
-"""Longest wait in ms. A longer one continues afterwards: a user's timer may be at the end of time, beyond the limit of
+"""Limit of one wait in ms. A longer wait is divided: a user's timer may be at the end of time, beyond the limit of
 queues.
 """
 
 
 class Timers:
-    """Actions and their deadlines. For one thread.
+    """The delayed actions of one thread, with their deadlines.
 
     An action with a name replaces the waiting action of that name, and can be cancelled. Cancelled actions are removed
     from the heap in bulk, when they are half of it. So a cancellation costs no more than a timer.
@@ -30,7 +30,7 @@ class Timers:
         self._heap: list[tuple[int, int, Callable[[], object], str | None]] = []
         self._ids = itertools.count(1)
         self._named: dict[str, int] = {}
-        """Numbers of the named actions that wait. Negative for an action that was popped and has not run yet."""
+        """Numbers of the waiting named actions. A number is negative if the action was removed and has not run yet."""
         self._cancelled: set[int] = set()
 
     def __len__(self) -> int:

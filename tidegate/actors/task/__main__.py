@@ -8,12 +8,14 @@ from tidegate.actors.task.barrier_aligner import TABLE, BarrierInput, BarrierSta
 
 
 def transition_table() -> list[tuple[BarrierState, BarrierInput, tuple[BarrierState, ...]]]:
-    """Every state with every input, and the states that this may lead to. No states: the input is illegal there."""
+    """Returns, for every state and input, the states to which it may lead. None of them if the input is not allowed."""
     return [(state, given, TABLE[state, given].to) for state in BarrierState for given in BarrierInput]
 
 
 def render() -> str:
-    """The page: what states and inputs mean, then a table with a row for each input and a column for each state."""
+    """Returns the page: the meanings of states and inputs, and a table with a row for each input and a column for each
+    state.
+    """
     names = [state.name for state in BarrierState]
     lines = [
         "# Barriers of an exactly-once task",

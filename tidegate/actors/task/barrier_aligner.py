@@ -43,14 +43,8 @@ class BarrierState(enum.Enum):
 
 
 class BarrierInput(enum.Enum):
-    """States of the barrier aligner, and its inputs as seen from the checkpoint that is pending.
-
-    An input is named by what it means, not by the call it came in: a barrier of an old checkpoint and a late abort are
-    both STALE. So the transition table needs no conditions.
-
-    The value is the sentence that the documentation shows.
-
-    "Overtaking" is a barrier that is UNALIGNED, or aligned and over its timeout.
+    """The barriers of one checkpoint so far: the channels on which one has arrived, and the channels from which it was
+    taken.
     """
 
     STALE = "an input without effect: its checkpoint is over or older than the pending one, or the input is repeated"
@@ -75,7 +69,7 @@ class BarrierInput(enum.Enum):
 
 @dataclass(slots=True)
 class Collected:
-    """The barriers of one checkpoint so far: on which channels one has arrived, and from which it was taken."""
+    """Starts the alignment, unless it has started already."""
 
     barrier: Barrier
     arrived: set[ChannelId] = field(default_factory=set)
@@ -85,13 +79,14 @@ class Collected:
     timer_armed: bool = False
 
     def start(self, at_ms: int) -> None:
-        """The alignment begins now, unless it has begun already."""
+        """Returns the time, in ms, at which a timer has to fire, once, for the first barrier that has a timeout. None
+        otherwise.
+        """
         if self.started_at_ms is None:
             self.started_at_ms = at_ms
 
     def arm(self, barrier: Barrier, at_ms: int) -> int | None:
-        """Returns the time at which a timer has to fire, once, for the first barrier that has a timeout. None
-        otherwise."""
+        """One input of the aligner, as its actions receive it."""
         timeout_at_ms = timeout_at_ms_of(barrier, at_ms)
         if self.timer_armed or timeout_at_ms is None:
             return None
@@ -102,7 +97,7 @@ class Collected:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One input of the aligner, as its actions get it."""
+    """Returns whether a barrier overtakes the elements that are queued before it."""
 
     checkpoint_id: CheckpointId
     at_ms: int = 0
@@ -112,15 +107,18 @@ class Step:
 
 
 def overtakes(barrier: Barrier, at_ms: int) -> bool:
-    """Returns whether the barrier overtakes what is queued before it."""
+    """Returns the time, in ms, from which a barrier may overtake, or None without a timeout. The trigger time comes
+    from another machine's clock, or from this one's before it was set back. A time later than now therefore counts as
+    now.
+    """
     timeout_at_ms = timeout_at_ms_of(barrier, at_ms)
     is_over = timeout_at_ms is not None and timeout_at_ms <= at_ms
     return is_over or barrier.options.alignment is Alignment.UNALIGNED
 
 
 def timeout_at_ms_of(barrier: Barrier, at_ms: int) -> int | None:
-    """Returns the time from which a barrier may overtake; None without a timeout. The trigger time comes from another
-    machine's clock, or from this one's before it was set back. A time later than now therefore counts as now.
+    """Limit of newer checkpoints whose arrived barriers are remembered while an older one is pending. Further ones
+    begin when their barrier is taken.
     """
     if not barrier.options.timeoutable:
         return None
@@ -144,16 +142,16 @@ class BarrierAligner(BarrierHandler):
 
     @property
     def state(self) -> BarrierState:
-        """Returns what the aligner is doing."""
+        """Returns the current state of the aligner."""
         return self._state
 
     @property
     def pending(self) -> CheckpointId | None:
-        """The checkpoint whose barriers are being collected."""
+        """The checkpoint whose barriers are being collected, or None."""
         return None if self._pending is None else self._pending.barrier.checkpoint_id
 
     def invalidated_by_end_of_input(self) -> tuple[CheckpointId, ...]:
-        """Returns none: what a channel sends after its barrier is blocked, so no snapshot is invalidated."""
+        """Returns an empty result: elements after a channel's barrier are blocked, so no snapshot is invalidated."""
         return ()
 
     def blocks(self, channel: ChannelId) -> bool:
@@ -162,13 +160,13 @@ class BarrierAligner(BarrierHandler):
 
     @property
     def blocks_for(self) -> CheckpointId | None:
-        """The checkpoint that is being aligned."""
+        """The checkpoint that is being aligned, or None."""
         return self.pending if self._state is BarrierState.ALIGNING else None
 
     # --- inputs: each names what it means in the present state ----------------------------------------------------
 
     def announced(self, channel: ChannelId, barrier: Barrier, at_ms: int) -> Outcome:
-        """A barrier has arrived in the channel's queue."""
+        """Handles a barrier that has arrived in the channel's queue."""
         self._channels.check(channel)
         step = Step(barrier.checkpoint_id, at_ms, channel, barrier)
         if overtakes(barrier, at_ms):
@@ -180,7 +178,7 @@ class BarrierAligner(BarrierHandler):
         return self._apply(BarrierInput.ANNOUNCED_NEXT, step)
 
     def barrier(self, channel: ChannelId, barrier: Barrier, at_ms: int) -> Outcome:
-        """A barrier was taken from the channel's queue."""
+        """Handles a barrier that was taken from the channel's queue."""
         self._channels.check(channel)
         step = Step(barrier.checkpoint_id, at_ms, channel, barrier, taken=True)
         if self.blocks(channel):
@@ -194,7 +192,7 @@ class BarrierAligner(BarrierHandler):
         return self._take_in(BarrierInput.OVERTAKING if overtaking else BarrierInput.TAKEN, step)
 
     def trigger(self, barrier: Barrier, at_ms: int) -> Outcome:
-        """The coordinator triggers this task."""
+        """Handles a trigger of the coordinator."""
         step = Step(barrier.checkpoint_id, at_ms, barrier=barrier)
         if step.checkpoint_id == self.pending:
             return self._apply(BarrierInput.STALE, step)
@@ -204,20 +202,20 @@ class BarrierAligner(BarrierHandler):
         return self._take_in(BarrierInput.OVERTAKING if overtaking else BarrierInput.TRIGGER, step)
 
     def cancel_barrier(self, channel: ChannelId, checkpoint_id: CheckpointId, at_ms: int) -> Outcome:
-        """A cancel barrier was taken from the channel's queue."""
+        """Handles a cancel barrier that was taken from the channel's queue."""
         self._channels.check(channel)
         step = Step(checkpoint_id, at_ms, channel)
         return self._take_in(BarrierInput.FROM_BLOCKED if self.blocks(channel) else BarrierInput.CANCEL, step)
 
     def abort(self, checkpoint_id: CheckpointId) -> Outcome:
-        """The coordinator has given a checkpoint up."""
+        """Handles the abort of a checkpoint by the coordinator."""
         step = Step(checkpoint_id)
         if self._is_stale(checkpoint_id):
             return self._apply(BarrierInput.STALE, step)
         return self._apply(BarrierInput.ABORT if checkpoint_id == self.pending else BarrierInput.ABORT_EARLY, step)
 
     def channel_ended(self, channel: ChannelId, at_ms: int) -> Outcome:
-        """A channel has delivered its last element."""
+        """Handles the end of a channel."""
         self._channels.check(channel)
         given = BarrierInput.FROM_BLOCKED if self.blocks(channel) else BarrierInput.ENDED
         return self._apply(given, Step(CheckpointId(0), at_ms, channel))
@@ -231,7 +229,7 @@ class BarrierAligner(BarrierHandler):
         return replace(outcome, timer_at_ms=at_ms) if len(due) > 1 else outcome
 
     def _take_in(self, given: BarrierInput, step: Step) -> Outcome:
-        """An input that starts or ends its checkpoint: it may be stale, or supersede the one that is pending."""
+        """Handles an input that starts or ends its checkpoint. It may be stale, or supersede the pending checkpoint."""
         if given is BarrierInput.FROM_BLOCKED:
             return self._apply(given, step)
         if self._is_stale(step.checkpoint_id):
@@ -265,7 +263,7 @@ class BarrierAligner(BarrierHandler):
         return NOTHING
 
     def _remember(self, step: Step) -> Outcome:
-        """An aligned barrier has arrived: nothing happens until it is taken or its timeout passes."""
+        """Remembers an aligned barrier that has arrived. It has no effect until it is taken or its timeout passes."""
         assert step.channel is not None
         assert step.barrier is not None
         if step.checkpoint_id not in self._known and len(self._known) >= ANNOUNCED_MAX:
@@ -281,11 +279,11 @@ class BarrierAligner(BarrierHandler):
         return self._await_channels(step, BarrierState.ALIGNING)
 
     def _wait_for_ends(self, step: Step) -> Outcome:
-        """No barrier will come: the snapshot is due when every channel has ended."""
+        """Waits until every channel has ended, because no barrier will arrive. Then the snapshot is due."""
         return self._await_channels(step, BarrierState.TRIGGERED)
 
     def _overtake(self, step: Step) -> Outcome:
-        """Takes the snapshot before the queued elements, and collects the missing barriers."""
+        """Takes the snapshot before the queued elements are processed, and collects the missing barriers."""
         collected = self._begin(step, BarrierState.COLLECTING_UNALIGNED)
         collected.timeout_at_ms = None
         self._snapshot_started_at_ms = collected.started_at_ms
@@ -295,7 +293,7 @@ class BarrierAligner(BarrierHandler):
         return Outcome(snapshot=replace(barrier, options=options))
 
     def _collect(self, step: Step) -> Outcome:
-        """Notes that the barrier of one more channel has arrived, with which the in-flight data of the channel ends.
+        """Records that the barrier of one more channel has arrived. The in-flight data of the channel ends with it.
 
         The snapshot is taken already, so it makes no difference whether this barrier is aligned.
         """
@@ -347,7 +345,7 @@ class BarrierAligner(BarrierHandler):
         return collected
 
     def _begin(self, step: Step, state: BarrierState) -> Collected:
-        """Makes the step's checkpoint the pending one, unless it is already, and enters this state."""
+        """Makes the checkpoint of this step the pending one, unless it is already, and enters a state."""
         assert self._pending is None or self.pending == step.checkpoint_id, "a newer one supersedes first"
         # Older checkpoints of which barriers have only arrived are stale now: their timeouts must not come up.
         self._known = {n: c for n, c in self._known.items() if n >= step.checkpoint_id}
@@ -361,7 +359,7 @@ class BarrierAligner(BarrierHandler):
         return collected
 
     def _await_channels(self, step: Step, state: BarrierState) -> Outcome:
-        """Begins to wait for all channels. If none is missing, the snapshot is due at once."""
+        """Starts to wait for all channels. If none is missing, the snapshot is due at once."""
         assert step.barrier is not None
         timer_at_ms = self._begin(step, state).arm(step.barrier, step.at_ms)
         outcome = self._snapshot_if_aligned()
@@ -403,7 +401,9 @@ Action: TypeAlias = Callable[[BarrierAligner, Step], Outcome]
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """The action for an input, and the states to which it may lead. Without an action the input is illegal."""
+    """The action for an input in a state, and the states to which it may lead. Without an action the input is not
+    allowed.
+    """
 
     act: Action | None = None
     to: tuple[BarrierState, ...] = ()

@@ -1,9 +1,9 @@
 """`BarrierHandler`: decides when a task takes its snapshot, and which channels are blocked until then.
 
 `SubtaskCheckpoints` calls a handler for every barrier, and carries out the `Outcome`: it sends cancel barriers, takes
-the snapshot, stores what an unaligned barrier overtakes, and calls `timer` when asked to. Handlers do no I/O and read
-no clock. There are two, with one interface: `BarrierAligner` (`barrier_aligner.py`) for exactly-once, and
-`BarrierTracker` for at-least-once.
+the snapshot, stores the rows that an unaligned barrier overtakes, and calls `timer` at the requested time. Handlers do
+no I/O and read no clock. There are two, with one interface: `BarrierAligner` (`barrier_aligner.py`) for exactly-once,
+and `BarrierTracker` for at-least-once.
 """
 
 from __future__ import annotations
@@ -22,15 +22,18 @@ from tidegate.storage.ids import CheckpointId
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The orders to the task after an input of its handler, to be carried out in this order."""
+    """Orders to the task after an input of its handler, to be carried out in this order."""
 
     cancelled: tuple[tuple[CheckpointId, CheckpointFailureReason | None], ...] = ()
-    """Give these up, oldest first: send a cancel barrier, and decline with the reason. None: the coordinator gave it up
-    itself."""
+    """Checkpoints to give up, oldest first: send a cancel barrier, and decline with the reason. The reason is None if
+    the coordinator aborted the checkpoint itself.
+    """
     snapshot: Barrier | None = None
-    """Take this snapshot now. It is UNALIGNED when it overtakes what is queued (also after a timeout)."""
+    """The snapshot to take now, or None. It is UNALIGNED if it overtakes queued elements (also after a timeout)."""
     timer_at_ms: int | None = None
-    """Call `timer` at this time. It replaces no time that was requested before. An additional call does nothing."""
+    """The time, in ms, at which to call `timer`, or None. It replaces no time that was requested before. An additional
+    call does nothing.
+    """
 
 
 NOTHING = Outcome()
@@ -46,19 +49,21 @@ class BarrierHandler(ABC):
     def __init__(self, channels: frozenset[ChannelId]) -> None:
         self._channels = Channels(channels)
         self._closed = CheckpointId(0)
-        """This checkpoint and all before it are over for this task."""
+        """Number of the newest checkpoint that is over for this task, like all before it."""
         self._aborted_early = RememberedIds(REMEMBERED_ABORTS_MAX)
-        """Aborted before anything of them came."""
+        """Checkpoints that were aborted before any of their barriers arrived."""
         self._snapshot_started_at_ms: int | None = None
 
     @property
     @abstractmethod
     def pending(self) -> CheckpointId | None:
-        """The newest checkpoint whose barriers are being collected. An unaligned one has its snapshot already."""
+        """The newest checkpoint whose barriers are being collected, or None. The snapshot of an unaligned one is
+        already taken.
+        """
 
     @abstractmethod
     def invalidated_by_end_of_input(self) -> tuple[CheckpointId, ...]:
-        """Pending checkpoints that can get no snapshot any more once the data of all channels has ended."""
+        """Pending checkpoints for which no snapshot is possible any more once the data of all channels has ended."""
 
     @abstractmethod
     def blocks(self, channel: ChannelId) -> bool:
@@ -66,48 +71,51 @@ class BarrierHandler(ABC):
 
     @property
     def blocks_for(self) -> CheckpointId | None:
-        """The checkpoint for which channels are blocked: each of them until this is another one. None: none is."""
+        """The checkpoint for which channels are blocked, or None. A blocked channel stays blocked until this
+        changes.
+        """
         return None
 
     def passed(self, channel: ChannelId, checkpoint_id: CheckpointId) -> bool:
-        """Returns whether nothing on the channel is in flight before this barrier: it was taken, or the channel has
-        ended.
+        """Returns whether no element before this barrier is in flight on the channel: the barrier was taken, or the
+        channel has ended.
         """
         return self._channels.passed(channel, checkpoint_id)
 
     @abstractmethod
     def announced(self, channel: ChannelId, barrier: Barrier, at_ms: int) -> Outcome:
-        """A barrier has arrived in the channel's queue, where elements may wait before it."""
+        """Called when a barrier has arrived in the channel's queue, where elements may wait before it."""
 
     @abstractmethod
     def barrier(self, channel: ChannelId, barrier: Barrier, at_ms: int) -> Outcome:
-        """A barrier was taken from the channel's queue, in order."""
+        """Called when a barrier was taken from the channel's queue, in order."""
 
     @abstractmethod
     def trigger(self, barrier: Barrier, at_ms: int) -> Outcome:
-        """The coordinator triggers this task: a source, or one whose upstream tasks have all finished.
+        """Called when the coordinator triggers this task: a source, or one whose upstream tasks have all finished.
 
-        It waits for channels that have not ended: their EndOfPartition is on its way, but no barrier is.
+        It waits for channels that have not ended: their EndOfPartition will arrive, but no barrier.
         """
 
     @abstractmethod
     def cancel_barrier(self, channel: ChannelId, checkpoint_id: CheckpointId, at_ms: int) -> Outcome:
-        """A cancel barrier was taken from the channel's queue, in order."""
+        """Called when a cancel barrier was taken from the channel's queue, in order."""
 
     @abstractmethod
     def abort(self, checkpoint_id: CheckpointId) -> Outcome:
-        """The coordinator has given a checkpoint up, maybe before its first barrier is here."""
+        """Called when the coordinator has aborted a checkpoint, maybe before its first barrier has arrived."""
 
     @abstractmethod
     def channel_ended(self, channel: ChannelId, at_ms: int) -> Outcome:
-        """EndOfPartition was taken from the channel's queue: from now on it needs no barrier."""
+        """Called when EndOfPartition was taken from the channel's queue. From then on the channel needs no barrier."""
 
     @abstractmethod
     def timer(self, at_ms: int) -> Outcome:
-        """Handles a timer that an outcome requested."""
+        """Called at a time that an outcome requested."""
 
     def alignment_ms(self, at_ms: int) -> int:
-        """Time since the first barrier of the checkpoint whose snapshot was taken last; 0 before the first one.
+        """Time in ms since the first barrier of the checkpoint whose snapshot was taken last. 0 before the first
+        snapshot.
 
         That barrier was taken, or has arrived with a timeout or unaligned.
         """
@@ -115,12 +123,12 @@ class BarrierHandler(ABC):
 
 
 TRACKED_MAX = 50
-"""Checkpoints that may be pending at a time."""
+"""Limit of checkpoints that are pending at a time."""
 
 
 @dataclass(slots=True)
 class _Counted:
-    """The barriers of one checkpoint that were taken."""
+    """Counts the barriers of one checkpoint that were taken."""
 
     barrier: Barrier
     started_at_ms: int
@@ -142,11 +150,11 @@ class BarrierTracker(BarrierHandler):
         super().__init__(channels)
         self._pending: dict[CheckpointId, _Counted] = {}
         self._over = RememberedIds(REMEMBERED_ABORTS_MAX)
-        """Aborted checkpoints after `_closed`: they are over, and older ones continue."""
+        """Aborted checkpoints after `_closed`. Older ones may still be pending."""
 
     @property
     def pending(self) -> CheckpointId | None:
-        """The newest checkpoint whose barriers are being counted."""
+        """The newest checkpoint whose barriers are being counted, or None."""
         return max(self._pending, default=None)
 
     def invalidated_by_end_of_input(self) -> tuple[CheckpointId, ...]:
@@ -155,26 +163,26 @@ class BarrierTracker(BarrierHandler):
         return tuple(n for n in sorted(self._pending, reverse=True) if not self._pending[n].barrier.options.kind.stops)
 
     def blocks(self, channel: ChannelId) -> bool:
-        """Never."""
+        """Returns False, because this handler blocks no channel."""
         return False
 
     def announced(self, channel: ChannelId, barrier: Barrier, at_ms: int) -> Outcome:
-        """A barrier has arrived in the channel's queue. It counts when it is taken."""
+        """Does nothing: a barrier counts when it is taken."""
         self._channels.check(channel)
         return NOTHING
 
     def barrier(self, channel: ChannelId, barrier: Barrier, at_ms: int) -> Outcome:
-        """A barrier was taken from the channel's queue."""
+        """Counts a barrier that was taken from the channel's queue."""
         self._channels.check(channel)
         self._channels.took(channel, barrier.checkpoint_id)
         return self._count(barrier, at_ms, channel)
 
     def trigger(self, barrier: Barrier, at_ms: int) -> Outcome:
-        """The coordinator triggers this task."""
+        """Handles a trigger of the coordinator."""
         return self._count(barrier, at_ms, None)
 
     def cancel_barrier(self, channel: ChannelId, checkpoint_id: CheckpointId, at_ms: int) -> Outcome:
-        """A cancel barrier was taken from the channel's queue."""
+        """Handles a cancel barrier that was taken from the channel's queue."""
         self._channels.check(channel)
         if self._is_over(checkpoint_id):
             return NOTHING
@@ -184,7 +192,7 @@ class BarrierTracker(BarrierHandler):
         return Outcome(cancelled=(*subsumed, (checkpoint_id, reason)))
 
     def abort(self, checkpoint_id: CheckpointId) -> Outcome:
-        """The coordinator has given a checkpoint up."""
+        """Handles the abort of a checkpoint by the coordinator."""
         if self._is_over(checkpoint_id):
             return NOTHING
         if checkpoint_id not in self._pending:
@@ -193,7 +201,7 @@ class BarrierTracker(BarrierHandler):
         return self._give_up_aborted(checkpoint_id)
 
     def channel_ended(self, channel: ChannelId, at_ms: int) -> Outcome:
-        """A channel has ended. If several checkpoints waited for it alone, the newest gets its snapshot."""
+        """Handles the end of a channel. If several checkpoints waited only for it, the newest gets its snapshot."""
         self._channels.check(channel)
         self._channels.end(channel)
         for counted in self._pending.values():
@@ -202,7 +210,7 @@ class BarrierTracker(BarrierHandler):
         return self._snapshot(max(complete)) if complete else NOTHING
 
     def timer(self, at_ms: int) -> Outcome:
-        """Never called: this handler requests no timers."""
+        """Never called, because this handler requests no timers."""
         return NOTHING
 
     def _count(self, barrier: Barrier, at_ms: int, channel: ChannelId | None) -> Outcome:
@@ -280,11 +288,11 @@ class Channels:
             raise ProtocolError(f"{channel} has ended and delivered one more element")
 
     def end(self, channel: ChannelId) -> None:
-        """The channel has delivered its last element."""
+        """Records that the channel has delivered its last element."""
         self._ended.add(channel)
 
     def took(self, channel: ChannelId, checkpoint_id: CheckpointId) -> None:
-        """The barrier of this checkpoint was taken from the channel."""
+        """Records that the barrier of this checkpoint was taken from the channel."""
         self._taken[channel] = max(checkpoint_id, self._taken.get(channel, checkpoint_id))
 
     def passed(self, channel: ChannelId, checkpoint_id: CheckpointId) -> bool:
@@ -292,14 +300,16 @@ class Channels:
         return channel in self._ended or self._taken.get(channel, CheckpointId(0)) >= checkpoint_id
 
     def missing(self, there: Set[ChannelId]) -> int:
-        """Returns how many channels are missing: not in `there`, and not ended. `there` must not hold ended
+        """Returns the number of channels that are neither in `there` nor ended. `there` must not contain ended
         channels.
         """
         return len(self._channels) - len(self._ended) - len(there)
 
 
 class RememberedIds:
-    """A bounded set of checkpoint ids. When it is full it forgets the smallest: the least likely to come again."""
+    """A set of checkpoint ids with a size limit. When it is full it drops the smallest id, which is the least likely to
+    be needed.
+    """
 
     def __init__(self, size_max: int) -> None:
         self._size_max = size_max
@@ -309,15 +319,15 @@ class RememberedIds:
         return checkpoint_id in self._ids
 
     def add(self, checkpoint_id: CheckpointId) -> None:
-        """Remembers one."""
+        """Adds an id."""
         self._ids.add(checkpoint_id)
         if len(self._ids) > self._size_max:
             self._ids.remove(min(self._ids))
 
     def discard(self, checkpoint_id: CheckpointId) -> None:
-        """Forgets one, if it is there."""
+        """Removes an id, if it is in the set."""
         self._ids.discard(checkpoint_id)
 
     def forget_up_to(self, checkpoint_id: CheckpointId) -> None:
-        """Forgets all ids up to this one: they are not looked up again."""
+        """Removes all ids up to this one."""
         self._ids = {n for n in self._ids if n > checkpoint_id}

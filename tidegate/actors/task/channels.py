@@ -16,7 +16,9 @@ MERGED_BYTES_MAX = 1024 * 1024
 
 
 def neighbours(elements: Iterable[Element], rows_max: int, bytes_max: int) -> list[tuple[pa.RecordBatch, int]]:
-    """The first elements that may be one batch within these limits, each with its size; none unless there are two."""
+    """Returns the first waiting elements that can be merged into one batch within these limits, with the size of each.
+    Empty unless there are two.
+    """
     found: list[tuple[pa.RecordBatch, int]] = []
     rows = size_bytes = 0
     for element in elements:
@@ -32,7 +34,7 @@ def neighbours(elements: Iterable[Element], rows_max: int, bytes_max: int) -> li
 
 
 def merged(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch | None:
-    """The rows of all batches, in their order. None where Arrow cannot do it."""
+    """Returns the rows of all batches as one batch, in their order. None if Arrow cannot concatenate them."""
     try:
         return pa.concat_batches(batches)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
@@ -53,8 +55,8 @@ def keep_in_flight(held: list[InFlightElement], elements: Iterable[Element | Non
     `InputChannel`, `OutputChannel` and `ChannelRecorder` store them in a checkpoint. Rules:
 
     - A watermark keeps its place among the rows: after a restore each row meets the one that it would have met.
-    - What the channel had reached before comes first. A row may be late by a watermark that was taken, or had left,
-      before the barrier, and a function that reads the watermark does not get it from any state.
+    - The watermark that the channel had reached before comes first. A row may be late by a watermark that was taken, or
+      had left, before the barrier, and a function that reads the watermark does not get it from any state.
     - Of watermarks with no row between them the greatest counts, so there are never more of them than batches.
     - The end of event time is not kept: no row follows it, and a sender that is restored at its end repeats it.
     - Idleness is not kept either. After a restore both ends begin as active, and an idle sender announces it. If the
@@ -79,12 +81,12 @@ def has_rows(held: Iterable[InFlightElement]) -> bool:
 
 
 ALWAYS_MARKED = 8
-"""Up to this many channels keep their marks."""
+"""Number of channels up to which all of them are always marked."""
 ChannelT = TypeVar("ChannelT")
 
 
 class ReadyChannels(Generic[ChannelT]):
-    """The channels of a task in which something may have to be done, in the order of the channels.
+    """The channels of a task that may have work, in the order of the channels.
 
     Each turn looks through the queues of a task several times. Without marks, a turn of a task with a thousand channels
     did little else, and the cost of a checkpoint grew with the square of their number. Rules:
@@ -102,26 +104,28 @@ class ReadyChannels(Generic[ChannelT]):
         self._bits = self._all if self._always else 0
 
     def __iter__(self) -> Iterator[ChannelT]:
-        """The channels that are marked as it begins."""
+        """Yields the channels that are marked when the iteration begins."""
         if self._bits == self._all:
             return iter(self._channels)
         return (self._channels[place] for place in places(self._bits))
 
     def mark(self, place: int) -> None:
-        """This channel may have something."""
+        """Marks a channel, because it may have work."""
         self._bits |= 1 << place
 
     def mark_all(self) -> None:
-        """Every channel may."""
+        """Marks every channel."""
         self._bits = self._all
 
     def unmark(self, place: int) -> None:
-        """This channel has nothing."""
+        """Removes the mark of a channel that has no work."""
         if not self._always:
             self._bits &= ~(1 << place)
 
     def next(self, place: int, but: int = 0) -> int | None:
-        """The first marked place from this one on, around the end; `but`: the bits of channels that do not count."""
+        """Returns the first marked index from this one on, wrapping around. `but` has the bits of channels to skip.
+        None if there is none.
+        """
         bits = self._bits & ~but
         behind = bits >> place
         if behind:
@@ -130,7 +134,7 @@ class ReadyChannels(Generic[ChannelT]):
 
 
 def places(bits: int) -> Iterator[int]:
-    """The places of the bits that are set, ascending."""
+    """Returns the positions of the bits that are set, ascending."""
     while bits:
         lowest = bits & -bits
         yield lowest.bit_length() - 1

@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 
 
 class Emitter:
-    """The output side of a task, as its operators see it."""
+    """The output side of a task, into which its operators emit."""
 
     def __init__(self, descriptor: TaskDescriptor, instruct: Callable[[do.TaskInstruction], None]) -> None:
         d = self._descriptor = descriptor
         self._instruct = instruct
         self._flush_armed = False
         self._starved: dict[ChannelId, int] | None = None
-        """Channels that waited for credit when the timer was set; None: no timer is set."""
+        """Channels that waited for credit when the timer was set. None if no timer is set."""
         self._edges: dict[SideOutput | None, list[tuple[Partitioner, dict[int, ChannelId]]]] = {None: []}
-        """Edges by the side output that they carry; None for the output of the chain."""
+        """The edges by the side output that they carry. The key None is the output of the chain."""
         for edge in d.outputs:
             partitioner = make_partitioner(
                 edge.partitioning, d.task.subtask, edge.downstream_parallelism, d.max_parallelism
@@ -74,11 +74,13 @@ class Emitter:
         self.gate.broadcast(WatermarkStatus(idle))
 
     def flush_due(self) -> None:
-        """The linger time of queued output is over."""
+        """Sends queued output whose linger time has passed."""
         self._flush_armed = False
 
     def probe_due(self) -> None:
-        """Requests grants that may be lost, by empty frames on channels that got no credit since the timer was set."""
+        """Sends empty frames on channels that got no credit since the timer was set, to request grants that may be
+        lost.
+        """
         before = self._starved or {}
         self._starved = None
         for channel, credit_bytes in self.gate.starved().items():
@@ -87,7 +89,7 @@ class Emitter:
                 self._instruct(do.SendFrame(self._descriptor.attempt, channel, next_sequence, ()))
 
     def send(self, at_ms: int, flush: bool = False) -> None:
-        """Sends the frames that may and should leave now. Lingering output gets a timer."""
+        """Sends the frames that may and should be sent now. Sets a timer for lingering output."""
         for channel, first_sequence, elements in self.gate.take_frames(flush):
             exhausted = self.gate[channel].exhausted
             self._instruct(do.SendFrame(self._descriptor.attempt, channel, first_sequence, elements, exhausted))
@@ -103,19 +105,19 @@ Split = list[tuple[int, pa.RecordBatch]]
 
 
 class Partitioner(Protocol):
-    """Partitioners: split a batch over the subtasks at the other end of an edge.
+    """Splits a batch over the subtasks at the other end of an edge.
 
     The task's `Emitter` has one for each outgoing edge. Rules:
 
-    - Rows on their way to one subtask keep their order.
-    - Every row goes to exactly one subtask; if broadcast, to every one.
-    - No batch that is handed out is empty. Each owns its memory: a slice would drag its larger parent into a message.
-
-    Decides which rows of a batch go to which subtask. One per task and outgoing edge.
+    - Rows that are sent to one subtask keep their order.
+    - Every row is sent to exactly one subtask or, with broadcast, to every one.
+    - No returned batch is empty. Each owns its memory, because a slice would send its larger parent with a message.
     """
 
     def split(self, batch: pa.RecordBatch) -> Split:
-        """Pairs of a downstream subtask and a non-empty, compact batch for it; each subtask at most once."""
+        """Returns pairs of a downstream subtask and a non-empty, compact batch for it. Each subtask occurs at most
+        once.
+        """
         ...
 
 
@@ -127,10 +129,12 @@ class HashPartitioner:
         self._parallelism = parallelism
         self._table = subtask_table(max_parallelism, parallelism)
         self._checked: pa.Schema | None = None
-        """The schema of the last batch whose columns were checked."""
+        """Schema of the last batch whose columns were checked."""
 
     def split(self, batch: pa.RecordBatch) -> Split:
-        """Raises ConfigurationError when a key column is missing or of a type that cannot be a key."""
+        """Splits a batch by the key groups of its keys. Raises ConfigurationError if a key column is missing or of a
+        type that cannot be a key.
+        """
         if self._parallelism == 1 or batch.num_rows == 0:
             self._check(batch)
             return [(0, compact(batch))] if batch.num_rows else []
@@ -142,7 +146,9 @@ class HashPartitioner:
         return [(t, gather(batch, parts.rows[bounds[t] : bounds[t + 1]])) for t in filled]
 
     def _check(self, batch: pa.RecordBatch) -> None:
-        """Raises ConfigurationError for columns that cannot be keys, in branches where no hash does so."""
+        """Raises ConfigurationError for columns that cannot be keys. Used where no hash is computed, which would raise
+        it.
+        """
         if self._checked is None or not self._checked.equals(batch.schema):
             key_forms(batch.slice(0, 0), self._columns)
             self._checked = batch.schema
@@ -191,7 +197,7 @@ class ForwardPartitioner:
 
 
 class CombiningPartitioner:
-    """Combines the rows of each batch, where that pays, before another partitioner splits it."""
+    """Combines the rows of each batch, if that pays, before another partitioner splits it."""
 
     def __init__(self, combines: LocalAggregation, partitioner: Partitioner) -> None:
         self._combines = combines
@@ -199,7 +205,7 @@ class CombiningPartitioner:
         self._partitioner = partitioner
 
     def split(self, batch: pa.RecordBatch) -> Split:
-        """Returns the split of the other partitioner."""
+        """Combines the rows of a batch, and splits it with the other partitioner."""
         if may_pay(self._combines.mode, batch.num_rows):
             if self._combiner is None:
                 # It brings along all aggregates and windows, which the task of a source has no use for.

@@ -1,4 +1,4 @@
-"""The events of a task machine: facts, in the past tense. `at_ms` is when the runtime learned of the fact."""
+"""The events of a task machine: facts, in the past tense. `at_ms` is the time at which the runtime noticed the fact."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ UNFENCED = Generation(0)
 @wire
 @dataclass(frozen=True, slots=True)
 class DamageFound:
-    """The checkpoint that the task starts from is damaged. The task has nothing to decide: its driver reports it."""
+    """The checkpoint from which the task starts is damaged. The machine ignores the event, and the task's driver
+    reports it.
+    """
 
     at_ms: int
     checkpoint_id: CheckpointId
@@ -50,17 +52,19 @@ class TaskRestored:
     finished: bool = False
     in_flight: tuple[tuple[ChannelId, tuple[pa.RecordBatch | Watermark, ...]], ...] = ()
     lineage: IncrementalBase | None = None
-    """The task's part of the checkpoint, if the next snapshots may be built on that."""
+    """The task's part of the checkpoint, if the next snapshots may be based on it, else None."""
     kept: Mapping[OperatorUid, KeyedBackend] = field(default_factory=dict)
-    """Backends that the attempt before has left in this process. They go back to that checkpoint."""
+    """Backends that the attempt before has left in this process. They are rewound to that checkpoint."""
     origin: StateOrigin | None = None
-    """The place from which state is restored, or None on a fresh start."""
+    """The checkpoint from which the state was restored, or None on a fresh start."""
     prepared: tuple[PreparedRows, ...] = ()
     """Prepared rows of the checkpoint in the buckets of this task, oldest first. They are committed first."""
 
     @property
     def checkpoint_id(self) -> CheckpointId | None:
-        """The checkpoint that the task starts from, if it is one of this job and the task has a part in it."""
+        """The checkpoint from which the task starts, if it belongs to this job and the task has a part in it, else
+        None.
+        """
         return None if self.lineage is None else self.lineage.checkpoint_id
 
 
@@ -79,7 +83,7 @@ class CoordinatorTookOver:
     """A new generation of the coordinator is in charge, and requests the status of the task. Answered by
     `AnswerTakeover`.
 
-    `generation`, here and in all orders: the generation of the coordinator that gives the order.
+    In this and all other orders, `generation` is the generation of the coordinator that gives the order.
     """
 
     at_ms: int
@@ -90,7 +94,7 @@ class CoordinatorTookOver:
 @wire
 @dataclass(frozen=True, slots=True)
 class FrameArrived:
-    """Consecutive elements of one channel came in; the first has number `first_sequence`."""
+    """Consecutive elements of one channel have arrived. The first one has the number `first_sequence`."""
 
     at_ms: int
     attempt: AttemptNumber
@@ -102,10 +106,10 @@ class FrameArrived:
 @wire
 @dataclass(frozen=True, slots=True)
 class CreditGranted:
-    """The receiver of an output channel has room for `total_bytes` in total since the attempt began.
+    """The receiver of an output channel has granted credit: `total_bytes` since the attempt began.
 
-    Cumulative, so that a grant that comes twice or out of order does no harm. `window_bytes`: how much may be in flight
-    from now on; as much again may wait in the output queue.
+    The number is cumulative, so a grant that arrives twice or out of order does no harm. `window_bytes` is how much may
+    be in flight from now on. As much again may wait in the output queue.
     """
 
     at_ms: int
@@ -118,7 +122,9 @@ class CreditGranted:
 @wire
 @dataclass(frozen=True, slots=True)
 class TurnGranted:
-    """The task may process one element. `last_turn_ms`: how long its last turn took, `waited_ms`: the time since."""
+    """The task may process one element. `last_turn_ms` is how long its last turn took, and `waited_ms` the time since
+    then.
+    """
 
     at_ms: int
     last_turn_ms: int = 0
@@ -128,16 +134,14 @@ class TurnGranted:
 @wire
 @dataclass(frozen=True, slots=True)
 class SourceBatchRead:
-    """The answer to a `ReadSource`. `batch` is None if the split had nothing more, or nothing at the moment.
+    """The answer to a `ReadSource`. `batch` is None if the split has no more rows, or none at the moment.
 
-    `induces`: the reader of an externally induced source requests this checkpoint right after the batch.
-    `held`: the source was not read, because the job's sources are held back for now. It may have rows.
-    `payload`: the payload of the split from `next_offset` on, None if it does not change. `found`: new splits of this
-    subtask.
-    `bad`: dead letters among the rows up to `next_offset`. `lost`: records that were passed over, because they were
-    deleted.
-    `behind`: number of records of the split that exist after `next_offset`, None if unknown.
-    `empty`: number of splits of the read that had nothing at all. The answer is about the split after them.
+    `induces` is a checkpoint that the reader of an externally induced source requests right after the batch. `held` is
+    True if the source was not read, because the job's sources are paused. `payload` is the payload of the split from
+    `next_offset` on, or None if it does not change. `found` are new splits of this subtask. `bad` are dead letters
+    among the rows up to `next_offset`. `lost` is the number of records that were skipped, because they were deleted.
+    `behind` is the number of records of the split that exist after `next_offset`, or None if unknown. `empty` is the
+    number of splits of the read that had no rows. The answer is about the split after them.
     """
 
     at_ms: int
@@ -158,7 +162,7 @@ class SourceBatchRead:
 @wire
 @dataclass(frozen=True, slots=True)
 class CheckpointTriggered:
-    """The coordinator triggers a checkpoint in this task: a source, or a task without running upstream tasks."""
+    """The coordinator triggers a checkpoint in this task, which is a source or has no running upstream tasks."""
 
     at_ms: int
     attempt: AttemptNumber
@@ -166,14 +170,14 @@ class CheckpointTriggered:
     triggered_at_ms: int
     options: BarrierOptions = ALIGNED_BARRIER
     base: CheckpointId | None = None
-    """The completed checkpoint on which it may be built."""
+    """The completed checkpoint on which this one may be based."""
     generation: Generation = UNFENCED
 
 
 @wire
 @dataclass(frozen=True, slots=True)
 class CheckpointAborted:
-    """The coordinator has given this checkpoint up."""
+    """The coordinator has aborted a checkpoint."""
 
     at_ms: int
     attempt: AttemptNumber
@@ -184,7 +188,7 @@ class CheckpointAborted:
 @wire
 @dataclass(frozen=True, slots=True)
 class CheckpointCompleted:
-    """This checkpoint is complete. A task that had finished before it may end now."""
+    """A checkpoint is complete. A task that had finished before it may end now."""
 
     at_ms: int
     attempt: AttemptNumber
@@ -238,7 +242,7 @@ class SnapshotPersisted:
 @wire
 @dataclass(frozen=True, slots=True)
 class ChannelStatePersisted:
-    """The in-flight elements of a snapshot are durable. `handle` is None where there were none."""
+    """The in-flight elements of a snapshot are durable. `handle` is None if there were none."""
 
     at_ms: int
     checkpoint_id: CheckpointId
@@ -248,9 +252,9 @@ class ChannelStatePersisted:
 @wire
 @dataclass(frozen=True, slots=True)
 class SnapshotFailed:
-    """The state of a snapshot, or what was in flight (`channels`), could not be written.
+    """The state of a snapshot, or its in-flight elements (`channels`), could not be written.
 
-    `away`: storage does not answer or has no room, which may pass.
+    `away` is whether storage does not answer or has no space, which may pass.
     """
 
     at_ms: int
@@ -286,7 +290,9 @@ class SegmentFailed:
 @wire
 @dataclass(frozen=True, slots=True)
 class FileStaged:
-    """A sink file is durable, and not visible to readers yet. `parts`: what a `CommittingSink` has prepared."""
+    """A file of a sink is durable, and not visible to readers yet. `parts` are the parts that a `CommittingSink` has
+    prepared.
+    """
 
     at_ms: int
     uid: OperatorUid
@@ -306,7 +312,7 @@ class RowsCommitted:
 
 @dataclass(frozen=True, slots=True)
 class CallsAnswered:
-    """Functions of operators have returned, or failed for good."""
+    """Calls of functions of operators (`map_async`) have returned, or have failed after all retries."""
 
     at_ms: int
     answers: tuple[tuple[OperatorUid, Answer], ...]
@@ -331,9 +337,9 @@ class TaskTimer(enum.Enum):
 @wire
 @dataclass(frozen=True, slots=True)
 class TimerDue:
-    """A timer that the task has set is due. A timer that is due when nothing is waiting for it does no harm.
+    """A timer that the task has set is due. It does no harm if nothing waits for it any more.
 
-    `due_at_ms`: the time that it was set for. It may be later than `at_ms`, if the clock was set back since.
+    `due_at_ms` is the time for which it was set. It may be later than `at_ms`, if the clock was set back since.
     """
 
     at_ms: int
@@ -366,7 +372,7 @@ TaskEvent = (
     | TimerDue
 )
 WriteAnswered = SnapshotPersisted | ChannelStatePersisted | SnapshotFailed | SegmentPersisted | SegmentFailed
-"""The result of a write to storage: it is durable, or never will be."""
+"""Events that report the result of a write to storage: success, or final failure."""
 CoordinatorOrder = (
     TasksStarted
     | CoordinatorTookOver
@@ -376,4 +382,4 @@ CoordinatorOrder = (
     | CheckpointAborted
     | CheckpointCompleted
 )
-"""Events that only a coordinator causes: the task's fence looks at their generation."""
+"""Events that only a coordinator causes. The deploy fence of the process checks their generation."""

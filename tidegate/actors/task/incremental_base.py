@@ -17,15 +17,17 @@ from tidegate.storage.state.canonical import FrozenCanonical
 from tidegate.storage.state.snapshot import Cut, OperatorSnapshot
 
 LAYERS_MAX = 10
-"""Layers of a stack, its base among them."""
+"""Limit of layers on top of each other, including the base."""
 DELTAS_BYTES_MIN = 64 * 1024
-"""The size that increments may have in any case, however small their base is."""
+"""Size in bytes that increments may have in any case, however small their base is."""
 CHANGED_ROWS_MIN = 4096
-"""Up to this many changed rows are always an increment, whatever share of the state they are."""
+"""Number of changed rows up to which a snapshot is always an increment, whatever share of the state they are."""
 LINEAGES_MAX = 16
-"""Checkpoints that a subtask remembers: the ones that may be pending, and a few whose end it was not notified of."""
+"""Limit of checkpoints that a subtask remembers as bases: pending ones, and a few whose outcome is unknown."""
 ChangedRows = Callable[[CheckpointId], tuple[int, int]]
-"""For a base: about how many rows an increment on it would hold, and how many the whole state has."""
+"""A function that returns, for a base, about how many rows an increment would have, and how many the whole
+state has.
+"""
 
 
 @wire
@@ -40,9 +42,9 @@ class IncrementalBase:
 
     @staticmethod
     def of(checkpoint_id: CheckpointId, state: SubtaskState) -> IncrementalBase:
-        """From a subtask's part of a checkpoint.
+        """Returns the base for a subtask's part of a checkpoint.
 
-        Older versions wrote timers next to the layers, not into them. So the next snapshot begins a new stack.
+        Older versions wrote timers next to the layers, not into them. The next snapshot then starts a new stack.
         """
         sections = () if state.handle is None else state.handle.sections
         complete = not any(section.kind is StateKind.KEYED for section in sections)
@@ -50,7 +52,7 @@ class IncrementalBase:
 
     @property
     def extensible(self) -> bool:
-        """Returns whether a snapshot can and should be built on it."""
+        """Returns whether a snapshot can and should be based on it."""
         if not self.layers:
             return bool(self.native)
         base_bytes, *deltas_bytes = (layer.size_bytes for layer in self.layers)
@@ -58,7 +60,7 @@ class IncrementalBase:
 
     @property
     def paths(self) -> frozenset[str]:
-        """Every file."""
+        """Paths of all its files."""
         layers = (layer.path for layer in self.layers if layer.path is not None)
         return frozenset((*layers, *(file.path for state in self.native for file in state.files)))
 
@@ -82,18 +84,20 @@ class IncrementalBases:
         self._known: dict[CheckpointId, IncrementalBase] = {}
 
     def remember(self, lineage: IncrementalBase) -> None:
-        """The subtask was restored from this, or has acknowledged it."""
+        """Remembers a part of a checkpoint: the subtask was restored from it, or has acknowledged it."""
         if lineage.layers or lineage.native:
             self._known[lineage.checkpoint_id] = lineage
             if len(self._known) > LINEAGES_MAX:
                 del self._known[min(self._known)]
 
     def forget(self, checkpoint_id: CheckpointId) -> None:
-        """The checkpoint was given up."""
+        """Forgets a checkpoint that was aborted."""
         self._known.pop(checkpoint_id, None)
 
     def begin(self, barrier: Barrier, finished: bool, changed_rows: ChangedRows) -> tuple[Cut, IncrementalBase | None]:
-        """Returns the content of the snapshot of this barrier, and its base. `finished`: there is no state."""
+        """Returns what the snapshot for a barrier has to contain (`Cut`), and its base. `finished` is whether there is
+        no state.
+        """
         if barrier.options.canonical:
             return Cut(barrier.checkpoint_id, canonical=True), None
         if barrier.base is None:
@@ -108,12 +112,12 @@ class IncrementalBases:
 
 
 def _mostly(changed: int, rows: int) -> bool:
-    """Returns whether most rows have changed, and they are many."""
+    """Returns whether most rows of the state, and enough of them, have changed."""
     return changed > CHANGED_ROWS_MIN and 2 * changed > rows
 
 
 def canonical(snapshot: OperatorSnapshot) -> OperatorSnapshot:
-    """The snapshot as a canonical savepoint has it: states by name in one file, keyed ones in canonical form."""
+    """Returns the snapshot in the form of a canonical savepoint: states by name in one file, keyed states sorted."""
     states = sorted((*snapshot.states, *snapshot.layer), key=lambda frozen: frozen.state)
     keyed = (FrozenCanonical(frozen) if frozen.kind is StateKind.KEYED else frozen for frozen in states)
     return replace(snapshot, states=tuple(keyed), layer=())
@@ -121,22 +125,24 @@ def canonical(snapshot: OperatorSnapshot) -> OperatorSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class ChangelogLimits:
-    """The limits from which the log writes a segment before a checkpoint needs it, and a new base."""
+    """Limits at which the changelog writes a segment before a checkpoint needs it, and at which it writes a new
+    base.
+    """
 
     segment_bytes: int = 1024 * 1024
-    """Changes of about this size are written without waiting for a checkpoint."""
+    """Size in bytes of changes that are written without waiting for a checkpoint."""
     in_flight_max: int = 2
-    """The most segments in flight when another one is written before a checkpoint needs it."""
+    """Limit of segments in flight when another one is written before a checkpoint needs it."""
     layers_max: int = 64
-    """Layers of a chain before the state is written whole."""
+    """Number of layers of a chain at which the whole state is written."""
     ratio_max: float = 1.0
-    """The size of all segments, in sizes of the base, from which the state is written whole."""
+    """Total size of all segments, as a multiple of the base's size, at which the whole state is written."""
     bytes_min: int = 256 * 1024
-    """Segments of fewer bytes together are not worth a new base."""
+    """Total size in bytes of segments below which no new base is written."""
 
     @staticmethod
     def of(segment_bytes: int) -> ChangelogLimits:
-        """Limits that suit segments of this size."""
+        """Returns limits that suit segments of this size."""
         return ChangelogLimits(segment_bytes=segment_bytes, bytes_min=segment_bytes // 4)
 
 
@@ -148,19 +154,21 @@ class _Condition(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Layer:
-    """A segment or a base; `handles` are its files once it is durable (a base that was restored has several)."""
+    """A segment or a base of the changelog. `handles` are its files once it is durable (a base that was restored has
+    several).
+    """
 
     number: int
     whole: bool
     condition: _Condition = _Condition.WRITING
     handles: tuple[StateHandle, ...] = ()
     taken: bool = False
-    """True if a snapshot has it in its chain. Then the coordinator deletes it."""
+    """True if a snapshot has the layer in its chain. The coordinator then deletes it."""
     size_bytes: int = 0
-    """Bytes of its files, stored because every event of the task reads them."""
+    """Size of its files in bytes. Stored, because every event of the task reads it."""
 
     def durable(self, handles: tuple[StateHandle, ...]) -> None:
-        """Stores the files of a layer that is written."""
+        """Sets the files of a layer that was written."""
         self.condition = _Condition.DURABLE
         self.handles = handles
         self.size_bytes = sum(handle.size_bytes for handle in handles)
@@ -168,23 +176,23 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """The layers of one snapshot, the base first."""
+    """The layers of one snapshot, starting with the base."""
 
     layers: tuple[Layer, ...]
 
     @property
     def durable(self) -> bool:
-        """Returns whether all of it is written."""
+        """Returns whether all layers are written."""
         return all(layer.condition is _Condition.DURABLE for layer in self.layers)
 
     @property
     def failed(self) -> bool:
-        """Returns whether a part of it can never be written."""
+        """Returns whether a layer could not be written."""
         return any(layer.condition is _Condition.FAILED for layer in self.layers)
 
     @property
     def handles(self) -> tuple[StateHandle, ...]:
-        """Its files, the base first. Only once it is durable."""
+        """Returns the files of all layers, starting with the base. The chain must be durable."""
         assert self.durable, "a chain was used before all of it was written"
         return tuple(handle for layer in self.layers for handle in layer.handles)
 
@@ -208,7 +216,8 @@ class ChangeLog:
       state is not written whole before a snapshot needs it. If base after base fails, a snapshot waits for one in the
       end.
 
-    Base and segments of one task. `restored` are the layers of the checkpoint that it continues from, if any.
+    The class holds base and segments of one task. `restored` are the layers of the checkpoint from which the task
+    starts, if any.
     """
 
     restored: tuple[StateHandle, ...] = ()
@@ -217,13 +226,13 @@ class ChangeLog:
     _base: Layer | None = None
     _segments: list[Layer] = field(default_factory=list)
     _coming: Layer | None = None
-    """A base that is being written while the old one still counts."""
+    """A base that is being written while the old one is still used, or None."""
     _left_out: list[Layer] = field(default_factory=list)
-    """Layers that were dropped while they were being written. Only older snapshots may have them."""
+    """Layers that were dropped while they were being written. Only older snapshots may contain them."""
     _paused: bool = False
     """True if a write has failed since the last snapshot was taken."""
     _discarded: list[StateHandle] = field(default_factory=list)
-    """Files that the task has to delete, and that were not returned yet."""
+    """Files that the task has to delete and that were not returned yet."""
 
     def __post_init__(self) -> None:
         if self.restored:
@@ -232,12 +241,12 @@ class ChangeLog:
 
     @property
     def chain(self) -> Chain:
-        """The base and all segments above it. Snapshots get it by `take`."""
+        """The base and all segments on top of it. `take` returns it for a snapshot."""
         assert self._base is not None, "seal before"
         return Chain((self._base, *self._segments))
 
     def wants_segment(self, changed_bytes: int) -> bool:
-        """Returns whether to write a segment now, where about `changed_bytes` have changed."""
+        """Returns whether to write a segment now, given that about `changed_bytes` have changed."""
         if self._base is None and self._paused:
             return False
         in_flight = sum(layer.condition is _Condition.WRITING for layer in self._segments)
@@ -253,7 +262,7 @@ class ChangeLog:
         return large or self._layers >= self.limits.layers_max
 
     def seal(self) -> Cut:
-        """Begins a segment with all changes since the last one, or a base where there is nothing to build on.
+        """Starts a segment with all changes since the last one, or a base if there is nothing to build on.
 
         It is a base, too, if bases have failed until there are far too many layers. The snapshot has to wait for it.
         """
@@ -270,18 +279,20 @@ class ChangeLog:
         return Cut(CheckpointId(self._newest), base=CheckpointId(self._newest - 1))
 
     def seal_with_base(self) -> tuple[Cut, Cut]:
-        """Begins a segment, and a base of the same moment. Freeze them in this order, with nothing in between."""
+        """Starts a segment and a base of the same moment. Freeze them in this order, with no change in between."""
         assert self._base is not None and self._coming is None
         segment = self._begin()
         self._coming = Layer(self._newest, whole=True)
         return segment, Cut(segment.checkpoint_id)
 
     def start_anew(self) -> None:
-        """Drops everything: the next thing written is a base."""
+        """Drops all layers, so that the next write is a base with the whole state."""
         self._discarded += self._start_anew()
 
     def take(self) -> Chain:
-        """The chain of a snapshot whose segment was just sealed."""
+        """Returns the chain (base and segments) for a snapshot whose segment was just sealed, and marks its layers as
+        taken, so that this task no longer deletes them.
+        """
         self._paused = False
         chain = self.chain
         for layer in chain.layers:
@@ -289,7 +300,9 @@ class ChangeLog:
         return chain
 
     def written(self, number: int, whole: bool, handle: StateHandle | None) -> list[StateHandle]:
-        """A segment or a base is durable (None: it was empty). Returns what the task has to delete now."""
+        """Records that a segment or a base is durable (None if it was empty). Returns the files that the task has to
+        delete now.
+        """
         layer = self._find(number, whole)
         layer.durable(() if handle is None else (handle,))
         if layer in self._left_out:
@@ -298,7 +311,7 @@ class ChangeLog:
         return self._taken_over() + (self._replace_base() if layer is self._coming else [])
 
     def failed(self, number: int, whole: bool) -> list[StateHandle]:
-        """A segment or a base could not be written. Returns what the task has to delete now."""
+        """Records that a segment or a base could not be written. Returns the files that the task has to delete now."""
         layer = self._find(number, whole)
         layer.condition = _Condition.FAILED
         self._paused = True
@@ -337,8 +350,9 @@ class ChangeLog:
         return self._leave_out(below) + self._start_anew_if_broken()
 
     def _start_anew_if_broken(self) -> list[StateHandle]:
-        """Starts anew after a failed layer: nothing can be built on it, unless a base of the same or a later moment may
-        still come."""
+        """Starts a new stack after a failed layer, because nothing can be based on it, unless a base of the same or a
+        later moment may still be written.
+        """
         layers = [layer for layer in (self._base, *self._segments) if layer is not None]
         broken = [layer.number for layer in layers if layer.condition is _Condition.FAILED]
         if not broken or (self._coming is not None and self._coming.number >= max(broken)):

@@ -2,7 +2,8 @@
 
 The task machine queues what arrives, and takes an element in each turn. Rules that it keeps:
 
-- Elements are handled exactly the order of their numbers. A repeated one is dropped, a gap raises (invariant 1).
+- Elements are handled exactly in the order of their numbers. A repeated one is dropped, and a gap raises an error
+  (invariant 1).
 - Restored in-flight rows (`recover`), and the watermarks between them, come before everything that arrives.
 - Small batches that wait one behind the other are taken as one (`_take_merged`); each still counts as an element.
 - A queue never holds more than the credit that was granted plus one element (invariant 10): a sender may overdraw by
@@ -66,44 +67,50 @@ class InputChannel:
     def __init__(
         self, channel: ChannelId, window_bytes: int, merged_rows_max: int = 1, credit_bytes_max: int | None = None
     ) -> None:
-        """`credit_bytes_max`: no more is granted, however large the window is; None: the window."""
+        """Creates the channel. `credit_bytes_max` limits the credit, however large the window is. None for the
+        window.
+        """
         self.channel = channel
         self.place = 0
-        """Which of the gate's channels it is."""
+        """Index of the channel in the gate."""
         self._credit_bytes_max = credit_bytes_max
         self._merged_rows_max = merged_rows_max
         self.recovered: deque[InFlightElement] = deque()
         """In-flight elements that were restored from a checkpoint."""
         self.reached: Watermark | None = None
-        """The greatest watermark that was taken; None: none yet."""
+        """The greatest watermark that was taken, in ms. None before the first one."""
         self.queue: deque[Element] = deque()
         self.arrived = 0
-        """Number of the element that must arrive next."""
+        """Number of the next element to arrive."""
         self.taken = 0
-        """Number of the element that is taken next."""
+        """Number of the next element to be taken."""
         self.rows_taken = 0
-        """Rows of this attempt that were taken."""
+        """Number of rows that were taken in this attempt."""
         self.window_bytes = window_bytes
-        """Bytes that may be in flight, and wait at the sender, from now on; what was granted before stays granted."""
+        """Bytes that may be in flight, and may wait at the sender, from now on. Credit that was granted before stays
+        granted.
+        """
         self.last_bytes = 0
-        """Size of what was taken last, also of a part of a batch."""
+        """Size in bytes of the last taken element, or part of a batch."""
         self.data_over = False
         """True once the end of the data was taken."""
         self._granted_bytes = self._ahead_bytes
         self.taken_bytes = 0
-        """Bytes of this attempt that were taken."""
+        """Number of bytes that were taken in this attempt."""
         self._head_bytes: int | None = None
-        """Size of the whole batch at the head, once a part of it was taken."""
+        """Size in bytes of the whole batch at the head of the queue, once a part of it was taken."""
         self._left_bytes = 0
-        """Size of the rest of that batch."""
+        """Size in bytes of the rest of that batch."""
 
     @property
     def waiting(self) -> bool:
-        """Returns whether an element waits."""
+        """Returns whether any element waits."""
         return bool(self.recovered or self.queue)
 
     def recover(self, elements: Iterable[InFlightElement]) -> None:
-        """Puts what was restored as in flight before everything else, also before what has arrived meanwhile."""
+        """Inserts restored in-flight elements before everything else, including elements that have arrived
+        meanwhile.
+        """
         invariants.check_recover(self.rows_taken)
         self.recovered.extend(elements)
 
@@ -140,7 +147,9 @@ class InputChannel:
         return element
 
     def _take_merged(self, rows_max: int) -> pa.RecordBatch | None:
-        """Several batches that wait at the head; half of the window at most, so that the sender can fill the rest."""
+        """Takes several batches at the head of the queue as one. Their size is at most half of the window, so that the
+        sender can fill the rest.
+        """
         rows_max = min(rows_max, self._merged_rows_max)
         lonely = len(self.queue) < 2 or not isinstance(self.queue[1], pa.RecordBatch)
         if lonely or rows_max < 2 or self._head_bytes is not None:
@@ -185,8 +194,8 @@ class InputChannel:
             self.reached = watermark
 
     def before(self, checkpoint_id: CheckpointId) -> tuple[list[InFlightElement], int, bool]:
-        """Returns what is in flight before a checkpoint's barrier; how many of these elements are no newer than
-        what was restored; and whether that barrier, or the end, has arrived.
+        """Returns the elements that are in flight before a checkpoint's barrier, the number of these that were restored
+        or come before restored ones, and whether that barrier, or the end, has arrived.
         """
         held: list[InFlightElement] = []
         keep_in_flight(held, (self.reached, *self.recovered))
@@ -199,7 +208,7 @@ class InputChannel:
 
     @property
     def granted_bytes(self) -> int:
-        """The cumulative credit that was granted last."""
+        """Returns the cumulative credit that was granted last, in bytes."""
         return self._granted_bytes
 
     def credit_to_grant(self) -> int | None:
@@ -233,9 +242,9 @@ class InputGate:
         for place, channel in enumerate(self._in_order):
             channel.place = place
         self._marked = ReadyChannels(self._in_order)
-        """Channels where something may wait."""
+        """Channels that may have waiting elements."""
         self._turn = 0
-        """The place that is served next, if something waits there."""
+        """Index of the channel that is served next, if it has elements."""
         self._blocked = 0
         """Bits of the channels that were found to be blocked."""
         self._blocked_for: CheckpointId | None = None
@@ -256,12 +265,12 @@ class InputGate:
 
     @property
     def open_channels(self) -> int:
-        """Channels whose data has not ended; 1 at least."""
+        """Number of channels whose data has not ended, at least 1."""
         return max(1, len(self._in_order) - self._over.bit_count())
 
     @property
     def taken_bytes(self) -> int:
-        """Bytes of this attempt that were taken, on all channels."""
+        """Number of bytes that were taken in this attempt, on all channels."""
         return sum(channel.taken_bytes for channel in self)
 
     def waits(self, blocked: Callable[[ChannelId], bool], blocked_for: CheckpointId | None = None) -> bool:
@@ -269,14 +278,14 @@ class InputGate:
         return self._first(False, blocked, blocked_for) is not None
 
     def recover(self, channel: ChannelId, elements: Iterable[InFlightElement]) -> None:
-        """Puts what was restored as in flight before everything else that the task processes."""
+        """Inserts restored in-flight elements before everything else that the task processes."""
         self[channel].recover(elements)
         self._recovering = True
 
     def next_channel(
         self, blocked: Callable[[ChannelId], bool], blocked_for: CheckpointId | None = None
     ) -> InputChannel | None:
-        """The next channel, round-robin, that has an element and is not blocked.
+        """Returns the next channel, round-robin, that has an element and is not blocked.
 
         Restored in-flight elements come first, on all channels. Another subtask may read their split now. Then old rows
         of the split wait on one channel while its next rows come by another one.
@@ -294,7 +303,7 @@ class InputGate:
     def _first(
         self, recovered: bool, blocked: Callable[[ChannelId], bool], blocked_for: CheckpointId | None
     ) -> int | None:
-        """The first place from `_turn` on, around the end, where an element may be taken."""
+        """Returns the first index from `_turn` on, wrapping around, at which an element may be taken."""
         if blocked_for is None or blocked_for != self._blocked_for:
             self._blocked = 0
             self._blocked_for = blocked_for
@@ -313,16 +322,16 @@ class InputGate:
         return None
 
     def served(self) -> None:
-        """The channel that was offered last was served: next time another one goes first."""
+        """Records that the channel that was offered last was served, so that the next call offers another one first."""
         served = self._in_order[self._turn]
         if served.data_over:
             self._over |= 1 << self._turn
         self._turn = (self._turn + 1) % len(self._in_order)
 
     def positions(self) -> tuple[tuple[ChannelId, int], ...]:
-        """For each channel the number of the next element to be taken."""
+        """Returns, for each channel, the number of the next element to be taken."""
         return tuple((channel, state.taken) for channel, state in self._channels.items())
 
     def row_positions(self) -> tuple[tuple[ChannelId, int], ...]:
-        """For each channel the number of rows of this attempt that were taken."""
+        """Returns, for each channel, the number of rows that were taken in this attempt."""
         return tuple((channel, state.rows_taken) for channel, state in self._channels.items())

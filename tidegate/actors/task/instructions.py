@@ -24,11 +24,11 @@ from tidegate.storage.state.snapshot import OperatorSnapshot
 @wire
 @dataclass(frozen=True, slots=True)
 class SendFrame:
-    """Deliver consecutive elements to the downstream task of a channel.
+    """Delivers consecutive elements to the downstream task of a channel.
 
-    No answer is needed: the number of the next frame shows that one is missing. Not so with `exhausts_credit`: then no
-    frame of data can follow before the receiver grants credit. A frame without elements asks the receiver to repeat its
-    grant.
+    No answer is needed, because the number of the next frame shows that one is missing. With `exhausts_credit` it is
+    needed: no frame of data can follow before the receiver grants credit. A frame without elements requests that the
+    receiver repeats its grant.
     """
 
     attempt: AttemptNumber
@@ -41,8 +41,9 @@ class SendFrame:
 @wire
 @dataclass(frozen=True, slots=True)
 class GrantCredit:
-    """Grant credit to the upstream task of a channel: how many bytes it may have sent in total, and the window from now
-    on."""
+    """Grants credit to the upstream task of a channel: the total number of bytes that it may have sent, and the window
+    from now on.
+    """
 
     attempt: AttemptNumber
     channel: ChannelId
@@ -53,7 +54,7 @@ class GrantCredit:
 @wire
 @dataclass(frozen=True, slots=True)
 class ReadSource:
-    """Read rows of a split; answered by one `SourceBatchRead` with the same `read` number.
+    """Reads rows of a split. Answered by one `SourceBatchRead` with the same `read` number.
 
     `others`: more splits, and the row to read each from. They are tried one after the other while the splits before
     them have nothing. The reader may stop before any of them.
@@ -75,7 +76,7 @@ class ReadSource:
 @wire
 @dataclass(frozen=True, slots=True)
 class NotifySource:
-    """Notify the source's reader that a checkpoint is complete. `splits`: the splits of the subtask in it."""
+    """Notifies the source's reader that a checkpoint is complete. `splits` are the splits of the subtask in it."""
 
     checkpoint_id: CheckpointId
     splits: tuple[SourceSplit, ...]
@@ -84,9 +85,9 @@ class NotifySource:
 @wire
 @dataclass(frozen=True, slots=True)
 class RequestSplits:
-    """Request more splits of the source from the coordinator; answered by `SplitsAssigned` with the same `first`.
+    """Requests more splits of the source from the coordinator. Answered by `SplitsAssigned` with the same `first`.
 
-    Request and answer may get lost. The task repeats the request until it is answered.
+    Request and answer may be lost. The task repeats the request until it is answered.
     """
 
     attempt: AttemptNumber
@@ -95,7 +96,7 @@ class RequestSplits:
 
 @dataclass(frozen=True, slots=True)
 class PersistSnapshot:
-    """Write frozen state, while processing continues. Answered by `SnapshotPersisted` or `SnapshotFailed`.
+    """Writes frozen state, while processing continues. Answered by `SnapshotPersisted` or `SnapshotFailed`.
 
     Holds references into the task's memory, so it never leaves the process. The positions show where the cut goes
     through each channel: how many rows of this attempt were taken from each input, and put on each output, before it.
@@ -107,14 +108,14 @@ class PersistSnapshot:
     input_positions: tuple[tuple[ChannelId, int], ...]
     output_positions: tuple[tuple[ChannelId, int], ...]
     base: IncrementalBase | None = None
-    """The base of the snapshot; without one the layers and native files of `snapshots` are whole."""
+    """The base of the snapshot. Without one, the layers and native files of `snapshots` contain the whole state."""
     chain: Chain | None = None
     """The layers of the changelog that belong to it. They are written separately."""
 
 
 @dataclass(frozen=True, slots=True)
 class PersistSegment:
-    """Write a segment of the changelog, or with `whole` a base, while processing continues.
+    """Writes a segment of the changelog, or with `whole` a base, while processing continues.
 
     Answered by `SegmentPersisted` or `SegmentFailed`. Holds references into the task's memory.
     """
@@ -125,7 +126,7 @@ class PersistSegment:
 
 
 class Direction(enum.Enum):
-    """The end of a channel that holds an in-flight element."""
+    """The end of a channel (receiver or sender) that holds an in-flight element."""
 
     INPUT = "input"
     OUTPUT = "output"
@@ -135,7 +136,7 @@ class Direction(enum.Enum):
 class InFlight:
     """Rows of one channel that belong to a checkpoint, oldest first, and the watermarks between them.
 
-    The first `recovered` elements came from a restore.
+    The first `recovered` elements were restored.
     """
 
     channel: ChannelId
@@ -146,7 +147,7 @@ class InFlight:
 
 @dataclass(frozen=True, slots=True)
 class PersistChannelState:
-    """Write the in-flight elements of an unaligned snapshot, while processing continues, in a file of their own.
+    """Writes the in-flight elements of an unaligned snapshot to a file of their own, while processing continues.
 
     Comes at most once for each snapshot, when the barrier of every channel has arrived. Every entry of `channels` has
     rows. Answered by `ChannelStatePersisted` or `SnapshotFailed`.
@@ -159,7 +160,7 @@ class PersistChannelState:
 @wire
 @dataclass(frozen=True, slots=True)
 class DiscardState:
-    """Delete files of state that no checkpoint will refer to."""
+    """Deletes files of state to which no checkpoint will refer."""
 
     paths: tuple[str, ...]
 
@@ -167,7 +168,7 @@ class DiscardState:
 @wire
 @dataclass(frozen=True, slots=True)
 class StageFile:
-    """Write one data file of a sink; answered by `FileStaged` with the same `index`.
+    """Writes one data file of a sink. Answered by `FileStaged` with the same `index`.
 
     `folder`: the folder of a partition, below the folder of the attempt; empty if the table has none. `prepare`: a
     user's sink returns what is to be committed of all that it was given. `checkpoint_id`: the checkpoint that begins
@@ -185,14 +186,14 @@ class StageFile:
 @wire
 @dataclass(frozen=True, slots=True)
 class CommitPrepared:
-    """Commit prepared rows of a `CommittingSink`, and repeat that until it succeeds; answered by `RowsCommitted`."""
+    """Commits prepared rows of a `CommittingSink`, and repeats that until it succeeds. Answered by `RowsCommitted`."""
 
     rows: PreparedRows
 
 
 @dataclass(frozen=True, slots=True)
 class MakeCalls:
-    """Call the function of an operator for rows; answered by `CallsAnswered`, in any order."""
+    """Calls the function of an operator for rows. Answered by `CallsAnswered`, in any order."""
 
     uid: OperatorUid
     calls: tuple[Call, ...]
@@ -201,7 +202,7 @@ class MakeCalls:
 @wire
 @dataclass(frozen=True, slots=True)
 class SetTaskTimer:
-    """Send a `TimerDue` at this time. Several timers of one kind may be set; none replaces another."""
+    """Requests a `TimerDue` at a time. Several timers of one kind may be set, and none replaces another."""
 
     timer: TaskTimer
     due_at_ms: int
