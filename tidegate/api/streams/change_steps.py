@@ -10,7 +10,10 @@ from tidegate.api.streams.changelog_mode import ChangelogMode
 from tidegate.api.streams.expression_columns import known_schema
 from tidegate.api.streams.state_meanings import meaning
 from tidegate.api.streams.step import Step, StepOptions
-from tidegate.operators.ranking.newest_rows import NewestRows
+from tidegate.connectors.formats.changes import UNCHANGED, version_schema
+from tidegate.connectors.postgres_cdc.options import TABLE, CdcTable, rows_column
+from tidegate.connectors.postgres_cdc.text_values import row_schema
+from tidegate.operators.ranking.newest_rows import NewestRows, TableRows
 
 if TYPE_CHECKING:
     from tidegate.api.streams.stream import Stream
@@ -31,3 +34,13 @@ def change_stream(stream: Stream, keys: Sequence[str], options: StepOptions, adv
     rows = stream._by_keys(names)._then(step)
     changelog = ChangelogMode.of(rows._inputs[0][0], names, changes=True)
     return rows._derived(keyed_by=names, changelog=changelog)
+
+
+def table_changes(stream: Stream, number: int, table: CdcTable, options: StepOptions) -> Stream:
+    """Returns the changes of one table, of a source of several (`source_schema`)."""
+    schema = version_schema(row_schema(table))
+    operator = partial(TableRows, number, TABLE, rows_column(number), schema)
+    part = options.part("rows", stream._inputs[0][0].parallelism)
+    rows = stream._then(Step(operator=operator, schema=schema, options=part, own=(UNCHANGED,)))
+    advice = f"Run ALTER TABLE {table.text} REPLICA IDENTITY FULL, and submit the job without a checkpoint"
+    return change_stream(rows, table.keys, options, advice)

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from tidegate.actors.graph.stream_graph import StreamNode
 from tidegate.api.program import Program
-from tidegate.api.streams.change_steps import change_stream
+from tidegate.api.streams.change_steps import change_stream, table_changes
 from tidegate.api.streams.other_names import ENVIRONMENTS, OtherNames
 from tidegate.api.streams.step import StepOptions, checked_group
 from tidegate.api.streams.stream import Stream
@@ -46,6 +46,8 @@ from tidegate.connectors.kafka.options import (
 from tidegate.connectors.kafka.records import TIMESTAMP, RecordFormat
 from tidegate.connectors.kafka.source import KafkaSource
 from tidegate.connectors.memory_source import InMemory, MemorySource
+from tidegate.connectors.postgres_cdc.client import connected, describe_table
+from tidegate.connectors.postgres_cdc.source import PostgresCdcSource
 from tidegate.connectors.rate_source import RateSource
 from tidegate.connectors.socket_source import SocketSource
 from tidegate.connectors.source import DeadLetterSource, Source
@@ -636,6 +638,57 @@ class StreamSources(OtherNames):
             slot_sharing_group=slot_sharing_group,
         )
         return timed(stream, timestamp, max_out_of_orderness, uid, alignment=alignment)
+
+    def from_postgres_cdc(
+        self,
+        dsn: str,
+        *,
+        tables: Sequence[str],
+        slot: str,
+        publication: str | None = None,
+        warn_bytes: str | int = "1gb",
+        name: str = "from_postgres_cdc",
+        uid: str | None = None,
+        slot_sharing_group: str | None = None,
+    ) -> dict[str, Stream]:
+        """Begins streams of the changes of PostgreSQL tables, read from the server's log. Needs `pip install
+        'tidegate[postgres]'`.
+
+        The rows that are there come first, then each change, exactly once (`docs/change-data.md`). The streams are
+        streams of changes with the primary keys of the tables.
+
+        - `dsn`: the database, "postgresql://user@host/database". The user needs REPLICATION, and may read the tables.
+        - `tables`: a list of names, such as "public.orders". The result is a dict with a stream for each name.
+        - `slot`: the name of the replication slot, which the job creates. It must be new when a job begins without a
+          checkpoint.
+        - `publication`: the publication of the tables, which is created if there is none; by default named as the slot.
+        - `warn_bytes`: a size. When the server keeps more of its log for the slot, a warning names the bytes.
+        - `name`, `uid`, `slot_sharing_group`: see `Stream`.
+
+        Raises ConfigurationError for tables that cannot be followed, and if the database does not answer.
+
+        Example:
+
+            >>> found = env.from_postgres_cdc(dsn, tables=["public.orders"], slot="orders")  # doctest: +SKIP
+            >>> orders = found["public.orders"]  # doctest: +SKIP
+        """
+        names = [] if isinstance(tables, str) else list(tables)
+        if not names or len(set(names)) < len(names) or not all(isinstance(each, str) for each in names):
+            raise ConfigurationError(f"from_postgres_cdc(tables={tables!r}): give a list of different names")
+        if not isinstance(slot, str) or not re.fullmatch("[a-z0-9_]{1,63}", slot):
+            raise ConfigurationError(
+                f"from_postgres_cdc(slot={slot!r}): give up to 63 lower-case letters, digits and underscores"
+            )
+        limit_bytes = parse_size_bytes(warn_bytes, setting="from_postgres_cdc(warn_bytes)")
+        with connected(dsn) as connection:
+            found = tuple(describe_table(connection, each) for each in names)
+        source = PostgresCdcSource(dsn, found, slot, publication or slot, limit_bytes)
+        stream = self._begun(source, name, uid, 1, slot_sharing_group, source.schema.names)
+        streams = {}
+        for number, (given, table) in enumerate(zip(names, found, strict=True)):
+            part = None if uid is None else f"{uid}-{table.text}"
+            streams[given] = table_changes(stream, number, table, StepOptions(f"{name}: {table.text}", part, 1))
+        return streams
 
     def from_rate(
         self,

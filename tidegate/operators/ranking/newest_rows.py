@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from tidegate.connectors.formats.changes import DELETE_ROW, TRUNCATE, UNCHANGED, UPSERT
 from tidegate.operators.batch_rows import OUTPUT_ROWS_MAX
 from tidegate.operators.changes import CHANGE, DELETE, INSERT, UPDATE_AFTER, UPDATE_BEFORE, changes, with_kind
-from tidegate.operators.operator import Emit
+from tidegate.operators.operator import Emit, Operator
 from tidegate.operators.operator_errors import blame
 from tidegate.operators.state.keys import key_columns, key_schema
 from tidegate.operators.state.operator_backend import RowsOperator
@@ -188,6 +188,28 @@ class NewestRows(RowsOperator):
             both = pa.concat_arrays([columns[number], stored.column(number)])
             columns[number] = both.take(pa.array(takes))
         return pa.RecordBatch.from_arrays(columns, schema=rows.schema)
+
+
+class TableRows(Operator):
+    """Emits the rows of one table, out of a source of several: struct column `rows`, where `table` is `number`.
+
+    `schema`: the columns of the result (`version_schema`).
+    """
+
+    def __init__(self, number: int, table: str, rows: str, schema: pa.Schema) -> None:
+        self._number = number
+        self._table = table
+        self._struct = rows
+        self._schema = schema
+
+    def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
+        """Emits the rows of the table, in their order."""
+        mine = pc.equal(batch.column(self._table), self._number)
+        if mine.true_count < batch.num_rows:
+            batch = batch.filter(mine)
+        if batch.num_rows:
+            columns = [*batch.column(self._struct).flatten(), batch.column(CHANGE), batch.column(UNCHANGED)]
+            emit(pa.RecordBatch.from_arrays(columns, schema=self._schema))
 
 
 def equal_rows(left: pa.RecordBatch, right: pa.RecordBatch) -> NDArray[np.bool_]:

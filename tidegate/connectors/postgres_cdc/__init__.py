@@ -1,0 +1,1 @@
+"""Changes of PostgreSQL tables, read from the server's own log: logical replication with pgoutput."""

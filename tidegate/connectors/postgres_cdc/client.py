@@ -1,0 +1,361 @@
+"""Connections to PostgreSQL: the tables and the slot, the snapshot, and the stream of the log.
+
+psycopg 3 has no replication cursor. `LogStream` uses its wrapper of libpq (`psycopg.pq`) for the protocol of
+replication, which has two messages of the server and one of the client. So sinks, snapshots and the log need one
+driver.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from tidegate.connectors.postgres_cdc.options import CdcColumn, CdcPosition, CdcTable, lsn_number, lsn_text
+from tidegate.storage.clock import now_ms
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.extras import load
+
+if TYPE_CHECKING:
+    import psycopg
+
+    Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
+
+CONNECT_S = 10
+_SETTINGS = (
+    "-c datestyle=ISO -c timezone=UTC -c intervalstyle=postgres -c extra_float_digits=3 -c bytea_output=hex "
+    "-c statement_timeout=0 -c idle_in_transaction_session_timeout=0"
+)
+_EPOCH_2000_MS = 946_684_800_000
+_WAL_DATA = struct.Struct(">QQq")
+_KEEPALIVE = struct.Struct(">QqB")
+_STATUS = struct.Struct(">cQQQqB")
+_METHOD = "from_postgres_cdc"
+
+
+def driver() -> Any:
+    """Returns the module psycopg. Raises ConfigurationError if it is not installed."""
+    return load(_METHOD, "postgres", "psycopg")
+
+
+def connect(dsn: str, replication: bool = False) -> Connection:
+    """Returns a connection outside of transactions, with values written as `text_values.py` reads them.
+
+    Raises psycopg.OperationalError, and ConfigurationError for a `dsn` that is none.
+    """
+    psycopg = driver()
+    try:
+        given = psycopg.conninfo.conninfo_to_dict(dsn)
+    except psycopg.ProgrammingError as error:
+        raise ConfigurationError(f"{_METHOD}(dsn=): it is not an address of PostgreSQL: {error}") from error
+    options = f"{given.get('options', '')} {_SETTINGS}".strip()
+    more = {"replication": "database"} if replication else {}
+    found: Connection = psycopg.connect(
+        dsn,
+        autocommit=True,
+        connect_timeout=CONNECT_S,
+        application_name="tidegate",
+        client_encoding="UTF8",
+        options=options,
+        **more,
+    )
+    return found
+
+
+@contextmanager
+def connected(dsn: str) -> Iterator[Connection]:
+    """Gives a connection. Raises ConfigurationError if the server does not answer or refuses a statement."""
+    psycopg = driver()
+    try:
+        with connect(dsn) as connection:
+            yield connection
+    except psycopg.Error as error:
+        raise ConfigurationError(f"{_METHOD}: the database does not answer as needed: {error}") from error
+
+
+_TABLE = """
+SELECT n.nspname::text, c.relname::text, c.oid::int8, c.relkind::text, c.relreplident::text, c.relhassubclass,
+       c.relpersistence::text
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(%s)
+"""
+_COLUMNS = """
+SELECT a.attname::text, a.atttypid::int8, a.atttypmod, t.typtype::text, t.typbasetype::int8, t.typtypmod, a.attnotnull
+FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = '' ORDER BY a.attnum
+"""
+_KEYS = """
+SELECT a.attname::text FROM pg_index i, unnest(i.indkey) WITH ORDINALITY k(number, place), pg_attribute a
+WHERE i.indrelid = %s AND i.indisprimary AND a.attrelid = i.indrelid AND a.attnum = k.number ORDER BY k.place
+"""
+
+
+def describe_table(connection: Connection, name: str) -> CdcTable:
+    """Returns a table. Raises ConfigurationError if its changes cannot be followed."""
+    found = connection.execute(_TABLE, (name,)).fetchone()
+    if found is None:
+        raise ConfigurationError(f"{_METHOD}(tables=): there is no table {name!r}; give names such as 'public.orders'")
+    schema, table, oid, kind, identity, has_children, persistence = found
+    text = f"{schema}.{table}"
+    if kind not in ("r", "p") or persistence != "p":
+        raise ConfigurationError(f"{_METHOD}(tables=): {text} is not a table whose changes are in the log")
+    if kind == "r" and has_children:
+        raise ConfigurationError(f"{_METHOD}(tables=): {text} has tables that inherit from it; give these tables")
+    columns = []
+    for column, type_oid, modifier, type_kind, base, base_modifier, required in connection.execute(_COLUMNS, (oid,)):
+        is_domain = type_kind == "d"
+        columns.append(
+            CdcColumn(
+                column, type_oid, base_modifier if is_domain else modifier, base if is_domain else type_oid, required
+            )
+        )
+    keys = tuple(key for (key,) in connection.execute(_KEYS, (oid,)))
+    if not keys:
+        raise ConfigurationError(f"{_METHOD}(tables=): {text} has no primary key, which identifies its rows; add one")
+    if identity not in ("d", "f"):
+        raise ConfigurationError(
+            f"{_METHOD}(tables=): the log has no primary key of deleted rows of {text}. Run ALTER TABLE {text} REPLICA "
+            "IDENTITY DEFAULT (or FULL)"
+        )
+    return CdcTable(schema, table, tuple(columns), keys)
+
+
+def prepare_publication(connection: Connection, publication: str, tables: Sequence[CdcTable]) -> None:
+    """Creates the publication, or checks that it has the tables. Raises ConfigurationError."""
+    sql = driver().sql
+    level = connection.execute("SELECT current_setting('wal_level')").fetchone()
+    if level != ("logical",):
+        raise ConfigurationError(
+            f"{_METHOD}: wal_level of the server is {'' if level is None else level[0]!r}; set wal_level = logical and "
+            "restart the server"
+        )
+    if connection.execute("SELECT 1 FROM pg_publication WHERE pubname = %s", (publication,)).fetchone() is None:
+        names = sql.SQL(", ").join(sql.Identifier(table.schema, table.name) for table in tables)
+        connection.execute(
+            sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH (publish_via_partition_root = true)").format(
+                sql.Identifier(publication), names
+            )
+        )
+        return
+    asked = "SELECT schemaname::text, tablename::text FROM pg_publication_tables WHERE pubname = %s"
+    has = set(connection.execute(asked, (publication,)).fetchall())
+    for table in tables:
+        if (table.schema, table.name) not in has:
+            raise ConfigurationError(
+                f"{_METHOD}: publication {publication!r} does not have table {table.text}; run ALTER PUBLICATION "
+                f"{publication} ADD TABLE {table.text}, or give another publication="
+            )
+    kinds = "SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate FROM pg_publication WHERE pubname = %s"
+    if connection.execute(kinds, (publication,)).fetchone() != (True,):
+        raise ConfigurationError(
+            f"{_METHOD}: publication {publication!r} leaves out some changes; run ALTER PUBLICATION {publication} SET "
+            "(publish = 'insert, update, delete, truncate')"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A replication slot. `confirmed_lsn`: changes before it are gone. `retained_bytes`: log that is kept for it."""
+
+    plugin: str
+    database: str
+    active_pid: int | None
+    confirmed_lsn: int
+    is_lost: bool
+    retained_bytes: int
+
+
+_SLOT = """
+SELECT plugin::text, database::text, active_pid, confirmed_flush_lsn::text, wal_status = 'lost',
+       pg_wal_lsn_diff(CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END,
+                       restart_lsn)::int8
+FROM pg_replication_slots WHERE slot_name = %s
+"""
+
+
+def find_slot(connection: Connection, slot: str) -> Slot | None:
+    """Returns a slot, or None if there is none of this name."""
+    found = connection.execute(_SLOT, (slot,)).fetchone()
+    if found is None:
+        return None
+    plugin, database, active_pid, confirmed, is_lost, retained = found
+    return Slot(
+        plugin or "", database or "", active_pid, lsn_number(confirmed or "0/0"), bool(is_lost), int(retained or 0)
+    )
+
+
+def lost_changes(slot: Slot | None, at: CdcPosition, system: str | None = None) -> str | None:
+    """Returns what is lost if the log cannot be read from a position on, or None."""
+    where = lsn_text(at.lsn)
+    again = "Start the job without a checkpoint and with another slot=; it begins with a new snapshot of the tables"
+    if system is not None and at.system and system != at.system:
+        return (
+            f"slot {at.slot!r} is on another server (system {system}, and the checkpoint is of {at.system}), "
+            f"whose log has other positions. Connect to the server of the checkpoint. Or: {again}"
+        )
+    if slot is None:
+        return (
+            f"slot {at.slot!r} no longer exists: the changes of {', '.join(at.tables)} after {where} are lost. {again}"
+        )
+    if slot.is_lost:
+        return (
+            f"the server removed the log that slot {at.slot!r} needs (max_slot_wal_keep_size): the changes of "
+            f"{', '.join(at.tables)} after {where} are lost. {again}"
+        )
+    if slot.confirmed_lsn > at.lsn:
+        return (
+            f"slot {at.slot!r} was read up to {lsn_text(slot.confirmed_lsn)}, and the checkpoint is at {where}: the "
+            f"changes of {', '.join(at.tables)} between them are lost. Restore a newer checkpoint. Or: {again}"
+        )
+    return None
+
+
+class LogStream:
+    """The log of a slot from a position on, as messages of pgoutput. It never waits for the server."""
+
+    def __init__(self, dsn: str, slot: str, publication: str, start_lsn: int) -> None:
+        """Raises psycopg.Error if the server refuses."""
+        psycopg = driver()
+        self._connection = connect(dsn, replication=True)
+        try:
+            self._libpq = self._connection.pgconn
+            found = run_command(self._libpq, "IDENTIFY_SYSTEM")
+            self.system = (found.get_value(0, 0) or b"").decode()
+            """The identifier of the server."""
+            names = psycopg.sql.quote('"' + publication.replace('"', '""') + '"')
+            start = f'START_REPLICATION SLOT "{slot}" LOGICAL {lsn_text(start_lsn)}'
+            run_command(self._libpq, f"{start} (proto_version '1', publication_names {names})")
+        except BaseException:
+            self._connection.close()
+            raise
+        self.received_lsn = start_lsn
+        """Everything before it has been sent by the server."""
+        self.confirmed_lsn = 0
+        """What the server may forget. Set by the reader."""
+        self.wants_status = False
+        """True if the server waits for a status."""
+
+    def receive(self) -> bytes | None:
+        """Returns the next message, or None if nothing has arrived. Raises psycopg.OperationalError at the end."""
+        consumed = False
+        while True:
+            size, data = self._libpq.get_copy_data(1)
+            if size > 0:
+                message = bytes(data)
+                if message[:1] == b"w":
+                    _, end, _ = _WAL_DATA.unpack_from(message, 1)
+                    self.received_lsn = max(self.received_lsn, end)
+                    return message[1 + _WAL_DATA.size :]
+                end, _, replies = _KEEPALIVE.unpack_from(message, 1)
+                self.received_lsn = max(self.received_lsn, end)
+                self.wants_status = self.wants_status or replies == 1
+            elif size == 0 and not consumed:
+                self._libpq.consume_input()
+                consumed = True
+            elif size == 0:
+                return None
+            else:
+                result = self._libpq.get_result()
+                text = "" if result is None else (result.error_message or b"").decode(errors="replace").strip()
+                raise driver().OperationalError(f"the server ended the stream of the log: {text or 'no reason given'}")
+
+    def send_status(self) -> None:
+        """Reports what was received, and what the server may forget."""
+        at_us = (now_ms() - _EPOCH_2000_MS) * 1_000
+        confirmed = self.confirmed_lsn
+        self._libpq.put_copy_data(_STATUS.pack(b"r", max(self.received_lsn, confirmed), confirmed, confirmed, at_us, 0))
+        self._libpq.flush()
+        self.wants_status = False
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._connection.close()
+
+
+def run_command(libpq: Any, command: str) -> Any:
+    """Returns the result of a command of replication. Raises psycopg.Error if the server refuses it."""
+    return checked_result(libpq.exec_(command.encode()))
+
+
+def checked_result(result: Any) -> Any:
+    """Returns a result of libpq. Raises psycopg.Error if it is an error."""
+    psycopg = driver()
+    if result.status in (psycopg.pq.ExecStatus.FATAL_ERROR, psycopg.pq.ExecStatus.BAD_RESPONSE):
+        raise psycopg.errors.error_from_result(result)
+    return result
+
+
+class SlotCreation:
+    """Creates a slot. The server waits for transactions that are open, so it may take long.
+
+    The snapshot of the slot can be used as long as this is not closed.
+    """
+
+    def __init__(self, dsn: str, slot: str) -> None:
+        self._connection = connect(dsn, replication=True)
+        self._libpq = self._connection.pgconn
+        self.system = (run_command(self._libpq, "IDENTIFY_SYSTEM").get_value(0, 0) or b"").decode()
+        self._libpq.send_query(f'CREATE_REPLICATION_SLOT "{slot}" LOGICAL pgoutput EXPORT_SNAPSHOT'.encode())
+        self._libpq.flush()
+
+    def created(self) -> tuple[int, str] | None:
+        """Returns the position of the slot and the name of its snapshot, or None if it is not there yet.
+
+        Raises psycopg.Error.
+        """
+        self._libpq.consume_input()
+        if self._libpq.is_busy():
+            return None
+        result = checked_result(self._libpq.get_result())
+        position, snapshot = result.get_value(0, 1) or b"0/0", result.get_value(0, 2) or b""
+        while self._libpq.get_result() is not None:
+            pass
+        return lsn_number(position.decode()), snapshot.decode()
+
+    def close(self) -> None:
+        """Closes the connection. A slot that was not created is given up."""
+        self._connection.close()
+
+
+class SnapshotRows:
+    """The rows of a table in a snapshot, as CSV. `open` connections are closed with it."""
+
+    def __init__(self, connection: Connection, table: CdcTable) -> None:
+        sql = driver().sql
+        names = sql.SQL(", ").join(sql.Identifier(each.name) for each in table.columns)
+        query = sql.SQL("COPY (SELECT {} FROM {}) TO STDOUT (FORMAT csv)").format(
+            names, sql.Identifier(table.schema, table.name)
+        )
+        self._cursor = connection.cursor()
+        self._context = self._cursor.copy(query)
+        self._rows = iter(self._context.__enter__())
+
+    def read(self, rows_max: int, bytes_max: int) -> list[bytes]:
+        """Returns the next rows, none at the end."""
+        found: list[bytes] = []
+        size = 0
+        while len(found) < rows_max and size < bytes_max:
+            row = next(self._rows, None)
+            if row is None:
+                break
+            found.append(bytes(row))
+            size += len(found[-1])
+        return found
+
+    def close(self) -> None:
+        """Ends the copy."""
+        self._context.__exit__(None, None, None)
+        self._cursor.close()
+
+
+def snapshot_connection(dsn: str, snapshot: str) -> Connection:
+    """Returns a connection whose transaction sees a snapshot. Raises psycopg.Error."""
+    connection = connect(dsn)
+    try:
+        connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        connection.execute(driver().sql.SQL("SET TRANSACTION SNAPSHOT {}").format(snapshot))
+    except BaseException:
+        connection.close()
+        raise
+    return connection

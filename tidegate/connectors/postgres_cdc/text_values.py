@@ -1,0 +1,108 @@
+"""PostgreSQL's text form of values becomes Arrow, a column at a time.
+
+| in PostgreSQL | in the stream |
+| --- | --- |
+| `boolean`, `smallint`, `integer`, `bigint`, `real`, `double precision` | bool, int16, int32, int64, float32, float64 |
+| `numeric(p, s)` up to 76 digits | decimal128(p, s), or decimal256 |
+| `date`, `time`, `timestamp`, `timestamptz` | date32, time64, timestamp in microseconds, the last in UTC |
+| `bytea` | binary |
+| everything else: text, json, uuid, enums, arrays, `numeric` without a precision | string, as PostgreSQL writes it |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.connectors.formats.text import DEFAULTS, Converter, converted, converter_of
+from tidegate.connectors.postgres_cdc.options import CdcColumn, CdcTable
+
+_TYPES = {
+    16: pa.bool_(),
+    17: pa.binary(),
+    20: pa.int64(),
+    21: pa.int16(),
+    23: pa.int32(),
+    26: pa.int64(),
+    700: pa.float32(),
+    701: pa.float64(),
+    1082: pa.date32(),
+    1083: pa.time64("us"),
+    1114: pa.timestamp("us"),
+    1184: pa.timestamp("us", "UTC"),
+}
+_NUMERIC = 1700
+_MODIFIER_HEADER = 4
+
+
+def arrow_type(oid: int, modifier: int) -> pa.DataType:
+    """Returns the type of a column in the stream. `modifier`: PostgreSQL's, such as the precision; -1 for none."""
+    if oid == _NUMERIC and modifier >= _MODIFIER_HEADER:
+        digits = (modifier - _MODIFIER_HEADER) >> 16
+        scale = (modifier - _MODIFIER_HEADER) & 0x7FF
+        if scale <= digits <= 38:
+            return pa.decimal128(digits, scale)
+        if scale <= digits <= 76:
+            return pa.decimal256(digits, scale)
+    return _TYPES.get(oid, pa.string())
+
+
+def column_type(column: CdcColumn) -> pa.DataType:
+    """Returns the type of a column in the stream."""
+    return arrow_type(column.base_oid, column.modifier)
+
+
+def row_schema(table: CdcTable) -> pa.Schema:
+    """Returns the columns of a table in the stream. Those outside of the key may be null."""
+    return pa.schema([pa.field(each.name, column_type(each)) for each in table.columns])
+
+
+class TextColumns:
+    """Converts the text of the columns of a table."""
+
+    def __init__(self, table: CdcTable) -> None:
+        self._fields = list(row_schema(table))
+        self._converters = [_converter(field) for field in self._fields]
+
+    def arrays(self, columns: Sequence[pa.Array], reasons: dict[int, str]) -> list[pa.Array]:
+        """Returns the values of columns of strings. `reasons`: gets the rows with a value that does not fit."""
+        return [
+            converted(texts, field, convert, reasons, blank_is_null=False)
+            for texts, field, convert in zip(columns, self._fields, self._converters, strict=True)
+        ]
+
+
+def _converter(field: pa.Field) -> Converter | None:
+    if pa.types.is_boolean(field.type):
+        return _booleans
+    if pa.types.is_binary(field.type):
+        return _bytes
+    return converter_of(field, DEFAULTS)
+
+
+def _booleans(texts: pa.Array) -> pa.Array:
+    known = pc.index_in(texts, pa.array(["f", "t"]))
+    if known.null_count != texts.null_count:
+        raise pa.ArrowInvalid("no boolean")
+    return known.cast(pa.bool_())
+
+
+def _bytes(texts: pa.Array) -> pa.Array:
+    """Converts a prefix and hexadecimal digits to bytes."""
+    import polars as pl
+
+    if pc.all(pc.starts_with(texts, "\\x"), min_count=0).as_py() is False:
+        raise pa.ArrowInvalid("no hexadecimal bytes")
+    digits = pc.utf8_slice_codeunits(texts, 2)
+    try:
+        found = pl.Series(digits).str.decode("hex", strict=True).to_arrow()
+    except pl.exceptions.ComputeError as error:
+        raise pa.ArrowInvalid("no hexadecimal bytes") from error
+    values = found.cast(pa.binary())
+    assert np.array_equal(
+        values.is_null().to_numpy(zero_copy_only=False), texts.is_null().to_numpy(zero_copy_only=False)
+    )
+    return values
