@@ -14,8 +14,8 @@ import pytest
 import tidegate as tg
 from tidegate import operators
 from tidegate.actors.graph.stream_graph import StreamNode
-from tidegate.api.streams.change_steps import change_stream
 from tidegate.api.streams.connected_streams import ConnectedStreams
+from tidegate.api.streams.sources import change_stream
 from tidegate.api.streams.step import Step, StepOptions
 from tidegate.api.streams.stream import KeyedStream, Stream
 from tidegate.api.streams.windowed_stream import WindowedStream

@@ -240,7 +240,7 @@ def _server_user() -> str | None:
     for name in ("postgres", "nobody"):
         if name in known:
             return name
-    raise PostgresUnavailable("PostgreSQL does not run as root, and there is no user postgres or nobody")
+    raise PostgresUnavailable("PostgreSQL does not run as root: create a user for it (useradd --system postgres)")
 
 
 def _group(user: str | None) -> int | None:

@@ -17,16 +17,18 @@ import pyarrow as pa
 
 from tidegate.actors.graph.stream_graph import StreamNode
 from tidegate.api.program import Program
-from tidegate.api.streams.change_steps import change_stream, table_changes
+from tidegate.api.streams.changelog_mode import ChangelogMode
+from tidegate.api.streams.expression_columns import known_schema
 from tidegate.api.streams.other_names import ENVIRONMENTS, OtherNames
-from tidegate.api.streams.step import StepOptions, checked_group
+from tidegate.api.streams.state_meanings import meaning
+from tidegate.api.streams.step import Step, StepOptions, checked_group
 from tidegate.api.streams.stream import Stream
 from tidegate.connectors.bad_rows import BAD_ROWS, BadRows, check_bad_rows
 from tidegate.connectors.delta_source import DeltaSource
 from tidegate.connectors.files.open_file import FileFormat
 from tidegate.connectors.files.patterns import FilePattern
 from tidegate.connectors.files.source import FileForm, FolderSource, source_of_files
-from tidegate.connectors.formats.changes import UNCHANGED
+from tidegate.connectors.formats.changes import UNCHANGED, version_schema
 from tidegate.connectors.formats.debezium import DebeziumFormat
 from tidegate.connectors.iceberg.client import TablePlace
 from tidegate.connectors.iceberg.options import CatalogLike, CatalogOptions
@@ -47,11 +49,14 @@ from tidegate.connectors.kafka.records import TIMESTAMP, RecordFormat
 from tidegate.connectors.kafka.source import KafkaSource
 from tidegate.connectors.memory_source import InMemory, MemorySource
 from tidegate.connectors.postgres_cdc.client import connected, describe_table
+from tidegate.connectors.postgres_cdc.options import TABLE, CdcTable, rows_column
 from tidegate.connectors.postgres_cdc.source import PostgresCdcSource
+from tidegate.connectors.postgres_cdc.text_values import row_schema
 from tidegate.connectors.rate_source import RateSource
 from tidegate.connectors.socket_source import SocketSource
 from tidegate.connectors.source import DeadLetterSource, Source
 from tidegate.operators.output_schema import PinnedSchema, SchemaMismatchError
+from tidegate.operators.ranking.newest_rows import NewestRows, TableRows
 from tidegate.operators.row_values import InexactValueError, check_exact, is_record, owned_row
 from tidegate.operators.watermarks.watermark_generator import WatermarkAlignment
 from tidegate.protocol.edges import OutputTag
@@ -828,6 +833,33 @@ class StreamSources(OtherNames):
 
 
 _UNCHANGED_ADVICE = "Set REPLICA IDENTITY FULL for the table, or read the topic from its begin (start='earliest')"
+
+
+def change_stream(stream: Stream, keys: Sequence[str], options: StepOptions, advice: str) -> Stream:
+    """Returns the changes of rows. `stream` has the columns of `version_schema`.
+
+    `advice`: what to do about an unchanged value that is not known. Raises ConfigurationError for keys that are not
+    columns.
+    """
+    names = tuple(keys)
+    schema = known_schema(stream, options.name)
+    operator = partial(NewestRows, names, schema, advice)
+    output = operator().output
+    means = meaning("newest rows", {"keys": names}, rows={"": (output, names)})
+    step = Step(operator=operator, schema=output, options=options, meaning=means)
+    rows = stream._by_keys(names)._then(step)
+    changelog = ChangelogMode.of(rows._inputs[0][0], names, changes=True)
+    return rows._derived(keyed_by=names, changelog=changelog)
+
+
+def table_changes(stream: Stream, number: int, table: CdcTable, options: StepOptions) -> Stream:
+    """Returns the changes of one table, of a source of several (`source_schema`)."""
+    schema = version_schema(row_schema(table))
+    operator = partial(TableRows, number, TABLE, rows_column(number), schema)
+    part = options.part("rows", stream._inputs[0][0].parallelism)
+    rows = stream._then(Step(operator=operator, schema=schema, options=part, own=(UNCHANGED,)))
+    advice = f"Run ALTER TABLE {table.text} REPLICA IDENTITY FULL, and submit the job without a checkpoint"
+    return change_stream(rows, table.keys, options, advice)
 
 
 def change_format(

@@ -276,7 +276,9 @@ class PostgresCdcReader:
             if lines:
                 arrays = self._values(snapshot.table, _columns_of_csv(lines, len(table.columns)), "the snapshot")
                 snapshot.offset += len(lines)
-                batch = self._batch([(snapshot.table, [UPSERT] * len(lines), arrays, [None] * len(lines), None)])
+                count = len(lines)
+                rows = _TableRows(snapshot.table, range(count), [UPSERT] * count, arrays, [None] * count)
+                batch = self._batch([rows], count)
                 return ReadResult(batch, snapshot.offset, at_end=False)
             snapshot.rows.close()
             snapshot.rows = None
@@ -306,7 +308,8 @@ class PostgresCdcReader:
             self._open_log(at)
         stream = self._stream
         assert stream is not None
-        events, size_bytes = self._pending[:rows_max], 0
+        events = self._pending[:rows_max]
+        size_bytes = 0
         del self._pending[:rows_max]
         self._rows_after += len(events)
         while len(events) < rows_max and size_bytes < READ_BYTES_MAX:
@@ -333,7 +336,8 @@ class PostgresCdcReader:
             if self._clock_ms() - self._advanced_ms < IDLE_MS:
                 return ReadResult(None, offset, at_end=False)
             self._advanced_ms = self._clock_ms()
-            self._lsn, self._rows_after = max(self._lsn, stream.received_lsn), 0
+            self._lsn = max(self._lsn, stream.received_lsn)
+            self._rows_after = 0
         position = replace(at, lsn=self._lsn, skip=self._rows_after, system=stream.system)
         if position == at or (not events and self._in_transaction):
             return ReadResult(None, offset, at_end=False)
@@ -352,8 +356,10 @@ class PostgresCdcReader:
         if lost is not None:
             raise ConfigurationError(lost)
         self._at = at
-        self._relations, self._pending = {}, []
-        self._skip_left, self._rows_after = at.skip, 0
+        self._relations = {}
+        self._pending = []
+        self._skip_left = at.skip
+        self._rows_after = 0
         self._in_transaction = False
         self._lsn = at.lsn
         self._status_ms = 0
@@ -394,7 +400,8 @@ class PostgresCdcReader:
                         f"the transaction that ends at {lsn_text(end_lsn)} has {self._skip_left} rows less than when "
                         f"it was read before. Publication {self._source.publication!r} was changed. {_RESUBMIT}"
                     )
-                self._lsn, self._rows_after = end_lsn, 0
+                self._lsn = end_lsn
+                self._rows_after = 0
             case Relation():
                 self._relations[message.oid] = self._relation(message)
             case Truncate(relations=oids):
@@ -430,7 +437,7 @@ class PostgresCdcReader:
                 texts.append(pa.array(cells, pa.binary()).cast(pa.string()))
             arrays = self._values(number, texts, f"the log before {lsn_text(at.lsn)}")
             kinds = [events[place].kind for place in places]
-            parts.append((number, kinds, arrays, unchanged, places))
+            parts.append(_TableRows(number, places, kinds, arrays, unchanged))
         return self._batch(parts, len(events))
 
     def _values(self, number: int, texts: Sequence[pa.Array], where: str) -> list[pa.Array]:
@@ -443,31 +450,28 @@ class PostgresCdcReader:
             )
         return arrays
 
-    def _batch(self, parts: Sequence[_Part], rows: int | None = None) -> pa.RecordBatch:
-        """Returns one batch of the rows of several tables, each at its places."""
+    def _batch(self, parts: Sequence[_TableRows], count: int) -> pa.RecordBatch:
+        """Returns one batch of `count` rows, which are the rows of several tables at their places."""
         schema = self._source.schema
-        count = len(parts[0][1]) if rows is None else rows
         numbers = np.zeros(count, dtype=np.int32)
-        kinds: list[str] = [UPSERT] * count
+        kinds = [UPSERT] * count
         unchanged: list[list[str] | None] = [None] * count
         structs: dict[int, pa.Array] = {}
-        for number, of_part, arrays, lists, places in parts:
-            where = range(count) if places is None else places
-            for place, kind, names in zip(where, of_part, lists, strict=True):
+        for part in parts:
+            places = list(part.places)
+            numbers[places] = part.table
+            for place, kind, names in zip(places, part.kinds, part.unchanged, strict=True):
                 kinds[place] = kind
                 unchanged[place] = names
-            fields = list(schema.field(rows_column(number)).type)
-            found = pa.StructArray.from_arrays(arrays, fields=fields)
-            if len(found) < count or places is not None:
-                takes = np.full(count, -1, dtype=np.int64)
-                takes[list(where)] = np.arange(len(found))
-                found = found.take(pa.array(takes, mask=takes < 0))
-            structs[number] = found
-            numbers[list(where)] = number
+            fields = list(schema.field(rows_column(part.table)).type)
+            takes = np.full(count, -1, dtype=np.int64)
+            takes[places] = np.arange(len(places))
+            found = pa.StructArray.from_arrays(part.columns, fields=fields)
+            structs[part.table] = found if len(places) == count else found.take(pa.array(takes, mask=takes < 0))
         columns = [pa.array(numbers), pa.array(kinds), pa.array(unchanged, schema.field(UNCHANGED).type)]
         for number in range(len(self._source.tables)):
-            kind = schema.field(rows_column(number)).type
-            columns.append(structs[number] if number in structs else pa.nulls(count, kind))
+            kind_of_rows = schema.field(rows_column(number)).type
+            columns.append(structs[number] if number in structs else pa.nulls(count, kind_of_rows))
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def _disconnect(self) -> None:
@@ -478,10 +482,24 @@ class PostgresCdcReader:
             self._creation.close()
         if self._snapshot is not None:
             self._snapshot.connection.close()
-        self._stream, self._creation, self._snapshot, self._at = None, None, None, None
+        self._stream = None
+        self._creation = None
+        self._snapshot = None
+        self._at = None
 
 
-_Part = tuple[int, list[str], list[pa.Array], "list[list[str] | None]", "list[int] | None"]
+@dataclass(frozen=True, slots=True)
+class _TableRows:
+    """Rows of one table in a batch: their kinds, a column of values each, and the unchanged columns of each row.
+
+    `places`: the positions of the rows in the batch.
+    """
+
+    table: int
+    places: Sequence[int]
+    kinds: Sequence[str]
+    columns: Sequence[pa.Array]
+    unchanged: Sequence[list[str] | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -611,4 +629,5 @@ class _Retry:
         """Notes a success."""
         if self._logged_ms is not None:
             log.info("PostgreSQL sends changes again")
-        self._pause_ms, self._logged_ms = 0, None
+        self._pause_ms = 0
+        self._logged_ms = None
