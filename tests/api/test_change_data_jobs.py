@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import polars as pl
 import pytest
 from confluent_kafka import Producer
 from debezium_events import FILES, TABLE, Event, apply, events
 from kafka_broker import Broker, broker
+from kafka_commits import read
 from kafka_server import KafkaServer
 from local_jobs import NO_RESTART, config, local
 from waiting import LIMIT_S, until
@@ -164,7 +167,9 @@ def test_what_events_cannot_give_is_refused(kafka: Broker, tmp_path: Path) -> No
 
     with local(1) as env:
         for wrong, match in (
-            ({"format": "xml"}, "give 'json', 'debezium'"),
+            ({"format": "xml"}, "give 'json', 'debezium', 'upsert'"),
+            ({"format": "upsert", "keys": []}, "needs keys="),
+            ({"format": "upsert", "timestamp": "at"}, "has no event time"),
             ({"keys": []}, "needs keys="),
             ({"keys": ["no"]}, "not 'no'"),
             ({"value": "bytes"}, "needs the columns of the table"),
@@ -182,3 +187,106 @@ def test_what_events_cannot_give_is_refused(kafka: Broker, tmp_path: Path) -> No
         call(format=APPLY, properties=QUICK).collect()
         with pytest.raises(tg.ConfigurationError, match="topic 'items' has 4 partitions"):
             env.execute("job", checkpoints=config(tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["debezium", "upsert"])
+def test_changes_that_are_written_are_read_as_the_same_table(
+    form: Literal["debezium", "upsert"], kafka_server: KafkaServer, tmp_path: Path
+) -> None:
+    """After every event of Debezium: a topic of changes is read, written in another form, and read again."""
+    origin, copy = f"origin-{form}", f"copy-{form}"
+    kafka_server.create(origin)
+    kafka_server.create(copy, 3)
+    producer = Producer({"bootstrap.servers": kafka_server.servers, "log_level": 0})
+    model: dict[int, dict[str, Any]] = {}
+    with local(2) as env:
+
+        def items(topic: str, format: Any) -> tg.Stream:
+            return env.from_kafka(
+                kafka_server.servers, topics=[topic], value=TABLE, format=format, keys=["id"], properties=QUICK
+            )
+
+        changes = items(origin, APPLY)
+        changes.to_kafka(kafka_server.servers, topic=copy, format=form, uid="copy")
+        first = changes.to_table(str(tmp_path / "1"), mode="upsert", keys=["id"])
+        second = items(copy, form).to_table(str(tmp_path / "2"), mode="upsert", keys=["id"])
+        job = env.execute("job", checkpoints=config(tmp_path / "c", interval="20ms"))
+
+        def rows(table: tg.OutputTable) -> list[tuple[Any, ...]]:
+            return sorted(table.to_polars().select(TABLE.names).rows())
+
+        for event in events(FILES[0]):
+            producer.produce(origin, value=event.value, key=event.key, partition=0)
+            assert producer.flush(LIMIT_S) == 0
+            apply(model, event.event)
+
+            def copied() -> bool:
+                found = rows(first)
+                ids = [(row[0], row[1]) for row in found]
+                return ids == sorted((row["id"], row["name"]) for row in model.values()) and rows(second) == found
+
+            until(f"both tables after {event}", copied, lambda: (rows(first), rows(second)))
+        job.cancel()
+    records = read(kafka_server.servers, copy)
+    assert {key for key, _ in records} == {b'{"id":%d}' % number for number in (1, 2, 3, 4, 5, 6, 7, 30, 40, 50)}
+    if form == "debezium":
+        operations = [(key, None if value is None else json.loads(value)["op"]) for key, value in records]
+        of_three = [operation for key, operation in operations if key == b'{"id":3}']
+        assert of_three == ["c", "u", "d", None]
+        assert [operation for key, operation in operations if key == b'{"id":2}'] == ["c", "d", None]
+    else:
+        assert {key for key, value in dict(records).items() if value is not None} == {b'{"id":50}'}
+
+
+def test_changes_of_an_aggregate_are_events_of_its_keys(kafka_server: KafkaServer, tmp_path: Path) -> None:
+    """A key of strings is an object, as Debezium writes it. Rows that cannot be events go aside."""
+    kafka_server.create("groups", 2)
+    rows = [{"team": team, "x": x} for team, x in (("a", 1.0), ("b", 2.0), ("a", 2.0), ("c", float("nan")))]
+    with local(2, rows_max=1) as env:
+        sums = env.from_rows(rows).key_by("team").aggregate(x=tg.max("x"), n=tg.count(), emit="changes")
+        events_of = sums.to_kafka(kafka_server.servers, topic="groups", format="debezium", errors_to="bad", uid="kafka")
+        bad = events_of.side_output("bad").collect()
+        assert env.execute("job", checkpoints=config(tmp_path / "c")).wait("4min") == "finished"
+    assert [row["team"] for row in bad.to_arrow().to_pylist()] == ["c"]
+    columns: dict[str, Any] = {"team": str, "x": float, "n": int}
+    with local(2) as env:
+        copy = env.from_kafka(
+            kafka_server.servers, topics=["groups"], value=columns, format="debezium", keys=["team"], end="latest",
+            properties=QUICK,
+        )  # fmt: skip
+        table = copy.to_table(str(tmp_path / "t"), mode="upsert", keys=["team"])
+        assert env.execute("job", checkpoints=config(tmp_path / "d")).wait("4min") == "finished"
+    assert sorted(table.to_polars().rows()) == [("a", 2.0, 2), ("b", 2.0, 1)]
+    assert {key for key, _ in read(kafka_server.servers, "groups")} == {b'{"team":"a"}', b'{"team":"b"}'}
+
+
+def test_streams_that_cannot_be_changes_in_kafka_are_refused() -> None:
+    """In the call, with what to do."""
+    with local(1) as env:
+        rows = env.from_rows([{"k": "a", "to": "t", "p": 1, "x": 1}])
+        changes = rows.key_by("k").aggregate(n=tg.count(), p=tg.max("p"), to=tg.max("to"), emit="changes")
+        updates = rows.key_by("k").aggregate(n=tg.count())
+        total = rows.aggregate(n=tg.count(), emit="changes")
+        keyless = changes.select("n", "to")
+        topic = {"topic": "t"}
+        for stream, settings, reason in (
+            (rows, {"format": "debezium", **topic}, "rows of this stream are only added"),
+            (rows, {"format": "upsert", "key": "k", **topic}, "rows of this stream are only added"),
+            (updates, {"format": "debezium", **topic}, "emits updates, which do not have the row before"),
+            (keyless, {"format": "debezium", **topic}, "no key, because a step has dropped it"),
+            (keyless, {"format": "upsert", **topic}, "no key, because a step has dropped it"),
+            (total, {"format": "upsert", **topic}, "have no key; group by a column"),
+            (changes, {"format": "debezium", "topic": pl.col("to")}, "a topic is a table"),
+            (changes, {"format": "debezium", "key_format": "raw", **topic}, "remove key_format="),
+            (changes, {"format": "debezium", "delivery": "at_least_once", **topic}, "events would come again"),
+            (changes, {"format": "debezium", "value": ["n"], **topic}, "add 'k' to value="),
+            (changes, {"format": "debezium", "key": "n", **topic}, "must include"),
+            (changes, {"format": APPLY, **topic}, "remove truncates="),
+            (changes, {"format": "upsert", "topic": pl.col("to")}, "add 'to' to key="),
+            (changes, {"format": "upsert", "partition": "p", **topic}, "add 'p' to key="),
+            (changes, {"format": "upsert", "partitioner": "random", **topic}, "choose another partitioner"),
+            (changes, {"format": "changes", **topic}, "give 'json', 'raw', 'upsert' or 'debezium'"),
+        ):
+            with pytest.raises(tg.ConfigurationError, match=reason):
+                stream.to_kafka("localhost:9092", **settings)  # type: ignore[arg-type]

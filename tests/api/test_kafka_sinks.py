@@ -111,7 +111,7 @@ def test_changes_become_upserts_and_tombstones(kafka_server: KafkaServer, tmp_pa
     ]
     with local(2, rows_max=2) as env:
         people = env.from_batches(pa.Table.from_pylist(recorded), splits=1).as_changes(keys=["id"])
-        people.to_kafka(kafka_server.servers, topic="changes", key="id", uid="people")
+        people.to_kafka(kafka_server.servers, topic="changes", format="upsert", uid="people")
         teams = people.key_by("team").aggregate(people=tg.count(), emit="changes")
         teams.to_kafka(kafka_server.servers, topic="teams", key="team", create=True, uid="teams")
         finish(env, tmp_path / "c")
@@ -177,7 +177,7 @@ def test_it_is_refused_before_anything_runs(kafka_server: KafkaServer, tmp_path:
             ({"topic": "t", "delivery": "once"}, "delivery='once'"),
             ({"topic": "t", "partitioner": "mine"}, "give partition=, a column"),
             ({"topic": "t", "format": "raw"}, "the bytes or the text of one column"),
-            ({"topic": "t", "format": "xml"}, "give 'json' or 'raw'"),
+            ({"topic": "t", "format": "xml"}, "give 'json', 'raw', 'upsert' or 'debezium'"),
             ({"topic": "t", "value": ["missing"]}, "no column 'missing'"),
             ({"topic": "t", "create": 0}, "the number of partitions"),
             ({"topic": pl.col("k"), "create": True}, "not known at submission"),

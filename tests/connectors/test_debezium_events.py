@@ -8,6 +8,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from debezium_events import FILES, TABLE, events
@@ -15,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidegate.connectors.formats.changes import UNCHANGED
-from tidegate.connectors.formats.debezium import DebeziumDecoder, DebeziumFormat
+from tidegate.connectors.formats.debezium import DebeziumDecoder, DebeziumFormat, unscaled_bytes
+from tidegate.connectors.formats.format import PayloadUse, RowChanges
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.user_values import unmarked
 
@@ -37,7 +39,7 @@ def _decoder(columns: pa.Schema = _ITEM, keys: tuple[str, ...] = ("id",), **opti
 def _fault(value: bytes, key: bytes | None = _key(1), columns: pa.Schema = _ITEM, **options: Any) -> str:
     """The reason why an event cannot be read. A good event before and after it can."""
     before, after = _event("c", {"id": 8, "v": "x"}), _event("c", {"id": 9, "v": "y"})
-    found = _decoder(columns, **options).decode([before, value, after], [_key(8), key, _key(9)])
+    found = _decoder(columns, **options).decode_records([before, value, after], [_key(8), key, _key(9)])
     assert found.batch.column("id").to_pylist() == [8, 9]
     assert list(found.bad) == [1]
     return unmarked(found.bad[1])
@@ -48,7 +50,7 @@ def test_every_kind_of_real_event_is_read_with_its_types(name: str) -> None:
     """Snapshot rows, creates, updates, deletes and their tombstones, a change of key, a truncate."""
     records = events(name)
     decoder = _decoder(TABLE, truncates="apply", metadata=("op", "snapshot", "timestamp"))
-    found = decoder.decode([each.value for each in records], [each.key for each in records])
+    found = decoder.decode_records([each.value for each in records], [each.key for each in records])
     assert not found.bad
     assert found.sources is not None
     assert found.sources.tolist() == [number for number, each in enumerate(records) if each.value is not None]
@@ -77,9 +79,9 @@ def test_each_event_alone_is_read_as_among_others() -> None:
     """How records are cut into batches does not matter, and files of both forms may be mixed."""
     records = [each for pair in zip(*(events(name) for name in FILES), strict=True) for each in pair]
     whole = _decoder(TABLE, truncates="apply")
-    together = whole.decode([each.value for each in records], [each.key for each in records])
+    together = whole.decode_records([each.value for each in records], [each.key for each in records])
     single = _decoder(TABLE, truncates="apply")
-    apart = [single.decode([each.value], [each.key]).batch for each in records]
+    apart = [single.decode_records([each.value], [each.key]).batch for each in records]
     assert not together.bad
     assert together.batch.to_pylist() == [row for batch in apart for row in batch.to_pylist()]
 
@@ -96,7 +98,7 @@ def test_precise_decimals_are_exact(numbers: list[int | None], scale: int) -> No
 
     columns = pa.schema([("id", pa.int64()), ("v", pa.decimal128(38, scale))])
     values = [_event("c", {"id": i, "v": written(number)}) for i, number in enumerate(numbers)]
-    found = _decoder(columns).decode(values, [_key(i) for i in range(len(numbers))])
+    found = _decoder(columns).decode_records(values, [_key(i) for i in range(len(numbers))])
     assert not found.bad
     given_back = [None if v is None else int(v.scaleb(scale)) for v in map(_exact, found.batch.column("v").to_pylist())]
     assert given_back == numbers
@@ -141,7 +143,7 @@ def test_times_are_integers_in_the_unit_of_their_type() -> None:
         "more": {"n": "AJY=", "d": [0, 1]},
     }
     empty = dict.fromkeys(row) | {"id": 2}
-    found = _decoder(columns).decode([_event("c", row), _event("c", empty)], [_key(1), _key(2)])
+    found = _decoder(columns).decode_records([_event("c", row), _event("c", empty)], [_key(1), _key(2)])
     assert not found.bad
     assert list(found.batch.to_pylist()[0].values())[:8] == [
         1,
@@ -160,14 +162,14 @@ def test_decimals_may_be_text_or_numbers() -> None:
     """Decimals follow `decimal.handling.mode`."""
     columns = pa.schema([("id", pa.int64()), ("v", pa.decimal128(10, 2))])
     for mode, value in (("string", "1234.50"), ("double", 1234.5)):
-        found = _decoder(columns, decimals=mode).decode([_event("c", {"id": 1, "v": value})], [_key(1)])
+        found = _decoder(columns, decimals=mode).decode_records([_event("c", {"id": 1, "v": value})], [_key(1)])
         assert found.batch.column("v").to_pylist() == [Decimal("1234.50")]
 
 
 def test_a_deletion_has_its_keys_from_the_row_or_from_the_record() -> None:
     """With REPLICA IDENTITY NOTHING and in other databases `before` may be missing."""
     values = [_event("d", before={"id": 1, "v": None}), _event("d"), None]
-    found = _decoder().decode(values, [_key(1), _key(2), _key(2)])
+    found = _decoder().decode_records(values, [_key(1), _key(2), _key(2)])
     assert not found.bad
     assert found.batch.column("id").to_pylist() == [1, 2]
     assert found.batch.column("row_kind").to_pylist() == ["-D", "-D"]
@@ -179,7 +181,7 @@ def test_values_that_the_database_did_not_write_are_listed() -> None:
     mark = "__debezium_unavailable_value"
     row = {"id": 1, "t": mark, "b": base64.b64encode(mark.encode()).decode(), "a": [mark]}
     other = {"id": 2, "t": f"about {mark}", "b": None, "a": []}
-    found = _decoder(columns).decode([_event("u", row), _event("u", other)], [_key(1), _key(2)])
+    found = _decoder(columns).decode_records([_event("u", row), _event("u", other)], [_key(1), _key(2)])
     assert not found.bad
     assert found.batch.column(UNCHANGED).to_pylist() == [["t", "b", "a"], None]
     first, second = found.batch.to_pylist()
@@ -209,7 +211,7 @@ def test_a_value_that_does_not_fit_makes_its_event_bad() -> None:
 
     def fault(kind: pa.DataType, value: object, nullable: bool = True) -> str:
         columns = pa.schema([("id", pa.int64()), pa.field("v", kind, nullable)])
-        found = _decoder(columns).decode([_event("c", {"id": 1, "v": value})], [_key(1)])
+        found = _decoder(columns).decode_records([_event("c", {"id": 1, "v": value})], [_key(1)])
         assert not found.batch.num_rows
         return unmarked(found.bad[0])
 
@@ -227,7 +229,7 @@ def test_a_schema_in_the_event_is_compared_with_the_columns() -> None:
     record = events(FILES[1])[1]  # Its values are null, so that only the schema shows the difference.
 
     def fault(columns: pa.Schema) -> str:
-        found = _decoder(columns).decode([record.value], [record.key])
+        found = _decoder(columns).decode_records([record.value], [record.key])
         assert not found.batch.num_rows
         return unmarked(found.bad[0])
 
@@ -239,7 +241,7 @@ def test_a_schema_in_the_event_is_compared_with_the_columns() -> None:
     assert "'at' is a string in the event" in fault(changed("at", pa.timestamp("us")))
     assert "field 'new' is missing in the schema" in fault(TABLE.append(pa.field("new", pa.string())))
     text = (record.value or b"").replace(b"io.debezium.time.ZonedTimestamp", b"io.debezium.time.MicroTimestamp")
-    found = _decoder(changed("at", pa.timestamp("ms"))).decode([text], [record.key])
+    found = _decoder(changed("at", pa.timestamp("ms"))).decode_records([text], [record.key])
     assert "counts us in the event" in found.bad[0]
 
 
@@ -257,3 +259,170 @@ def test_wrong_arguments_are_refused() -> None:
         DebeziumFormat(decimals="text")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="metadata"):
         DebeziumFormat(metadata=("lsn",))
+
+
+def _written(
+    rows: pa.RecordBatch, before: list[int], after: list[int], keys: tuple[str, ...] = ("id",), **options: Any
+) -> tuple[list[bytes], list[bytes], dict[int, str]]:
+    """The values and the keys of changes of rows, and the changes that cannot be written."""
+    form, topic = DebeziumFormat(**options), "shop.public.items"
+    values = form.for_writing(rows.schema, PayloadUse("to_kafka", (topic,), keys=keys)).encoder()
+    changes = RowChanges(np.array(before), np.array(after))
+    found = values.encode_changes(rows, changes, None, topic)
+    good = [int(row) for number, row in enumerate(changes.rows) if number not in found.bad]
+    of_key = rows.take(pa.array(good, pa.int64())).select(list(keys))
+    made = form.for_writing(of_key.schema, PayloadUse("to_kafka", (topic,), "key", keys)).encoder().encode(of_key)
+    assert not made.bad
+    return found.payloads.to_pylist(), made.payloads.to_pylist(), found.bad
+
+
+def test_events_are_written_as_debezium_writes_them() -> None:
+    """The same rows before and after, with the same keys. The envelope has no members that Debezium's has not."""
+    records = [each for each in events(FILES[0]) if each.event is not None and each.event["op"] != "t"]
+    found = _decoder(TABLE).decode_records([each.value for each in records], [each.key for each in records])
+    rows = found.batch.select(TABLE.names)
+    newest: dict[int, int] = {}
+    before, after = [], []
+    for number, each in enumerate(records):
+        assert each.event is not None
+        key = (each.event["after"] or each.event["before"])["id"]
+        before.append(newest.get(key, -1))
+        after.append(-1 if each.event["op"] == "d" else number)
+        newest |= {key: number}
+        if each.event["op"] == "d":
+            del newest[key]
+    values, keys, bad = _written(rows, before, after)
+    assert not bad
+    assert keys == [each.key for each in records]
+    for value, each in zip(values, records, strict=True):
+        event = json.loads(value)
+        assert each.event is not None
+        assert (event["before"], event["after"]) == (each.event["before"], each.event["after"])
+        assert event["op"] == each.event["op"].replace("r", "c")
+        assert set(event) <= set(each.event)
+        assert set(event["source"]) <= set(each.event["source"])
+    assert (event["source"]["name"], event["source"]["table"]) == ("shop", "items")
+
+
+def test_events_that_are_written_are_read_as_the_same_rows() -> None:
+    """All types that events have, in structs and lists, with nulls, and in slices."""
+    inner = pa.struct([("n", pa.decimal128(5, 2)), ("d", pa.list_(pa.date32()))])
+    columns = pa.schema(
+        [
+            ("id", pa.string()),
+            ("ms", pa.timestamp("ms")),
+            ("ns", pa.timestamp("ns")),
+            ("zoned", pa.timestamp("us", "UTC")),
+            ("day", pa.date64()),
+            ("t", pa.time64("ns")),
+            ("t3", pa.time32("ms")),
+            ("long", pa.duration("us")),
+            ("raw", pa.binary()),
+            ("wide", pa.decimal128(38, 10)),
+            ("more", inner),
+            ("many", pa.list_(inner)),
+            ("f", pa.float32()),
+            ("flag", pa.bool_()),
+        ]
+    )
+    nested = {"n": Decimal("-1.28"), "d": [date(2026, 1, 2), None]}
+    row = {
+        "id": 'a "quoted" \n key',
+        "ms": datetime(2026, 1, 2, 3, 4, 5, 6_000),
+        "ns": 1_234_567_890_123_456_789,
+        "zoned": datetime(1969, 1, 2, 3, 4, 5, 6, UTC),
+        "day": date(2026, 1, 2),
+        "t": 86_399_999_999_999,
+        "t3": time(1, 2, 3, 4_000),
+        "long": timedelta(days=-3, microseconds=5),
+        "raw": b"\x00\xff",
+        "wide": Decimal("-1234567890123456789012345678.0123456789"),
+        "more": nested,
+        "many": [nested, None, {"n": None, "d": None}],
+        "f": 1.5,
+        "flag": False,
+    }
+    empty = dict.fromkeys(row) | {"id": ""}
+    rows = pa.RecordBatch.from_pylist([row, empty, row | {"id": "c"}, empty | {"id": "d"}], schema=columns).slice(1)
+    values, keys, bad = _written(rows, [-1, -1, -1], [0, 1, 2])
+    assert not bad
+    found = _decoder(columns).decode_records(values, keys)
+    assert not found.bad
+    assert found.batch.select(columns.names).equals(rows)
+
+
+@given(st.lists(st.none() | st.integers(-(10**38) + 1, 10**38 - 1), max_size=30), st.integers(0, 38))
+def test_decimals_are_written_as_the_shortest_integers(numbers: list[int | None], scale: int) -> None:
+    """As `BigInteger.toByteArray` writes them."""
+    values = [None if n is None else Decimal((int(n < 0), tuple(map(int, str(abs(n)))), -scale)) for n in numbers]
+    found = unscaled_bytes(pa.array([None, *values], pa.decimal128(38, scale)).slice(1)).to_pylist()
+    sizes = [0 if n is None else (n if n >= 0 else ~n).bit_length() // 8 + 1 for n in numbers]
+    expected = [
+        None if n is None else n.to_bytes(size, "big", signed=True) for n, size in zip(numbers, sizes, strict=True)
+    ]
+    assert found == expected
+
+
+@pytest.mark.parametrize("mode", ["string", "double"])
+def test_decimals_are_written_in_the_mode_of_the_connector(mode: str) -> None:
+    """And are read in it."""
+    rows = pa.RecordBatch.from_pylist(
+        [{"id": 1, "v": Decimal("-0.50")}, {"id": 2, "v": None}],
+        schema=pa.schema([("id", pa.int64()), ("v", pa.decimal128(9, 2))]),
+    )
+    values, keys, _ = _written(rows, [-1, -1], [0, 1], decimals=mode)
+    assert json.loads(values[0])["after"]["v"] == ("-0.50" if mode == "string" else -0.5)
+    assert _decoder(rows.schema, decimals=mode).decode_records(values, keys).batch.select(["id", "v"]).equals(rows)
+
+
+def test_a_row_that_no_event_can_hold_is_bad() -> None:
+    """As the row before a change, it has its keys alone."""
+    nan = float("nan")
+    rows = pa.RecordBatch.from_pylist([{"id": n, "v": nan if n == 1 else 0.5} for n in (1, 1, 2, 2)])
+    rows = rows.set_column(1, "v", pa.array([nan, 2.5, 0.5, nan]))
+    values, _, bad = _written(rows, [0, 2, 0], [1, 3, -1])
+    assert list(bad) == [1]
+    assert "column 'v' is NaN" in unmarked(bad[1])
+    images = [(event["op"], event["before"], event["after"]) for event in map(json.loads, values)]
+    assert images == [("u", {"id": 1, "v": None}, {"id": 1, "v": 2.5}), ("d", {"id": 1, "v": None}, None)]
+
+
+def test_a_key_without_a_value_is_bad() -> None:
+    """The row would have no identity."""
+    columns = pa.schema([("id", pa.int64())])
+    keys = DebeziumFormat().for_writing(columns, PayloadUse("to_kafka", ("t",), "key", ("id",))).encoder()
+    found = keys.encode(pa.RecordBatch.from_pylist([{"id": 1}, {"id": None}], schema=columns))
+    assert found.payloads.to_pylist() == [b'{"id":1}']
+    assert "'id' is null" in unmarked(found.bad[1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (pa.timestamp("s"), "counts times in ms, us or ns"),
+        (pa.time32("s"), "counts times in ms, us or ns"),
+        (pa.list_(pa.duration("s")), "counts durations in us or ns"),
+        (pa.decimal256(40, 2), "up to 38 digits"),
+        (pa.map_(pa.string(), pa.date32()), "only structs and lists"),
+        (pa.large_list(pa.binary()), None),
+        (pa.large_list(pa.timestamp("us")), "only structs and lists"),
+        (pa.map_(pa.int32(), pa.int32()), "a map with keys of type int32"),
+    ],
+)
+def test_columns_that_events_cannot_hold_are_refused(kind: pa.DataType, reason: str | None) -> None:
+    """With the name of the column."""
+    columns, use = pa.schema([("id", pa.int64()), ("v", kind)]), PayloadUse("to_kafka", ("t",), keys=("id",))
+    if reason is None:
+        DebeziumFormat().for_writing(columns, use)
+        return
+    with pytest.raises(ConfigurationError, match=rf"column 'v' is .*{reason}"):
+        DebeziumFormat().for_writing(columns, use)
+
+
+def test_options_and_columns_that_do_not_apply_to_writing_are_refused() -> None:
+    """A key that is not in the rows, and options of the reader."""
+    with pytest.raises(ConfigurationError, match="add 'id' to value="):
+        DebeziumFormat().for_writing(pa.schema([("v", pa.int64())]), PayloadUse("to_kafka", ("t",), keys=("id",)))
+    for options in ({"truncates": "apply"}, {"metadata": ["op"]}, {"unavailable": "x"}):
+        with pytest.raises(ConfigurationError, match=f"remove {next(iter(options))}="):
+            DebeziumFormat(**options).for_writing(_ITEM, PayloadUse("to_kafka", ("t",), keys=("id",)))  # type: ignore[arg-type]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from tidegate.connectors.formats.format import PayloadUse
+from tidegate.connectors.formats.debezium import DebeziumFormat
+from tidegate.connectors.formats.format import PayloadUse, RowChanges
 from tidegate.connectors.formats.json_format import JsonFormat
 from tidegate.connectors.kafka.encoding import RecordLayout, RecordMaker
 from tidegate.storage.errors import ConfigurationError
@@ -123,12 +125,13 @@ def test_a_bad_row_is_named_and_the_other_rows_are_written(
     assert re.search(reason, bad[1]), bad
 
 
-def test_retracted_rows_are_tombstones() -> None:
+def test_deleted_rows_are_tombstones() -> None:
     """Their values need not fit the format; without a key they are bad."""
     rows = ROWS.to_pylist()
     rows[2]["f"] = float("inf")
     batch = pa.RecordBatch.from_pylist(rows, schema=ROWS.schema)
-    result = RecordMaker(layout("n", "f"), "t", 1_000).make(batch, np.array([False, True, True]))
+    changes = RowChanges(np.array([-1, 1, 2]), np.array([0, -1, -1]))
+    result = RecordMaker(layout("n", "f", replaces=True), "t", 1_000).make(batch, changes)
     assert result.records.to_pylist() == [{"key": b"a", "value": b'{"n":1,"f":0.5}'}, {"key": b"c", "value": None}]
     assert list(result.bad) == [1]
     assert "the key is null" in result.bad[1]
@@ -166,3 +169,39 @@ def test_a_column_of_headers_is_taken_as_it_is() -> None:
         None,
         [],
     ]
+
+
+def test_a_record_that_replaces_another_one_has_a_key() -> None:
+    """Records without a key would go to any partition."""
+    result = RecordMaker(layout("n", replaces=True), "t", 1_000).make(ROWS)
+    assert list(result.bad) == [1]
+    assert "the key is null" in result.bad[1]
+
+
+def test_a_deletion_that_has_a_value_is_followed_by_a_tombstone() -> None:
+    """Both have the same key and timestamp. A change that is bad has neither, and names its row."""
+    form = DebeziumFormat()
+    columns = pa.schema([ROWS.schema.field("n"), ROWS.schema.field("f")])
+    values = form.for_writing(columns, PayloadUse("to_kafka", ("s.t",), keys=("n",)))
+    keys = form.for_writing(columns.remove(1), PayloadUse("to_kafka", ("s.t",), "key", ("n",)))
+    found = RecordLayout(("n", "f"), values, ("n",), keys, timestamp="at")
+    rows = ROWS.to_pylist()
+    rows[1] |= {"f": float("nan"), "at": datetime(2024, 1, 4, tzinfo=UTC)}
+    batch = pa.RecordBatch.from_pylist(rows, schema=ROWS.schema)
+    changes = RowChanges(np.array([2, -1, -1]), np.array([-1, 1, 0]))
+    result = RecordMaker(found, "s.t", 1_000).make(batch, changes)
+    assert list(result.bad) == [1]
+    assert "column 'f' is NaN" in result.bad[1]
+    records = result.records.to_pylist()
+    assert [(record["key"], record["timestamp"]) for record in records] == [
+        (b'{"n":3}', 1_704_240_000_000),
+        (b'{"n":3}', 1_704_240_000_000),
+        (b'{"n":1}', 1_704_153_600_000),
+    ]
+    deleted, tombstone, created = (record["value"] for record in records)
+    assert tombstone is None
+    assert json.loads(deleted) | {"source": None, "ts_ms": 0} == {
+        "before": {"n": 3, "f": 1.5}, "after": None, "source": None, "transaction": None, "op": "d", "ts_ms": 0,
+    }  # fmt: skip
+    assert json.loads(deleted)["source"]["ts_ms"] == 1_704_240_000_000
+    assert json.loads(created)["op"] == "c"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 from tidegate.api.streams.expression_columns import known_schema
 from tidegate.api.streams.output_steps import partitioned_by_key, to_sink
 from tidegate.api.streams.step import Step, StepOptions
+from tidegate.connectors.formats.debezium import DebeziumFormat
 from tidegate.connectors.formats.format import Format, PayloadUse, WriteFormat
 from tidegate.connectors.formats.json_format import JsonFormat
 from tidegate.connectors.kafka.encoding import RecordLayout
@@ -30,10 +31,13 @@ if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
 
+    from tidegate.api.streams.changelog_mode import ChangelogMode
     from tidegate.api.streams.stream import Stream
 
 PayloadFormat: TypeAlias = "Literal['json', 'raw'] | Format"
-"""Formats of keys and values that `to_kafka` accepts."""
+"""Formats of keys that `to_kafka` accepts."""
+ValueFormat: TypeAlias = "Literal['json', 'raw', 'debezium', 'upsert'] | Format"
+"""Formats of values that `to_kafka` accepts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,7 @@ class RecordParts:
     topic: str | pl.Expr
     key: str | Sequence[str]
     value: str | Sequence[str] | None
-    format: PayloadFormat
+    format: ValueFormat
     key_format: PayloadFormat | None
     headers: Mapping[str, str] | str | None
     partition: str | None
@@ -78,12 +82,14 @@ def to_kafka(
     schema = known_schema(stream, "to_kafka")
     changelog = stream._changelog
     topic, topic_column = _topic(parts.topic)
+    parts = _parts_of_changes(parts, topic_column, changelog, given.delivery)
     target = _target(servers, topic, given)
-    layout = _layout(schema, topic, topic_column, parts)
+    layout = replace(_layout(schema, topic, topic_column, parts), replaces=changelog is not None)
     layout.check(schema)
     if changelog is not None:
         changelog.check_kind_is_no_key("to_kafka", layout.columns)
         changelog.check_upsert("to_kafka", layout.key)
+        _check_one_place(layout, given.partitioner, changelog)
         if changelog.changes and not changelog.recorded and given.delivery != "exactly_once":
             raise changelog.refuse(
                 'to_kafka(delivery="at_least_once")',
@@ -111,6 +117,63 @@ def to_kafka(
     flush_bytes = FLUSH_BYTES if given.delivery == "exactly_once" else 1
     to_sink(records, sink, (), flush_bytes, StepOptions(options.name, uid, options.parallelism, slot=options.slot))
     return records
+
+
+def _parts_of_changes(
+    parts: RecordParts, topic_column: str | None, changelog: ChangelogMode | None, delivery: Delivery
+) -> RecordParts:
+    """Returns the parts of records of the formats "debezium" and "upsert", with the keys of the stream as the key.
+
+    Parts in another format are returned as they are. Raises ConfigurationError for a stream that has no changes.
+    """
+    is_debezium = parts.format == "debezium" or isinstance(parts.format, DebeziumFormat)
+    if not is_debezium and parts.format != "upsert":
+        return parts
+    where = f"to_kafka(format={'debezium' if is_debezium else 'upsert'!r})"
+    if changelog is None:
+        raise ConfigurationError(
+            f"{where} writes changes, and rows of this stream are only added. Use format='json', or make a stream of "
+            "changes, with aggregate(emit='changes') or as_changes(keys=[...])"
+        )
+    if is_debezium and not changelog.changes:
+        raise ConfigurationError(
+            f"{where}: {changelog.made_by} emits updates, which do not have the row before. Use emit='changes' there, "
+            "or format='upsert'"
+        )
+    key = column_names(parts.key, "to_kafka: key=") or changelog.keys
+    if not key or changelog.keyless:
+        raise ConfigurationError(
+            f"{where}: the changes of {changelog.made_by} have no key"
+            + (", because a step has dropped it; keep its columns" if changelog.keyless else "; group by a column")
+        )
+    if not is_debezium:
+        return replace(parts, key=key, format="json")
+    if topic_column is not None:
+        raise ConfigurationError(f"{where}: a topic is a table; give its name, and filter the stream for each topic")
+    if parts.key_format is not None:
+        raise ConfigurationError(f"{where}: keys are objects, as Debezium writes them; remove key_format=")
+    if delivery != "exactly_once":
+        raise ConfigurationError(
+            f"{where}: after a failure events would come again with other rows before them; use "
+            'delivery="exactly_once", or format="upsert"'
+        )
+    form = parts.format if isinstance(parts.format, DebeziumFormat) else DebeziumFormat()
+    return replace(parts, key=key, format=form, key_format=form)
+
+
+def _check_one_place(layout: RecordLayout, partitioner: str, changelog: ChangelogMode) -> None:
+    """Raises ConfigurationError if records of one key may go to several partitions, which have no common order."""
+    for part, column in (("topic", layout.topic), ("partition", layout.partition)):
+        if column is not None and column not in layout.key:
+            raise ConfigurationError(
+                f"to_kafka({part}=): rows of {changelog.made_by} replace earlier ones, and records of one key would be "
+                f"in several places when its column {column!r} changes; add {column!r} to key="
+            )
+    if partitioner == "random":
+        raise ConfigurationError(
+            f"to_kafka(partitioner='random'): rows of {changelog.made_by} replace earlier ones, and records of one key "
+            "would have no order; choose another partitioner"
+        )
 
 
 def _topic(topic: object) -> tuple[str | None, str | None]:
@@ -198,9 +261,9 @@ def _layout(schema: pa.Schema, topic: str | None, topic_column: str | None, part
         key_format = "raw" if raw else "json"
     return RecordLayout(
         value,
-        _bound(parts.format, schema, value, PayloadUse("to_kafka", topics, "value")),
+        _bound(parts.format, schema, value, PayloadUse("to_kafka", topics, "value", key)),
         key,
-        _bound(key_format, schema, key, PayloadUse("to_kafka", topics, "key")) if key_format and key else None,
+        _bound(key_format, schema, key, PayloadUse("to_kafka", topics, "key", key)) if key_format and key else None,
         topic_column,
         parts.partition,
         parts.timestamp,
@@ -208,7 +271,7 @@ def _layout(schema: pa.Schema, topic: str | None, topic_column: str | None, part
     )
 
 
-def _bound(given: PayloadFormat, schema: pa.Schema, columns: Sequence[str], use: PayloadUse) -> WriteFormat | None:
+def _bound(given: ValueFormat, schema: pa.Schema, columns: Sequence[str], use: PayloadUse) -> WriteFormat | None:
     """Returns the encoder for some columns, or None if a single column is written as bytes without an encoder."""
     import pyarrow as pa
 
@@ -221,5 +284,5 @@ def _bound(given: PayloadFormat, schema: pa.Schema, columns: Sequence[str], use:
         return None
     found = JsonFormat() if given == "json" else given
     if not isinstance(found, Format):
-        raise ConfigurationError(f"to_kafka(format={given!r}): give 'json' or 'raw'")
+        raise ConfigurationError(f"to_kafka(format={given!r}): give 'json', 'raw', 'upsert' or 'debezium'")
     return found.for_writing(pa.schema([schema.field(name) for name in columns]), use)

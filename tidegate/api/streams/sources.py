@@ -30,6 +30,8 @@ from tidegate.connectors.files.patterns import FilePattern
 from tidegate.connectors.files.source import FileForm, FolderSource, source_of_files
 from tidegate.connectors.formats.changes import UNCHANGED, version_schema
 from tidegate.connectors.formats.debezium import DebeziumFormat
+from tidegate.connectors.formats.format import PayloadUse, ReadFormat
+from tidegate.connectors.formats.upsert import UpsertFormat
 from tidegate.connectors.iceberg.client import TablePlace
 from tidegate.connectors.iceberg.options import CatalogLike, CatalogOptions
 from tidegate.connectors.iceberg.source import Changes, IcebergFollower, IcebergSource
@@ -480,7 +482,7 @@ class StreamSources(OtherNames):
         topics: Sequence[str] | re.Pattern[str],
         value: SchemaLike | Literal["bytes", "string"] = "bytes",
         key: Literal["bytes", "string"] | None = None,
-        format: Literal["json", "debezium"] | DebeziumFormat = "json",
+        format: Literal["json", "debezium", "upsert"] | DebeziumFormat = "json",
         keys: Sequence[str] = (),
         metadata: Sequence[str] = (),
         start: Start = "earliest",
@@ -508,9 +510,10 @@ class StreamSources(OtherNames):
         - `value`: "bytes" or "string": the columns are Spark's, key, value, topic, partition, offset and timestamp. Or
           a schema: records are JSON objects, with a column for each field.
         - `key`: with a schema, "bytes" or "string" adds the column `kafka_key`.
-        - `format`: with a schema, "json", or "debezium" (or a `tg.DebeziumFormat`) for events of change data: the
-          result is a stream of changes of the table (`docs/change-data.md`).
-        - `keys`: with "debezium", the columns of the table's primary key.
+        - `format`: with a schema, "json", or a format of change data, of which the result is a stream of changes of a
+          table (`docs/change-data.md`): "debezium" (or a `tg.DebeziumFormat`) for events of Debezium, or "upsert" for
+          the newest row of each key, with tombstones for deleted rows.
+        - `keys`: for change data, the columns of the table's primary key.
         - `metadata`: adds columns: "topic", "partition", "offset", "timestamp", "headers" and "tombstone" (whether a
           record has no value). With a schema they are called `kafka_topic` and so on.
         - `start`: "earliest", "latest", a time (a datetime with a time zone, or milliseconds since 1970), "group" (the
@@ -552,8 +555,8 @@ class StreamSources(OtherNames):
         kind: Any = value if isinstance(value, str) else as_schema(value, "from_kafka(value=)")
         by_record = isinstance(timestamp, str) and timestamp == "kafka"
         timed_by = ("timestamp",) if by_record and isinstance(kind, pa.Schema) else ()
-        changes = change_format(format, named.names, keys, timestamp, discover)
-        form = RecordFormat(kind, key, tuple(dict.fromkeys((*timed_by, *metadata))), changes, tuple(keys))
+        changes = change_format(format, kind, named.names, keys, timestamp, discover)
+        form = RecordFormat(kind, key, tuple(dict.fromkeys((*timed_by, *metadata))), changes)
         every_ms = None if discover is None else parse_duration_ms(discover, setting="from_kafka(discover)")
         given = with_group(properties or {}, group, start, commit_offsets)
         client_settings(servers, given)
@@ -572,10 +575,8 @@ class StreamSources(OtherNames):
         own = () if changes is None else (UNCHANGED,)
         stream = self._begun(source, name, uid, parallelism, slot_sharing_group, own)
         if changes is not None:
-            one = changes.truncates == "apply"
-            options = StepOptions(
-                f"{name}: changes", None if uid is None else f"{uid}-changes", 1 if one else parallelism
-            )
+            subtasks = 1 if changes.needs_one_partition else parallelism
+            options = StepOptions(f"{name}: changes", None if uid is None else f"{uid}-changes", subtasks)
             return change_stream(stream, keys, options, _UNCHANGED_ADVICE)
         column = timestamp if not by_record else TIMESTAMP if isinstance(kind, pa.Schema) else "timestamp"
         return timed(stream, column, max_out_of_orderness, uid, idleness, alignment)
@@ -863,26 +864,36 @@ def table_changes(stream: Stream, number: int, table: CdcTable, options: StepOpt
 
 
 def change_format(
-    format: str | DebeziumFormat, topics: Sequence[str], keys: Sequence[str], timestamp: object, discover: object
-) -> DebeziumFormat | None:
+    format: str | DebeziumFormat,
+    columns: pa.Schema | str,
+    topics: Sequence[str],
+    keys: Sequence[str],
+    timestamp: object,
+    discover: object,
+) -> ReadFormat | None:
     """Returns the format of change data that was given to `from_kafka`, or None. Raises ConfigurationError."""
-    if format not in ("json", "debezium") and not isinstance(format, DebeziumFormat):
-        raise ConfigurationError(f"from_kafka(format={format!r}): give 'json', 'debezium' or a tg.DebeziumFormat")
-    if format == "json":
+    known: dict[object, DebeziumFormat | UpsertFormat] = {"debezium": DebeziumFormat(), "upsert": UpsertFormat()}
+    form = format if isinstance(format, DebeziumFormat) else known.get(format)
+    if form is None:
+        if format != "json":
+            raise ConfigurationError(
+                f"from_kafka(format={format!r}): give 'json', 'debezium', 'upsert' or a tg.DebeziumFormat"
+            )
         if keys:
-            raise ConfigurationError("from_kafka(keys=) is for format='debezium'; remove it")
+            raise ConfigurationError("from_kafka(keys=) is for format='debezium' and 'upsert'; remove it")
         return None
+    where = f"from_kafka(format={form.kind!r})"
     if len(topics) != 1:
-        raise ConfigurationError(
-            f"from_kafka(format='debezium', topics={list(topics)}): a topic is a table. Call from_kafka for each topic"
-        )
+        raise ConfigurationError(f"{where}: a topic is a table. Call from_kafka for each topic, not {list(topics)}")
     if timestamp is not None:
         raise ConfigurationError(
-            "from_kafka(format='debezium'): a stream of changes has no event time, because no step of event time takes "
-            "changes; remove timestamp="
+            f"{where}: a stream of changes has no event time, because no step of event time takes changes; remove "
+            "timestamp="
         )
-    found = format if isinstance(format, DebeziumFormat) else DebeziumFormat()
-    if found.truncates == "apply" and discover is not None:
+    found = form.for_reading(
+        None if isinstance(columns, str) else columns, PayloadUse("from_kafka", tuple(topics), keys=tuple(keys))
+    )
+    if found.needs_one_partition and discover is not None:
         raise ConfigurationError(
             "from_kafka(format=DebeziumFormat(truncates='apply')): the topic must have one partition; remove discover="
         )

@@ -31,7 +31,7 @@ from tidegate.api.streams.expression_columns import (
     known_schema,
 )
 from tidegate.api.streams.join_steps import On
-from tidegate.api.streams.kafka_steps import KafkaOptions, PayloadFormat, RecordParts
+from tidegate.api.streams.kafka_steps import KafkaOptions, PayloadFormat, RecordParts, ValueFormat
 from tidegate.api.streams.other_names import KEYED_STREAMS, STREAMS, OtherNames
 from tidegate.api.streams.ranking_steps import RankEmit, ranked_stream, ranked_windows, ranking_of
 from tidegate.api.streams.state_meanings import column_of, meaning, ttl_text, with_computed_keys, with_rows
@@ -1379,7 +1379,7 @@ class Stream(OtherNames):
         topic: str | pl.Expr,
         key: str | Sequence[str] = (),
         value: str | Sequence[str] | None = None,
-        format: PayloadFormat = "json",
+        format: ValueFormat = "json",
         key_format: PayloadFormat | None = None,
         headers: Mapping[str, str] | str | None = None,
         partition: str | None = None,
@@ -1407,7 +1407,9 @@ class Stream(OtherNames):
         - `key`: the columns of the key. One column of strings or bytes is written as it is; otherwise the key is an
           object in `key_format`.
         - `value`: the columns of the value; by default all that are not the topic, the partition or the headers.
-        - `format`: the format of values: "json", "raw" (the bytes or the text of one column; null is a tombstone).
+        - `format`: the format of values: "json", "raw" (the bytes or the text of one column; null is a tombstone). For
+          a stream of changes also "upsert" (JSON, with the keys of the stream as the default of `key`), and "debezium"
+          or a `tg.DebeziumFormat` (events with the row before and the row after; `docs/change-data.md`).
         - `key_format`: the format of keys, as `format`.
         - `headers`: a column for each header, by name, or one column with a list of structs (key, value).
         - `partition`: a column with the number of the partition. A null leaves the choice to `partitioner`.

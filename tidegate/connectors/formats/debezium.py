@@ -1,6 +1,7 @@
-"""`DebeziumDecoder`: events of Debezium in JSON become newest versions of rows (`changes.py`).
+"""`DebeziumFormat`: events of Debezium in JSON. They become newest versions of rows (`changes.py`), and are made of
+changes of rows.
 
-Rules:
+Rules of the reader, `DebeziumDecoder`:
 
 - An event is an object with `op`, `before` and `after`, alone or as the `payload` next to its `schema`, as Kafka
   Connect's JsonConverter writes it with `schemas.enable`.
@@ -13,6 +14,14 @@ Rules:
   compared, except that a missing column is found in each event.
 - A value that PostgreSQL did not write to its log, because it is large and did not change, is listed in `UNCHANGED`.
 - All events of a batch are parsed by Arrow at once.
+
+Rules of the writer, `DebeziumEncoder`:
+
+- A change is one event: "c" without a row before it, "u" with both rows, "d" without a row after it. Keys of records
+  are objects with the columns of the key. There are no schemas in the events.
+- Values have the forms that Debezium has by default, so what is written is read back with the same columns.
+- A row with a value that no event can hold, such as NaN, is bad. If it is the row before a change, the event has only
+  the keys of this row, as from a table without `REPLICA IDENTITY FULL`.
 
 | column | in the event |
 | --- | --- |
@@ -29,7 +38,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -39,8 +48,21 @@ import pyarrow.json as pa_json
 from numpy.typing import NDArray
 
 from tidegate.connectors.formats.changes import DELETE_ROW, ROW_KIND, TRUNCATE, UNCHANGED, UPSERT, version_schema
-from tidegate.connectors.formats.format import DecodedRecords
+from tidegate.connectors.formats.format import (
+    DecodedRecords,
+    EncodedRecords,
+    Format,
+    PayloadDecoder,
+    PayloadEncoder,
+    PayloadUse,
+    ReadFormat,
+    RowChanges,
+    WriteFormat,
+    good_payloads,
+)
 from tidegate.connectors.formats.json import JsonDecoder
+from tidegate.connectors.formats.json_format import check_json_types, json_objects, json_texts
+from tidegate.storage.clock import now_ms
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.user_values import value_text
 
@@ -66,7 +88,7 @@ _TRUNCATED = (
 
 
 @dataclass(frozen=True, slots=True)
-class DebeziumFormat:
+class DebeziumFormat(Format):
     """Events of Debezium in JSON, with the options of the connector that writes them.
 
     - `decimals`: the connector's `decimal.handling.mode`.
@@ -75,6 +97,8 @@ class DebeziumFormat:
       and "timestamp".
     - `unavailable`: the connector's `unavailable.value.placeholder`.
 
+    Only `decimals` applies to events that a job writes.
+
     Raises ConfigurationError for unknown values.
 
     Example:
@@ -82,6 +106,8 @@ class DebeziumFormat:
         >>> tg.DebeziumFormat(truncates="apply").decimals
         'precise'
     """
+
+    kind = "debezium"
 
     decimals: Decimals = "precise"
     truncates: Truncates = "fail"
@@ -102,8 +128,66 @@ class DebeziumFormat:
         """Returns the optional columns that the rows have."""
         return [pa.field(f"debezium_{name}", METADATA[name]) for name in self.metadata]
 
+    def for_reading(self, columns: pa.Schema | None, use: PayloadUse) -> ReadFormat:
+        """Returns the format with the columns and the keys of a table."""
+        if columns is None or not len(columns):
+            raise ConfigurationError(
+                f"{use.method}(format='debezium') needs the columns of the table, as in "
+                "value={'id': int, 'name': str}"
+            )
+        found = DebeziumRead(columns, use.keys, self)
+        found.decoder()
+        return found
 
-class DebeziumDecoder:
+    def for_writing(self, columns: pa.Schema, use: PayloadUse) -> WriteFormat:
+        """Returns the format with the columns of a stream of changes, or of its keys."""
+        for option in fields(self):
+            if option.name != "decimals" and getattr(self, option.name) != option.default:
+                raise ConfigurationError(
+                    f"{use.method}(format=DebeziumFormat({option.name}=)): it applies to events that are read; remove "
+                    f"{option.name}="
+                )
+        missing = [name for name in use.keys if name not in columns.names]
+        if missing:
+            raise ConfigurationError(
+                f"{use.method}({use.part}=): an event has the key in its rows; add {missing[0]!r} to {use.part}="
+            )
+        for column in columns:
+            if (unfit := _unwritable(column.type, self.decimals)) is not None:
+                raise ConfigurationError(
+                    f"{use.method}(format='debezium'): column {column.name!r} is {column.type}; {unfit}. Convert it in "
+                    "a step before"
+                )
+        wires = pa.schema([(each.name, _written_type(each.type, self.decimals)) for each in columns])
+        check_json_types(wires, use, self.kind)
+        return DebeziumWrite(use.keys, self.decimals, is_key=use.part == "key")
+
+
+@dataclass(frozen=True, slots=True)
+class DebeziumRead(ReadFormat):
+    """Events of a table with these columns and keys."""
+
+    columns: pa.Schema
+    keys: tuple[str, ...]
+    form: DebeziumFormat
+    has_changes = True
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of newest versions of rows."""
+        return version_schema(pa.schema([*self.columns, *self.form.metadata_fields()]))
+
+    @property
+    def needs_one_partition(self) -> bool:
+        """True if truncates are applied: a truncate has no place among the events of other partitions."""
+        return self.form.truncates == "apply"
+
+    def decoder(self) -> PayloadDecoder:
+        """Returns a decoder for one task."""
+        return DebeziumDecoder(self.columns, self.keys, self.form)
+
+
+class DebeziumDecoder(PayloadDecoder):
     """Decodes events of rows with these `columns`, which are identified by `keys`.
 
     Raises ConfigurationError for columns that cannot be read.
@@ -137,7 +221,11 @@ class DebeziumDecoder:
         self._checked: dict[bytes, str | None] = {}
         self._placeholders = _placeholders(form.unavailable)
 
-    def decode(self, values: Sequence[bytes | None], keys: Sequence[bytes | None]) -> DecodedRecords:
+    def decode(self, payloads: Sequence[bytes]) -> DecodedRecords:
+        """Returns the newest versions in events without keys, which only a truncate can be."""
+        return self.decode_records(payloads, [None] * len(payloads))
+
+    def decode_records(self, values: Sequence[bytes | None], keys: Sequence[bytes | None]) -> DecodedRecords:
         """Returns the newest versions in some records, with the number of the record of each (`sources`)."""
         numbers = np.array([number for number, value in enumerate(values) if value is not None], dtype=np.int64)
         bad: dict[int, str] = {}
@@ -575,3 +663,179 @@ def _field_difference(described: Mapping[str, Any], wanted: pa.DataType, decimal
     if counts and name in _TEXTS:
         return f"is a string in the event ({name}), and {wanted} in value=; read it as pa.string()"
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class DebeziumWrite(WriteFormat):
+    """Events of changes of rows, which `keys` identify. `is_key`: the payloads are the keys of the records."""
+
+    keys: tuple[str, ...]
+    decimals: Decimals
+    is_key: bool
+    writes_changes = True
+
+    def encoder(self) -> PayloadEncoder:
+        """Returns an encoder for one task."""
+        return DebeziumEncoder(self.keys, self.decimals, is_key=self.is_key)
+
+
+class DebeziumEncoder(PayloadEncoder):
+    """Makes events of changes, and objects of rows, as the keys of records are."""
+
+    def __init__(self, keys: Sequence[str], decimals: Decimals = "precise", *, is_key: bool = False) -> None:
+        self._keys = tuple(keys)
+        self._decimals = decimals
+        self._is_key = is_key
+
+    def encode(self, batch: pa.RecordBatch, topic: str = "") -> EncodedRecords:
+        """Returns an object for each row. A key with a null is bad."""
+        bad: dict[int, str] = {}
+        texts = self._objects(batch, bad)
+        for name in self._keys if self._is_key else ():
+            for row in np.flatnonzero(batch.column(name).is_null().to_numpy(zero_copy_only=False)).tolist():
+                bad.setdefault(row, f"the key column {name!r} is null, and the key of an event has a value")
+        return good_payloads(texts.cast(pa.binary()), bad)
+
+    def encode_changes(
+        self, batch: pa.RecordBatch, changes: RowChanges, times_ms: pa.Array | None, topic: str
+    ) -> EncodedRecords:
+        """Returns an event for each change."""
+        unfit: dict[int, str] = {}
+        rows = self._objects(batch, unfit)
+        images = rows
+        if unfit:
+            known = np.ones(batch.num_rows, dtype=np.bool_)
+            known[list(unfit)] = False
+            images = pc.if_else(pa.array(known), rows, self._identities(batch))
+        before = _taken(images, changes.before)
+        after = _taken(rows, changes.after)
+        operations = np.where(changes.after < 0, "d", np.where(changes.before < 0, "c", "u"))
+        now = pa.scalar(now_ms(), pa.int64())
+        times = pa.repeat(now, len(changes)) if times_ms is None else pc.fill_null(times_ms, now)
+        origin, _, table = topic.rpartition(".")
+        source = {"version": _WRITER_VERSION, "connector": "tidegate", "name": origin.partition(".")[0] or table}
+        place = {"snapshot": "false", "db": "", "table": table}
+        events = pc.binary_join_element_wise(
+            '{"before":',
+            before,
+            ',"after":',
+            after,
+            f',"source":{json.dumps(source, separators=(",", ":"))[:-1]},"ts_ms":',
+            times.cast(pa.string()),
+            f',{json.dumps(place, separators=(",", ":"))[1:]},"transaction":null,"op":"',
+            pa.array(operations, pa.string()),
+            f'","ts_ms":{now.as_py()}}}',
+            "",
+        )
+        bad = {number: unfit[row] for number, row in enumerate(changes.after.tolist()) if row in unfit} if unfit else {}
+        return good_payloads(events.cast(pa.binary()), bad)
+
+    def _objects(self, batch: pa.RecordBatch, bad: dict[int, str]) -> pa.Array:
+        rows = np.arange(batch.num_rows, dtype=np.int64)
+        texts = []
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            texts.append((name, json_texts(_to_wire(column, self._decimals), name, rows, bad)))
+        return json_objects(texts, batch.num_rows)
+
+    def _identities(self, batch: pa.RecordBatch) -> pa.Array:
+        """Returns the rows with the columns of the key alone; all other columns are null."""
+        columns = [
+            column if name in self._keys else pa.nulls(batch.num_rows, column.type)
+            for name, column in zip(batch.schema.names, batch.columns, strict=True)
+        ]
+        return self._objects(pa.RecordBatch.from_arrays(columns, names=batch.schema.names), {})
+
+
+_WRITER_VERSION = "1"
+"""The version of the form of `source` in events that tidegate writes."""
+
+
+def _taken(texts: pa.Array, rows: NDArray[np.int64]) -> pa.Array:
+    """Returns the JSON text of some rows, "null" where there is none."""
+    return pc.fill_null(texts.take(pa.array(rows, mask=rows < 0)), "null")
+
+
+def _unwritable(kind: pa.DataType, decimals: Decimals) -> str | None:
+    """Returns why events cannot hold values of a type, or None."""
+    if pa.types.is_dictionary(kind):
+        return _unwritable(kind.value_type, decimals)
+    if pa.types.is_struct(kind):
+        return next((unfit for each in kind if (unfit := _unwritable(each.type, decimals)) is not None), None)
+    if pa.types.is_list(kind):
+        return _unwritable(kind.value_type, decimals)
+    if pa.types.is_decimal(kind) and decimals == "precise" and kind.bit_width > 8 * _DECIMAL_BYTES:
+        return "events have up to 38 digits; give DebeziumFormat(decimals='string')"
+    naive = pa.types.is_timestamp(kind) and kind.tz is None
+    if (naive or pa.types.is_time(kind)) and kind.unit == "s":
+        return "Debezium counts times in ms, us or ns"
+    if pa.types.is_duration(kind) and kind.unit not in ("us", "ns"):
+        return "Debezium counts durations in us or ns"
+    inner = []
+    if pa.types.is_map(kind):
+        inner = [kind.item_type]
+    elif pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        inner = [kind.value_type]
+    if any(_unwritable(each, decimals) is not None or _written_type(each, decimals) != each for each in inner):
+        return f"only structs and lists (pa.list_) can have values such as {inner[0]}"
+    return None
+
+
+def _written_type(kind: pa.DataType, decimals: Decimals) -> pa.DataType:
+    """Returns the type as which values are written as JSON."""
+    if pa.types.is_dictionary(kind):
+        return _written_type(kind.value_type, decimals)
+    if pa.types.is_decimal(kind) and decimals == "string":
+        return pa.string()
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(each.name, _written_type(each.type, decimals)) for each in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(_written_type(kind.value_type, decimals))
+    return _wire_type(kind, decimals)
+
+
+def _to_wire(column: pa.Array, decimals: Decimals) -> pa.Array:
+    """Returns values in the form in which events have them, the inverse of `_from_wire`."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return _to_wire(column.dictionary_decode(), decimals)
+    wire = _written_type(kind, decimals)
+    if wire == kind:
+        return column
+    if pa.types.is_struct(kind):
+        parts = [_to_wire(part, decimals) for part in column.flatten()]
+        return pa.StructArray.from_arrays(parts, fields=list(wire), mask=column.is_null())
+    if pa.types.is_list(kind):
+        # A null list may have entries, which `flatten` leaves away.
+        lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
+        offsets = np.zeros(len(column) + 1, dtype=np.int32)
+        np.cumsum(lengths, out=offsets[1:])
+        values = _to_wire(column.flatten(), decimals)
+        return pa.ListArray.from_arrays(pa.array(offsets), values, type=wire, mask=column.is_null())
+    if pa.types.is_decimal(kind) and decimals == "precise":
+        return unscaled_bytes(column)
+    if pa.types.is_date64(kind):
+        column = column.cast(pa.date32())
+    return column.cast(wire)
+
+
+def unscaled_bytes(column: pa.Array) -> pa.Array:
+    """Returns decimals as the shortest big-endian two's complement integers, the inverse of `unscaled_decimals`."""
+    count = len(column)
+    whole = column.cast(pa.decimal128(38, column.type.scale))
+    start = _DECIMAL_BYTES * whole.offset
+    if not count:
+        return pa.array([], pa.binary())
+    data = np.frombuffer(whole.buffers()[1], dtype=np.uint8, count=_DECIMAL_BYTES * count, offset=start)
+    wide = data.reshape(count, _DECIMAL_BYTES)[:, ::-1]
+    filler = np.where(wide[:, :1] >= 0x80, np.uint8(0xFF), np.uint8(0))
+    differs = wide != filler
+    differs[:, -1] = True
+    first = np.argmax(differs, axis=1)
+    # The first byte that stays must have the sign of the number.
+    first -= (first > 0) & ((wide[np.arange(count), first] >= 0x80) != (filler[:, 0] != 0))
+    valid = whole.is_valid().to_numpy(zero_copy_only=False)
+    kept = (np.arange(_DECIMAL_BYTES) >= first[:, None]) & valid[:, None]
+    offsets = np.zeros(count + 1, dtype=np.int32)
+    np.cumsum(kept.sum(axis=1), out=offsets[1:])
+    buffers = [pa.array(valid).buffers()[1], pa.py_buffer(offsets.tobytes()), pa.py_buffer(wide[kept].tobytes())]
+    return pa.Array.from_buffers(pa.binary(), count, buffers)

@@ -38,12 +38,14 @@ Part: TypeAlias = Literal["value", "key"]
 class PayloadUse:
     """The place that payloads come from or go to. `method`: the public method, for errors, such as "from_kafka".
 
-    `topics`: the topics that are known at submission. `part`: the part of a record that the payloads are.
+    `topics`: the topics that are known at submission. `part`: the part of a record that the payloads are. `keys`: the
+    columns that identify a row, for formats of change data.
     """
 
     method: str
     topics: tuple[str, ...] = ()
     part: Part = "value"
+    keys: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,25 @@ class EncodedRecords:
 
     payloads: pa.Array
     bad: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RowChanges:
+    """Changes of rows: the positions in a batch of the row before and the row after each change; -1 if there is none.
+
+    A change without a row after it is a deletion.
+    """
+
+    before: NDArray[np.int64]
+    after: NDArray[np.int64]
+
+    @property
+    def rows(self) -> NDArray[np.int64]:
+        """The position of the row that has the key of each change."""
+        return np.where(self.after < 0, self.before, self.after)
+
+    def __len__(self) -> int:
+        return len(self.after)
 
 
 class PayloadDecoder(ABC):
@@ -108,6 +129,10 @@ class PayloadDecoder(ABC):
         batch = pa.RecordBatch.from_arrays(columns, schema=schema)
         return DecodedRecords(batch, bad, None if found.sources is None else places[order])
 
+    def decode_records(self, values: Sequence[bytes | None], keys: Sequence[bytes | None]) -> DecodedRecords:
+        """Returns the rows of records, given their values and keys. Only formats of change data use the keys."""
+        return self.decode_with_nulls(values)
+
     def close(self) -> None:  # noqa: B027
         """Releases connections. The default does nothing."""
 
@@ -119,12 +144,29 @@ class PayloadEncoder(ABC):
     def encode(self, batch: pa.RecordBatch, topic: str = "") -> EncodedRecords:
         """Returns the payloads of rows that go to a topic. Raises StorageError if a registry does not answer."""
 
+    def encode_changes(
+        self, batch: pa.RecordBatch, changes: RowChanges, times_ms: pa.Array | None, topic: str
+    ) -> EncodedRecords:
+        """Returns a payload for each change. Only formats that write changes have this method.
+
+        `times_ms`: when each change was made, in milliseconds since 1970; None for now.
+        """
+        raise NotImplementedError
+
     def close(self) -> None:  # noqa: B027
         """Releases connections. The default does nothing."""
 
 
 class ReadFormat(ABC):
     """A format that is bound to the columns of a source. Must be picklable, and comparable."""
+
+    has_changes = False
+    """True if the rows are newest versions (`changes.py`), of which a step makes a stream of changes."""
+
+    @property
+    def needs_one_partition(self) -> bool:
+        """True if the rows of a topic have an order over all of its records."""
+        return False
 
     @property
     @abstractmethod
@@ -138,6 +180,9 @@ class ReadFormat(ABC):
 
 class WriteFormat(ABC):
     """A format that is bound to the columns of a sink. Must be picklable."""
+
+    writes_changes = False
+    """True if a payload is a change, with the row before it and the row after it."""
 
     @abstractmethod
     def encoder(self) -> PayloadEncoder:

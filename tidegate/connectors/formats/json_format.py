@@ -96,16 +96,16 @@ class JsonEncoder(PayloadEncoder):
         bad: dict[int, str] = {}
         rows = np.arange(batch.num_rows, dtype=np.int64)
         fields = list(zip(batch.schema.names, batch.columns, strict=True))
-        texts = [(name, _json_texts(column, name, rows, bad)) for name, column in fields]
-        return good_payloads(_objects(texts, batch.num_rows).cast(pa.binary()), bad)
+        texts = [(name, json_texts(column, name, rows, bad)) for name, column in fields]
+        return good_payloads(json_objects(texts, batch.num_rows).cast(pa.binary()), bad)
 
 
-def check_json_types(columns: pa.Schema, use: PayloadUse) -> None:
+def check_json_types(columns: pa.Schema, use: PayloadUse, kind: str = "json") -> None:
     """Raises ConfigurationError for a column of a type that JSON cannot hold."""
     for field in columns:
         if (unfit := _unfit(field.type)) is not None:
             raise ConfigurationError(
-                f"{use.method}(format='json'): column {field.name!r} is {field.type}; {unfit} cannot be written as "
+                f"{use.method}(format={kind!r}): column {field.name!r} is {field.type}; {unfit} cannot be written as "
                 "JSON. Convert it in a step before"
             )
 
@@ -129,18 +129,18 @@ def _unfit(kind: pa.DataType) -> str | None:
     return None if any(test(kind) for test in tests) else f"the type {kind}"
 
 
-def _json_texts(column: pa.Array, name: str, rows: NDArray[np.int64], bad: dict[int, str]) -> pa.Array:
+def json_texts(column: pa.Array, name: str, rows: NDArray[np.int64], bad: dict[int, str]) -> pa.Array:
     """Returns the JSON text of each value, "null" for a null. `rows`: number of the row of each value."""
     kind = column.type
     if pa.types.is_null(kind):
         return _repeated("null", len(column))
     if pa.types.is_dictionary(kind):
-        return _json_texts(column.cast(kind.value_type), name, rows, bad)
+        return json_texts(column.cast(kind.value_type), name, rows, bad)
     if pa.types.is_struct(kind):
         # `flatten` makes the fields of a null struct null.
         parts = zip(kind, column.flatten(), strict=True)
-        texts = [(each.name, _json_texts(part, f"{name}.{each.name}", rows, bad)) for each, part in parts]
-        return _with_nulls(_objects(texts, len(column)), column)
+        texts = [(each.name, json_texts(part, f"{name}.{each.name}", rows, bad)) for each, part in parts]
+        return _with_nulls(json_objects(texts, len(column)), column)
     if pa.types.is_map(kind) or _is_list(kind):
         return _sequence_texts(column, name, rows, bad)
     if pa.types.is_floating(kind):
@@ -183,11 +183,11 @@ def _sequence_texts(column: pa.Array, name: str, rows: NDArray[np.int64], bad: d
     rows_below = np.repeat(rows, lengths)
     if is_map:
         keys, items = values.flatten()
-        texts = _json_texts(items, name, rows_below, bad)
+        texts = json_texts(items, name, rows_below, bad)
         texts = pc.binary_join_element_wise(_quoted(_escaped(keys.cast(pa.string()))), texts, ":")
         opening, closing = "{", "}"
     else:
-        texts = _json_texts(values, name, rows_below, bad)
+        texts = json_texts(values, name, rows_below, bad)
         opening, closing = "[", "]"
     offsets = np.zeros(len(lists) + 1, dtype=np.int32)
     np.cumsum(lengths, out=offsets[1:])
@@ -195,8 +195,8 @@ def _sequence_texts(column: pa.Array, name: str, rows: NDArray[np.int64], bad: d
     return _with_nulls(pc.binary_join_element_wise(opening, joined, closing, ""), column)
 
 
-def _objects(texts: Sequence[tuple[str, pa.Array]], count: int) -> pa.Array:
-    """Returns JSON objects with these members, of which each value is already JSON."""
+def json_objects(texts: Sequence[tuple[str, pa.Array]], count: int) -> pa.Array:
+    """Returns JSON objects with these members. Each value is JSON already."""
     if not texts:
         return _repeated("{}", count)
     pieces: list[str | pa.Array] = []

@@ -7,6 +7,8 @@ Rules:
 - A key of one column of strings or bytes is written as it is. Any other key is an object in `key_format`.
 - Values of a `raw` layout are the bytes of one column. A null there is a tombstone. In other formats a value has an
   object with the value columns.
+- A change of a row (`RowChanges`) becomes one record, which is a tombstone if the row was deleted. If the format writes
+  changes itself, a deletion has a value, and a tombstone follows it for the compaction of the topic.
 """
 
 from __future__ import annotations
@@ -20,9 +22,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tidegate.connectors.formats.format import EncodedRecords, PayloadEncoder, WriteFormat
+from tidegate.connectors.formats.format import EncodedRecords, PayloadEncoder, RowChanges, WriteFormat
 from tidegate.connectors.kafka.producer import HEADERS
 from tidegate.connectors.kafka.topics import is_topic_name
+from tidegate.state.kernels.partition import gather
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.user_values import value_text
 
@@ -47,6 +50,13 @@ class RecordLayout:
     timestamp: str | None = None
     headers: Mapping[str, str] | str | None = None
     """A column for each header, by name, or one column with all headers of a record."""
+    replaces: bool = False
+    """True if a record replaces the earlier record of its key."""
+
+    @property
+    def writes_changes(self) -> bool:
+        """True if a value is a change, with the row before it and the row after it."""
+        return self.value_format is not None and self.value_format.writes_changes
 
     @property
     def columns(self) -> frozenset[str]:
@@ -106,7 +116,7 @@ def _holds_headers(kind: pa.DataType) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class MadeRecords:
-    """The records of the good rows, in order, and the numbers of the bad rows, each with the reason."""
+    """The records of the good rows or changes, in order, and the numbers of the bad rows, each with the reason."""
 
     records: pa.RecordBatch
     bad: dict[int, str] = field(default_factory=dict)
@@ -130,38 +140,63 @@ class RecordMaker:
             if encoder is not None:
                 encoder.close()
 
-    def make(self, batch: pa.RecordBatch, retracted: NDArray[np.bool_] | None = None) -> MadeRecords:
-        """Returns records. `retracted`: rows that become tombstones, so they have a key and no value."""
+    def make(self, batch: pa.RecordBatch, changes: RowChanges | None = None) -> MadeRecords:
+        """Returns a record for each row, or for each change of rows."""
         layout = self._layout
         bad: dict[int, str] = {}
         made: dict[str, pa.Array] = {}
-        count = batch.num_rows
+        rows = batch if changes is None else gather(batch, changes.rows.astype(np.int32))
         if layout.topic is not None:
-            made["topic"] = _topics(batch.column(layout.topic), layout.topic, bad)
+            made["topic"] = _topics(rows.column(layout.topic), layout.topic, bad)
         if layout.partition is not None:
-            made["partition"] = _partitions(batch.column(layout.partition), layout.partition, bad)
-        if layout.key:
-            made["key"] = self._payloads(self._keys, batch.select(list(layout.key)), made.get("topic"), bad)
-        unread: dict[int, str] = {}
-        made["value"] = self._payloads(self._values, batch.select(list(layout.value)), made.get("topic"), unread)
-        if retracted is not None:
-            unread = {number: reason for number, reason in unread.items() if not retracted[number]}
-            made["value"] = pc.if_else(pa.array(retracted), pa.scalar(None, pa.binary()), made["value"])
-            if layout.key and made["key"].null_count:
-                for number in np.flatnonzero(made["key"].is_null().to_numpy(zero_copy_only=False)).tolist():
-                    bad.setdefault(number, "the key is null, so that a later change of the row could not replace it")
-        bad = {**unread, **bad}
-        if layout.headers is not None:
-            made["headers"] = _headers(batch, layout.headers)
+            made["partition"] = _partitions(rows.column(layout.partition), layout.partition, bad)
         if layout.timestamp is not None:
-            made["timestamp"] = _timestamps(batch.column(layout.timestamp), layout.timestamp, bad)
-        self._check_sizes(made, count, bad)
+            made["timestamp"] = _timestamps(rows.column(layout.timestamp), layout.timestamp, bad)
+        if layout.key:
+            made["key"] = self._payloads(self._keys, rows.select(list(layout.key)), made.get("topic"), bad)
+        if changes is None:
+            made["value"] = self._payloads(self._values, rows.select(list(layout.value)), made.get("topic"), bad)
+        else:
+            made["value"] = self._changed_values(batch, rows, changes, made, bad)
+        if layout.replaces and made["key"].null_count:
+            for number in np.flatnonzero(made["key"].is_null().to_numpy(zero_copy_only=False)).tolist():
+                bad.setdefault(number, "the key is null, so that a later change of the row could not replace it")
+        if layout.headers is not None:
+            made["headers"] = _headers(rows, layout.headers)
+        self._check_sizes(made, rows.num_rows, bad)
         records = pa.RecordBatch.from_arrays([made[name] for name in self._schema.names], schema=self._schema)
+        keep = np.ones(rows.num_rows, dtype=np.bool_)
         if bad:
-            keep = np.ones(count, dtype=np.bool_)
             keep[list(bad)] = False
             records = records.filter(pa.array(keep))
-        return MadeRecords(records, bad)
+        if changes is None:
+            return MadeRecords(records, bad)
+        if layout.writes_changes:
+            records = _with_tombstones(records, (changes.after < 0)[keep])
+        of_rows = changes.rows
+        return MadeRecords(records, {int(of_rows[number]): reason for number, reason in bad.items()})
+
+    def _changed_values(
+        self,
+        batch: pa.RecordBatch,
+        rows: pa.RecordBatch,
+        changes: RowChanges,
+        made: Mapping[str, pa.Array],
+        bad: dict[int, str],
+    ) -> pa.Array:
+        """Returns the values of changes of a batch. `rows`: the row with the key of each change."""
+        names = list(self._layout.value)
+        if self._layout.writes_changes:
+            assert self._values is not None
+            found = self._values.encode_changes(batch.select(names), changes, made.get("timestamp"), self._topic or "")
+            return _aligned(found, len(changes), bad)
+        unread: dict[int, str] = {}
+        values = self._payloads(self._values, rows.select(names), made.get("topic"), unread)
+        deleted = changes.after < 0
+        for number, reason in unread.items():
+            if not deleted[number]:
+                bad.setdefault(number, reason)
+        return pc.if_else(pa.array(deleted), pa.scalar(None, pa.binary()), values)
 
     def _payloads(
         self, encoder: PayloadEncoder | None, rows: pa.RecordBatch, topics: pa.Array | None, bad: dict[int, str]
@@ -199,6 +234,20 @@ class RecordMaker:
                 f"the record has {int(sizes[number])} bytes; the topic takes up to {self._record_limit}. Raise "
                 "max.message.bytes of the topic (and message.max.bytes in properties=, if it is set)",
             )
+
+
+def _with_tombstones(records: pa.RecordBatch, deleted: NDArray[np.bool_]) -> pa.RecordBatch:
+    """Returns the records with a tombstone of the same key after each deletion."""
+    if not deleted.any():
+        return records
+    repeats = 1 + deleted.astype(np.int64)
+    ends = np.cumsum(repeats) - 1
+    is_tombstone = np.zeros(int(repeats.sum()), dtype=np.bool_)
+    is_tombstone[ends[deleted]] = True
+    records = records.take(pa.array(np.repeat(np.arange(len(repeats)), repeats)))
+    number = records.schema.get_field_index("value")
+    values = pc.if_else(pa.array(is_tombstone), pa.scalar(None, pa.binary()), records.column(number))
+    return records.set_column(number, records.schema.field(number), values)
 
 
 def _as_bytes(column: pa.Array) -> pa.Array:

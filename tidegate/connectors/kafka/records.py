@@ -4,9 +4,9 @@ Rules:
 
 - The needed parts of a record are copied from the client's message at once, and the message is dropped. A message is an
   object of the garbage collector, and one that is kept costs more than its value is worth.
-- JSON values become rows as in files (`tidegate/connectors/formats/json.py`): one object a record. A record without a
-  value, a tombstone, is all nulls. The value `null` is not an object, so it cannot be read.
-- Events of change data become newest versions of rows (`formats/debezium.py`). A tombstone is no row then.
+- Values become rows by a format (`tidegate/connectors/formats/format.py`). A record without a value, a tombstone, is
+  all nulls. The JSON value `null` is not an object, so it cannot be read.
+- Formats of change data make newest versions of rows, of values and keys (`formats/changes.py`).
 - Whether a record can be read depends on that record alone, and not on the records that are fetched with it.
 - A record that cannot be read is an error that names topic, partition and offset, or it is a dead letter.
 """
@@ -16,13 +16,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from tidegate.connectors.bad_rows import BadRows, BadRowsLog
-from tidegate.connectors.formats.debezium import DebeziumDecoder, DebeziumFormat
-from tidegate.connectors.formats.json import JsonDecoder
+from tidegate.connectors.formats.format import ReadFormat
+from tidegate.connectors.formats.json_format import JsonRead
 from tidegate.connectors.formats.text import not_utf8
 from tidegate.storage.errors import ConfigurationError
 
@@ -61,16 +61,13 @@ _PLACE = "the record at offset {offset} of partition {partition} of {topic!r}"
 
 @dataclass(frozen=True, slots=True)
 class RecordFormat:
-    """The form of rows: values and keys as "bytes" or "string", or values by a schema, and optional columns.
-
-    `changes`: values are events of Debezium, for rows by the schema, which `changed_by` identifies.
-    """
+    """The form of rows: values and keys as "bytes" or "string", or values by a schema, and optional columns."""
 
     value: str | pa.Schema
     key: str | None = None
     metadata: tuple[str, ...] = ()
-    changes: DebeziumFormat | None = None
-    changed_by: tuple[str, ...] = ()
+    reads: ReadFormat | None = None
+    """The format of values with a schema; None for JSON."""
 
     def __post_init__(self) -> None:
         if unknown := [name for name in self.metadata if name not in METADATA]:
@@ -92,24 +89,19 @@ class RecordFormat:
         if isinstance(self.value, pa.Schema):
             if not self.schema.names:
                 raise ConfigurationError("from_kafka(value=): the schema has no columns; name one, or give metadata=")
-            JsonDecoder(self.value)
-        if self.changes is not None:
-            self.change_decoder()
+            if self.reads is None:
+                JsonRead(self.value).decoder()
+        if self.has_changes and self.key is not None:
+            raise ConfigurationError("from_kafka: key= does not apply to change data; name the keys with keys=")
 
-    def change_decoder(self) -> DebeziumDecoder:
-        """Returns a decoder of events. Raises ConfigurationError for a schema that they cannot have."""
-        assert self.changes is not None
-        if not isinstance(self.value, pa.Schema):
-            raise ConfigurationError(
-                "from_kafka(format='debezium') needs the columns of the table, as in value={'id': int, 'name': str}"
-            )
-        if self.key is not None:
-            raise ConfigurationError("from_kafka(format='debezium'): key= does not apply; name the keys with keys=")
-        return DebeziumDecoder(self.value, self.changed_by, self.changes)
+    @property
+    def has_changes(self) -> bool:
+        """True if the rows are newest versions, of which a step makes changes."""
+        return self.reads is not None and self.reads.has_changes
 
     def check_partitions(self, counts: Mapping[str, int]) -> None:
         """Raises ConfigurationError if the events of some topics, with this many partitions, have no common order."""
-        if self.changes is None or self.changes.truncates != "apply":
+        if self.reads is None or not self.reads.needs_one_partition:
             return
         for topic, count in counts.items():
             if count > 1:
@@ -122,8 +114,8 @@ class RecordFormat:
     def schema(self) -> pa.Schema:
         """The columns. Without a schema they are the columns of Spark's Kafka source, plus requested metadata."""
         if isinstance(self.value, pa.Schema):
-            if self.changes is not None:
-                return pa.schema([*self.change_decoder().schema, *self._metadata_fields])
+            if self.reads is not None and self.reads.has_changes:
+                return pa.schema([*self.reads.schema, *self._metadata_fields])
             more = [pa.field(KEY, _RAW[self.key])] if self.key is not None else []
             return pa.schema([*self.value, *more, *self._metadata_fields])
         columns = [pa.field("key", _RAW[self.key or "bytes"]), pa.field("value", _RAW[self.value])]
@@ -144,7 +136,7 @@ class RecordFormat:
 
     def records_of(self, topic: str, partition: int) -> Records:
         """Returns an empty `Records` of a partition, with a list for each column that rows need."""
-        with_keys = self.key is not None or self.changes is not None or not isinstance(self.value, pa.Schema)
+        with_keys = self.key is not None or self.has_changes or not isinstance(self.value, pa.Schema)
         held = [name for name in ("timestamp", "headers") if name in self._named]
         return Records(topic, partition, ("value", *(("key",) if with_keys else ()), *held))
 
@@ -227,8 +219,8 @@ class RecordReader:
         self._form = form
         self._schema = form.schema
         self._bad_rows = bad_rows
-        self._changes = form.change_decoder() if form.changes is not None else None
-        self._decoder = JsonDecoder(form.value) if isinstance(form.value, pa.Schema) else None
+        reads = form.reads or (JsonRead(form.value) if isinstance(form.value, pa.Schema) else None)
+        self._decoder = None if reads is None else reads.decoder()
         self._log = BadRowsLog(log)
 
     def rows(self, records: Records) -> tuple[pa.RecordBatch | None, pa.RecordBatch | None]:
@@ -236,8 +228,8 @@ class RecordReader:
 
         Raises ConfigurationError for a record that cannot be read if that fails the job.
         """
-        if self._changes is not None:
-            return self._versions(self._changes, records)
+        if self._form.has_changes:
+            return self._versions(records)
         columns, bad = self._columns(records)
         letters = None
         if bad:
@@ -251,11 +243,10 @@ class RecordReader:
         made = [*columns, *self._form.metadata_of(records)]
         return pa.RecordBatch.from_arrays(made, schema=self._schema), letters
 
-    def _versions(
-        self, decoder: DebeziumDecoder, records: Records
-    ) -> tuple[pa.RecordBatch | None, pa.RecordBatch | None]:
-        """Returns the newest versions of rows in some events, and the dead letters."""
-        found = decoder.decode(records.values, records.columns["key"])
+    def _versions(self, records: Records) -> tuple[pa.RecordBatch | None, pa.RecordBatch | None]:
+        """Returns the newest versions of rows in some records, and the dead letters."""
+        assert self._decoder is not None
+        found = self._decoder.decode_records(records.values, records.columns["key"])
         letters = self._letters(records, found.bad) if found.bad else None
         if not found.batch.num_rows:
             return None, letters
@@ -273,8 +264,7 @@ class RecordReader:
         if self._decoder is None:
             assert isinstance(form.value, str)
             return [*keys, _raw(values, form.value, "of the value", bad)], bad
-        objects = values if all(values) else [b"{}" if value is None else value for value in values]
-        found = self._decoder.records(cast("list[bytes]", objects))
+        found = self._decoder.decode_with_nulls(values)
         return [*found.batch.columns, *keys], found.bad | bad
 
     def _letters(self, records: Records, bad: Mapping[int, str]) -> pa.RecordBatch:

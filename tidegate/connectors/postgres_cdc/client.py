@@ -232,7 +232,7 @@ class LogStream:
         self.received_lsn = start_lsn
         """Everything before it has been sent by the server."""
         self.confirmed_lsn = 0
-        """What the server may forget. Set by the reader."""
+        """The server may forget the log before it. Set by the reader."""
         self.wants_status = False
         """True if the server waits for a status."""
 

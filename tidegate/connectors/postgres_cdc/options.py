@@ -1,4 +1,4 @@
-"""What a job reads, and how far it is: the tables, and the position that a checkpoint contains."""
+"""The tables that a job reads, and the position that a checkpoint contains."""
 
 from __future__ import annotations
 

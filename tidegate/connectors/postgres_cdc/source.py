@@ -100,7 +100,7 @@ class PostgresCdcSource:
         return [self._split(CdcPosition("new", self.slot, self._names, existed=existed))]
 
     def check_restored(self, splits: Sequence[SourceSplit]) -> None:
-        """Checks that slot and tables are those of the checkpoint. Raises ConfigurationError."""
+        """Raises ConfigurationError if the slot or the tables differ from the checkpoint."""
         for split in splits:
             at = decode(split.payload)
             if at.slot != self.slot or at.tables != self._names:

@@ -4,8 +4,8 @@ Rules:
 
 - `KafkaRecords` runs in the task, chained before the sink, so that a row that cannot be a record fails like a row of
   any other step: it fails the job, or goes to a side output (`errors_to`).
-- In a stream of changes the last row of a key in each batch counts. If it is retracted, the record is a tombstone. So
-  the newest record of each key is the row that the key has now, or a tombstone.
+- In a stream of changes each batch gives the net change of each key. So the newest record of each key is the row that
+  the key has now, or a tombstone.
 - At least once, `KafkaAtLeastOnce` sends each batch at once. A checkpoint waits until all records are delivered, and
   has nothing to commit.
 """
@@ -16,8 +16,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from tidegate.connectors.formats.format import RowChanges
 from tidegate.connectors.kafka.encoding import RecordLayout, RecordMaker
 from tidegate.connectors.kafka.sink import KafkaSender, KafkaTarget
 from tidegate.connectors.sink import CommitContext, Sink, SinkContext
@@ -26,7 +26,6 @@ from tidegate.operators.functions.failing_rows import FailingRows
 from tidegate.operators.operator import Columns, Emit, Operator, OperatorContext
 from tidegate.operators.operator_errors import blame, failure, first_row
 from tidegate.protocol.edges import OutputTag
-from tidegate.state.kernels.partition import gather
 from tidegate.state.key_index.key_index import KeyIndex
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.schemas.arrow_types import widened
@@ -64,12 +63,12 @@ class KafkaRecords(Operator):
         `errors_to`.
         """
         assert self._maker is not None
-        retracted = None
         with blame(self.context, batch):
             rows = widened(batch)
+            changes = None
             if self._deletes:
-                rows, retracted = self._last_rows(rows)
-            made = self._maker.make(rows, retracted)
+                changes = net_changes(rows, self._layout.key, drops_passing=self._layout.writes_changes)
+            made = self._maker.make(rows, changes)
         if made.bad:
             self._fail(rows, made.bad)
         if made.records.num_rows:
@@ -79,16 +78,6 @@ class KafkaRecords(Operator):
         """Closes the encoders."""
         if self._maker is not None:
             self._maker.close()
-
-    def _last_rows(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, NDArray[np.bool_]]:
-        """Returns the last row of each key, and whether it is retracted."""
-        index = KeyIndex(self._layout.key)
-        slots = index.upsert(rows).slots
-        last = np.empty(index.size, dtype=np.int32)
-        last[slots] = np.arange(rows.num_rows, dtype=np.int32)  # NumPy assigns in order: the last row stays
-        last.sort()
-        comes = rows_that_come(rows)
-        return (rows if len(last) == rows.num_rows else gather(rows, last)), ~comes[last]
 
     def _fail(self, rows: pa.RecordBatch, bad: dict[int, str]) -> None:
         if self._failing is None:
@@ -102,6 +91,31 @@ class KafkaRecords(Operator):
         for number, reason in bad.items():
             self._failing.add(number, ValueError(reason))
         self._failing.leave(rows, self.context)
+
+
+def net_changes(rows: pa.RecordBatch, keys: tuple[str, ...], *, drops_passing: bool = False) -> RowChanges:
+    """Returns the net change of each key in a batch of changes, in the order of the last rows.
+
+    The row before a change is known if the batch retracts it. `drops_passing`: whether rows that are inserted and
+    deleted within the batch give no change. This is right only if the rows never come again in other batches.
+    """
+    index = KeyIndex(keys)
+    slots = index.upsert(rows).slots
+    numbers = np.arange(rows.num_rows, dtype=np.int64)
+    last = np.empty(index.size, dtype=np.int64)
+    last[slots] = numbers  # NumPy assigns in order: the last row stays
+    first = np.empty(index.size, dtype=np.int64)
+    first[slots[::-1]] = numbers[::-1]
+    order = np.argsort(last)
+    first = first[order]
+    last = last[order]
+    comes = rows_that_come(rows)
+    before = np.where(comes[first], -1, first)
+    after = np.where(comes[last], last, -1)
+    passes = (before < 0) & (after < 0)
+    if drops_passing:
+        return RowChanges(before[~passes], after[~passes])
+    return RowChanges(np.where(passes, last, before), after)
 
 
 class KafkaAtLeastOnce(Sink):

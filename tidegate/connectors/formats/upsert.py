@@ -1,0 +1,172 @@
+"""`UpsertFormat`: the newest record of a key is its row, and a record without a value (a tombstone) deletes it.
+
+`to_kafka` writes such topics from streams of changes and updates. Rules of the reader:
+
+- A value has all columns, and the key of the record has the columns `keys`. Both must have the same keys, because a
+  tombstone has nothing but the key.
+- A key of one column of strings or bytes is these bytes. Any other key is a JSON object, with exactly these columns.
+- A record becomes the newest version of a row (`changes.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tidegate.connectors.formats.changes import DELETE_ROW, ROW_KIND, UNCHANGED, UPSERT, version_schema
+from tidegate.connectors.formats.debezium import member_names
+from tidegate.connectors.formats.format import (
+    DecodedRecords,
+    Format,
+    PayloadDecoder,
+    PayloadUse,
+    ReadFormat,
+    WriteFormat,
+    required_columns,
+)
+from tidegate.connectors.formats.json import JsonDecoder
+from tidegate.connectors.formats.json_format import JsonFormat
+from tidegate.connectors.formats.text import not_utf8
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.user_values import value_text
+
+
+@dataclass(frozen=True, slots=True)
+class UpsertFormat(Format):
+    """Upserts by key, with JSON values."""
+
+    kind = "upsert"
+
+    def for_reading(self, columns: pa.Schema | None, use: PayloadUse) -> ReadFormat:
+        """Returns the format with the columns and the keys of a table."""
+        found = required_columns(columns, self.kind, use)
+        missing = [name for name in use.keys if name not in found.names]
+        if missing or not use.keys:
+            raise ConfigurationError(
+                f"{use.method}(format='upsert') needs keys=, names of columns of {use.part}=, as in keys=['id']; it "
+                f"has {found.names}, and {'no key is given' if not use.keys else f'not {missing[0]!r}'}"
+            )
+        if ROW_KIND in found.names:
+            raise ConfigurationError(
+                f"{use.method}(format='upsert'): the name {ROW_KIND!r} is reserved; rename the column"
+            )
+        return UpsertRead(JsonFormat().for_reading(found, use), use.keys)
+
+    def for_writing(self, columns: pa.Schema, use: PayloadUse) -> WriteFormat:
+        """Returns the format of the values. The records of deleted rows have none."""
+        return JsonFormat().for_writing(columns, use)
+
+
+@dataclass(frozen=True, slots=True)
+class UpsertRead(ReadFormat):
+    """Upserts of rows, which `keys` identify. `values`: the format of values."""
+
+    values: ReadFormat
+    keys: tuple[str, ...]
+    has_changes = True
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of newest versions of rows."""
+        return version_schema(self.values.schema)
+
+    def decoder(self) -> PayloadDecoder:
+        """Returns a decoder for one task."""
+        return UpsertDecoder(self)
+
+
+class UpsertDecoder(PayloadDecoder):
+    """Makes newest versions of rows."""
+
+    def __init__(self, form: UpsertRead) -> None:
+        self._schema = form.schema
+        self._values = form.values.decoder()
+        columns = form.values.schema
+        self._keys = pa.schema([columns.field(name).with_nullable(True) for name in form.keys])
+        kind = self._keys.field(0).type
+        self._raw = kind if len(self._keys) == 1 and (pa.types.is_string(kind) or pa.types.is_binary(kind)) else None
+        self._key_objects = None if self._raw is not None else JsonDecoder(self._keys)
+
+    def decode(self, payloads: Sequence[bytes]) -> DecodedRecords:
+        """Returns no rows, because a record without a key is bad."""
+        return self.decode_records(payloads, [None] * len(payloads))
+
+    def decode_records(self, values: Sequence[bytes | None], keys: Sequence[bytes | None]) -> DecodedRecords:
+        """Returns a row for each record."""
+        bad = {number: "the record has no key" for number, key in enumerate(keys) if key is None}
+        present = np.array([number for number, value in enumerate(values) if value is not None], dtype=np.int64)
+        found = self._values.decode([values[number] or b"" for number in present])
+        for number, reason in found.bad.items():
+            bad.setdefault(int(present[number]), reason)
+        row_of = np.full(len(values), -1, dtype=np.int64)
+        row_of[present[found.payload_of_rows(len(present))]] = np.arange(found.batch.num_rows)
+        key_rows = self._parsed_keys(keys, bad)
+        rows = found.batch.take(pa.array(row_of, mask=row_of < 0))
+        self._compare_keys(rows, key_rows, row_of >= 0, bad)
+        columns = [
+            key_rows.column(name) if name in self._keys.names else rows.column(name) for name in rows.schema.names
+        ]
+        kinds = pa.array(np.where(row_of < 0, DELETE_ROW, UPSERT), pa.string())
+        unchanged = pa.nulls(len(values), self._schema.field(UNCHANGED).type)
+        batch = pa.RecordBatch.from_arrays([*columns, kinds, unchanged], schema=self._schema)
+        numbers = np.arange(len(values), dtype=np.int64)
+        if bad:
+            good = ~np.isin(numbers, list(bad))
+            batch = batch.filter(pa.array(good))
+            numbers = numbers[good]
+        return DecodedRecords(batch, bad, numbers)
+
+    def close(self) -> None:
+        """Closes the decoder of values."""
+        self._values.close()
+
+    def _parsed_keys(self, keys: Sequence[bytes | None], bad: dict[int, str]) -> pa.RecordBatch:
+        """Returns a row for each record, with the columns of the key. It is null for a bad one."""
+        if self._raw is not None:
+            faults: dict[int, str] = {}
+            if pa.types.is_string(self._raw):
+                texts = [(number, not_utf8(key, "of the key")) for number, key in enumerate(keys) if key is not None]
+                faults = {number: fault for number, fault in texts if fault is not None}
+            for number, fault in faults.items():
+                bad.setdefault(number, fault)
+            good = [None if number in faults else key for number, key in enumerate(keys)]
+            return pa.RecordBatch.from_arrays([pa.array(good, pa.binary()).cast(self._raw)], schema=self._keys)
+        assert self._key_objects is not None
+        present = np.array([number for number, key in enumerate(keys) if key is not None], dtype=np.int64)
+        given = [keys[number] or b"" for number in present]
+        found = self._key_objects.records(given)
+        for at, reason in found.bad.items():
+            bad.setdefault(int(present[at]), f"the key of the record: {reason}")
+        of_rows = found.payload_of_rows(len(given))
+        wanted = set(self._keys.names)
+        others = []
+        if len(of_rows) and member_names([given[at] for at in of_rows]) != wanted:
+            others = [at for at in of_rows.tolist() if member_names([given[at]]) != wanted]
+        for at in others:
+            reason = f"the key of the record has the columns {sorted(member_names([given[at]]))}, not {sorted(wanted)}"
+            bad.setdefault(int(present[at]), reason)
+        takes = np.full(len(keys), -1, dtype=np.int64)
+        takes[present[of_rows]] = np.arange(len(of_rows))
+        return found.batch.take(pa.array(takes, mask=takes < 0))
+
+    def _compare_keys(
+        self, rows: pa.RecordBatch, key_rows: pa.RecordBatch, has_value: NDArray[np.bool_], bad: dict[int, str]
+    ) -> None:
+        """Adds the records to `bad` of which the value has other keys than the key, or the key has a null."""
+        for name in self._keys.names:
+            key = key_rows.column(name)
+            for number in np.flatnonzero(key.is_null().to_numpy(zero_copy_only=False)).tolist():
+                bad.setdefault(number, f"field {name!r} is null in the key of the record")
+            own = rows.column(name)
+            same = pc.fill_null(pc.equal(key, own), False).to_numpy(zero_copy_only=False)
+            for number in np.flatnonzero(has_value & ~same).tolist():
+                bad.setdefault(
+                    number,
+                    f"field {name!r} is {value_text(own[number].as_py())} in the value, and "
+                    f"{value_text(key[number].as_py())} in the key of the record",
+                )
