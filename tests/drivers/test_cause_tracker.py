@@ -169,6 +169,16 @@ def test_a_late_answer_has_its_cause_also_when_the_log_was_cut(monkeypatch: pyte
     assert cause_of(run, ev.CheckpointAcknowledged) == trigger
 
 
+def test_a_task_that_leaves_names_the_completion_and_no_repeated_notice() -> None:
+    """A successor repeats the notice to one task after the other. Each answer follows from the complete checkpoint."""
+    known = event_log_writer.CauseTracker()
+    notice = do.NotifyCompleted(AttemptNumber(0), FIRST, TASKS)
+    known.carried_out(EventId(18), notice)
+    for number, task in enumerate(TASKS, 22):
+        known.replayed(EventId(number), ev.StorageWentAway(0, "away"), [dataclasses.replace(notice, tasks=(task,))])
+    assert known.of(ev.TaskFinished(0, AttemptNumber(0), SOURCE, FIRST)) == EventId(18)
+
+
 def test_timers_of_a_lost_process_are_forgotten() -> None:
     """A timer that fires was set by this process. Those that the lost one had set are not to be taken for it."""
     run = running()

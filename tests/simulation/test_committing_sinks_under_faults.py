@@ -47,6 +47,7 @@ def test_every_row_is_visible_once(pipeline: SimulatedPipeline, seed: int) -> No
         pytest.param(642, id="the same of a job whose tasks were adopted"),
         pytest.param(2637, id="the end of a channel is lost, so that a task that has committed cannot leave"),
         pytest.param(810, id="the same of unaligned checkpoints"),
+        pytest.param(4630, id="a coordinator dies before it repeats the notification, and a task leaves"),
     ],
 )
 def test_two_jobs_write_every_row_once(seed: int) -> None:

@@ -65,6 +65,24 @@ def test_the_right_cause_is_the_event_that_made_the_order() -> None:
     log.log(entry(3, 4, (declined(1), 3), (declined(1), 2)))
 
 
+def test_a_repeated_notice_follows_from_the_first_one_even_if_that_was_never_sent() -> None:
+    """The coordinator died when it had logged that the checkpoint is complete. Its successor notifies the tasks."""
+    done = do.NotifyCompleted(AttemptNumber(0), CheckpointId(1), (TASK,))
+    left = co.TaskFinished(0, AttemptNumber(0), TASK, CheckpointId(1))
+    log = Log()
+    log.oracle.decided(3, done)
+    log.log(entry(2, 3, (FAILED, None)))
+    with pytest.raises(InvariantViolated, match="names 3 as its cause, and it was None"):
+        log.log(entry(3, 4, (left, 3)))  # no notice was sent
+    log = Log()
+    log.oracle.decided(3, done)
+    log.log(entry(2, 3, (FAILED, None)), entry(3, 4, (STARTED, None)))
+    log.oracle.carried_out(4, done)
+    log.log(entry(4, 5, (left, 3), (left, 4)))
+    with pytest.raises(InvariantViolated, match=r"names 2 as its cause, and it was \[4\]"):
+        log.log(entry(5, 7, (left, 2)))
+
+
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [

@@ -236,6 +236,8 @@ class CauseTracker:
     - What the machine ignores is not logged and has no number. No instruction follows from it, so it is never a cause.
     - Like the machine's state it is a fold over the log. So a successor has the orders of its predecessors, and may
       still get the answers. Orders that only the lost process could answer (its timers, its I/O) are forgotten.
+    - An order to tasks that is repeated keeps its first event. It is unknown which of the messages a task answers, and
+      the log does not record which of them were sent. The first event is the reason for all of them.
     - Its size is limited. An order with a single answer is forgotten once that has arrived. Of orders to tasks the
       newest are kept. An answer that comes after `CHECKPOINTS_MAX` others has no cause, like an event that begins a
       chain.
@@ -289,9 +291,12 @@ class CauseTracker:
         return tuple((kind, about, number) for (kind, about), number in self._orders.items())
 
     def _remember(self, order: OrderName, number: EventId) -> None:
-        known = self._orders.pop(order, None) is not None
+        to_tasks = order[0] in ANSWERED_BY_MANY
+        if to_tasks and order in self._orders:
+            return
+        self._orders.pop(order, None)
         self._orders[order] = number
-        if order[0] in ANSWERED_BY_MANY and not known:
+        if to_tasks:
             same = [other for other in self._orders if other[0] == order[0]]
             for old in same[: max(0, len(same) - CHECKPOINTS_MAX)]:
                 del self._orders[old]

@@ -12,6 +12,9 @@ answer. Rules:
 - An event names a cause that is in an earlier entry of the log.
 - The cause is the event from which the order followed. If a coordinator and its successor both send tasks the same
   order, each of the two events is a cause.
+- The notification that a checkpoint is complete is repeated. A coordinator may die after it has logged the event from
+  which a notification follows, and before it sends it. Its successor does not know that, so that event is a cause too,
+  of an answer to any other of these notifications.
 - An externally induced source begins a checkpoint without an order. If the coordinator died before it sent an order,
   the cause is the event from which the order would have followed: the hooks were triggered.
 - An answer to an order has a cause, and an event without an order has none. An answer that arrives after drivers have
@@ -56,6 +59,8 @@ class CausesOracle:
     def __init__(self) -> None:
         self._told: dict[str, dict[int, set[int]]] = {"deploy": {}, "trigger": {}, "complete": {}, "ask": {}}
         """Events from which orders to tasks followed, by kind of order and by attempt, checkpoint or generation."""
+        self._unsent: dict[int, set[int]] = {}
+        """Events from which the notification of a complete checkpoint followed, sent or not, by checkpoint."""
         self._hooks: dict[int, int] = {}
         """For each checkpoint with hooks, the number of the event that the hooks were triggered."""
         self._next_index = self._next_event = 0
@@ -80,6 +85,13 @@ class CausesOracle:
         told.setdefault(int(about), set()).add(number)
         if len(told) > ORDERS_MAX:
             del told[min(told)]
+
+    def decided(self, number: int, instruction: do.CoordinatorInstruction) -> None:
+        """Observes that an instruction follows from event `number`, which its coordinator begins to log."""
+        if isinstance(instruction, do.NotifyCompleted):
+            self._unsent.setdefault(int(instruction.checkpoint_id), set()).add(number)
+            if len(self._unsent) > ORDERS_MAX:
+                del self._unsent[min(self._unsent)]
 
     def of_tasks(self, event: CoordinatorEvent) -> frozenset[int] | None:
         """Returns the events from which a task received the order that `event` answers.
@@ -133,6 +145,8 @@ class CausesOracle:
         if causes is None or cause in causes or (cause is None and (not causes or self._is_forgotten(event))):
             return
         if not causes and cause is not None and cause == self._induced_by(event):
+            return
+        if causes and isinstance(event, co.TaskFinished) and cause in self._unsent.get(event.covered_by or 0, ()):
             return
         raise InvariantViolated(8, f"{name} names {cause} as its cause, and it was {sorted(causes) or None}")
 
@@ -250,6 +264,10 @@ class Ledger:
             return instructions
 
         def append(entry: LogEntry, *, look: bool = True) -> int:
+            # Before the entry is written: it may be in the log even where this coordinator receives an error.
+            for number, event in enumerate(entry.events, entry.first_event or 0):
+                for instruction in self._instructions_of(event):
+                    self._causes.decided(number, instruction)
             size_bytes = log(entry, look=look)
             self._causes.logged(entry, self._truths)
             for number, (event, cause) in enumerate(
@@ -288,6 +306,11 @@ class Ledger:
         host._carry_out = stamped  # type: ignore[method-assign]
         host._perform = act  # type: ignore[method-assign]
         host._causes.of = of  # type: ignore[method-assign]
+
+    def _instructions_of(self, event: CoordinatorEvent) -> Instructions:
+        """Returns the instructions that follow from an event that is not logged yet."""
+        facts = self._waiting.get(id(event))
+        return facts[0].instructions if facts else ()
 
     def _has_number(self, event: CoordinatorEvent, number: int) -> None:
         facts = self._waiting.get(id(event))
