@@ -8,21 +8,26 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import PropertyMock, patch
 
-from ledger_topology import NAME, known
+from ledger_topology import NAME, SLOT, known
 
 from tidegate.actors.drivers import committing_sinks
 from tidegate.actors.graph.job_graph import JobVertex
 from tidegate.actors.restore import restore_task
+from tidegate.actors.task import events as ev
+from tidegate.actors.task import instructions as do
 from tidegate.actors.task.snapshots import SnapshotTracker
 from tidegate.actors.task.task_commits import SubtaskCommits
+from tidegate.actors.task.task_machine import TaskMachine
 from tidegate.connectors.committing_sink import CommitToken
 from tidegate.storage.checkpoints.metadata import CheckpointMetadata, PreparedPart, PreparedRows
 from tidegate.storage.ids import SubtaskIndex
+from tidegate.testing.world.ledger import Ledger
 
 Patch = Callable[[], AbstractContextManager[Any]]
 
 _prepared_rows = restore_task.prepared_rows
 _written = SubtaskCommits.written
+_handle = TaskMachine.handle
 
 
 def _own_rows_only(metadata: CheckpointMetadata, vertex: JobVertex, subtask: SubtaskIndex) -> tuple[PreparedRows, ...]:
@@ -69,6 +74,27 @@ def _of_any_job(job_id: str, checkpoint_id: int) -> CommitToken:
     return CommitToken("any job", checkpoint_id)
 
 
+def _all_but_the_last(self: Ledger, lane: tuple[str, int]) -> CommitToken | None:
+    """Breaks: tokens are read up to the end. Here up to the one before."""
+    tokens = self._tokens.get(lane, [])
+    return tokens[-2] if len(tokens) > 1 else None
+
+
+def _not_fenced(self: Ledger, lane: tuple[str, int]) -> None:
+    """Breaks: a commit ends what earlier commits of its bucket have left open."""
+
+
+def _confirms_snapshots(self: TaskMachine, event: ev.TaskEvent) -> list[do.TaskInstruction]:
+    """Breaks: a reader is notified of completed checkpoints. Here of snapshots, before their checkpoint is complete."""
+    instructions = _handle(self, event)
+    frozen = {} if self.source is None else self.source._frozen
+    if frozen:
+        newest = max(frozen)
+        splits = tuple(position.split for position in frozen[newest].positions)
+        instructions.append(do.NotifySource(newest, splits))
+    return instructions
+
+
 def _over_ledgers(broken: Patch) -> Patch:
     @contextmanager
     def patched() -> Iterator[None]:
@@ -109,6 +135,18 @@ COMMIT_PATCHES: dict[str, tuple[int, Patch]] = {
         6,
         _over_ledgers(lambda: patch.object(committing_sinks, "CommitToken", _of_any_job)),
     ),
+    "commits: tokens are not read to their end": (
+        6,
+        _over_ledgers(lambda: patch.object(Ledger, "_read_token", _all_but_the_last)),
+    ),
+    "commits: earlier commits are not fenced": (
+        6,
+        _over_ledgers(lambda: patch.object(Ledger, "_fence", _not_fenced)),
+    ),
+    "commits: a source confirms positions before their checkpoint is complete": (
+        6,
+        _over_ledgers(lambda: patch.object(TaskMachine, "handle", _confirms_snapshots)),
+    ),
     "commits: a task leaves before it has committed": (
         6,
         _over_ledgers(
@@ -134,5 +172,10 @@ COMMIT_FIXED: Mapping[str, Mapping[str, Hashable]] = {
     "commits: a checkpoint drops rows whose commit is under way": {**_LEDGER, "faults": "all"},
     "commits: rows of an aborted checkpoint are dropped": {**_LEDGER, "faults": "all"},
     "commits: tokens of other jobs count": {**_LEDGER, "ending": "cancel"},
+    "commits: a source confirms positions before their checkpoint is complete": {
+        **_LEDGER,
+        "topology": SLOT,
+        "faults": "tasks",
+    },
 }
 """Fixed values of the scenarios for these breaks."""

@@ -43,6 +43,7 @@ from tidegate.testing.runtime.simulated_job import SimulatedJob
 from tidegate.testing.world.disk import SimulatedDisk, SimulatedStore
 from tidegate.testing.world.faults import Faults
 from tidegate.testing.world.ledger import Ledger
+from tidegate.testing.world.replication_slot import ReplicationSlot
 from tidegate.testing.world.virtual_time import World
 
 STORAGE = "sim://checkpoints"
@@ -149,6 +150,8 @@ class Simulation:
         self._covered: Covered = {}
         self._ledgers: dict[str, Ledger] = {}
         """Systems that sinks of the jobs commit to, by name."""
+        self._replication_slots: dict[str, ReplicationSlot] = {}
+        """Systems that delete rows when sources of the jobs have confirmed them, by name."""
         self._merged = MergedFiles(self.disk, self.coverage)
         self.losses = TableLosses(self.disk)
         self.losses.listeners.append(self._merged.lost)
@@ -160,6 +163,10 @@ class Simulation:
     def ledger(self, name: str) -> Ledger:
         """Returns the ledger of this name in this world."""
         return self._ledgers.setdefault(name, Ledger(self.world))
+
+    def replication_slot(self, name: str, data: pa.Table, splits: int) -> ReplicationSlot:
+        """Returns the slot of this name in this world. It gets `data` when it is created."""
+        return self._replication_slots.setdefault(name, ReplicationSlot(data, splits))
 
     def run(self, setting: JobSetting) -> JobRun:
         """Runs one job to its end. Raises what `build` and planning raise."""
@@ -247,6 +254,7 @@ class Simulation:
         env = _Environment(_PlanOnly(self.open_store), setting.parallelism, options=setting.options)
         env.changed = setting.sources
         env.ledger = self.ledger
+        env.replication_slot = self.replication_slot
         setting.build(env)
         self.disk.reliable = True
         submission = env.plan(
@@ -347,6 +355,8 @@ class _Environment(StreamEnvironment):
     changed: Callable[[Source], Source] | None = None
     ledger: Callable[[str], Ledger]
     """Returns the ledger of this name in the simulated world."""
+    replication_slot: Callable[[str, pa.Table, int], ReplicationSlot]
+    """Returns the slot of this name in the simulated world, with these rows in this number of splits."""
 
     def from_source(
         self,

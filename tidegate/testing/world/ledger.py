@@ -1,7 +1,12 @@
 """`Ledger`: a system outside the jobs to which a sink commits in its tasks, idempotent by token.
 
 It survives every crash, and every copy of its sink commits to it. Its faults are lost requests and lost answers of a
-commit, with the probability of storage faults. An answer that is lost has changed the ledger.
+commit, with the probability of storage faults. It works like Kafka. Rules:
+
+- Rows and the token of a bucket become visible in one transaction.
+- Every second transaction with a lost answer is visible at once. The other ones are left open. They become visible
+  later: when the next commit of their bucket fences them, or at the end of the run.
+- So a commit fences earlier commits of its bucket first, and then reads the token of the bucket up to the end.
 """
 
 from __future__ import annotations
@@ -26,31 +31,69 @@ BUCKETS = 5
 """Few and odd, so that subtasks have different numbers of them."""
 
 
+_Lane = tuple[str, int]
+"""A job and a bucket."""
+
+
 class Ledger:
-    """The rows that are visible, and the newest token of each job and bucket."""
+    """The rows that are visible, and the tokens of each job and bucket."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self.rows: Counter[str] = Counter()
-        self._tokens: dict[tuple[str, int], CommitToken] = {}
+        self._visible: Counter[str] = Counter()
+        self._tokens: dict[_Lane, list[CommitToken]] = {}
+        """The tokens of visible transactions, the oldest first."""
+        self._open: dict[_Lane, list[tuple[CommitToken, list[str]]]] = {}
+        """Transactions that were committed and are not visible yet: their tokens and rows."""
+        self._answers_lost = 0
         self.repeated = 0
         """Commits of a bucket that was committed already."""
 
     def __deepcopy__(self, memo: object) -> Ledger:
         return self
 
+    @property
+    def rows(self) -> Counter[str]:
+        """The rows at the end of a run. Open transactions become visible first."""
+        for lane in tuple(self._open):
+            self._end_open(lane)
+        return self._visible
+
     def commit(self, token: CommitToken, rows: dict[int, list[str]]) -> None:
         """Adds the rows of each bucket, with the token, unless the bucket has it. Raises ConnectionError."""
         if self._world.chance("storage"):
             raise ConnectionError("the ledger cannot be reached")
+        written: list[tuple[_Lane, list[str]]] = []
         for bucket, found in rows.items():
-            if token.is_covered_by(self._tokens.get((token.job_id, bucket))):
+            lane = (token.job_id, bucket)
+            self._fence(lane)
+            if token.is_covered_by(self._read_token(lane)):
                 self.repeated += 1
-                continue
-            self.rows.update(found)
-            self._tokens[token.job_id, bucket] = token
-        if self._world.chance("storage"):
+            else:
+                written.append((lane, found))
+        loses_answer = self._world.chance("storage")
+        self._answers_lost += loses_answer
+        for lane, found in written:
+            self._open.setdefault(lane, []).append((token, found))
+            if not loses_answer or self._answers_lost % 2 == 0:
+                self._end_open(lane)
+        if loses_answer:
             raise ConnectionError("the answer of the ledger is lost")
+
+    def _fence(self, lane: _Lane) -> None:
+        """Ends transactions of earlier commits."""
+        self._end_open(lane)
+
+    def _read_token(self, lane: _Lane) -> CommitToken | None:
+        """Returns the newest token that is visible."""
+        tokens = self._tokens.get(lane)
+        return tokens[-1] if tokens else None
+
+    def _end_open(self, lane: _Lane) -> None:
+        """Makes open transactions visible."""
+        for token, rows in self._open.pop(lane, ()):
+            self._visible.update(rows)
+            self._tokens.setdefault(lane, []).append(token)
 
 
 class LedgerSink(CommittingSink):
