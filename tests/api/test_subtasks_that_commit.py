@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from local_jobs import NO_RESTART, GatedSource, config, finish, local, opening
 from waiting import files_below, until
 
 import tidegate as tg
+from tidegate import recovery
 from tidegate.actors.drivers import committing_sinks
 from tidegate.testing import check_committing_sink
 
@@ -125,6 +127,20 @@ def test_rows_are_written_once_through_a_failure(tmp_path: Path) -> None:
     assert calls == [(1, 2)], "the restored attempt has committed the checkpoint again"
 
 
+_N = tg.ValueState("n", pa.int64())
+
+
+class _Numbered(tg.ProcessFunction):
+    """Replaces x by the number of the row among the rows of its key."""
+
+    def open(self, context: tg.ProcessContext) -> None:
+        self.n = context.state(_N)
+
+    def process(self, row: dict[str, int], context: tg.ProcessContext) -> list[dict[str, int]]:
+        self.n.update((self.n.value() or 0) + 1)
+        return [{**row, "x": self.n.value()}]
+
+
 class _BarredCommitter(SqliteCommitter):
     """Cannot commit while a file is there, and notes its calls."""
 
@@ -159,6 +175,33 @@ def test_a_commit_is_repeated_until_it_succeeds(tmp_path: Path) -> None:
         barred.unlink()
         assert job.wait("4min") == "finished"
     assert _xs(sink.rows()) == list(range(300))
+
+
+def test_checkpoints_that_are_not_committed_are_a_metric(tmp_path: Path) -> None:
+    """For each subtask, while the system is away. The metric is 0 when all is committed."""
+    barred = tmp_path / "out.barred"
+    source, sink = GatedSource(100, 80, gates=(25, 50)), _Barred(tmp_path / "out")
+
+    def pending() -> list[tuple[str, float]]:
+        return [(metric.operator, metric.value) for metric in job.user_metrics().get("pendingCommits", ())]
+
+    with opening(source), local() as env:
+        env.from_source(source, uid="source").to_sink(sink, uid="sink", name="numbers")
+        job = env.execute("sinks", checkpoints=config(tmp_path / "checkpoints"), restart=NO_RESTART)
+        until("nothing is pending", lambda: pending() == [("numbers", 0)] * 2, pending)
+        barred.touch()
+        source.await_gate(25)
+        job.trigger_checkpoint()
+        until("one checkpoint is pending", lambda: pending() == [("numbers", 1)] * 2, pending)
+        source.open_gate(25)
+        source.await_gate(50)
+        job.trigger_checkpoint()
+        until("two checkpoints are pending", lambda: pending() == [("numbers", 2)] * 2, pending)
+        barred.unlink()
+        until("all is committed", lambda: pending() == [("numbers", 0)] * 2, pending)
+        assert _xs(sink.rows()) == sorted([*range(50)] * 2)
+        source.open_all()
+        assert job.wait("4min") == "finished"
 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 3])
@@ -240,6 +283,40 @@ def test_a_savepoint_brings_the_files_of_rows_that_are_not_committed(tmp_path: P
         env.from_source(source, uid="source").to_sink(sink, uid="sink")
         finish(env, tmp_path / "other", restore=str(moved))
     assert _xs(sink.rows()) == _xs(source.table().to_pylist())
+
+
+def test_a_changed_savepoint_brings_the_files_of_rows_that_are_not_committed(tmp_path: Path) -> None:
+    """State before the sink, in the same tasks, is written again. The rows that the sink has prepared stay."""
+    barred = tmp_path / "out.barred"
+    barred.touch()
+    source, sink = GatedSource(100, 80, gates=(50,)), _Barred(tmp_path / "out")
+    checkpoints = config(tmp_path / "checkpoints", storage_outage="50ms")
+
+    def build(env: tg.StreamEnvironment) -> None:
+        rows = env.from_source(source, uid="source", parallelism=2).key_by("k")
+        rows.process(_Numbered(), schema=source.schema, uid="numbered").to_sink(sink, uid="sink")
+
+    with opening(source), local() as env:
+        build(env)
+        job = env.execute("sinks", checkpoints=checkpoints, restart=NO_RESTART)
+        source.await_gate(50)
+        taken = job.stop(savepoint=tmp_path / "savepoints")
+        with pytest.raises(tg.JobFailedError, match="the database is away"):
+            job.wait("4min")
+    barred.unlink()
+    counts = recovery.read_state(taken, uid="numbered", state="n")
+    changed = counts.set_column(1, "n", pa.compute.add(counts["n"], 1_000))
+    with recovery.SavepointWriter(str(tmp_path / "changed"), base=taken) as savepoint:
+        savepoint.with_keyed_state(uid="numbered", keys=["k"], state=_N, rows=changed)
+    shutil.rmtree(tmp_path / "savepoints")
+    for left in (tmp_path / "checkpoints").rglob("*.rows"):
+        left.unlink()
+    assert sink.rows() == []
+    with local(3) as env:
+        build(env)
+        finish(env, tmp_path / "other", restore=savepoint.path, settings={"storage_outage": "1s"})
+    numbered = [*range(1, 21), *range(1_021, 1_037)]
+    assert _xs(sink.rows()) == sorted(numbered * 5), "20 rows of each key by the first job, and 16 by the second"
 
 
 def test_files_of_committed_rows_are_deleted(tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ import pyarrow as pa
 
 DEFAULT_BUCKETS = 128
 BUCKETS_MAX = 1 << 15
+PENDING_COMMITS = "pendingCommits"
+"""The metric of completed checkpoints with rows that a subtask has not committed yet."""
 
 
 @dataclass(frozen=True, slots=True)

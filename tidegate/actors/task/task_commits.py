@@ -49,7 +49,7 @@ class SubtaskCommits:
 
     @property
     def behind(self) -> int:
-        """Commits that are due."""
+        """Commits that are due, one for each checkpoint that has prepared rows. The metric `pendingCommits`."""
         return len(self._due)
 
     @property

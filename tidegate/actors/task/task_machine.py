@@ -27,6 +27,7 @@ from tidegate.actors.task.task_commits import COMMITS_BEHIND_MAX
 from tidegate.actors.task.task_descriptor import TaskDescriptor, TaskStatus
 from tidegate.actors.task.turn_pacer import Debloater, TaskPacers
 from tidegate.connectors.bad_rows import BAD_ROWS, RECORDS_LOST
+from tidegate.connectors.committing_sink import PENDING_COMMITS
 from tidegate.connectors.source import PENDING_RECORDS, PENDING_RECORDS_MAX
 from tidegate.operators.user_metrics import UserMetric, UserMetrics
 from tidegate.protocol.edges import RECORDS_IN_ERRORS, SideOutput
@@ -100,6 +101,7 @@ class TaskMachine:
         )
         self.source: SourceCursor | None = None
         self._source_metrics = UserMetrics("" if d.source is None else d.source.name)
+        self._sink_metrics = {spec.uid: UserMetrics(spec.name) for spec in d.operators if spec.committing is not None}
         self._finishing: Iterator[None] = iter(())
         self._end = EndOfData(drain=True)
         self._restored: ev.TaskRestored | None = None
@@ -117,14 +119,19 @@ class TaskMachine:
 
     @property
     def user_metrics(self) -> tuple[UserMetric, ...]:
-        """Returns what functions of the user have counted, and the records of the source that were bad, lost, or not
-        read yet.
+        """Returns what functions of the user have counted, the records of the source that were bad, lost, or not read
+        yet, and the commits that sinks have to make.
         """
         source = self.descriptor.source
         if self.source is not None and (behind := self.source.behind):
             self._source_metrics.gauge(PENDING_RECORDS).set(sum(behind))
             self._source_metrics.gauge(PENDING_RECORDS_MAX).set(max(behind))
-        return (() if source is None else self._source_metrics.read(source.uid)) + self._chain.user_metrics
+        of_sinks: tuple[UserMetric, ...] = ()
+        for uid, metrics in self._sink_metrics.items():
+            metrics.gauge(PENDING_COMMITS).set(self._checkpoints.tracker.commits[uid].behind)
+            of_sinks += metrics.read(uid)
+        of_source = () if source is None else self._source_metrics.read(source.uid)
+        return of_source + self._chain.user_metrics + of_sinks
 
     @property
     def runnable(self) -> bool:
