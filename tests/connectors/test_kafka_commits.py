@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import signal
-from contextlib import closing
+import uuid
+from collections.abc import Mapping
+from contextlib import closing, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -25,6 +28,7 @@ from waiting import LIMIT_S, until
 
 from tidegate.connectors.committing_sink import CommitToken
 from tidegate.connectors.kafka import sink as kafka_sink
+from tidegate.connectors.kafka import transactions
 from tidegate.connectors.kafka.producer import KafkaWriteError
 from tidegate.connectors.kafka.sink import KafkaSink, KafkaTarget
 from tidegate.connectors.kafka.transactions import Token, TokenTopic, read_token
@@ -152,6 +156,64 @@ def test_tokens_are_read_to_the_end_or_not_at_all(kafka_server: KafkaServer, tmp
         read_token(found.servers, {}, found.tokens, lane, limit_ms=1_000)
     other.abort_transaction(LIMIT_S)
     assert token_of(found, lane) == Token(1, 1)
+
+
+def _stable_end(settings: Mapping[str, object], topic: str, partition: int) -> int:
+    """Breaks: the end of the tokens is the end of their partition. Here it is where readers are held up."""
+    with closing(transactions._reader(settings, "read_committed")) as asked:
+        return asked.get_watermark_offsets(TopicPartition(topic, partition), timeout=LIMIT_S)[1]
+
+
+def test_tokens_that_are_not_read_to_the_end_would_double_records(
+    kafka_server: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest token is behind an open transaction of another process. A commit fails rather than not to see it."""
+    found = target(kafka_server, "not-to-the-end")
+    assert found.tokens is not None
+    context = context_of(tmp_path)
+    first, second = prepared(found, context, 1, "a"), prepared(found, context, 2, "b")
+    other = Producer({"bootstrap.servers": found.servers, "transactional.id": "one in between", "log_level": 0})
+    other.init_transactions(LIMIT_S)
+    with closing(KafkaSink(found).open_committer(context)) as committer:
+        committer.commit(CommitToken(context.job_id, 1), first)
+        assert token_of(found, lane_of(tmp_path)) == Token(1, 1)
+        other.begin_transaction()
+        other.produce(found.tokens.name, b"x", b"another", found.tokens.partition_of(lane_of(tmp_path)))
+        assert other.flush(LIMIT_S) == 0
+        committer.commit(CommitToken(context.job_id, 2), second)
+    monkeypatch.setattr(transactions, "read_token", partial(read_token, limit_ms=1_000))
+    with pytest.raises(KafkaWriteError, match="to their end"):
+        commit(found, context, 2, second)
+    assert values_of(read(found.servers, "not-to-the-end")) == ["a", "b"]
+    monkeypatch.setattr(transactions, "_end_offset", _stable_end)
+    commit(found, context, 2, second)
+    assert values_of(read(found.servers, "not-to-the-end")) == ["a", "b", "b"]
+    other.abort_transaction(LIMIT_S)
+
+
+@pytest.mark.parametrize("fenced", [True, False])
+def test_a_committer_that_is_not_fenced_would_double_records(
+    kafka_server: KafkaServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fenced: bool
+) -> None:
+    """It has read its token before its successor committed. The transactional id of their lane stops it."""
+    settings_of = KafkaTarget.producer_settings
+
+    def of_each_process(self: KafkaTarget, transactional_id: str | None = None) -> dict[str, object]:
+        """Breaks: all committers of a lane have one transactional id."""
+        return settings_of(self, transactional_id and f"{transactional_id}/{uuid.uuid4()}")
+
+    if not fenced:
+        monkeypatch.setattr(KafkaTarget, "producer_settings", of_each_process)
+    topic = f"fenced-{fenced}"
+    found = target(kafka_server, topic)
+    context = context_of(tmp_path)
+    first, second = prepared(found, context, 1, "a"), prepared(found, context, 2, "b")
+    with closing(KafkaSink(found).open_committer(context)) as zombie:
+        zombie.commit(CommitToken(context.job_id, 1), first)
+        commit(found, context_of(tmp_path, attempt=1), 2, second)
+        with pytest.raises(KafkaWriteError, match="could not commit checkpoint 2") if fenced else nullcontext():
+            zombie.commit(CommitToken(context.job_id, 2), second)
+    assert values_of(read(found.servers, topic)) == (["a", "b"] if fenced else ["a", "b", "b"])
 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 8])

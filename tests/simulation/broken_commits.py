@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import PropertyMock, patch
 
-from ledger_topology import NAME, SLOT, known
+from random_jobs.ledger_topologies import NAME, SLOT, known
 
 from tidegate.actors.drivers import committing_sinks
 from tidegate.actors.graph.job_graph import JobVertex

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 from broken import BROKEN
 from broken_commits import COMMIT_PATCHES
-from ledger_topology import COMMITS_IN_TASKS, known, scenario_of
 from pipelines import HARSH
+from random_jobs.ledger_topologies import COMMITS_IN_TASKS, known, scenario_of, slot_scenario_of
 from random_jobs.scenarios import simulate_scenario
 
 from tidegate.testing import SimulatedPipeline
@@ -54,6 +54,14 @@ def test_two_jobs_write_every_row_once(seed: int) -> None:
     """Random jobs that end by a cancel, a failure, a stop or themselves, and go on at another parallelism."""
     with known():
         report = simulate_scenario(scenario_of(seed), shrink=False)
+    assert report.ok, f"{report}\n{report.sequence()}"
+
+
+@pytest.mark.parametrize("seed", [0, 1, 6, 7, 9])
+def test_rows_that_a_source_has_confirmed_are_never_needed_again(seed: int) -> None:
+    """The source deletes them. Both jobs, at any parallelism, write each row once nevertheless."""
+    with known():
+        report = simulate_scenario(slot_scenario_of(seed), shrink=False)
     assert report.ok, f"{report}\n{report.sequence()}"
 
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from broken import BROKEN, Break
 from drawn_pairs import all_pairs, pairs_of
-from ledger_topology import COMMITS_IN_TASKS
 from pipelines import keyed
 from random_jobs.draw import CONTRADICTIONS, Scenario, draw
+from random_jobs.ledger_topologies import COMMITS_IN_TASKS
 from random_jobs.scenarios import simulate_random, simulate_scenario
 
 from tidegate.cli.seed_runs import quiet

@@ -10,9 +10,12 @@ from __future__ import annotations
 import argparse
 import sys
 
+from random_jobs.ledger_topologies import ledger_run, slot_run
 from random_jobs.scenarios import random_run
 from tidegate.cli.seed_runs import parse_range, run_seeds
 from tidegate.storage.errors import ConfigurationError
+
+_RUNS = {"random": random_run, "ledger": ledger_run, "slot": slot_run}
 
 
 def main() -> int:
@@ -21,6 +24,12 @@ def main() -> int:
         prog="make simulate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", default="0..99", help="a seed, or a range FIRST..LAST")
+    parser.add_argument(
+        "--scenarios",
+        choices=_RUNS,
+        default="random",
+        help="ledger: jobs with a sink that commits in its tasks; slot: they also read a replication slot",
+    )
     parser.add_argument("--workers", type=int, default=1, help="number of processes; 0 starts one for each core")
     parser.add_argument("--trace", type=int, default=60, help="lines of history to show of a seed that fails")
     options = parser.parse_args()
@@ -28,8 +37,14 @@ def main() -> int:
         seeds = parse_range(options.seeds)
     except ConfigurationError as error:
         parser.error(str(error))
+    kind = options.scenarios
+    given = "" if kind == "random" else f"--scenarios {kind} "
     failed = run_seeds(
-        random_run, seeds, options.workers, options.trace, lambda seed: f'make simulate ARGS="--seeds {seed}"'
+        _RUNS[kind],
+        seeds,
+        options.workers,
+        options.trace,
+        lambda seed: f'make simulate ARGS="{given}--seeds {seed}"',
     )
     return 1 if failed else 0
 

@@ -7,18 +7,20 @@ newest checkpoint. The rules are in `random_jobs/topologies.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 from unittest.mock import patch
 
+import tidegate as tg
 from random_jobs.draw import FAULT_MIXES, Scenario, draw
 from random_jobs.pieces import SPLITS, Data, Topology, rows_of, source_of
+from random_jobs.scenarios import simulate_scenario
 from random_jobs.topologies import TOPOLOGIES
-
-import tidegate as tg
 from tidegate.api.streams.stream import Stream
+from tidegate.testing import SimulationReport
 from tidegate.testing.runtime.run import Rows, counted
 from tidegate.testing.world.ledger import BUCKETS, LedgerSink
 from tidegate.testing.world.replication_slot import ReplicationSlotSource
@@ -75,3 +77,18 @@ def scenario_of(seed: int, **fixed: Any) -> Scenario:
 def slot_scenario_of(seed: int, **fixed: Any) -> Scenario:
     """Returns the scenario of a seed that reads a replication slot. Its source is not replaced by another one."""
     return scenario_of(seed, topology=SLOT, sources="at once", **fixed)
+
+
+def ledger_run() -> Callable[[int], SimulationReport]:
+    """Returns the function that runs a seed with the ledger. Worker processes import it from here."""
+    return partial(_simulated, scenario_of)
+
+
+def slot_run() -> Callable[[int], SimulationReport]:
+    """Returns the function that runs a seed from a replication slot to the ledger."""
+    return partial(_simulated, slot_scenario_of)
+
+
+def _simulated(scenario: Callable[[int], Scenario], seed: int) -> SimulationReport:
+    with known():
+        return simulate_scenario(scenario(seed))
