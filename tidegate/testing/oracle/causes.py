@@ -13,8 +13,8 @@ answer. Rules:
 - The cause is the event from which the order followed. If a coordinator and its successor both send tasks the same
   order, each of the two events is a cause.
 - The notification that a checkpoint is complete is repeated. A coordinator may die after it has logged the event from
-  which a notification follows, and before it sends it. Its successor does not know that, so that event is a cause too,
-  of an answer to any other of these notifications.
+  which a notification follows, and before it sends it. The log does not show that, so that event is a cause too, of an
+  answer to any other of these notifications.
 - An externally induced source begins a checkpoint without an order. If the coordinator died before it sent an order,
   the cause is the event from which the order would have followed: the hooks were triggered.
 - An answer to an order has a cause, and an event without an order has none. An answer that arrives after drivers have

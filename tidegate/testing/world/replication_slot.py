@@ -29,7 +29,7 @@ class ReplicationSlot:
 
     @property
     def data(self) -> MemorySource:
-        """All rows, also the deleted ones."""
+        """Every row, also the deleted ones."""
         return self._data
 
     def confirm(self, number: int, row: int) -> None:
