@@ -63,7 +63,7 @@ def expect_ledger(inputs: Sequence[Data], _: Sequence[int]) -> Rows:
 def known() -> Iterator[None]:
     """Adds the pipelines to the ones that a scenario may name, in a `with` block."""
     added = {NAME: Topology(ledger, expect_ledger), SLOT: Topology(slot, expect_ledger)}
-    with patch.dict(TOPOLOGIES, added):  # type: ignore[arg-type]
+    with patch.dict(TOPOLOGIES, added):
         yield
 
 
