@@ -238,8 +238,6 @@ class CauseTracker:
       still get the answers. Orders that only the lost process could answer (its timers, its I/O) are forgotten.
     - An order to tasks that is repeated keeps its first event. It is unknown which of the messages a task answers, and
       the log does not record which of them were sent. The first event is the reason for all of them.
-    - An order to tasks that is repeated keeps its first event. It is unknown which of the messages a task answers, and
-      the log does not record which of them were sent. The first event is the reason for all of them.
     - Its size is limited. An order with a single answer is forgotten once that has arrived. Of orders to tasks the
       newest are kept. An answer that comes after `CHECKPOINTS_MAX` others has no cause, like an event that begins a
       chain.
