@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from tidegate.connectors.formats.debezium import DebeziumFormat
     from tidegate.connectors.sink import CommitContext, Sink, SinkContext
     from tidegate.connectors.source import MasterHook, ReadResult, Source, SourceReader, SourceSplit
+    from tidegate.connectors.sql.lookup import DatabaseTable
     from tidegate.operators.aggregates.aggregate import (
         Aggregate,
         arg_max,
@@ -135,6 +136,7 @@ else:
         "CorruptionError": "storage.errors",
         "Count": "operators.windows.window_specs",
         "Cumulating": "operators.windows.window_specs",
+        "DatabaseTable": "connectors.sql.lookup",
         "DebeziumFormat": "connectors.formats.debezium",
         "DataPlaneOptions": "actors.drivers.job_context",
         "IncompatibleStateError": "storage.errors",
@@ -239,6 +241,7 @@ __all__ = [
     "Count",
     "Cumulating",
     "DataPlaneOptions",
+    "DatabaseTable",
     "DebeziumFormat",
     "IncompatibleStateError",
     "Job",

@@ -19,13 +19,15 @@ from tidegate.api.streams.expression_columns import known_schema
 from tidegate.api.streams.state_meanings import join_facts, meaning, window_text, with_rows
 from tidegate.api.streams.step import Step, StepOptions
 from tidegate.api.tables.lookup_tables import LookedUp, reader_of, with_keys_of
+from tidegate.connectors.sql.lookup import DatabaseTable, lookup_limits, open_table
 from tidegate.operators.aggregates.column_expressions import column_names
 from tidegate.operators.functions.batch_functions import batch_operator
 from tidegate.operators.joins.asof_join import AsOfJoin
+from tidegate.operators.joins.database_lookup import DatabaseLookup
 from tidegate.operators.joins.interval_join import IntervalJoin
 from tidegate.operators.joins.join_operator import JoinHow, JoinSides
 from tidegate.operators.joins.latest_join import LatestEmit, LatestJoin
-from tidegate.operators.joins.lookup_join import Lookup, LookupTable
+from tidegate.operators.joins.lookup_join import Lookup, LookupJoin, LookupTable
 from tidegate.operators.joins.regular_join import RegularJoin
 from tidegate.operators.operator import Operator
 from tidegate.operators.watermarks.watermark_generator import WindowEnd
@@ -175,12 +177,22 @@ def lookup_join(
     if stream._changelog is not None:
         reason = "a later version of the table would retract another row than was inserted"
         raise stream._changelog.refuse(options.name, reason)
+    if max_rows < 1:
+        raise ConfigurationError(f"lookup_join: max_rows={max_rows!r}: it must be at least 1")
+    if how not in ("left", "inner"):
+        raise ConfigurationError(f'lookup_join: how={how!r}: it must be "left" or "inner"')
+    if isinstance(table, DatabaseTable):
+        if refresh is not None or max_stale is not None:
+            raise ConfigurationError(
+                "lookup_join: refresh= and max_stale= are for tables that are read as a whole. Give "
+                "DatabaseTable(cache_ttl=...) instead"
+            )
+        function: LookupJoin = _database_lookup(stream, table, on, how == "inner", max_rows, suffix)
+        return _looked_up(stream, function, options)
     read, found, changes = reader_of(table)
     schemas = known_schema(stream, "lookup_join"), found
     keys = _keys("lookup_join", on, schemas)
     schemas = schemas[0], with_keys_of(*schemas, keys)
-    if max_rows < 1:
-        raise ConfigurationError(f"lookup_join: max_rows={max_rows!r}: it must be at least 1")
     refresh_ms = None if refresh is None else parse_duration_ms(refresh, setting="lookup_join(refresh=...)")
     if refresh_ms is not None and refresh_ms <= 0:
         raise ConfigurationError(f"lookup_join: refresh={refresh!r}: it must be greater than 0")
@@ -193,13 +205,30 @@ def lookup_join(
     if max_stale is not None:
         stale_ms = parse_duration_ms(max_stale, setting="lookup_join(max_stale=...)")
     lookup = Lookup(JoinSides(keys, (None, None), suffix), *schemas, how == "inner", max_rows)
-    if how not in ("left", "inner"):
-        raise ConfigurationError(f'lookup_join: how={how!r}: it must be "left" or "inner"')
-    function = LookupTable(lookup, read, refresh_ms, stale_ms)
+    return _looked_up(stream, LookupTable(lookup, read, refresh_ms, stale_ms), options)
+
+
+def _database_lookup(
+    stream: Stream, given: DatabaseTable, on: On, inner: bool, max_rows: int, suffix: str
+) -> DatabaseLookup:
+    """Returns the join with a table of a database, after a look at its columns."""
+    limits = lookup_limits(given)
+    table = open_table(given)
+    schemas = known_schema(stream, "lookup_join"), table.schema
+    keys = _keys("lookup_join", on, schemas)
+    if len(set(keys[1])) < len(keys[1]):
+        raise ConfigurationError(f"lookup_join: on={on!r} names a column of {given.table} twice; remove one of them")
+    table.check_keys(keys[1])
+    sides = JoinSides(keys, (None, None), suffix)
+    lookup = Lookup(sides, schemas[0], with_keys_of(*schemas, keys), inner, max_rows)
+    return DatabaseLookup(lookup, table, limits)
+
+
+def _looked_up(stream: Stream, function: LookupJoin, options: StepOptions) -> Stream:
     return stream._then(
         Step(
-            operator=batch_operator(function, lookup.output, options.name),
-            schema=lookup.output,
+            operator=batch_operator(function, function.output, options.name),
+            schema=function.output,
             options=options
             if options.parallelism is not None
             else StepOptions(options.name, options.uid, stream._input_parallelism),

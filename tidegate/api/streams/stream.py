@@ -820,13 +820,14 @@ class Stream(OtherNames):
     ) -> Stream:
         """Joins each row with a table, as it was last read. Each subtask has the whole table in memory.
 
-        Which version of the table a row meets depends on when it is processed (`docs/joins.md`).
+        A `DatabaseTable` is not in memory: its rows are read by the keys of each batch. Which version of the table a
+        row meets depends on when it is processed (`docs/joins.md`).
 
         - `table`: an Arrow table, a polars DataFrame, a table of tidegate or its URL, the URL of a Delta Lake table or
-          of Parquet files, or a function that returns an Arrow table or a polars DataFrame.
+          of Parquet files, a function that returns an Arrow table or a polars DataFrame, or a `DatabaseTable`.
         - `refresh`: how often the table is read again, a duration; by default never. If reading fails, the old version
           is used for at most `max_stale`, by default three times `refresh`; then the task fails.
-        - `max_rows`: the most rows that the table may have.
+        - `max_rows`: the most rows that the table may have. For a `DatabaseTable` the most rows for one batch.
         - `on`, `suffix`: as in `join`. `how`: "left" or "inner".
 
         Raises ConfigurationError for columns that do not exist or whose types differ.

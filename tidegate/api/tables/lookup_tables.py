@@ -1,7 +1,7 @@
 """Reads the tables that a lookup join accepts.
 
 These are Arrow and polars tables, tables of tidegate and Delta Lake, Parquet files, and functions that return a table.
-Tables of databases are read by functions, which open a connection in each task.
+All of them are read as a whole. `DatabaseLookup` reads a table of a database by keys instead.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import pyarrow as pa
 from tidegate.api.name_checks import location
 from tidegate.api.tables.output_tables import OutputTable, open_table
 from tidegate.connectors.formats.parquet import whole_parquet
+from tidegate.connectors.sql.lookup import DatabaseTable
 from tidegate.storage.errors import ConfigurationError, TableError
 from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.schemas.arrow_types import plain_schema, settled_type
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     import polars as pl
 
 LookedUp: TypeAlias = (
-    "pa.Table | pl.DataFrame | OutputTable | str | os.PathLike[str] | Callable[[], pa.Table | pl.DataFrame]"
+    "pa.Table | pl.DataFrame | OutputTable | DatabaseTable | str | os.PathLike[str] | "
+    "Callable[[], pa.Table | pl.DataFrame]"
 )
 
 
@@ -36,6 +38,11 @@ def reader_of(table: LookedUp) -> tuple[Callable[[], pa.Table], pa.Schema, bool]
     Functions and files are read once to find the columns. Raises ConfigurationError for an object that is not a table,
     or cannot be read.
     """
+    if isinstance(table, DatabaseTable):
+        raise ConfigurationError(
+            "a DatabaseTable is for Stream.lookup_join. Queries of env.sql read a table as a whole, so register a "
+            "function that returns the rows"
+        )
     if isinstance(table, str | os.PathLike):
         table = _at(location(table, "lookup_join"))
     if isinstance(table, OutputTable):

@@ -93,6 +93,21 @@ def named_errors(where: str) -> Iterator[None]:
         raise ConfigurationError(f"{where}: {reason(error)}") from error
 
 
+@contextmanager
+def unknown_types_allowed() -> Iterator[None]:
+    """Hides the warnings about columns with types that SQLAlchemy does not support. They are reported on use."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", alchemy().exc.SAWarning)
+        yield
+
+
+def columns_of(engine: sa.Engine, schema: str | None, table: str) -> tuple[TableColumn, ...]:
+    """Returns the columns of a table or view. Raises NoSuchTableError of SQLAlchemy."""
+    with unknown_types_allowed():
+        found = alchemy().inspect(engine).get_columns(table, schema=schema)
+    return tuple(_column(each, engine.dialect.name, None, False) for each in found)
+
+
 def reason(error: BaseException) -> str:
     """Returns the message of the driver, without the statement and the values that SQLAlchemy adds."""
     return first_line(getattr(error, "orig", None) or error)
@@ -182,8 +197,7 @@ class AlchemyClient(TableClient):
             raise ConfigurationError(f"{self.where}: there is no table {write.place}; create it, or give create=True")
         if write.table in inspector.get_view_names(schema=write.schema):
             raise ConfigurationError(f"{self.where}: {write.place} is a view; give a table")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", sa.exc.SAWarning)  # of types that SQLAlchemy does not support
+        with unknown_types_allowed():
             reflected = inspector.get_columns(write.table, schema=write.schema)
             indexes = inspector.get_indexes(write.table, schema=write.schema)
             key = inspector.get_pk_constraint(write.table, schema=write.schema)["constrained_columns"]
@@ -296,7 +310,7 @@ class AlchemySession(TableSession):
     def _merge(self, connection: sa.Connection, batch: pa.RecordBatch) -> None:
         """Applies the rows of one file. With keys each key occurs once in it."""
         sa, write = alchemy(), self._client.write
-        columns = [sa.Column(column.name, _bound(column)) for column in self._columns]
+        columns = [sa.Column(column.name, bound_type(column)) for column in self._columns]
         table = sa.Table(write.table, sa.MetaData(), *columns, schema=write.schema)
         if write.deletes:
             gone = batch.filter(batch.column(DELETED))
@@ -350,7 +364,7 @@ def _insert(connection: sa.Connection, table: sa.Table, keys: Iterable[str], on_
     return to_mysql.on_duplicate_key_update({name: to_mysql.inserted[name] for name in changed})
 
 
-def _bound(column: TableColumn) -> Any:
+def bound_type(column: TableColumn) -> Any:
     """Returns the type by which SQLAlchemy passes values to the driver, which takes most of them as they are."""
     sa = alchemy()
     kinds = {"naive": sa.DateTime, "zoned": sa.DateTime, "date": sa.Date, "time": sa.Time, "binary": sa.LargeBinary}

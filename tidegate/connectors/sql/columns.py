@@ -32,7 +32,7 @@ Accepts = Literal[
 Format = Literal["json", "uuid"]
 
 _UUID = "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
-_UUID_OF_A_KEY = "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
+UUID_OF_A_KEY = "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
 """Two spellings of one key would count as two keys here, and as one in the database."""
 _DECIMAL128_DIGITS_MAX = 38
 _DECIMAL256_DIGITS_MAX = 76
@@ -269,7 +269,7 @@ def _check_text(values: pa.Array, column: TableColumn, is_key: bool, where: str)
         known = pc.is_in(values, value_set=pa.array(column.labels, values.type))
         checks.append((pc.and_(pc.invert(known), pc.is_valid(values)), f"is not one of {list(column.labels)}"))
     if column.format == "uuid":
-        pattern, case = (_UUID_OF_A_KEY, " and small letters") if is_key else (_UUID, "")
+        pattern, case = (UUID_OF_A_KEY, " and small letters") if is_key else (_UUID, "")
         checks.append((pc.invert(pc.match_substring_regex(values, pattern)), f"is not a UUID with four hyphens{case}"))
     if column.format == "json":
         checks.append((_is_no_json(values), "is not valid JSON"))

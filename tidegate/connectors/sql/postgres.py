@@ -82,10 +82,10 @@ def place_of(schema: str | None, table: str) -> str:
 
 
 class PostgresConnection:
-    """A connection with transactions: the first statement begins one."""
+    """A connection with transactions: the first statement begins one. With `autocommit` each statement is one."""
 
-    def __init__(self, dsn: str) -> None:
-        self._raw = driver().connect(with_timeout(dsn))
+    def __init__(self, dsn: str, *, autocommit: bool = False) -> None:
+        self._raw = driver().connect(with_timeout(dsn), autocommit=autocommit)
 
     def run(self, statement: str) -> int:
         """Runs a statement. Returns the number of rows that it changed, -1 if that is unknown."""
@@ -248,7 +248,7 @@ class PostgresClient(TableClient):
         lacking = [name for name, is_granted in zip(privileges, granted, strict=True) if not is_granted]
         if lacking:
             raise ConfigurationError(f"{self.where}: this user lacks {', '.join(lacking)} on table {write.place}")
-        columns = tuple(_column(*row) for row in connection.rows(_COLUMNS.format(place=place)))
+        columns = columns_of(connection, place)
         if not temporary and (upsert or write.on_conflict == "ignore" or any(column.cast for column in columns)):
             raise ConfigurationError(
                 f"{self.where}: this user may not create temporary tables, which hold rows before they are merged; "
@@ -256,6 +256,11 @@ class PostgresClient(TableClient):
             )
         unique = tuple(frozenset(names) for (names,) in connection.rows(_UNIQUE.format(place=place)))
         return TableShape(columns, unique)
+
+
+def columns_of(connection: PostgresConnection, place: str) -> tuple[TableColumn, ...]:
+    """Returns the columns of a table or view, none if it does not exist. `place` is its name as a literal of SQL."""
+    return tuple(_column(*row) for row in connection.rows(_COLUMNS.format(place=place)))
 
 
 class PostgresSession(TableSession):

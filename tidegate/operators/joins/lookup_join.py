@@ -1,6 +1,7 @@
-"""`LookupTable` joins rows with a slowly changing table, in the version that was read last.
+"""`LookupJoin` joins rows with a table, in the version that was read last. `LookupTable` has the whole table in memory.
 
-Each subtask has the whole table in memory, and reads it again at regular intervals, in a thread of its own. Rules:
+`database_lookup.py` finds rows of larger tables by queries. Rules of `LookupTable`, which reads the table again at
+regular intervals, in a thread of its own:
 
 - A batch is joined with one version of the table. Between two batches a newer version may replace it.
 - If reading fails, the join continues with the old version, logs a warning and increments the counter
@@ -109,11 +110,56 @@ class Version:
         self._starts = np.cumsum(self._counts) - self._counts
 
 
-class LookupTable(BatchFunction):
-    """The function of a lookup join. `refresh_ms` is the interval of reads, or None to read once in `open`."""
+@dataclass(frozen=True, slots=True)
+class Partners:
+    """The rows of the table for each row of a batch. `columns` returns rows at positions, in the result's types."""
+
+    pairing: Pairing
+    columns: Callable[[NDArray[np.int64]], list[pa.Array]]
+
+
+class LookupJoin(BatchFunction):
+    """Joins each row of a batch with the rows of a table that have its keys. A subclass finds these rows."""
+
+    def __init__(self, lookup: Lookup) -> None:
+        self._lookup = lookup
+
+    @property
+    def output(self) -> pa.Schema:
+        """The columns of the result. Raises ConfigurationError for columns that do not fit."""
+        return self._lookup.output
+
+    def partners(self, keys: pa.RecordBatch) -> Partners:
+        """Returns the rows of the table for these keys, which have the names that they have in the stream."""
+        raise NotImplementedError
+
+    def process(self, batch: pa.RecordBatch) -> pa.Table | None:
+        """Joins rows with the table. Raises the exceptions of `partners`."""
+        output = self._lookup.output
+        found = self.partners(key_columns(batch, self._lookup.sides.keys[0]))
+        parts = [
+            self._joined(batch, rows, found.columns(positions), output)
+            for rows, positions in found.pairing.pairs(_STRANGERS_MAX)
+        ]
+        lonely = np.flatnonzero(found.pairing.counts == 0)
+        if not self._lookup.inner and len(lonely):
+            missing = [pa.nulls(len(lonely), field.type) for field in list(output)[len(batch.schema) :]]
+            parts.append(self._joined(batch, lonely, missing, output))
+        return pa.Table.from_batches(parts, output) if parts else None
+
+    def _joined(
+        self, batch: pa.RecordBatch, rows: NDArray[np.int64], found: list[pa.Array], output: pa.Schema
+    ) -> pa.RecordBatch:
+        mine = batch.take(pa.array(rows))
+        return pa.RecordBatch.from_arrays([*plain_values(mine, mine.schema.names), *found], schema=output)
+
+
+class LookupTable(LookupJoin):
+    """Joins with a whole table. `refresh_ms` is the interval of reads, or None to read once in `open`."""
 
     def __init__(self, lookup: Lookup, read: Read, refresh_ms: int | None, stale_ms: int) -> None:
-        self._lookup, self._read = lookup, read
+        super().__init__(lookup)
+        self._read = read
         self._refresh_ms, self._stale_ms = refresh_ms, stale_ms
 
     def open(self, context: BatchContext) -> None:
@@ -129,38 +175,16 @@ class LookupTable(BatchFunction):
             self._reader = threading.Thread(target=self._refresh_until_closed, name="tidegate-lookup", daemon=True)
             self._reader.start()
 
-    def process(self, batch: pa.RecordBatch) -> pa.Table | None:
-        """Joins rows with the table. Raises ConfigurationError if the table is too old."""
+    def partners(self, keys: pa.RecordBatch) -> Partners:
+        """Returns the rows of the current version. Raises ConfigurationError if it is too old."""
         self._check_age()
-        keys = key_columns(batch, self._lookup.sides.keys[0])
-        version, output = self._version, self._lookup.output
-        pairing = version.paired(keys)
-        parts = [self._beside(batch, rows, version, found, output) for rows, found in pairing.pairs(_STRANGERS_MAX)]
-        lonely = np.flatnonzero(pairing.counts == 0)
-        if not self._lookup.inner and len(lonely):
-            parts.append(self._beside(batch, lonely, version, None, output))
-        return pa.Table.from_batches(parts, output) if parts else None
+        version = self._version
+        return Partners(version.paired(keys), lambda positions: version.values.take(pa.array(positions)).columns)
 
     def close(self) -> None:
         """Releases the table. The reader thread ends when its current read returns."""
         if hasattr(self, "_closed"):
             self._closed.set()
-
-    def _beside(
-        self,
-        batch: pa.RecordBatch,
-        rows: NDArray[np.int64],
-        version: Version,
-        found: NDArray[np.int64] | None,
-        output: pa.Schema,
-    ) -> pa.RecordBatch:
-        mine = batch.take(pa.array(rows))
-        columns = plain_values(mine, mine.schema.names)
-        if found is None:
-            columns += [pa.nulls(len(rows), field.type) for field in list(output)[len(columns) :]]
-        else:
-            columns += version.values.take(pa.array(found)).columns
-        return pa.RecordBatch.from_arrays(columns, schema=output)
 
     def _check_age(self) -> None:
         failures, error = self._failures, self._error

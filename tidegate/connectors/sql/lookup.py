@@ -1,0 +1,513 @@
+"""`DatabaseTable` names a table of a database in which a lookup join finds rows by their keys.
+
+When the program is made, `open_table` reads the columns of the table and makes a `KeyedTable`, which travels to the
+tasks. Each subtask opens a `LookupSession` and asks for the rows of some keys in one statement. Rules:
+
+- Statements are bounded: at most `keys_per_query` keys and about `STATEMENT_BYTES` of them (`key_parts`).
+- Each statement sees the table as it is then. No transaction stays open between statements.
+- Keys are equal if their values are exactly equal. A database may return further rows, for example where a collation
+  ignores case; the join drops them. Types whose values a database pads or rounds cannot be keys.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.connectors.sql import alchemy as sql_alchemy
+from tidegate.connectors.sql import postgres
+from tidegate.connectors.sql.alchemy import alchemy, bound_type, engine_of, named_errors, reason
+from tidegate.connectors.sql.client import DatabaseError, first_line
+from tidegate.connectors.sql.columns import UUID_OF_A_KEY, TableColumn
+from tidegate.connectors.sql.options import table_name
+from tidegate.connectors.sql.postgres import PostgresConnection, driver, identifier, is_permanent, literal, place_of
+from tidegate.connectors.sql.queries import BATCH_BYTES, AlchemyRows, PostgresQueries, PostgresRows, Rows, is_postgres
+from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.schemas.arrow_types import decoded_type, plain_schema
+from tidegate.storage.schemas.row_schemas import SchemaLike, as_schema
+from tidegate.storage.units import parse_duration_ms
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+WHERE = "lookup_join"
+KEYS_PER_QUERY_MAX = 30_000
+STATEMENT_BYTES = 4 << 20
+"""Statements have about this many bytes of keys at most, unless one key alone has more."""
+
+_PARAMETERS_MAX = 30_000
+"""SQLite allows 32,766 parameters in a statement, MySQL 65,535."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseTable:
+    """A table or view of a database, in which `Stream.lookup_join` finds the rows of its keys.
+
+    Rows are read by queries for the keys of a batch, so the table may be larger than memory, and needs an index on the
+    keys. Needs `pip install 'tidegate[databases]'`; see `docs/databases.md`.
+
+    - `address`: for PostgreSQL an address of libpq, such as "postgresql://user@host/database", else a URL of
+      SQLAlchemy for SQLite, MySQL or MariaDB, such as "sqlite:////folder/file.db".
+    - `table`: a name, or "schema.table".
+    - `columns`: the columns to read, with the keys; by default all.
+    - `schema`: types of columns whose types the database does not limit, such as numeric without a precision.
+    - `cache_ttl`: how long the rows of a key are used again, also that it has none; a duration. By default each batch
+      reads its keys anew.
+    - `cache_rows`: the most rows in the cache of each subtask. A key without rows counts as one.
+    - `keys_per_query`: the most keys of a query.
+    - `retry_for`: how long a query is repeated when the database does not answer, a duration; then the task fails.
+
+    Example:
+
+        >>> import sqlite3
+        >>> database = sqlite3.connect("users.db", autocommit=True)
+        >>> _ = database.execute("CREATE TABLE users (user TEXT, country TEXT)")
+        >>> _ = database.execute("INSERT INTO users VALUES ('bob', 'DE')")
+        >>> users = tg.DatabaseTable("sqlite:///users.db", "users", cache_ttl="1min")
+        >>> orders.lookup_join(users, on="user").limit(2).show()
+        +------+--------+------+---------+
+        | user | amount |   at | country |
+        +------+--------+------+---------+
+        | ann  |     30 |    0 | NULL    |
+        | bob  |      5 | 1000 | DE      |
+        +------+--------+------+---------+
+    """
+
+    address: str
+    table: str
+    columns: str | Sequence[str] | None = field(default=None, kw_only=True)
+    schema: SchemaLike | None = field(default=None, kw_only=True)
+    cache_ttl: str | timedelta | int | None = field(default=None, kw_only=True)
+    cache_rows: int = field(default=100_000, kw_only=True)
+    keys_per_query: int = field(default=1_000, kw_only=True)
+    retry_for: str | timedelta | int = field(default="1min", kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class LookupLimits:
+    """The checked limits of a lookup. `ttl_ms` is None without a cache."""
+
+    ttl_ms: int | None
+    cache_rows: int
+    keys_per_query: int
+    retry_ms: int
+
+
+def lookup_limits(given: DatabaseTable) -> LookupLimits:
+    """Returns the limits of a lookup. Raises ConfigurationError."""
+    ttl_ms = None
+    if given.cache_ttl is not None:
+        ttl_ms = parse_duration_ms(given.cache_ttl, setting="DatabaseTable(cache_ttl=...)")
+        if not ttl_ms:
+            raise ConfigurationError("DatabaseTable: cache_ttl must be greater than 0; remove it for no cache")
+    if type(given.cache_rows) is not int or given.cache_rows < 1:
+        raise ConfigurationError(f"DatabaseTable: cache_rows={given.cache_rows!r}: it must be at least 1")
+    if type(given.keys_per_query) is not int or not 1 <= given.keys_per_query <= KEYS_PER_QUERY_MAX:
+        raise ConfigurationError(
+            f"DatabaseTable: keys_per_query={given.keys_per_query!r}: it must be between 1 and {KEYS_PER_QUERY_MAX}"
+        )
+    retry_ms = parse_duration_ms(given.retry_for, setting="DatabaseTable(retry_for=...)")
+    return LookupLimits(ttl_ms, given.cache_rows, given.keys_per_query, retry_ms)
+
+
+class LookupSession(ABC):
+    """A connection that reads rows by keys. It connects with its first statement, and again after an error."""
+
+    @abstractmethod
+    def rows(self, keys: pa.RecordBatch, rows_max: int) -> pa.Table:
+        """Returns the rows with these keys, in no order, with columns of the table. Keys are distinct, without null.
+
+        Raises DatabaseError for a failure that may pass, and ConfigurationError for one that repeats, and if there are
+        more than `rows_max` rows.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Disconnects."""
+
+
+@dataclass(frozen=True)
+class KeyedTable(ABC):
+    """The columns of a table that a lookup reads, with their types. It travels to the tasks with the program."""
+
+    address: str
+    place: tuple[str | None, str]
+    columns: tuple[TableColumn, ...]
+    schema: pa.Schema
+
+    @property
+    def where(self) -> str:
+        """The step and the table, for errors."""
+        return f"{WHERE}: table {_shown(self.place)}"
+
+    def check_keys(self, keys: Sequence[str]) -> None:
+        """Raises ConfigurationError for a column that cannot be looked up by exact values."""
+        by_name = {column.name: column for column in self.columns}
+        for name in keys:
+            if (why := self.why_no_key(by_name[name])) is not None:
+                raise ConfigurationError(
+                    f"{self.where}: column {name!r} ({by_name[name].type_text}) cannot be a key: {why}"
+                )
+
+    def why_no_key(self, column: TableColumn) -> str | None:
+        """Returns why a column cannot be a key, or None."""
+        data_type = decoded_type(self.schema.field(column.name).type)
+        if pa.types.is_floating(data_type):
+            return "equal floats may differ in their bytes (0.0 and -0.0, NaN); use a column of integers or decimals"
+        if not any(check(data_type) for check in _KEY_TYPES):
+            return "keys are integers, decimals, booleans, texts or dates; give a view with such a column"
+        return None
+
+    @abstractmethod
+    def session(self, keys: Sequence[str]) -> LookupSession:
+        """Returns a session for rows by these keys, which has not connected yet."""
+
+
+_KEY_TYPES = (
+    pa.types.is_integer,
+    pa.types.is_decimal,
+    pa.types.is_boolean,
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_date32,
+)
+
+
+def open_table(given: DatabaseTable) -> KeyedTable:
+    """Returns the table, after a look at its columns. Raises ConfigurationError for one that cannot be read."""
+    if not isinstance(given.address, str) or not given.address:
+        raise ConfigurationError(f"DatabaseTable(address={given.address!r}): give the address of a database, a string")
+    place = table_name("DatabaseTable", given.table)
+    types = pa.schema([]) if given.schema is None else as_schema(given.schema, "DatabaseTable(schema=...)")
+    names = [given.columns] if isinstance(given.columns, str) else given.columns
+    of_database = _postgres_table if is_postgres(given.address) else _alchemy_table
+    return of_database(given.address, place, names, types)
+
+
+def key_parts(keys: pa.RecordBatch, keys_max: int, bytes_max: int = STATEMENT_BYTES) -> Iterator[tuple[int, int]]:
+    """Yields the ranges (first row, number of rows) in which keys are asked for."""
+    sizes = np.full(keys.num_rows, 8 * keys.num_columns, np.int64)
+    for column in keys.columns:
+        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+            sizes += pc.binary_length(column).to_numpy(zero_copy_only=False).astype(np.int64)
+    ends = np.cumsum(sizes)
+    start = 0
+    while start < len(ends):
+        before = int(ends[start - 1]) if start else 0
+        fit = int(np.searchsorted(ends, before + bytes_max, side="right")) - start
+        count = min(max(fit, 1), keys_max, len(ends) - start)
+        yield start, count
+        start += count
+
+
+def _shown(place: tuple[str | None, str]) -> str:
+    schema, table = place
+    return table if schema is None else f"{schema}.{table}"
+
+
+def _chosen(
+    place: tuple[str | None, str], found: Sequence[TableColumn], names: Sequence[str] | None, types: pa.Schema
+) -> tuple[TableColumn, ...]:
+    """Returns the columns to read. Raises ConfigurationError for columns that do not exist, and a missing table."""
+    by_name = {column.name: column for column in found}
+    if not found:
+        raise ConfigurationError(f"{WHERE}: there is no table {_shown(place)}; check its name and its schema")
+    chosen = tuple(by_name) if names is None else tuple(names)
+    if unknown := [name for name in [*chosen, *types.names] if name not in by_name]:
+        raise ConfigurationError(
+            f"{WHERE}: table {_shown(place)} has no column {unknown[0]!r}; it has {', '.join(by_name)}"
+        )
+    if len(set(chosen)) < len(chosen):
+        raise ConfigurationError(f"DatabaseTable: columns={list(chosen)} has a column twice")
+    if left := [name for name in types.names if name not in chosen]:
+        raise ConfigurationError(f"DatabaseTable: schema= has the column {left[0]!r}, and columns= lacks it; add it")
+    return tuple(by_name[name] for name in chosen)
+
+
+def _all_rows(rows: Rows, schema: pa.Schema, rows_max: int, where: str) -> pa.Table:
+    """Returns all rows of a query, and ends it."""
+    batches = []
+    count = 0
+    try:
+        while (batch := rows.next()) is not None:
+            count += batch.num_rows
+            if count > rows_max:
+                raise ConfigurationError(
+                    f"{where}: the keys of one batch have more rows than max_rows= allows. Check that on= names the "
+                    "right columns, or raise max_rows="
+                )
+            batches.append(batch)
+    finally:
+        rows.close()
+    return pa.Table.from_batches(batches, schema)
+
+
+# --- PostgreSQL ---------------------------------------------------------------------------------------------------
+
+_SESSION = {
+    "application_name": "tidegate",
+    "default_transaction_read_only": "on",
+    "statement_timeout": "30s",
+    "timezone": "UTC",
+    "client_min_messages": "warning",
+}
+
+
+def _postgres_table(
+    dsn: str, place: tuple[str | None, str], names: Sequence[str] | None, types: pa.Schema
+) -> PostgresTable:
+    where = f"{WHERE}: table {_shown(place)}"
+    try:
+        connection = PostgresConnection(dsn)
+    except driver().Error as error:
+        raise ConfigurationError(f"{where}: PostgreSQL does not answer: {first_line(error)}") from error
+    try:
+        found = postgres.columns_of(connection, literal(place_of(*place)))
+    except driver().Error as error:
+        raise ConfigurationError(f"{where}: {first_line(error)}") from error
+    finally:
+        connection.close()
+    columns = _chosen(place, found, names, types)
+    selected = f"SELECT {_selected(columns)} FROM {place_of(*place)} AS part"
+    queries = PostgresQueries(dsn, types, where, advice="give the other columns in columns=, or a view that casts it")
+    return PostgresTable(dsn, place, columns, queries.schema(selected))
+
+
+def _selected(columns: Sequence[TableColumn]) -> str:
+    """Returns the columns of a SELECT. Types such as uuid, json and enums are read as text."""
+    parts = []
+    for column in columns:
+        name = identifier(column.name)
+        parts.append(f"part.{name}::text AS {name}" if column.cast else f"part.{name}")
+    return ", ".join(parts)
+
+
+class PostgresTable(KeyedTable):
+    """A table of PostgreSQL."""
+
+    def why_no_key(self, column: TableColumn) -> str | None:
+        """Returns why a column cannot be a key, or None."""
+        if column.type_text.startswith("character("):
+            return "the database pads its values with spaces; use text or varchar"
+        if column.cast and column.format != "uuid":
+            return "it is compared by other rules than text; give a view with a column of type text"
+        return super().why_no_key(column)
+
+    def session(self, keys: Sequence[str]) -> PostgresLookup:
+        """Returns a session."""
+        return PostgresLookup(self, tuple(keys))
+
+
+class PostgresLookup(LookupSession):
+    """Reads rows over one connection. Rows arrive as Arrow batches, by COPY in its binary format."""
+
+    def __init__(self, table: PostgresTable, keys: tuple[str, ...]) -> None:
+        by_name = {column.name: column for column in table.columns}
+        self._table = table
+        self._keys = [by_name[name] for name in keys]
+        self._select = f"SELECT {_selected(table.columns)} FROM {place_of(*table.place)} AS part WHERE "
+        self._connection: PostgresConnection | None = None
+
+    def rows(self, keys: pa.RecordBatch, rows_max: int) -> pa.Table:
+        """Returns the rows with these keys."""
+        table = self._table
+        keys = _possible(keys, self._keys)
+        if not keys.num_rows:
+            return table.schema.empty_table()
+        try:
+            cursor = self._connected().reader(self._select + _condition(keys, self._keys), BATCH_BYTES)
+            return _all_rows(PostgresRows(cursor, table.schema, table.where), table.schema, rows_max, table.where)
+        except driver().Error as error:
+            self.close()
+            kind = ConfigurationError if is_permanent(error) else DatabaseError
+            raise kind(f"{table.where}: {first_line(error)}") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Disconnects."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _connected(self) -> PostgresConnection:
+        if self._connection is None:
+            connection = PostgresConnection(self._table.address, autocommit=True)
+            try:
+                for name, value in _SESSION.items():
+                    connection.run(f"SET {name} = {literal(value)}")
+            except BaseException:
+                connection.close()
+                raise
+            self._connection = connection
+        return self._connection
+
+
+def _possible(keys: pa.RecordBatch, columns: Sequence[TableColumn]) -> pa.RecordBatch:
+    """Returns the keys that a row of the table can have. The server would refuse the other keys with an error."""
+    for name, column in zip(keys.schema.names, columns, strict=True):
+        values = keys.column(name)
+        if column.format == "uuid":
+            keys = keys.filter(pc.match_substring_regex(values, UUID_OF_A_KEY))
+        elif column.accepts == "text":
+            keys = keys.filter(pc.invert(pc.match_substring(values, "\0")))
+        elif pa.types.is_date32(values.type):
+            days = values.cast(pa.int32())
+            low, high = postgres.DATES
+            keys = keys.filter(pc.and_(pc.greater_equal(days, low), pc.less_equal(days, high)))
+    return keys
+
+
+def _condition(keys: pa.RecordBatch, columns: Sequence[TableColumn]) -> str:
+    """Returns the condition for rows with one of these keys. Each row is found once, however many keys are equal."""
+    arrays = [_array(values, column) for values, column in zip(keys.columns, columns, strict=True)]
+    epoch = "DATE '1970-01-01' + "
+    shift = [epoch if pa.types.is_date32(values.type) else "" for values in keys.columns]
+    if len(columns) == 1:
+        name = identifier(columns[0].name)
+        if shift[0]:
+            return f"part.{name} = ANY(ARRAY(SELECT {epoch}day FROM unnest({arrays[0]}) AS wanted(day)))"
+        return f"part.{name} = ANY({arrays[0]})"
+    names = ", ".join(f"part.{identifier(column.name)}" for column in columns)
+    wanted = [f"key_{number}" for number in range(len(columns))]
+    values = ", ".join(begin + name for begin, name in zip(shift, wanted, strict=True))
+    return f"({names}) IN (SELECT {values} FROM unnest({', '.join(arrays)}) AS wanted({', '.join(wanted)}))"
+
+
+def _array(values: pa.Array, column: TableColumn) -> str:
+    """Returns the values as an array of SQL. Dates are their days since 1970."""
+    data_type = values.type
+    if pa.types.is_date32(data_type):
+        return f"'{{{','.join(map(str, values.cast(pa.int32()).to_pylist()))}}}'::integer[]"
+    if pa.types.is_string(data_type) or pa.types.is_large_string(data_type):
+        escaped = pc.replace_substring(pc.replace_substring(values, "\\", "\\\\"), '"', '\\"')
+        text = '{"' + '","'.join(escaped.to_pylist()) + '"}'
+        return f"{literal(text)}::{'uuid' if column.format == 'uuid' else 'text'}[]"
+    kind = "numeric" if pa.types.is_decimal(data_type) else postgres.type_in_postgres(data_type)
+    return f"'{{{','.join(values.cast(pa.string()).to_pylist())}}}'::{kind}[]"
+
+
+# --- SQLAlchemy ---------------------------------------------------------------------------------------------------
+
+
+def _alchemy_table(
+    url: str, place: tuple[str | None, str], names: Sequence[str] | None, types: pa.Schema
+) -> AlchemyTable:
+    where = f"{WHERE}: table {_shown(place)}"
+    engine = engine_of(url, where)
+    name = engine.dialect.name
+    if name == "postgresql":
+        raise ConfigurationError(f"{where}: give an address of libpq, such as postgresql://user@host/database")
+    if name not in ("sqlite", "mysql", "mariadb"):
+        raise ConfigurationError(f"{where}: {name} is not supported; PostgreSQL, SQLite, MySQL and MariaDB are")
+    file = engine.url.database
+    if name == "sqlite" and not engine.url.query and file is not None and not Path(file).exists():
+        raise ConfigurationError(f"{where}: there is no file {file}; check the URL")
+    try:
+        with named_errors(where):
+            found = _found_columns(engine, place)
+    finally:
+        engine.dispose()
+    columns = _chosen(place, found, names, types)
+    fields = []
+    for column in columns:
+        if column.name in types.names:
+            fields.append(types.field(column.name))
+        elif column.arrow is None:
+            raise ConfigurationError(
+                f"{where}: column {column.name!r} has type {column.type_text}, which is not supported. Give its type "
+                "in schema=, or the other columns in columns="
+            )
+        else:
+            fields.append(pa.field(column.name, column.arrow))
+    return AlchemyTable(url, place, columns, plain_schema(pa.schema(fields)))
+
+
+def _found_columns(engine: sa.Engine, place: tuple[str | None, str]) -> tuple[TableColumn, ...]:
+    try:
+        return sql_alchemy.columns_of(engine, *place)
+    except alchemy().exc.NoSuchTableError:
+        return ()
+
+
+class AlchemyTable(KeyedTable):
+    """A table of SQLite, MySQL or MariaDB."""
+
+    def session(self, keys: Sequence[str]) -> AlchemyLookup:
+        """Returns a session."""
+        return AlchemyLookup(self, tuple(keys))
+
+
+class AlchemyLookup(LookupSession):
+    """Reads rows through SQLAlchemy, one Python value at a time."""
+
+    def __init__(self, table: AlchemyTable, keys: tuple[str, ...]) -> None:
+        self._table = table
+        self._keys = keys
+        self._engine: sa.Engine | None = None
+
+    def rows(self, keys: pa.RecordBatch, rows_max: int) -> pa.Table:
+        """Returns the rows with these keys."""
+        sa, table = alchemy(), self._table
+        at_once = _PARAMETERS_MAX // keys.num_columns
+        found = [table.schema.empty_table()]
+        try:
+            engine = self._connected()
+            with engine.connect() as connection:
+                for start in range(0, keys.num_rows, at_once):
+                    part = keys.slice(start, at_once)
+                    values = [column.to_pylist() for column in part.columns]
+                    wanted = values[0] if len(values) == 1 else list(zip(*values, strict=True))
+                    rows = AlchemyRows(connection.execute(self._statement, {"keys": wanted}), table.schema, table.where)
+                    found.append(_all_rows(rows, table.schema, rows_max, table.where))
+                    rows_max -= found[-1].num_rows
+        except (sa.exc.IntegrityError, sa.exc.DataError, sa.exc.ProgrammingError) as error:
+            self.close()
+            raise ConfigurationError(f"{table.where}: {reason(error)}") from error
+        except sa.exc.SQLAlchemyError as error:
+            self.close()
+            raise DatabaseError(f"{table.where}: {reason(error)}") from error
+        return pa.concat_tables(found)
+
+    def close(self) -> None:
+        """Disconnects."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.dispose()
+
+    def _connected(self) -> sa.Engine:
+        if self._engine is None:
+            self._engine = engine_of(self._table.address, self._table.where)
+            if self._engine.dialect.name != "sqlite":
+                _use_utc(self._engine)
+            self._statement = self._select()
+        return self._engine
+
+    def _select(self) -> Any:
+        sa, (schema, name) = alchemy(), self._table.place
+        columns = [sa.Column(column.name, bound_type(column)) for column in self._table.columns]
+        table = sa.Table(name, sa.MetaData(), *columns, schema=schema)
+        keys = [table.c[name] for name in self._keys]
+        of_keys = keys[0] if len(keys) == 1 else sa.tuple_(*keys)
+        # Results are decoded by the types of the table here, so they must come as the driver returns them.
+        read = [sa.type_coerce(column, sa.types.NullType()).label(column.name) for column in table.columns]
+        return sa.select(*read).where(of_keys.in_(sa.bindparam("keys", expanding=True)))
+
+
+def _use_utc(engine: sa.Engine) -> None:
+    """Makes MySQL and MariaDB return timestamps in UTC."""
+    from sqlalchemy import event
+
+    @event.listens_for(engine, "connect")
+    def connected(connection: Any, _: object) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SET time_zone = '+00:00'")

@@ -1,0 +1,247 @@
+"""`DatabaseLookup` joins rows with a table of a database, which it reads by the keys of each batch.
+
+Each subtask has a connection and a cache of its own. Rules:
+
+- The keys of a batch that are not in the cache are read by as few queries as `keys_per_query` allows. The task waits
+  for them.
+- A query that the database does not answer is repeated after growing pauses, for `retry_ms`. Then the task fails.
+- A key is used again from the cache for `ttl_ms` after its query began, also if it had no rows. Without `ttl_ms` the
+  cache is empty when a batch begins.
+- Between batches the cache has at most `cache_rows` rows; a key without rows counts as one. It has two generations:
+  rows are added to the young one, and when this has half of the rows, it becomes the old one, and the old one is
+  dropped. A key that is found in the old one is copied to the young one. So keys that come often stay.
+- The join pairs rows whose keys are exactly equal. It drops further rows that a database finds equal by its own rules.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidegate.connectors.sql.client import DatabaseError
+from tidegate.connectors.sql.lookup import KeyedTable, LookupLimits, LookupSession, key_parts
+from tidegate.operators.functions.batch_functions import BatchContext
+from tidegate.operators.joins.join_operator import Pairing, plain_values, without_nulls
+from tidegate.operators.joins.lookup_join import Lookup, LookupJoin, Partners
+from tidegate.operators.state.keys import key_columns
+from tidegate.state.key_index.key_index import KeyIndex
+from tidegate.storage.schemas.batches import one_batch
+
+log = logging.getLogger(__name__)
+
+CACHE_HITS = "lookupCacheHits"
+"""Keys of batches that were in the cache."""
+KEYS_READ = "lookupKeysRead"
+"""Keys for which the database was queried."""
+QUERIES_REPEATED = "lookupQueriesRepeated"
+FIRST_PAUSE_S = 0.1
+PAUSE_S_MAX = 5.0
+
+Positions = NDArray[np.int64]
+
+
+class KeyedRows:
+    """Keys with their rows, which are stored together, and the time at which each key expires.
+
+    Rows are in batches that at least double in size from the newest to the oldest, so adding n rows copies O(n log n).
+    """
+
+    def __init__(self, keys: tuple[str, ...], schema: pa.Schema) -> None:
+        self._index = KeyIndex(keys)
+        self._schema = schema
+        self._batches: list[pa.RecordBatch] = []
+        self._rows = 0
+        self._lonely = 0
+        self.expires = np.empty(0, np.float64)
+        """By slot: when the key expires, in seconds. Minus infinity for a key whose rows are not stored."""
+        self.starts = np.empty(0, np.int64)
+        self.counts = np.empty(0, np.int64)
+
+    @property
+    def size(self) -> int:
+        """The number of rows, and of keys without rows."""
+        return self._rows + self._lonely
+
+    def slots(self, keys: pa.RecordBatch) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Returns the slot of each key, and the first row of each different key."""
+        found = self._index.upsert(keys)
+        if self._index.size > len(self.expires):
+            more = max(self._index.size, 2 * len(self.expires)) - len(self.expires)
+            self.expires = np.concatenate([self.expires, np.full(more, -np.inf)])
+            self.starts = np.concatenate([self.starts, np.zeros(more, np.int64)])
+            self.counts = np.concatenate([self.counts, np.zeros(more, np.int64)])
+        return found.slots, found.first_rows
+
+    def put(
+        self, slots: NDArray[np.int32], expires: NDArray[np.float64] | float, rows: pa.RecordBatch, owners: Positions
+    ) -> None:
+        """Stores all rows of some keys. `owners` has the slot of each row; rows of other slots are dropped."""
+        asked = np.zeros(len(self.expires), np.bool_)
+        asked[slots] = True
+        kept = np.flatnonzero(asked[owners])
+        kept = kept[np.argsort(owners[kept], kind="stable")]
+        by_slot = np.bincount(owners[kept], minlength=len(self.expires))
+        self.expires[slots] = expires
+        self.counts[slots] = by_slot[slots]
+        self.starts[slots] = self._rows + (np.cumsum(by_slot) - by_slot)[slots]
+        self._lonely += int(np.count_nonzero(by_slot[slots] == 0))
+        if len(kept):
+            self._append(rows.take(pa.array(kept)))
+
+    def copy(
+        self, slots: NDArray[np.int32], other: KeyedRows, of_other: NDArray[np.int32], chosen: NDArray[np.bool_]
+    ) -> None:
+        """Stores the rows of another generation for the chosen keys, with the time at which they expire there."""
+        slots, of_other = slots[chosen], of_other[chosen]
+        counts = other.counts[of_other]
+        begins = np.cumsum(counts) - counts
+        within = np.arange(int(counts.sum()), dtype=np.int64) - np.repeat(begins, counts)
+        rows = other.take(np.repeat(other.starts[of_other], counts) + within)
+        self.put(slots, other.expires[of_other], rows, np.repeat(slots, counts).astype(np.int64))
+
+    def take(self, positions: Positions) -> pa.RecordBatch:
+        """Returns rows at positions."""
+        table = pa.Table.from_batches(self._batches, self._schema)
+        return one_batch(table.take(pa.array(positions)), "lookup_join")
+
+    def pairing(self, slots: NDArray[np.int32], asked: NDArray[np.bool_] | None = None) -> Pairing:
+        """Returns the rows for keys with these slots, which are all stored. `asked` is True where a key has a slot."""
+        counts, starts = self.counts[slots], self.starts[slots]
+        if asked is not None:
+            counts, starts = _spread(counts, asked), _spread(starts, asked)
+        order = np.arange(self._rows, dtype=np.int64)
+        return Pairing(order, starts, counts, order[:0])
+
+    def _append(self, rows: pa.RecordBatch) -> None:
+        self._rows += rows.num_rows
+        batches = self._batches
+        batches.append(rows)
+        while len(batches) > 1 and batches[-2].num_rows < 2 * batches[-1].num_rows:
+            newest = batches.pop()
+            batches[-1] = pa.concat_batches([batches[-1], newest])
+
+
+class DatabaseLookup(LookupJoin):
+    """Joins with a table of a database. `clock` returns seconds, `pause` waits for some."""
+
+    def __init__(
+        self,
+        lookup: Lookup,
+        table: KeyedTable,
+        limits: LookupLimits,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        super().__init__(lookup)
+        self._table = table
+        self._limits = limits
+        self._clock = clock
+        self._pause = pause
+
+    def open(self, context: BatchContext) -> None:
+        """Begins with an empty cache. The first query connects."""
+        lookup = self._lookup
+        names = lookup.sides.right_names(lookup.schema, lookup.table)
+        columns = lookup.sides.output_schema(lookup.schema, lookup.table, "left")
+        self._names = list(names)
+        self._values = pa.schema([columns.field(name) for name in names.values()])
+        self._session: LookupSession = self._table.session(lookup.sides.keys[1])
+        self._young = self._new()
+        self._old = self._new()
+        self._hits = context.metrics.counter(CACHE_HITS)
+        self._keys_read = context.metrics.counter(KEYS_READ)
+        self._repeated = context.metrics.counter(QUERIES_REPEATED)
+
+    def partners(self, keys: pa.RecordBatch) -> Partners:
+        """Returns the rows of the table for these keys. Raises DatabaseError and ConfigurationError."""
+        asked = without_nulls(keys)
+        whole = bool(asked.all())
+        known = keys if whole else keys.filter(pa.array(asked))
+        young = self._young
+        slots, first = young.slots(known)
+        self._find(known.take(pa.array(first)), slots[first])
+        pairing = young.pairing(slots, None if whole else asked)
+        self._limit()
+        return Partners(pairing, lambda positions: young.take(positions).columns)
+
+    def close(self) -> None:
+        """Disconnects."""
+        if hasattr(self, "_session"):
+            self._session.close()
+
+    def _new(self) -> KeyedRows:
+        return KeyedRows(self._lookup.sides.keys[0], self._values)
+
+    def _find(self, keys: pa.RecordBatch, slots: NDArray[np.int32]) -> None:
+        """Brings the rows of different keys into the young generation: from the old one, or from the database."""
+        now = self._clock()
+        missing = self._young.expires[slots] <= now
+        if missing.any() and self._old.size:
+            in_old = self._old.slots(keys)[0]
+            self._young.copy(slots, self._old, in_old, missing & (self._old.expires[in_old] > now))
+            missing = self._young.expires[slots] <= now
+        read = int(np.count_nonzero(missing))
+        self._hits.inc(len(slots) - read)
+        self._keys_read.inc(read)
+        if not read:
+            return
+        keys, slots = keys.filter(pa.array(missing)), slots[missing]
+        rows_max = self._lookup.rows_max
+        for start, count in key_parts(keys, self._limits.keys_per_query):
+            rows_max -= self._read(keys.slice(start, count), slots[start : start + count], rows_max)
+
+    def _read(self, keys: pa.RecordBatch, slots: NDArray[np.int32], rows_max: int) -> int:
+        """Reads the rows of keys from the database into the young generation. Returns their number."""
+        lookup, ttl_ms = self._lookup, self._limits.ttl_ms
+        of_table = lookup.table
+        columns = [
+            column.cast(self._table.schema.field(name).type)
+            for name, column in zip(lookup.sides.keys[1], keys.columns, strict=True)
+        ]
+        wanted = pa.RecordBatch.from_arrays(columns, names=list(lookup.sides.keys[1]))
+        begun = self._clock()
+        rows = one_batch(self._answered(wanted, rows_max).cast(of_table), "lookup_join")
+        found = key_columns(rows, lookup.sides.keys[1]).rename_columns(list(lookup.sides.keys[0]))
+        values = pa.RecordBatch.from_arrays(plain_values(rows, self._names), schema=self._values)
+        owners = self._young.slots(found)[0].astype(np.int64)
+        expires = np.inf if ttl_ms is None else begun + ttl_ms / 1000
+        self._young.put(slots, expires, values, owners)
+        return rows.num_rows
+
+    def _answered(self, keys: pa.RecordBatch, rows_max: int) -> pa.Table:
+        """Queries the database, again and again while it does not answer. Raises DatabaseError after `retry_ms`."""
+        begun = self._clock()
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                return self._session.rows(keys, rows_max)
+            except DatabaseError as error:
+                if self._clock() + pause_s > begun + self._limits.retry_ms / 1000:
+                    raise
+                log.warning("a query of lookup_join failed, and is repeated in %g s: %s", pause_s, error)
+                self._repeated.inc(1)
+            self._pause(pause_s)
+            pause_s = min(PAUSE_S_MAX, 2 * pause_s)
+
+    def _limit(self) -> None:
+        """Drops rows until the cache is as small as it must be. The rows of the current batch stay until it is done."""
+        if self._limits.ttl_ms is None:
+            self._young = self._new()
+            return
+        rows_max = self._limits.cache_rows
+        if self._young.size > rows_max // 2:
+            self._old, self._young = self._young, self._new()
+        if self._old.size + self._young.size > rows_max:
+            self._old = self._new()
+
+
+def _spread(values: Positions, asked: NDArray[np.bool_]) -> Positions:
+    """Returns values for all rows: 0 where `asked` is False."""
+    spread = np.zeros(len(asked), np.int64)
+    spread[asked] = values
+    return spread
