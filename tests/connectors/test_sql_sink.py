@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import datetime
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack
 from decimal import Decimal
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import pyarrow as pa
 import pytest
 import sqlalchemy as sa
 from database_sinks import SinkRun, database_sink
-from stores_of_sql import Database, MariaUnavailable, new_mariadb_database, run_mariadb
+from stores_of_sql import Database
 
 import tidegate as tg
 from tidegate.connectors.sql import sink as sink_module
@@ -22,25 +20,13 @@ SECOND = datetime.datetime(1970, 1, 1, 0, 0, 1, 1)
 ROWS = pa.table({"id": pa.array([1, 2, 3]), "v": ["a", None, "c"]})
 
 
-@pytest.fixture(scope="module")
-def mariadb_url() -> Iterator[str]:
-    """One server for the module."""
-    with ExitStack() as stack:
-        try:
-            url = stack.enter_context(run_mariadb())
-        except MariaUnavailable as error:
-            pytest.skip(f"MariaDB cannot be started here: {error}")
-        yield url
-
-
 @pytest.fixture(params=["sqlite", "mariadb"])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
     """An empty database of each kind."""
     if request.param == "sqlite":
-        yield Database(f"sqlite:///{tmp_path}/test.db")
-        return
-    with new_mariadb_database(request.getfixturevalue("mariadb_url")) as made:
-        yield made
+        return Database(f"sqlite:///{tmp_path}/test.db")
+    made: Database = request.getfixturevalue("mariadb")
+    return made
 
 
 def test_rows_are_appended_once(database: Database) -> None:

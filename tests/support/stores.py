@@ -1,4 +1,4 @@
-"""Stores that any test can ask for: a local folder, memory, and S3; a broker of Apache Kafka, and PostgreSQL.
+"""Stores that any test can ask for: a local folder, memory, and S3; a broker of Apache Kafka, PostgreSQL and MariaDB.
 
 What makes them is imported when a test asks: most runs of a few tests can do without a client for S3.
 """
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kafka_server import KafkaServer
     from postgres_server import PostgresDatabase, PostgresServer
     from seaweed import S3Server
+    from stores_of_sql import Database
 
     from tidegate.storage.files.file_system_store import FileSystemStore
 
@@ -100,4 +101,26 @@ def postgres(postgres_server: PostgresServer) -> Iterator[PostgresDatabase]:
     from postgres_server import new_database
 
     with new_database(postgres_server) as database:
+        yield database
+
+
+@pytest.fixture(scope="session")
+def mariadb_url() -> Iterator[str]:
+    """The URL of one MariaDB for the session; each test has a database of its own on it (`mariadb`)."""
+    from stores_of_sql import MariaUnavailable, run_mariadb
+
+    with ExitStack() as stack:
+        try:
+            url = stack.enter_context(run_mariadb())
+        except MariaUnavailable as error:
+            pytest.skip(f"MariaDB cannot be started here: {error}")
+        yield url
+
+
+@pytest.fixture
+def mariadb(mariadb_url: str) -> Iterator[Database]:
+    """An empty database of the session's MariaDB."""
+    from stores_of_sql import new_mariadb_database
+
+    with new_mariadb_database(mariadb_url) as database:
         yield database
