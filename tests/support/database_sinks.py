@@ -9,8 +9,8 @@ import cloudpickle
 import pyarrow as pa
 
 import tidegate as tg
+from tidegate.connectors.sql import sink
 from tidegate.connectors.sql.alchemy import AlchemyClient
-from tidegate.connectors.sql.columns import check_keys, chosen_columns
 from tidegate.connectors.sql.options import table_write
 from tidegate.connectors.sql.postgres import PostgresClient
 from tidegate.connectors.sql.sink import DatabaseSink
@@ -48,12 +48,7 @@ def database_sink(
     """Makes a sink as `to_postgres` and `to_sql` do."""
     write = table_write("sink", table, mode, keys, on_conflict, "tidegate_commits", deletes=changes)
     client = (PostgresClient if url.startswith("postgresql:") else AlchemyClient)(url, write, "sink")
-    rows = pa.schema([each for each in schema if each.name != "row_kind"]) if changes else schema
-    shape = client.prepare(rows, create)
-    columns = chosen_columns("sink", table, shape, rows)
-    if keys:
-        check_keys("sink", table, shape, columns, keys)
-    return DatabaseSink(client, columns, rows, "row_kind" if changes else None)
+    return sink.database_sink(client, schema, create=create, kind_column="row_kind" if changes else None)
 
 
 class SinkRun:

@@ -1,13 +1,13 @@
 """Builds the steps that write to tables of databases: `Stream.to_postgres` and `Stream.to_sql`.
 
-Both connect when the program is made, check the table, and make a `DatabaseSink`.
+`to_database` is the one builder of both. It connects when the program is made, and checks the table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from tidegate.api.streams.expression_columns import known_schema
 from tidegate.api.streams.output_steps import to_sink
@@ -15,10 +15,10 @@ from tidegate.api.streams.step import StepOptions
 from tidegate.connectors.committing_sink import DEFAULT_BUCKETS
 from tidegate.connectors.sql.alchemy import AlchemyClient
 from tidegate.connectors.sql.client import TableClient
-from tidegate.connectors.sql.columns import check_keys, chosen_columns
-from tidegate.connectors.sql.options import TableWrite, table_write
+from tidegate.connectors.sql.options import table_write
 from tidegate.connectors.sql.postgres import PostgresClient
-from tidegate.connectors.sql.sink import DatabaseSink
+from tidegate.connectors.sql.queries import is_postgres
+from tidegate.connectors.sql.sink import database_sink
 from tidegate.operators.aggregates.column_expressions import column_names
 from tidegate.operators.changes import CHANGE
 from tidegate.operators.sinks.sink import FLUSH_BYTES
@@ -27,9 +27,17 @@ from tidegate.storage.errors import ConfigurationError
 if TYPE_CHECKING:
     from tidegate.api.streams.stream import Stream
 
+Method = Literal["to_postgres", "to_sql"]
+"""The method of the stream. It decides the client, and what an address is."""
+
+_ADDRESSES: dict[Method, str] = {
+    "to_postgres": "an address of libpq, such as postgresql://user@host/database or host=... dbname=...",
+    "to_sql": "a URL of SQLAlchemy, such as sqlite:////folder/file.db",
+}
+
 
 @dataclass(frozen=True, slots=True)
-class DatabaseTable:
+class TableArguments:
     """The arguments of `to_postgres` and `to_sql` that describe the table."""
 
     address: str
@@ -41,32 +49,14 @@ class DatabaseTable:
     token_table: str
 
 
-def to_postgres(stream: Stream, given: DatabaseTable, options: StepOptions) -> None:
-    """Builds `Stream.to_postgres`."""
-    where = f"to_postgres {options.name!r}"
-    scheme = given.address.partition("://")[0] if isinstance(given.address, str) and "://" in given.address else ""
-    if not isinstance(given.address, str) or not given.address or scheme not in ("", "postgresql", "postgres"):
-        raise ConfigurationError(
-            f"{where}: give an address of libpq, such as postgresql://user@host/database or host=... dbname=..."
-        )
-    _to_database(stream, where, given, PostgresClient, options)
-
-
-def to_sql(stream: Stream, given: DatabaseTable, options: StepOptions) -> None:
-    """Builds `Stream.to_sql`."""
-    where = f"to_sql {options.name!r}"
-    if not isinstance(given.address, str) or "://" not in given.address:
-        raise ConfigurationError(f"{where}: give a URL of SQLAlchemy, such as sqlite:////folder/file.db")
-    _to_database(stream, where, given, AlchemyClient, options)
-
-
-def _to_database(
-    stream: Stream,
-    where: str,
-    given: DatabaseTable,
-    client_of: Callable[[str, TableWrite, str], TableClient],
-    options: StepOptions,
-) -> None:
+def to_database(stream: Stream, method: Method, given: TableArguments, options: StepOptions) -> None:
+    """Builds `Stream.to_postgres` and `Stream.to_sql`. Raises ConfigurationError."""
+    where = f"{method} {options.name!r}"
+    to_postgres = method == "to_postgres"
+    address = given.address
+    # PostgreSQL has URLs of SQLAlchemy too. `AlchemyClient` refuses them with the advice to use the other method.
+    if not isinstance(address, str) or not address or not (is_postgres(address) if to_postgres else "://" in address):
+        raise ConfigurationError(f"{where}: give {_ADDRESSES[method]}")
     schema = known_schema(stream, options.name)
     keys = column_names(given.keys, f"{where}: keys=")
     changelog = stream._changelog
@@ -77,15 +67,11 @@ def _to_database(
     write = table_write(where, given.table, given.mode, keys, given.on_conflict, given.token_table, deletes=changes)
     if changelog is not None and write.on_conflict != "update":
         raise ConfigurationError(f"{where}: its rows replace earlier ones; remove on_conflict={given.on_conflict!r}")
-    if changes:
-        schema = schema.remove(schema.get_field_index(CHANGE))
-    client = client_of(given.address, write, where)
-    shape = client.prepare(schema, given.create)
-    columns = chosen_columns(where, write.place, shape, schema)
+    client: TableClient = PostgresClient(address, write, where) if to_postgres else AlchemyClient(address, write, where)
+    kind_column = CHANGE if changes else None
+    buckets = stream._program.max_parallelism or DEFAULT_BUCKETS
+    sink = database_sink(client, schema, create=given.create, kind_column=kind_column, buckets=buckets)
     if keys:
-        check_keys(where, write.place, shape, columns, keys)
         # Buckets are key groups, so rows must come by the hash of all keys.
         stream = stream._by_keys(keys)
-    buckets = stream._program.max_parallelism or DEFAULT_BUCKETS
-    sink = DatabaseSink(client, columns, schema, CHANGE if changes else None, buckets)
     to_sink(stream, sink, keys, FLUSH_BYTES, options)

@@ -22,7 +22,7 @@ from tidegate.api.streams import column_steps, database_steps, join_steps, kafka
 from tidegate.api.streams.aggregate_steps import keyed_aggregate, total_aggregate
 from tidegate.api.streams.changelog_mode import ChangelogMode
 from tidegate.api.streams.connected_streams import ConnectedStreams
-from tidegate.api.streams.database_steps import DatabaseTable
+from tidegate.api.streams.database_steps import TableArguments
 from tidegate.api.streams.event_time import assigned_timestamps, uses_event_time
 from tidegate.api.streams.expression_columns import (
     aggregates_and_options,
@@ -1338,8 +1338,8 @@ class Stream(OtherNames):
 
             >>> orders.to_postgres("postgresql://ann@db/shop", "orders", uid="orders")  # doctest: +SKIP
         """
-        given = DatabaseTable(dsn, table, mode, keys, on_conflict, create, token_table)
-        database_steps.to_postgres(self, given, StepOptions(name, uid, parallelism))
+        given = TableArguments(dsn, table, mode, keys, on_conflict, create, token_table)
+        database_steps.to_database(self, "to_postgres", given, StepOptions(name, uid, parallelism))
 
     def to_sql(
         self,
@@ -1370,8 +1370,8 @@ class Stream(OtherNames):
             >>> orders.to_sql("sqlite:///orders.db", "orders", create=True, uid="orders")
             >>> _ = env.execute(progress="off").wait()
         """
-        given = DatabaseTable(url, table, mode, keys, on_conflict, create, token_table)
-        database_steps.to_sql(self, given, StepOptions(name, uid, parallelism))
+        given = TableArguments(url, table, mode, keys, on_conflict, create, token_table)
+        database_steps.to_database(self, "to_sql", given, StepOptions(name, uid, parallelism))
 
     def to_kafka(
         self,

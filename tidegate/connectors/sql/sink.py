@@ -33,7 +33,7 @@ from tidegate.connectors.committing_sink import (
     SinkFiles,
 )
 from tidegate.connectors.sql.client import DELETED, CommitKey, TableClient, TableSession
-from tidegate.connectors.sql.columns import TableColumn, conform, sent_schema
+from tidegate.connectors.sql.columns import TableColumn, check_keys, chosen_columns, conform, sent_schema
 from tidegate.state.kernels.columns import plain
 from tidegate.state.kernels.hashing import hash_columns
 from tidegate.storage.errors import ConfigurationError
@@ -83,6 +83,29 @@ class DatabaseSink(CommittingSink):
     def open_committer(self, context: CommittingContext) -> DatabaseCommitter:
         """Returns the committer of a subtask."""
         return DatabaseCommitter(context.uid, context.files, self.client.open(self.columns, self.sent))
+
+
+def database_sink(
+    client: TableClient,
+    schema: pa.Schema,
+    *,
+    create: bool = False,
+    kind_column: str | None = None,
+    buckets: int = DEFAULT_BUCKETS,
+) -> DatabaseSink:
+    """Returns the sink for rows of a schema, after all checks of its table. Raises ConfigurationError.
+
+    - `create`: whether to create the table if it does not exist.
+    - `kind_column`: the column with the kind of changes, which the table does not have.
+    """
+    write = client.write
+    if kind_column is not None:
+        schema = schema.remove(schema.get_field_index(kind_column))
+    shape = client.prepare(schema, create)
+    columns = chosen_columns(client.where, write.place, shape, schema)
+    if write.keys:
+        check_keys(client.where, write.place, shape, columns, write.keys)
+    return DatabaseSink(client, columns, schema, kind_column, buckets)
 
 
 class DatabaseWriter(CommittingWriter):
