@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,27 +68,28 @@ class DatabaseTable:
     Example:
 
         >>> import sqlite3
-        >>> database = sqlite3.connect("users.db", autocommit=True)
+        >>> database = sqlite3.connect("users.db", isolation_level=None)
         >>> _ = database.execute("CREATE TABLE users (user TEXT, country TEXT)")
-        >>> _ = database.execute("INSERT INTO users VALUES ('bob', 'DE')")
+        >>> _ = database.execute("INSERT INTO users VALUES ('ann', 'NL'), ('bob', 'DE')")
         >>> users = tg.DatabaseTable("sqlite:///users.db", "users", cache_ttl="1min")
         >>> orders.lookup_join(users, on="user").limit(2).show()
         +------+--------+------+---------+
         | user | amount |   at | country |
         +------+--------+------+---------+
-        | ann  |     30 |    0 | NULL    |
+        | ann  |     30 |    0 | NL      |
         | bob  |      5 | 1000 | DE      |
         +------+--------+------+---------+
     """
 
     address: str
     table: str
-    columns: str | Sequence[str] | None = field(default=None, kw_only=True)
-    schema: SchemaLike | None = field(default=None, kw_only=True)
-    cache_ttl: str | timedelta | int | None = field(default=None, kw_only=True)
-    cache_rows: int = field(default=100_000, kw_only=True)
-    keys_per_query: int = field(default=1_000, kw_only=True)
-    retry_for: str | timedelta | int = field(default="1min", kw_only=True)
+    _: KW_ONLY
+    columns: str | Sequence[str] | None = None
+    schema: SchemaLike | None = None
+    cache_ttl: str | timedelta | int | None = None
+    cache_rows: int = 100_000
+    keys_per_query: int = 1_000
+    retry_for: str | timedelta | int = "1min"
 
 
 @dataclass(frozen=True, slots=True)
