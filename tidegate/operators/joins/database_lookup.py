@@ -211,7 +211,7 @@ class DatabaseLookup(LookupJoin):
         owners = self._young.slots(found)[0].astype(np.int64)
         expires = np.inf if ttl_ms is None else begun + ttl_ms / 1000
         self._young.put(slots, expires, values, owners)
-        return rows.num_rows
+        return int(rows.num_rows)
 
     def _answered(self, keys: pa.RecordBatch, rows_max: int) -> pa.Table:
         """Queries the database, again and again while it does not answer. Raises DatabaseError after `retry_ms`."""
