@@ -104,6 +104,23 @@ def test_values_of_every_type_arrive(database: Database) -> None:
     assert rows == expected
 
 
+def test_floats_that_the_database_does_not_have_are_refused(database: Database) -> None:
+    """SQLite would store a null for NaN; MySQL would refuse NaN and infinities only when they are committed."""
+    database.execute("CREATE TABLE t (f DOUBLE)")
+    run = SinkRun(database_sink(database.url, pa.schema({"f": pa.float64()})))
+    with pytest.raises(
+        tg.ConfigurationError, match=r"column 'f' \(DOUBLE.*\) has NaN, which the database cannot store"
+    ):
+        run.write(1, pa.table({"f": [1.0, float("nan")]}))
+    infinite = pa.table({"f": [float("-inf")]})
+    if database.url.startswith("sqlite"):
+        run.write_and_commit(2, infinite)
+        assert database.execute("SELECT f FROM t") == [(float("-inf"),)]
+        return
+    with pytest.raises(tg.ConfigurationError, match="has an infinity, which the database cannot store"):
+        run.write(2, infinite)
+
+
 @pytest.mark.parametrize(
     ("columns", "stream", "options", "message"),
     [

@@ -400,6 +400,8 @@ def _column(found: Any, dialect: str, collation: str | None, is_key: bool) -> Ta
         may_be_missing=bool(missing),
         format="json" if isinstance(data_type, sa.JSON) else None,
         characters_max=characters,
+        no_nan=True,
+        no_infinity=dialect in _MYSQL,
         why_no_key=why,
         why_not="is computed by the database" if generated else None,
     )

@@ -49,6 +49,7 @@ class TableColumn:
     - `cast`: whether values are sent as text, which the database casts to the type of the column.
     - `why_no_key`: why it cannot be a key, None if it can.
     - `limits`: the least and the greatest value as integers of `arrow`, for dates and timestamps.
+    - `no_nan`, `no_infinity`: the database has no such floats. SQLite would store a null for NaN.
     """
 
     name: str
@@ -62,6 +63,8 @@ class TableColumn:
     labels: tuple[str, ...] | None = None
     characters_max: int | None = None
     limits: tuple[int, int] | None = None
+    no_nan: bool = False
+    no_infinity: bool = False
     why_no_key: str | None = None
     why_not: str | None = None
     """Why rows cannot have it, for example because the database computes it."""
@@ -229,6 +232,8 @@ def _conformed(given: pa.Array, column: TableColumn, is_key: bool, where: str) -
         _check_text(values, column, is_key, where)
     elif column.limits is not None and values.null_count < len(values):
         _check_limits(values, column, where)
+    if pa.types.is_floating(values.type):
+        _check_floats(values, column, where)
     return values
 
 
@@ -279,6 +284,15 @@ def _check_text(values: pa.Array, column: TableColumn, is_key: bool, where: str)
             raise ConfigurationError(
                 f"{where}: column {column.name!r} ({column.type_text}): {value_text(value)} {what}. Filter or change "
                 "such rows before the sink"
+            )
+
+
+def _check_floats(values: pa.Array, column: TableColumn, where: str) -> None:
+    for refused, test, what in ((column.no_nan, pc.is_nan, "NaN"), (column.no_infinity, pc.is_inf, "an infinity")):
+        if refused and pc.any(test(values)).as_py():
+            raise ConfigurationError(
+                f"{where}: column {column.name!r} ({column.type_text}) has {what}, which the database cannot store. "
+                "Make it null, or filter such rows, in a step before the sink"
             )
 
 
