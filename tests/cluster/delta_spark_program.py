@@ -48,6 +48,14 @@ def append(url: str, rows: pa.Table, folder: Path, **options: Any) -> str:
             return str(error)
 
 
+def upsert(url: str, rows: pa.Table, folder: Path) -> str:
+    """A job that merges rows by `id`; its end."""
+    with tg.StreamEnvironment.local(1) as env:
+        env.from_batches(rows, splits=1).to_delta(url, mode="upsert", keys="id", uid="merge")
+        checkpoints = tg.CheckpointConfig(storage=str(folder / "ck"))
+        return str(env.execute("upsert", checkpoints=checkpoints, progress="off").wait("4min"))
+
+
 def main(jars: str, folder: Path) -> dict[str, object]:
     """Everything that is asked, in turn."""
     spark = session(jars)
@@ -92,6 +100,24 @@ def main(jars: str, folder: Path) -> dict[str, object]:
             spark.sql(f"alter table delta.`{other}` add constraint small check (id < 1000)")
         found[name] = append(other, pa.table({"id": [1]}), folder, if_exists="append")
     found["rows of plain"] = values(str(folder / "plain"))
+
+    merged = str(folder / "merged")
+    spark.sql(
+        f"create table delta.`{merged}` (id bigint not null, v string, day date) using delta partitioned by (day) "
+        "tblproperties('delta.enableChangeDataFeed' = 'true', 'delta.enableDeletionVectors' = 'true')"
+    )
+    spark.sql(f"insert into delta.`{merged}` select id, 'spark', date'2026-01-01' from range(20)")
+    spark.sql(f"delete from delta.`{merged}` where id in (3, 14)")
+    days = pa.array([20_454, 20_455, 20_455, None], pa.int32()).cast(pa.date32())
+    rows = pa.table({"id": [1, 2, 3, 100], "v": ["a", "b", "c", "d"], "day": days})
+    found["merge"] = upsert(merged, rows, folder)
+    spark.sql(f"merge into delta.`{merged}` t using (select 1 id) s on t.id = s.id when matched then delete")
+    found["second merge"] = upsert(merged, rows.slice(1, 1).set_column(1, "v", pa.array(["B"])), folder)
+    read = spark.read.format("delta").load(merged).filter("v != 'spark'").orderBy("id")
+    found["rows of merged"] = [[row["id"], row["v"], str(row["day"])] for row in read.collect()]
+    found["ids of merged"] = values(merged)
+    feed = spark.sql(f"select id, _change_type, _commit_version v from table_changes_by_path('{merged}', 3)")
+    found["feed of merged"] = sorted([row["id"], row["_change_type"]] for row in feed.filter("v = 3").collect())
     return found
 
 

@@ -73,3 +73,14 @@ def test_spark_and_a_job_share_a_delta_table(delta_jars: str, tmp_path: Path) ->
         assert text in found[name], name
     assert found["plain"] == "finished"
     assert found["rows of plain"] == [1]
+    assert found["merge"] == found["second merge"] == "finished"
+    assert found["rows of merged"] == [[2, "B", "2026-01-02"], [3, "c", "2026-01-02"], [100, "d", "None"]]
+    assert found["ids of merged"] == [0, *range(2, 14), *range(15, 20), 100]
+    assert found["feed of merged"] == [
+        [1, "update_postimage"],
+        [1, "update_preimage"],
+        [2, "update_postimage"],
+        [2, "update_preimage"],
+        [3, "insert"],
+        [100, "insert"],
+    ]

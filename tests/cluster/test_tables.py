@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 from source_contract import check_source
 
 import tidegate as tg
-from tidegate.connectors.delta_source import DeltaSource
+from tidegate.connectors.delta.source import DeltaSource
 from tidegate.connectors.files.source import source_of_files
 from tidegate.spark_bridge import RayDPSession, table_to_dataframe
 from tidegate.storage.checkpoints.metadata import DataFile

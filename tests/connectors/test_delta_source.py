@@ -18,7 +18,7 @@ from deltalake import DeltaTable, write_deltalake
 from source_contract import check_source
 
 from tidegate.connectors import pushed_filters
-from tidegate.connectors.delta_source import DeltaSource
+from tidegate.connectors.delta.source import DeltaSource
 from tidegate.connectors.files.open_file import OpenFile, UnreadableFileError
 from tidegate.connectors.source import ReadResult, SourceSplit
 from tidegate.storage.errors import ConfigurationError

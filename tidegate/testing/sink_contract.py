@@ -31,18 +31,20 @@ Row = dict[str, object]
 Visible = Callable[[], Iterable[Row]]
 
 
-def check_sink(sink: Sink, batches: Sequence[pa.RecordBatch], visible: Visible) -> None:
+def check_sink(sink: Sink, batches: Sequence[pa.RecordBatch], visible: Visible, *, keys: Sequence[str] = ()) -> None:
     """Checks a `tg.Sink` that has written nothing.
 
     - `batches`: at least two batches that the sink can write.
     - `visible`: returns the rows that readers see, in any order.
+    - `keys`: for a sink that keeps the newest row of each key. Both batches need rows of the same keys with other
+      values, so that a commit that is repeated too late can be seen.
 
     Raises AssertionError if rows are visible before their commit, are lost, or are written twice.
     """
     first = batches[0]
     second = batches[1]
     fresh = cloudpickle.dumps(sink)
-    seen = _Seen(visible)
+    seen = _Seen(visible, keys)
 
     def writer(job: str, subtask: int, attempt: int) -> Sink:
         made: Sink = cloudpickle.loads(fresh)
@@ -117,13 +119,17 @@ def check_committing_sink(sink: CommittingSink, batches: Sequence[pa.RecordBatch
 class _Seen:
     """The rows that readers must see."""
 
-    def __init__(self, visible: Visible) -> None:
+    def __init__(self, visible: Visible, keys: Sequence[str] = ()) -> None:
         self._visible = visible
+        self._keys = keys
         self._expected: list[Row] = []
 
     def check(self, when: str, *more: pa.RecordBatch) -> None:
         """Checks that readers see all rows so far, and the rows of these batches."""
         self._expected.extend(row for batch in more for row in batch.to_pylist())
+        if self._keys:
+            newest = {tuple(row[key] for key in self._keys): row for row in self._expected}
+            self._expected = list(newest.values())
         found = list(self._visible())
         assert sorted(found, key=repr) == sorted(self._expected, key=repr), (
             f"after {when}, readers see {len(found)} rows, and there must be {len(self._expected)}: the sink has "

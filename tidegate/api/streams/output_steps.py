@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
@@ -19,6 +20,8 @@ from tidegate.api.streams.expression_columns import known_schema
 from tidegate.api.streams.step import Step, StepOptions
 from tidegate.api.tables.output_tables import CollectedRows, OutputTable, TableOptions
 from tidegate.connectors.committing_sink import BUCKETS_MAX, CommittingSink
+from tidegate.connectors.delta.client import DeltaPlace
+from tidegate.connectors.delta.sink import DeltaUpsert, check_delta_keys
 from tidegate.connectors.iceberg.client import TableLayout, TablePlace, check_writable
 from tidegate.connectors.iceberg.options import CatalogLike, CatalogOptions, check_columns
 from tidegate.connectors.iceberg.sink import IcebergAppend, IcebergUpsert
@@ -31,7 +34,10 @@ from tidegate.operators.sinks.table_sink import table_sink
 from tidegate.operators.state.keys import key_schema
 from tidegate.storage.checkpoints.metadata import own_sink_place
 from tidegate.storage.errors import ConfigurationError
+from tidegate.storage.files.file_system_store import open_store
 from tidegate.storage.tables.delta_mirror import check_delta_schema
+from tidegate.storage.tables.maintenance import FILE_BYTES
+from tidegate.storage.tables.partitions import check_partitioning
 from tidegate.storage.tables.table_info import TableInfo, TableMode
 from tidegate.storage.units import parse_duration_ms, parse_size_bytes
 
@@ -65,19 +71,48 @@ def to_table(
 def to_delta(
     stream: Stream,
     url: str | os.PathLike[str],
+    mode: TableMode,
+    keys: str | Sequence[str],
     partition_by: str | Sequence[str],
     table_options: TableOptions,
     options: StepOptions,
-) -> OutputTable:
+) -> OutputTable | None:
     """Builds `Stream.to_delta`."""
     where = f"to_delta {options.name!r}"
+    names = column_names(keys, f"{where}: keys=")
+    parts = column_names(partition_by, f"{where}: partition_by=")
+    if mode == "upsert":
+        _merged_into_delta(stream, location(url, where), names, parts, table_options, options)
+        return None
     if stream._changelog is not None:
         raise stream._changelog.refuse(where)
-    parts = column_names(partition_by, f"{where}: partition_by=")
-    info = _table_info(stream, options.name, "append", (), parts, f"tidegate-{uuid.uuid4()}")
+    info = _table_info(stream, options.name, mode, names, parts, f"tidegate-{uuid.uuid4()}")
     assert stream.schema is not None
     check_delta_schema(stream.schema)
     return _written(stream, location(url, where), info, table_options, options)
+
+
+def _merged_into_delta(
+    stream: Stream,
+    url: str,
+    keys: tuple[str, ...],
+    partition_by: tuple[str, ...],
+    table_options: TableOptions,
+    options: StepOptions,
+) -> None:
+    where = f"to_delta {options.name!r}"
+    usual = TableOptions.of(where, "error", FILE_BYTES, auto_compact=True, schema_evolution=None, history=None)
+    if replace(table_options, history_ms=None) != usual:
+        raise ConfigurationError(
+            f'{where}: if_exists, target_file_size, auto_compact and schema_evolution are for mode="append"; remove '
+            'them. mode="upsert" changes a table that exists, as MERGE does'
+        )
+    info = _table_info(stream, where, "upsert", keys)
+    check_delta_keys(info.arrow_schema, keys, where)
+    check_partitioning(info.arrow_schema, partition_by, ())
+    place = DeltaPlace(open_store(url).url, info.arrow_schema, partition_by, table_options.history_ms)
+    place.check()
+    _upserted(stream, DeltaUpsert(place, keys), info, options)
 
 
 def _written(

@@ -24,7 +24,7 @@ from tidegate.api.streams.state_meanings import meaning
 from tidegate.api.streams.step import Step, StepOptions, checked_group
 from tidegate.api.streams.stream import Stream
 from tidegate.connectors.bad_rows import BAD_ROWS, BadRows, check_bad_rows
-from tidegate.connectors.delta_source import DeltaSource
+from tidegate.connectors.delta.source import DeltaSource
 from tidegate.connectors.files.open_file import FileFormat
 from tidegate.connectors.files.patterns import FilePattern
 from tidegate.connectors.files.source import FileForm, FolderSource, source_of_files

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, Unpack, overload
 
 import pyarrow as pa
 
@@ -1195,10 +1195,13 @@ class Stream(OtherNames):
         options = StepOptions(name, uid, parallelism)
         return output_steps.to_table(self, url, mode, keys, order_by, partition_by, table_options, options)
 
+    @overload
     def to_delta(
         self,
         url: str | os.PathLike[str],
         *,
+        mode: Literal["append"] = "append",
+        keys: tuple[()] = (),
         partition_by: str | Sequence[str] = (),
         if_exists: IfExists = "error",
         target_file_size: str | int = FILE_BYTES,
@@ -1208,17 +1211,53 @@ class Stream(OtherNames):
         name: str = "to_delta",
         uid: str | None = None,
         parallelism: int | None = None,
-    ) -> OutputTable:
+    ) -> OutputTable: ...
+
+    @overload
+    def to_delta(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        mode: Literal["upsert"],
+        keys: str | Sequence[str],
+        partition_by: str | Sequence[str] = (),
+        history: str | timedelta | int | None = HISTORY_DEFAULT,
+        name: str = "to_delta",
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> None: ...
+
+    def to_delta(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        mode: TableMode = "append",
+        keys: str | Sequence[str] = (),
+        partition_by: str | Sequence[str] = (),
+        if_exists: IfExists = "error",
+        target_file_size: str | int = FILE_BYTES,
+        auto_compact: bool = True,
+        schema_evolution: SchemaEvolution | None = None,
+        history: str | timedelta | int | None = HISTORY_DEFAULT,
+        name: str = "to_delta",
+        uid: str | None = None,
+        parallelism: int | None = None,
+    ) -> OutputTable | None:
         """Writes to a Delta Lake table, exactly once. Spark, Polars, DuckDB and Trino read it without tidegate.
 
         Each completed checkpoint that has rows is one transaction of Delta. Others may write to the table as well.
         Needs `pip install 'tidegate[delta]'`; see `docs/delta.md`.
 
+        - `mode`: "append" adds rows, and returns the table. "upsert" replaces the row with the same `keys`, and deletes
+          retracted rows of a stream of changes, by a MERGE into a table that is created unless it exists. It
+          returns None.
         - `history`: how long a new table keeps its log and the files of older versions. In an existing table the
           property `delta.deletedFileRetentionDuration` counts if it is longer.
-        - All other parameters are as in `to_table` with mode="append".
+        - `partition_by`: as in `to_table`. With mode="upsert" for a new table.
+        - `if_exists`, `target_file_size`, `auto_compact` and `schema_evolution`: for mode="append", as in `to_table`.
 
-        Raises ConfigurationError for a stream of updates or changes, and for types that Delta lacks.
+        Raises ConfigurationError for a stream of updates or changes with mode="append", and TableError for columns that
+        Delta or the existing table cannot store.
 
         Example:
 
@@ -1227,7 +1266,8 @@ class Stream(OtherNames):
         table_options = TableOptions.of(
             f"to_delta {name!r}", if_exists, target_file_size, auto_compact, schema_evolution, history
         )
-        return output_steps.to_delta(self, url, partition_by, table_options, StepOptions(name, uid, parallelism))
+        options = StepOptions(name, uid, parallelism)
+        return output_steps.to_delta(self, url, mode, keys, partition_by, table_options, options)
 
     def to_iceberg(
         self,

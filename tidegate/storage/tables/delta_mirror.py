@@ -50,7 +50,7 @@ import pyarrow as pa
 
 from tidegate.storage.checkpoints.layout import unescape
 from tidegate.storage.checkpoints.metadata import DataFile
-from tidegate.storage.errors import ConfigurationError, StorageError, TableError
+from tidegate.storage.errors import ConfigurationError, StorageError, TableError, TidegateError
 from tidegate.storage.extras import load
 from tidegate.storage.schemas.arrow_types import decoded_type
 from tidegate.storage.tables.log.entries import Ranges, TableClaim, TableEntry, TableFold, covers, without
@@ -341,7 +341,7 @@ class DeltaMirror:
                 ),
             )
         except CommitFailedError as error:
-            if _is_final(error):
+            if is_final(error):
                 raise
             return str(error)
         return None
@@ -368,7 +368,8 @@ class DeltaMirror:
         import pyarrow as pa
         from deltalake import Schema
 
-        self._check_features(table)
+        if (reason := unwritable(table)) is not None:
+            raise TableError(f"the Delta table at {self._url} {reason}")
         there = pa.schema(table.schema().to_arrow())
         wanted = pa.schema(Schema.from_arrow(self._info.arrow_schema).to_arrow())
         lacks = set(may_lack) - set(there.names)
@@ -383,18 +384,6 @@ class DeltaMirror:
                 f"the Delta table at {self._url} is partitioned by {list(by)}, the job partitions by "
                 f"{list(self._info.partition_by)}; give the same partition_by, or another url"
             )
-
-    def _check_features(self, table: DeltaTable) -> None:
-        protocol = table.protocol()
-        reason = refusal(
-            protocol.min_reader_version,
-            protocol.min_writer_version,
-            {*(protocol.writer_features or ()), *(protocol.reader_features or ())},
-            table.metadata().configuration,
-            json.loads(table.schema().to_json()),
-        )
-        if reason is not None:
-            raise TableError(f"the Delta table at {self._url} {reason}")
 
     def _is_to_be_made(self, table: DeltaTable, change: DeltaChange) -> bool:
         """Returns whether the change has an effect. Raises TableError if it cannot be made."""
@@ -463,18 +452,28 @@ class DeltaMirror:
 
         After an error the Delta table is loaded again, because it may be half updated.
         """
-        deltalake = imported()
         try:
-            yield
-        except (deltalake.exceptions.DeltaError, OSError, ValueError) as error:
+            with translated_errors(what, self._url):
+                yield
+        except TidegateError:
             self._table = None
-            text = f"cannot {what} the Delta table at {self._url}: {error}"
-            if _is_final(error):
-                raise TableError(
-                    f"{text}. The table has a property or feature that tidegate does not support: remove it, or write "
-                    "to another url"
-                ) from error
-            raise StorageError(text) from error
+            raise
+
+
+@contextmanager
+def translated_errors(what: str, url: str) -> Iterator[None]:
+    """Raises errors of Delta at the table at `url` as TableError, or as StorageError if a retry may help."""
+    deltalake = imported()
+    try:
+        yield
+    except (deltalake.exceptions.DeltaError, OSError, ValueError) as error:
+        text = f"cannot {what} the Delta table at {url}: {error}"
+        if is_final(error):
+            raise TableError(
+                f"{text}. The table has a property or feature that tidegate does not support: remove it, or write to "
+                "another url"
+            ) from error
+        raise StorageError(text) from error
 
 
 def retention_properties(history_ms: int) -> dict[str, str]:
@@ -533,7 +532,8 @@ their own.
 """
 
 
-def _is_final(error: Exception) -> bool:
+def is_final(error: Exception) -> bool:
+    """Returns whether an error of Delta comes from the table itself, so that no retry helps."""
     from deltalake.exceptions import DeltaError, DeltaProtocolError, SchemaMismatchError
 
     if isinstance(error, DeltaProtocolError | SchemaMismatchError):
@@ -601,6 +601,18 @@ def _hint(found: pa.DataType) -> str | None:
         or types.is_decimal128(found)
     )
     return None if held else "cast it to a number, a string, a date or a timestamp[us]"
+
+
+def unwritable(table: DeltaTable) -> str | None:
+    """Returns why tidegate cannot write to a version of a Delta table and what to do about it, or None if it can."""
+    protocol = table.protocol()
+    return refusal(
+        protocol.min_reader_version,
+        protocol.min_writer_version,
+        {*(protocol.writer_features or ()), *(protocol.reader_features or ())},
+        table.metadata().configuration,
+        json.loads(table.schema().to_json()),
+    )
 
 
 WRITER_VERSION_MAX = 7

@@ -1,0 +1,219 @@
+"""`DeltaUpsert`: a sink that commits each checkpoint as one MERGE of a Delta table.
+
+Each subtask stores its rows in files outside of the table (`upserts.py`), and the coordinator merges the rows of all
+subtasks (`client.py`). Rules:
+
+- MERGE is `deltalake`'s: it rewrites the data files that have rows with these keys (copy-on-write), applies and removes
+  deletion vectors, and writes the change data feed of a table that has one.
+- Columns of the changes have names of their own in the MERGE, so that no name of a table's column needs a meaning in
+  SQL.
+- Files of the table are skipped by the least and greatest keys in Delta's log only for whole numbers, strings and
+  dates. The log may have rounded values of other types, and a file that is wrongly skipped would duplicate its keys.
+- Keys of floats are refused: with NaN among them `deltalake` duplicates rows (seen in 1.6.6).
+- An empty string in a column by which the table is partitioned is a null in Delta, which no key equals. So a key that
+  is one is refused.
+- A file of rows that wait is deleted after the commit. A repeated commit finds its token first, and needs no file.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from tidegate.connectors.delta.client import DeltaPlace, commit_once, required_columns
+from tidegate.connectors.sink import CommitContext, Sink, SinkContext
+from tidegate.connectors.upserts import STAGED_BYTES_MAX, StagedUpserts, last_of_each_key
+from tidegate.storage.codec import decode, encode, wire
+from tidegate.storage.errors import ConfigurationError, NotFoundError, TableError
+from tidegate.storage.files.file_system_store import open_store
+from tidegate.storage.schemas.arrow_types import decoded_type
+from tidegate.storage.schemas.column_names import DELETED_COLUMN
+from tidegate.storage.tables.partitions import check_texts
+
+if TYPE_CHECKING:
+    from deltalake import CommitProperties, DeltaTable
+
+log = logging.getLogger(__name__)
+
+STAGED_FOLDER = "_tidegate_staged"
+"""The folder in the table's folder in which rows wait. Delta and its VACUUM ignore names that begin with `_`."""
+_TARGET = "there"
+_SOURCE = "changes"
+_DELETED = "deleted"
+
+
+@wire
+@dataclass(frozen=True, slots=True)
+class DeltaRows:
+    """Files with rows of an upsert, in their order, and the id of the table that they are for."""
+
+    table_id: str
+    paths: tuple[str, ...]
+
+
+class DeltaUpsert(Sink):
+    """Replaces and deletes rows of the table at `place` by their keys."""
+
+    def __init__(self, place: DeltaPlace, keys: tuple[str, ...]) -> None:
+        self._place = place
+        self._keys = keys
+        self._table_id: str | None = None
+
+    def check(self) -> None:
+        """Checks the table, and creates it if there is none."""
+        found = self._place.check()
+        if found is None:
+            self._place.create()
+            found = self._place.check()
+        self._table_id = found
+
+    def open(self, context: SinkContext) -> None:
+        """Opens the store for rows that wait."""
+        store = open_store(self._place.url)
+        unique = f"{context.prefix}-{uuid4().hex[:8]}"
+        names = (f"{unique}-{number}.parquet" for number in itertools.count())
+
+        def write(rows: pa.Table) -> str:
+            path = f"{STAGED_FOLDER}/{next(names)}"
+            data = pa.BufferOutputStream()
+            pq.write_table(rows, data)
+            store.write(path, [memoryview(data.getvalue())])
+            return path
+
+        self._staged = StagedUpserts(self._keys, write, STAGED_BYTES_MAX)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Stores rows for the next commit. Raises ConfigurationError for a key without a value."""
+        self._staged.add(batch)
+
+    def prepare(self) -> Iterable[bytes]:
+        """Returns one committable, with all files since the last call."""
+        paths = self._staged.take()
+        if not paths:
+            return []
+        assert self._table_id is not None, "check is called when a job is submitted"
+        return [encode(DeltaRows(self._table_id, tuple(paths)))]
+
+    def commit(self, committables: Sequence[bytes], context: CommitContext) -> None:
+        """Makes the changes in one transaction, unless they are made, and deletes the files of the rows."""
+        prepared = [_decoded(committable) for committable in committables]
+        ids = {one.table_id for one in prepared}
+        if len(ids) > 1:
+            raise TableError(f"checkpoint {context.checkpoint_id} has rows for several tables at {self._place.url}")
+        (table_id,) = ids
+        paths = [path for one in prepared for path in one.paths]
+        store = open_store(self._place.url)
+
+        def merge(table: DeltaTable, properties: CommitProperties) -> None:
+            try:
+                staged = [pq.read_table(BytesIO(store.read(path))) for path in paths]
+            except NotFoundError as error:
+                raise TableError(
+                    f"rows of checkpoint {context.checkpoint_id} for {self._place.named} are gone, and the table does "
+                    f"not have the checkpoint's transaction: {error}. Files are deleted after a commit, so the table "
+                    "was put back or copied since. Restore a newer checkpoint"
+                ) from error
+            self._merge(table, last_of_each_key(pa.concat_tables(staged), self._keys), properties)
+
+        commit_once(self._place, context, table_id, merge)
+        store.delete_all(paths)
+
+    def abort(self, job_id: str) -> None:
+        """Deletes rows of failed attempts."""
+        store = open_store(self._place.url)
+        prefix = f"{job_id}-".replace("/", "-")
+        store.delete_all(f"{STAGED_FOLDER}/{name}" for name in store.list(STAGED_FOLDER) if name.startswith(prefix))
+
+    def _merge(self, table: DeltaTable, changes: pa.Table, properties: CommitProperties) -> None:
+        by = table.metadata().partition_columns
+        self._check_rows(table, changes, by)
+        columns = [name for name in changes.schema.names if name != DELETED_COLUMN]
+        source = {name: f"c{number}" for number, name in enumerate(columns)}
+        values = {_quoted(name): f"{_SOURCE}.{source[name]}" for name in columns}
+        builder = table.merge(
+            changes.rename_columns([source.get(name, _DELETED) for name in changes.schema.names]),
+            " AND ".join(f"{_TARGET}.{_quoted(key)} = {_SOURCE}.{source[key]}" for key in self._keys),
+            source_alias=_SOURCE,
+            target_alias=_TARGET,
+            streamed_exec=not all(_has_exact_bounds(changes.schema.field(key).type) for key in self._keys),
+            commit_properties=properties,
+        )
+        kept = None
+        if DELETED_COLUMN in changes.schema.names:
+            builder = builder.when_matched_delete(f"{_SOURCE}.{_DELETED}")
+            kept = f"NOT {_SOURCE}.{_DELETED}"
+        done = builder.when_matched_update(values, kept).when_not_matched_insert(values, kept).execute()
+        changed = sum(done[f"num_target_rows_{what}"] for what in ("inserted", "updated", "deleted"))
+        if changed > changes.num_rows:
+            log.warning(
+                "%s has some keys (%s) in several rows, which others have written. All of these rows were changed "
+                "alike: delete the surplus rows",
+                self._place.named,
+                ", ".join(self._keys),
+            )
+
+    def _check_rows(self, table: DeltaTable, changes: pa.Table, partition_by: Sequence[str]) -> None:
+        """Raises TableError for rows that the table cannot hold, or whose keys it could not find again."""
+        rows = changes
+        if DELETED_COLUMN in changes.schema.names:
+            rows = changes.filter(pc.invert(changes.column(DELETED_COLUMN)))
+        for name in required_columns(table):
+            if count := rows.column(name).null_count:
+                raise TableError(
+                    f"{self._place.named} requires a value in the column {name!r}, and {count} rows have none: filter "
+                    "them, or make the column optional"
+                )
+        for name in partition_by:
+            column = changes.column(name)
+            if name in self._keys and _is_text(column.type) and pc.any(pc.equal(column, "")).as_py():
+                raise TableError(
+                    f"a row has an empty string in the column {name!r}, which is a key and a partition of "
+                    f"{self._place.named}. Delta stores it as a null, which no key equals: filter such rows, give them "
+                    "another value, or partition by another column"
+                )
+        for batch in rows.to_batches():
+            check_texts(batch, partition_by)
+
+
+def check_delta_keys(schema: pa.Schema, keys: Sequence[str], where: str) -> None:
+    """Raises ConfigurationError for a key column that MERGE does not compare reliably."""
+    for name in keys:
+        if pa.types.is_floating(decoded_type(schema.field(name).type)):
+            raise ConfigurationError(
+                f"{where}: the key {name!r} is {schema.field(name).type}, and MERGE in Delta duplicates rows with NaN: "
+                "cast it to an integer, a decimal or a string"
+            )
+
+
+def _has_exact_bounds(data_type: pa.DataType) -> bool:
+    """Returns whether Delta's log has the least and greatest values of a type, or bounds that include them."""
+    found = decoded_type(data_type)
+    return bool(pa.types.is_integer(found) or pa.types.is_date32(found) or _is_text(found))
+
+
+def _is_text(data_type: pa.DataType) -> bool:
+    return bool(pa.types.is_string(data_type) or pa.types.is_large_string(data_type))
+
+
+def _quoted(name: str) -> str:
+    doubled = name.replace('"', '""')
+    return f'"{doubled}"'
+
+
+def _decoded(committable: bytes) -> DeltaRows:
+    found = decode(committable)
+    if not isinstance(found, DeltaRows):
+        raise ConfigurationError(
+            f"the sink was restored with rows of {type(found).__name__}, and now needs DeltaRows: give it the mode "
+            "that it had"
+        )
+    return found
