@@ -12,9 +12,10 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from ctypes import CDLL
+from functools import partial
 from pathlib import Path
 
 from confluent_kafka import KafkaException, Producer, TopicPartition
@@ -45,9 +46,13 @@ class KafkaUnavailable(Exception):
 class KafkaServer:
     """A running broker: makes, changes and deletes topics, and writes records."""
 
-    def __init__(self, servers: str, process: subprocess.Popen[bytes]) -> None:
+    def __init__(
+        self, servers: str, process: subprocess.Popen[bytes], start: Callable[[], subprocess.Popen[bytes]]
+    ) -> None:
+        """`start`: starts another process on the same folder."""
         self.servers = servers
         self.process = process
+        self._start = start
         self._admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
 
     def create(self, topic: str, partitions: int = 1, **settings: str) -> None:
@@ -89,6 +94,16 @@ class KafkaServer:
         """After `pause`."""
         self.process.send_signal(signal.SIGCONT)
 
+    def kill(self) -> None:
+        """Kill the broker's process, which is gone when this returns."""
+        self.process.kill()
+        self.process.wait()
+
+    def start_again(self) -> None:
+        """After `kill`. The broker answers when this returns."""
+        self.process = self._start()
+        assert _answers(self.servers, self.process), "the broker does not start again"
+
     def _leaders(self, topic: str) -> int:
         found = self._admin.list_topics(timeout=LIMIT_S).topics.get(topic)
         if found is None or found.error is not None:
@@ -109,14 +124,14 @@ def run_kafka(folder: Path) -> Iterator[KafkaServer]:
         settings.write_text(_settings(data, *ports))
         storage = [java, "-Xmx128m", "-cp", classpath, "kafka.tools.StorageTool"]
         _run([*storage, "format", "-t", "dGlkZWdhdGUtdGVzdHMtMQ", "-c", str(settings)], _FORMAT_S_MAX)
-        process = _start([java, "-Xms192m", "-Xmx192m", "-XX:+UseSerialGC", "-cp", classpath], settings)
+        start = partial(_start, [java, "-Xms192m", "-Xmx192m", "-XX:+UseSerialGC", "-cp", classpath], settings)
+        server = KafkaServer(f"127.0.0.1:{ports[0]}", start(), start)
         try:
-            if _answers(f"127.0.0.1:{ports[0]}", process):
-                yield KafkaServer(f"127.0.0.1:{ports[0]}", process)
+            if _answers(server.servers, server.process):
+                yield server
                 return
         finally:
-            process.kill()
-            process.wait()
+            server.kill()
     raise KafkaUnavailable(f"Apache Kafka does not start; see {folder}/kafka.log")
 
 
