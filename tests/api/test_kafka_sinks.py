@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
 
 import polars as pl
@@ -131,28 +132,75 @@ def test_changes_become_upserts_and_tombstones(kafka_server: KafkaServer, tmp_pa
     }
 
 
-def test_rows_that_cannot_be_records_go_aside(kafka_server: KafkaServer, tmp_path: Path) -> None:
-    """With the reason: a record that is too large, a topic that is not a name, NaN in JSON."""
-    kafka_server.create("aside", 1, **{"max.message.bytes": "2000"})
+@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
+def test_rows_that_cannot_be_records_go_aside(kafka_server: KafkaServer, tmp_path: Path, delivery: str) -> None:
+    """With the reason: too large, no name of a topic, no such topic or partition, NaN in JSON, before 1970."""
+    topic = f"aside-{delivery}"
+    kafka_server.create(topic, 1, **{"max.message.bytes": "2000"})
+    fits = {"to": topic, "p": 0, "s": "fits", "f": 0.5, "at": 1_000}
     rows = [
-        {"to": "aside", "s": "fits", "f": 0.5},
-        {"to": "not a topic", "s": "", "f": 0.5},
-        {"to": "aside", "s": "", "f": float("nan")},
-        {"to": "aside", "s": "x" * 3_000, "f": 0.5},
+        fits,
+        {**fits, "s": "name", "to": "not a topic"},
+        {**fits, "s": "topic", "to": "nowhere"},
+        {**fits, "s": "partition", "p": 1},
+        {**fits, "s": "nan", "f": float("nan")},
+        {**fits, "s": "time", "at": -1},
+        {**fits, "s": "x" * 3_000},
     ]
     with local(1) as env:
         stream = env.from_rows(rows)
-        properties = {"message.max.bytes": 2_000}
         records = stream.to_kafka(
-            kafka_server.servers, topic=pl.col("to"), errors_to="bad", properties=properties, uid="kafka"
-        )
+            kafka_server.servers, topic=pl.col("to"), partition="p", timestamp="at", value=["s", "f"], errors_to="bad",
+            delivery=delivery, properties={"message.max.bytes": 2_000}, uid="kafka",  # type: ignore[arg-type]
+        )  # fmt: skip
         bad = records.side_output("bad").collect()
         finish(env, tmp_path / "c")
-    assert values_of(read(kafka_server.servers, "aside")) == ['{"s":"fits","f":0.5}']
-    reasons = {row["s"][:1]: row["error"] for row in bad.to_arrow().to_pylist() if row["to"] == "aside"}
-    assert "NaN" in reasons[""]
-    assert "bytes; the topic takes up to" in reasons["x"]
-    assert len(bad.to_arrow()) == 3
+    assert values_of(read(kafka_server.servers, topic)) == ['{"s":"fits","f":0.5}']
+    reasons = {row["s"][:9]: row["error"] for row in bad.to_arrow().to_pylist()}
+    assert set(reasons) == {"name", "topic", "partition", "nan", "time", "xxxxxxxxx"}
+    assert "which is not the name of a topic" in reasons["name"]
+    assert "topic 'nowhere', which a row names, does not exist" in reasons["topic"]
+    assert f"partition 1 does not exist: topic '{topic}' has 1 partitions" in reasons["partition"]
+    assert "NaN" in reasons["nan"]
+    assert "before 1970" in reasons["time"]
+    assert "bytes; the topic takes up to" in reasons["xxxxxxxxx"]
+
+
+@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
+def test_each_part_of_a_record_is_written(kafka_server: KafkaServer, tmp_path: Path, delivery: str) -> None:
+    """Key, value, headers, timestamp and partition, as readers get them; a null is what the client chooses."""
+    topic = f"parts-{delivery}"
+    kafka_server.create(topic, 3)
+    rows = [
+        {"k": "a", "x": 1, "p": 2, "at": datetime(2024, 1, 2, tzinfo=UTC), "h": "first"},
+        {"k": "b", "x": 2, "p": 0, "at": datetime(2024, 1, 3, tzinfo=UTC), "h": None},
+        {"k": None, "x": 3, "p": 1, "at": None, "h": ""},
+    ]
+    with local(1) as env:
+        env.from_rows(rows).to_kafka(
+            kafka_server.servers, topic=topic, key="k", value=["x"], headers={"kind": "h", "again": "k"},
+            partition="p", timestamp="at", delivery=delivery, uid="kafka",  # type: ignore[arg-type]
+        )  # fmt: skip
+        finish(env, tmp_path / "c")
+        begun = env.from_kafka(
+            kafka_server.servers, topics=[topic], value="string", metadata=["headers"], end="latest", uid="in"
+        )
+        found = begun.collect()
+        finish(env, tmp_path / "d")
+    records = sorted(found.to_arrow().to_pylist(), key=lambda record: record["partition"])
+    assert [(each["partition"], each["key"], each["value"]) for each in records] == [
+        (0, b"b", '{"x":2}'),
+        (1, None, '{"x":3}'),
+        (2, b"a", '{"x":1}'),
+    ]
+    assert [each["timestamp"] for each in records][::2] == [rows[1]["at"], rows[0]["at"]]
+    assert records[1]["timestamp"] > datetime(2025, 1, 1, tzinfo=UTC)
+    headers = [[(pair["key"], pair["value"]) for pair in each["headers"]] for each in records]
+    assert headers == [
+        [("kind", None), ("again", b"b")],
+        [("kind", b""), ("again", None)],
+        [("kind", b"first"), ("again", b"a")],
+    ]
 
 
 def test_a_row_that_cannot_be_a_record_fails_the_job_with_its_reason(kafka_server: KafkaServer, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from waiting import LIMIT_S, until
 
 from tidegate.connectors.committing_sink import CommitToken
 from tidegate.connectors.kafka import sink as kafka_sink
-from tidegate.connectors.kafka import transactions
+from tidegate.connectors.kafka import topics, transactions
 from tidegate.connectors.kafka.producer import KafkaWriteError
 from tidegate.connectors.kafka.sink import KafkaSink, KafkaTarget
 from tidegate.connectors.kafka.transactions import Token, TokenTopic, read_token
@@ -360,19 +360,30 @@ def test_records_keep_their_order_in_a_partition(kafka_server: KafkaServer, tmp_
     assert [value.decode() for _, value in read(found.servers, "ordered") if value is not None] == values
 
 
-def test_a_topic_in_a_column_must_exist(kafka_server: KafkaServer, tmp_path: Path) -> None:
-    """Else a commit could never succeed. It must take records as large as the sink writes them."""
-    kafka_server.create("there")
+def test_topics_and_partitions_of_rows_must_exist(kafka_server: KafkaServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a commit could never succeed. What is missing is looked for again, and then found."""
+    kafka_server.create("there", 2)
     kafka_server.create("there-small", 1, **{"max.message.bytes": "1000"})
     found = KafkaTarget(kafka_server.servers, None)
     found.check()
-    writer = KafkaSink(found).open_writer(context_of(tmp_path))
-    for topic, reason in (("not-there", "does not exist"), ("there-small", "max.message.bytes=1000")):
-        with pytest.raises(KafkaWriteError, match=rf"topic '{topic}', which a row names, .*{reason}"):
-            writer.write(records_of(["a"]).append_column("topic", pa.array([topic])))
-    writer.write(records_of(["a"]).append_column("topic", pa.array(["there"])))
-    commit(found, context_of(tmp_path), 1, writer.prepare(1))
-    assert values_of(read(found.servers, "there")) == ["a"]
+    known = found.known_topics()
+    named = pa.array(["there", "not-there", None, "there", "there"])
+    partitions = pa.array([1, 0, 0, 2, None], pa.int32())
+    missing = "topic 'not-there', which a row names, does not exist"
+    few = "partition 2 does not exist: topic 'there' has 2 partitions"
+    assert known.bad_rows(named, partitions, 5) == {1: missing + ". Create it", 3: few}
+    assert known.bad_rows(named, None, 5) == {1: missing + ". Create it"}
+    with pytest.raises(KafkaWriteError, match=r"topic 'there-small', which a row names, .*max\.message\.bytes=1000"):
+        known.bad_rows(pa.array(["there-small"]), None, 1)
+    kafka_server.create("not-there")
+    kafka_server.grow("there", 3)
+    assert set(known.bad_rows(named, partitions, 5)) == {1, 3}, "brokers are not asked for each batch"
+    monkeypatch.setattr(topics, "_MISSING_MS", 0)
+    assert known.bad_rows(named, partitions, 5) == {}
+    one = replace(found, topic="there").known_topics()
+    assert one.bad_rows(None, pa.array([2, 3], pa.int32()), 2) == {
+        1: "partition 3 does not exist: topic 'there' has 3 partitions"
+    }
 
 
 def test_the_sink_keeps_the_contract_of_committing_sinks(kafka_server: KafkaServer) -> None:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from tidegate.connectors.formats.format import EncodedRecords, PayloadEncoder, RowChanges, WriteFormat
 from tidegate.connectors.kafka.producer import HEADERS
-from tidegate.connectors.kafka.topics import is_topic_name
+from tidegate.connectors.kafka.topics import KnownTopics, is_topic_name
 from tidegate.state.kernels.partition import gather
 from tidegate.storage.errors import ConfigurationError
 from tidegate.storage.user_values import value_text
@@ -125,11 +125,17 @@ class MadeRecords:
 class RecordMaker:
     """Makes records of rows. Called from one thread at a time."""
 
-    def __init__(self, layout: RecordLayout, topic: str | None, record_limit: int) -> None:
-        """`topic`: of layouts without a topic column. `record_limit`: bytes of the largest record."""
+    def __init__(
+        self, layout: RecordLayout, topic: str | None, record_limit: int, known_topics: KnownTopics | None = None
+    ) -> None:
+        """`topic`: of layouts without a topic column. `record_limit`: bytes of the largest record.
+
+        `known_topics`: finds topics and partitions of rows that do not exist.
+        """
         self._layout = layout
         self._topic = topic
         self._record_limit = record_limit
+        self._known_topics = known_topics if layout.topic is not None or layout.partition is not None else None
         self._schema = layout.schema
         self._values = layout.value_format.encoder() if layout.value_format is not None else None
         self._keys = layout.key_format.encoder() if layout.key_format is not None else None
@@ -150,6 +156,14 @@ class RecordMaker:
             made["topic"] = _topics(rows.column(layout.topic), layout.topic, bad)
         if layout.partition is not None:
             made["partition"] = _partitions(rows.column(layout.partition), layout.partition, bad)
+        if self._known_topics is not None:
+            unknown = self._known_topics.bad_rows(made.get("topic"), made.get("partition"), rows.num_rows)
+            if unknown and "topic" in made:
+                # A format may keep schemas by topic, so that no value is encoded for a topic that does not exist.
+                there = np.ones(rows.num_rows, dtype=np.bool_)
+                there[list(unknown)] = False
+                made["topic"] = pc.if_else(pa.array(there), made["topic"], pa.scalar(None, pa.string()))
+            bad |= unknown
         if layout.timestamp is not None:
             made["timestamp"] = _timestamps(rows.column(layout.timestamp), layout.timestamp, bad)
         if layout.key:

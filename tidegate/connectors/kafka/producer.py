@@ -9,6 +9,8 @@ Rules:
   records between two calls of `flush` or `commit_transaction`, or waits for room (`wait_for_room`).
 - Only failed deliveries are reported by the client (`delivery.report.only.error`): a call of Python for each record
   would cost as much as the record. `Deliveries` keeps the first failure, with topic and partition.
+- Batches go to librdkafka as they are (`NativeProducer` of `librdkafka.py`). Where that is not possible, as with
+  callbacks in `properties`, `_ClientProducer` makes a call of `confluent_kafka` for each record.
 - Records of one partition keep their order, and the client's retries add no duplicates (`enable.idempotence`).
 """
 
@@ -16,9 +18,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -142,17 +145,14 @@ class Deliveries:
         self._first = ""
         self._too_large = False
 
-    def report(self, error: confluent_kafka.KafkaError | None, message: confluent_kafka.Message) -> None:
-        """Receives the report on one record."""
-        if error is None:
-            return
+    def failed(self, error: confluent_kafka.KafkaError, topic: str, partition: int) -> None:
+        """Receives the report on a record that was not delivered. `partition`: negative if it is not known."""
         with self._lock:
             self._failed += 1
             if self._failed > 1:
                 return
-            partition = message.partition()
-            where = "" if partition is None or partition < 0 else f", partition {partition}"
-            self._first = f"{error.str()} (topic {message.topic()!r}{where})"
+            where = "" if partition < 0 else f", partition {partition}"
+            self._first = f"{error.str()} (topic {topic!r}{where})"
             self._too_large = error.code() == library().KafkaError.MSG_SIZE_TOO_LARGE
 
     def check(self, doing: str) -> None:
@@ -216,47 +216,132 @@ def client_error(error: confluent_kafka.KafkaError) -> None:
     log.debug("the client reports %s", error.str())
 
 
-def make_producer(settings: Mapping[str, object], deliveries: Deliveries) -> confluent_kafka.Producer:
-    """Returns a producer. Raises ConfigurationError for settings that the client refuses."""
-    ours = {"on_delivery": deliveries.report, "error_cb": client_error}
+class RecordProducer(Protocol):
+    """A producer of Kafka that takes batches of records. Its methods raise KafkaException."""
+
+    def __len__(self) -> int:
+        """Returns the number of records that are not delivered."""
+        ...
+
+    def send(self, records: pa.RecordBatch, topic: str | None) -> None:
+        """Passes records to the queue. Raises BufferError if it is full."""
+        ...
+
+    def poll(self, timeout: float) -> object:
+        """Receives reports, for up to `timeout` seconds until one comes."""
+        ...
+
+    def flush(self, timeout: float) -> int:
+        """Waits until all records are delivered, or have failed. Returns how many are left after `timeout` seconds."""
+        ...
+
+    def purge(self) -> None:
+        """Drops all records. Their reports come with the next `poll`."""
+        ...
+
+    def init_transactions(self, timeout: float) -> None:
+        """Fences earlier producers with the same transactional id."""
+        ...
+
+    def begin_transaction(self) -> None:
+        """Begins a transaction."""
+        ...
+
+    def commit_transaction(self, timeout: float) -> None:
+        """Delivers all records and commits. Fails if a record was not delivered."""
+        ...
+
+    def abort_transaction(self, timeout: float) -> None:
+        """Aborts the transaction."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Reports:
+    """Passes on what a producer reports."""
+
+    deliveries: Deliveries
+    contact: ProducerContact
+
+    def failed(self, error: confluent_kafka.KafkaError, topic: str, partition: int) -> None:
+        self.deliveries.failed(error, topic, partition)
+
+    def delivered(self, error: confluent_kafka.KafkaError | None, message: confluent_kafka.Message) -> None:
+        if error is not None:
+            partition = message.partition()
+            self.failed(error, message.topic() or "", -1 if partition is None else partition)
+
+    def client_error(self, error: confluent_kafka.KafkaError) -> None:
+        client_error(error)
+
+    def log(self, level: int, facility: str, text: str) -> None:
+        self.contact.log(level, "%s %s", facility, text)
+
+
+def make_producer(settings: Mapping[str, object], deliveries: Deliveries, *, native: bool = True) -> RecordProducer:
+    """Returns a producer. Raises ConfigurationError for settings that the client refuses.
+
+    `native`: whether batches may go to librdkafka as they are.
+    """
+    kafka = library()
+    from tidegate.connectors.kafka.librdkafka import connect
+
     contact = ProducerContact(str(settings["bootstrap.servers"]))
+    reports = _Reports(deliveries, contact)
     try:
-        made: confluent_kafka.Producer = library().Producer({**settings, **ours}, logger=contact)
-    except library().KafkaException as error:
+        made = connect(settings, reports) if native else None
+        if made is not None:
+            return made
+        ours = {"on_delivery": reports.delivered, "error_cb": client_error}
+        return _ClientProducer(kafka.Producer({**settings, **ours}, logger=contact))
+    except kafka.KafkaException as error:
         raise ConfigurationError(f"to_kafka: the client refuses its settings: {error_of(error)}") from error
-    return made
 
 
-def send(producer: confluent_kafka.Producer, records: pa.RecordBatch, topic: str | None, doing: str) -> None:
+def send(producer: RecordProducer, records: pa.RecordBatch, topic: str | None, doing: str) -> None:
     """Passes records to the client's queue, in their order. `topic`: for records without a column `topic`.
 
     Raises KafkaWriteError. The caller sees to it that the queue has room.
     """
-    names = records.schema.names
-    columns = {name: _values(records.column(name), name) for name in names}
     with kafka_errors(doing):
         try:
-            _send(producer, columns, topic, records.num_rows)
+            producer.send(records, topic)
         except BufferError as error:
             raise KafkaWriteError(f"{doing}: the queue of the client is full") from error
 
 
-def _send(
-    producer: confluent_kafka.Producer, columns: Mapping[str, Sequence[Any]], topic: str | None, count: int
-) -> None:
-    produce = producer.produce
-    values = columns["value"]
-    keys = columns.get("key") or [None] * count
-    if topic is not None and columns.keys() <= {"key", "value"}:
-        for value, key in zip(values, keys, strict=True):
-            produce(topic, value, key)
-        return
-    topics = columns.get("topic") or [topic] * count
-    partitions = columns.get("partition") or [-1] * count
-    times = columns.get("timestamp") or [0] * count
-    headers = columns.get("headers") or [None] * count
-    for to, value, key, partition, at_ms, pairs in zip(topics, values, keys, partitions, times, headers, strict=True):
-        produce(to, value, key, partition, None, None, at_ms, pairs)
+class _ClientProducer:
+    """The producer of `confluent_kafka`, which takes single records."""
+
+    def __init__(self, producer: confluent_kafka.Producer) -> None:
+        self._producer = producer
+        self.poll = producer.poll
+        self.flush = producer.flush
+        self.purge = producer.purge
+        self.init_transactions = producer.init_transactions
+        self.begin_transaction = producer.begin_transaction
+        self.commit_transaction = producer.commit_transaction
+        self.abort_transaction = producer.abort_transaction
+
+    def __len__(self) -> int:
+        return len(self._producer)
+
+    def send(self, records: pa.RecordBatch, topic: str | None) -> None:
+        columns = {name: _values(records.column(name), name) for name in records.schema.names}
+        produce, count = self._producer.produce, records.num_rows
+        values = columns["value"]
+        keys = columns.get("key") or [None] * count
+        if topic is not None and columns.keys() <= {"key", "value"}:
+            for value, key in zip(values, keys, strict=True):
+                produce(topic, value, key)
+            return
+        topics = columns.get("topic") or [topic] * count
+        partitions = columns.get("partition") or [-1] * count
+        times = columns.get("timestamp") or [0] * count
+        headers = columns.get("headers") or [None] * count
+        parts = zip(topics, values, keys, partitions, times, headers, strict=True)
+        for to, value, key, partition, at_ms, pairs in parts:
+            produce(to, value, key, partition, None, None, at_ms, pairs)
 
 
 def _values(column: pa.Array, name: str) -> list[Any]:
@@ -270,9 +355,7 @@ def _values(column: pa.Array, name: str) -> list[Any]:
     return objects
 
 
-def wait_for_room(
-    producer: confluent_kafka.Producer, count: int, deliveries: Deliveries, doing: str, limit_ms: int
-) -> None:
+def wait_for_room(producer: RecordProducer, count: int, deliveries: Deliveries, doing: str, limit_ms: int) -> None:
     """Waits until the client's queue takes `count` more records. Raises KafkaWriteError for a failed delivery.
 
     `limit_ms`: a record that was not delivered within this time has failed, so the wait ends then at the latest.

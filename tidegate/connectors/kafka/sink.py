@@ -108,12 +108,10 @@ class KafkaTarget:
             limits.append(self.record_bytes_max)
         return min(limits, default=_DEFAULT_RECORD_BYTES) - _BATCH_OVERHEAD_BYTES
 
-    def known_topics(self) -> topics.KnownTopics | None:
-        """Returns a check of topics in a column, or None if the topic is fixed, and checked already."""
-        if self.topic is not None:
-            return None
+    def known_topics(self) -> topics.KnownTopics:
+        """Returns a check of topics and partitions that rows name."""
         settings = client_settings(self.servers, self.properties)
-        return topics.KnownTopics(settings, self.record_limit + _BATCH_OVERHEAD_BYTES)
+        return topics.KnownTopics(settings, self.topic, self.record_limit + _BATCH_OVERHEAD_BYTES)
 
     def producer_settings(self, transactional_id: str | None = None) -> dict[str, object]:
         """Returns the settings of a producer."""
@@ -213,12 +211,9 @@ class _StagingWriter(CommittingWriter):
         self._bytes = 0
         self._parts: list[StagedPart] = []
         self._paths: list[str] = []
-        self._known_topics = target.known_topics()
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Buffers records, up to the size of a file. Raises KafkaWriteError for a topic that does not exist."""
-        if self._known_topics is not None:
-            self._known_topics.check(batch.column("topic"))
+        """Buffers records, up to the size of a file."""
         for start in range(0, batch.num_rows, CHUNK_RECORDS):
             chunk = batch.slice(start, CHUNK_RECORDS)
             size_bytes = chunk.nbytes
@@ -321,12 +316,9 @@ class KafkaSender:
         self._deliveries = Deliveries()
         self._producer = make_producer(target.producer_settings(), self._deliveries)
         self._doing = f"could not write to Kafka at {target.servers}"
-        self._known_topics = target.known_topics()
 
     def send(self, batch: pa.RecordBatch) -> None:
         """Passes records to the client, as soon as its queue has room. Raises KafkaWriteError."""
-        if self._known_topics is not None:
-            self._known_topics.check(batch.column("topic"))
         for start in range(0, batch.num_rows, CHUNK_RECORDS):
             chunk = batch.slice(start, CHUNK_RECORDS)
             limit_ms = 2 * self._target.delivery_timeout_ms

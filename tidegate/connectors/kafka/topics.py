@@ -18,6 +18,10 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
 from tidegate.connectors.kafka.client import BrokerContact
 from tidegate.connectors.kafka.producer import KafkaWriteError, error_of, kafka_errors, library
 from tidegate.storage.clock import monotonic_ms
@@ -40,6 +44,7 @@ _TOKEN_CONFIG = {
 _ANSWER_S = 30.0
 _AGAIN_S = 0.1
 _KNOWN_MAX = 100_000
+_MISSING_MS = 10_000
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 """Kafka's notation for a missing topic id."""
@@ -148,33 +153,67 @@ def max_record_bytes(found: TopicDescription) -> int | None:
 
 
 class KnownTopics:
-    """Checks topics of a column, before the first record of each is written. Called from one thread at a time."""
+    """Finds rows that name a topic or a partition that does not exist. Called from one thread at a time.
 
-    def __init__(self, settings: Mapping[str, object], record_bytes_max: int) -> None:
-        """`record_bytes_max`: the largest batch of records that the sink writes."""
+    Such a row must be found before it is staged, because a commit with it could never succeed. Brokers are contacted
+    for a topic at its first row. A topic or a partition that is missing is looked for again after `_MISSING_MS`.
+    """
+
+    def __init__(self, settings: Mapping[str, object], topic: str | None, record_bytes_max: int) -> None:
+        """`topic`: of rows without a topic of their own. `record_bytes_max`: the largest batch that is written."""
         self._settings = settings
+        self._topic = topic
         self._record_bytes_max = record_bytes_max
-        self._known: set[str] = set()
+        self._partitions: dict[str, int] = {}
+        """The number of partitions of topics that exist."""
+        self._seen_ms: dict[str, int] = {}
+        """When a topic was looked for."""
 
-    def check(self, column: pa.Array) -> None:
-        """Raises KafkaWriteError for a topic that does not exist, or takes smaller records only."""
-        unknown = [topic for topic in column.unique().to_pylist() if topic not in self._known]
-        if not unknown:
+    def bad_rows(self, topics: pa.Array | None, partitions: pa.Array | None, count: int) -> dict[int, str]:
+        """Returns the numbers of rows without such a place, each with the reason. Nulls are not checked.
+
+        Raises KafkaWriteError if the brokers do not answer, or a topic takes smaller records than the sink writes.
+        """
+        bad: dict[int, str] = {}
+        wanted = np.full(count, -1) if partitions is None else pc.fill_null(partitions, -1).to_numpy()
+        if topics is None:
+            assert self._topic is not None, "rows have a topic each, or all the same"
+            self._check(self._topic, np.arange(count), wanted, bad)
+            return bad
+        encoded = topics.dictionary_encode()
+        codes = pc.fill_null(encoded.indices, -1).to_numpy()
+        for code, topic in enumerate(encoded.dictionary.to_pylist()):
+            self._check(topic, np.flatnonzero(codes == code), wanted, bad)
+        return bad
+
+    def _check(self, topic: str, rows: NDArray[np.int64], wanted: NDArray[np.int64], bad: dict[int, str]) -> None:
+        if not len(rows):
             return
-        with kafka_errors("could not describe topics"):
-            client = admin(self._settings)
-            for topic in unknown:
-                self._check(topic, describe(client, topic))
-        if len(self._known) > _KNOWN_MAX:
-            self._known.clear()
-        self._known.update(unknown)
-
-    def _check(self, topic: str, found: TopicDescription | None) -> None:
+        largest = int(wanted[rows].max())
+        if largest >= self._partitions.get(topic, 0) or topic not in self._partitions:
+            self._look(topic)
+        found = self._partitions.get(topic)
         if found is None:
-            raise KafkaWriteError(
-                f"to_kafka: topic {topic!r}, which a row names, does not exist. Create it, or filter such rows in a "
-                "step before"
-            )
+            reason = f"topic {topic!r}, which a row names, does not exist. Create it"
+            bad.update(dict.fromkeys(rows.tolist(), reason))
+        elif largest >= found:
+            for row in rows[wanted[rows] >= found].tolist():
+                bad[row] = f"partition {wanted[row]} does not exist: topic {topic!r} has {found} partitions"
+
+    def _look(self, topic: str) -> None:
+        now_ms = monotonic_ms()
+        if now_ms - self._seen_ms.get(topic, -_MISSING_MS) < _MISSING_MS:
+            return
+        with kafka_errors(f"could not describe topic {topic!r}"):
+            found = describe(admin(self._settings), topic)
+        if len(self._seen_ms) >= _KNOWN_MAX:
+            self._seen_ms.clear()
+            self._partitions.clear()
+        self._seen_ms[topic] = now_ms
+        if found is None:
+            self._partitions.pop(topic, None)
+            return
+        self._partitions[topic] = found.partitions
         largest = max_record_bytes(found)
         if largest is not None and largest < self._record_bytes_max:
             raise KafkaWriteError(

@@ -33,6 +33,7 @@ from tidegate.connectors.kafka.client import TIMEOUT_S, BrokerContact
 from tidegate.connectors.kafka.producer import (
     Deliveries,
     KafkaWriteError,
+    RecordProducer,
     client_error,
     client_settings,
     error_of,
@@ -208,7 +209,7 @@ class LaneCommitter:
         self._settings = producer
         self._tokens = tokens
         self._lane = lane
-        self._producer: confluent_kafka.Producer | None = None
+        self._producer: RecordProducer | None = None
         self._deliveries = Deliveries()
         self._token: Token | None = None
 

@@ -56,7 +56,9 @@ class KafkaRecords(Operator):
     def open(self, context: OperatorContext, restored: Sequence[StateTable]) -> None:
         """Opens the encoders."""
         super().open(context, restored)
-        self._maker = RecordMaker(self._layout, self._target.topic, self._target.record_limit)
+        self._maker = RecordMaker(
+            self._layout, self._target.topic, self._target.record_limit, self._target.known_topics()
+        )
 
     def process(self, batch: pa.RecordBatch, emit: Emit) -> None:
         """Emits the records of a batch. Raises OperatorError for a row that cannot be a record, unless there is

@@ -1,0 +1,411 @@
+"""`NativeProducer`: a producer of librdkafka that takes whole Arrow batches.
+
+`confluent_kafka.Producer` takes one record in a call, with the interpreter's lock, and takes the lock again for each
+delivery. That costs more than everything else that the client does with a record. `NativeProducer` therefore calls the
+librdkafka that `confluent_kafka` has loaded. A batch is one call, without the lock, and only failed deliveries are
+reported. Rules:
+
+- Only functions and structs of the public header `rdkafka.h` are used. Their layout is the same in all versions 2.
+- `connect` returns None where that is not possible: on another major version, on a platform that does not find the
+  functions, and for settings with callbacks of Python. The caller then uses `confluent_kafka.Producer`.
+- Callbacks come only from the methods of the producer, in the thread that calls them.
+- Errors are raised as `confluent_kafka.KafkaException`, with the same flags as there.
+- The handle is destroyed with the object, so never during a call of another thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from confluent_kafka import KafkaError, KafkaException, cimpl
+from numpy.typing import NDArray
+
+_MAJOR = 2
+_PRODUCER = 0
+_CONF_OK = 0
+_TEXT_BYTES = 512
+_F_COPY = 0x2
+_F_PARTITION = 0x8
+_ANY_PARTITION = -1
+_MESSAGE = np.dtype(
+    {
+        "names": ["err", "topic", "partition", "payload", "len", "key", "key_len", "offset", "private"],
+        "formats": ["i4", "u8", "i4", "u8", "u8", "u8", "u8", "i8", "u8"],
+    },
+    align=True,
+)
+"""`rd_kafka_message_t`."""
+_PART = np.dtype(
+    {"names": ["kind", "a", "b", "c"], "formats": ["i4", "u8", "u8", "i8"], "offsets": [0, 8, 16, 24], "itemsize": 72}
+)
+"""`rd_kafka_vu_t`: one part of a record."""
+_TOPIC, _PARTITION, _VALUE, _KEY, _FLAGS, _TIMESTAMP, _HEADER = 2, 3, 4, 5, 7, 8, 9
+"""Kinds of parts, `rd_kafka_vtype_t`."""
+_FIXED_PARTS = 6
+_EMPTY = ctypes.create_string_buffer(1)
+"""The place of payloads without bytes. A null has no place."""
+
+
+class _Message(ctypes.Structure):
+    _fields_ = (
+        ("err", ctypes.c_int),
+        ("topic", ctypes.c_void_p),
+        ("partition", ctypes.c_int32),
+        ("payload", ctypes.c_void_p),
+        ("len", ctypes.c_size_t),
+        ("key", ctypes.c_void_p),
+        ("key_len", ctypes.c_size_t),
+        ("offset", ctypes.c_int64),
+        ("private", ctypes.c_void_p),
+    )
+
+
+_DELIVERY = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(_Message), ctypes.c_void_p)
+_CLIENT_ERROR = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+_LOG = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p)
+_PYTHON_LEVELS = (50, 50, 50, 40, 30, 20, 20, 10)
+"""The level of `logging` for each level of syslog."""
+
+
+class Reports(Protocol):
+    """Receives what a producer reports."""
+
+    def failed(self, error: KafkaError, topic: str, partition: int) -> None:
+        """A record was not delivered."""
+
+    def client_error(self, error: KafkaError) -> None:
+        """The client as a whole has an error."""
+
+    def log(self, level: int, facility: str, text: str) -> None:
+        """A line of the client's log, with a level of `logging`."""
+
+
+@cache
+def _library() -> Any:
+    """Returns the functions of librdkafka, or None if they cannot be called."""
+    try:
+        # The extension is linked with librdkafka, so its functions are found through it.
+        library: Any = ctypes.CDLL(cimpl.__file__)
+        library.rd_kafka_version.restype = ctypes.c_int
+        if library.rd_kafka_version() >> 24 != _MAJOR:
+            return None
+        _declare(library)
+        # A call for a single record is shorter than giving the lock away.
+        library.produceva = ctypes.PyDLL(cimpl.__file__).rd_kafka_produceva
+        library.produceva.restype = ctypes.c_void_p
+        library.produceva.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+    except (OSError, AttributeError):
+        return None
+    return library
+
+
+def _declare(library: Any) -> None:
+    pointer, text, number, size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_size_t
+    for name, result, arguments in (
+        ("conf_new", pointer, []),
+        ("conf_destroy", None, [pointer]),
+        ("conf_set", number, [pointer, text, text, text, size]),
+        ("conf_set_dr_msg_cb", None, [pointer, _DELIVERY]),
+        ("conf_set_error_cb", None, [pointer, _CLIENT_ERROR]),
+        ("conf_set_log_cb", None, [pointer, _LOG]),
+        ("new", pointer, [number, pointer, text, size]),
+        ("destroy", None, [pointer]),
+        ("set_log_queue", number, [pointer, pointer]),
+        ("topic_new", pointer, [pointer, text, pointer]),
+        ("topic_destroy", None, [pointer]),
+        ("topic_name", text, [pointer]),
+        ("produce_batch", number, [pointer, ctypes.c_int32, number, pointer, number]),
+        ("poll", number, [pointer, number]),
+        ("flush", number, [pointer, number]),
+        ("purge", number, [pointer, number]),
+        ("outq_len", number, [pointer]),
+        ("err2str", text, [number]),
+        ("fatal_error", number, [pointer, text, size]),
+        ("init_transactions", pointer, [pointer, number]),
+        ("begin_transaction", pointer, [pointer]),
+        ("commit_transaction", pointer, [pointer, number]),
+        ("abort_transaction", pointer, [pointer, number]),
+        ("error_code", number, [pointer]),
+        ("error_string", text, [pointer]),
+        ("error_is_fatal", number, [pointer]),
+        ("error_is_retriable", number, [pointer]),
+        ("error_txn_requires_abort", number, [pointer]),
+        ("error_destroy", None, [pointer]),
+    ):
+        function = getattr(library, f"rd_kafka_{name}")
+        function.restype = result
+        function.argtypes = arguments
+        setattr(library, name, function)
+
+
+def connect(settings: Mapping[str, object], reports: Reports) -> NativeProducer | None:
+    """Returns a producer, or None if the settings need `confluent_kafka.Producer`, or librdkafka cannot be called.
+
+    Raises KafkaException for settings that librdkafka refuses.
+    """
+    plain = all(isinstance(value, str | int | float) for value in settings.values())
+    # Tokens of OAuth are obtained by `confluent_kafka`, in part.
+    oauth = any(name.startswith("sasl.oauthbearer") for name in settings)
+    library = _library()
+    if library is None or oauth or not plain:
+        return None
+    return NativeProducer(library, settings, reports)
+
+
+class NativeProducer:
+    """A producer. Its methods are those of `confluent_kafka.Producer`, and `send`."""
+
+    def __init__(self, library: Any, settings: Mapping[str, object], reports: Reports) -> None:
+        self._library = library
+        self._reports = reports
+        self._topics: dict[str, int] = {}
+        callbacks = (
+            _DELIVERY(self._on_delivery(library, reports)),
+            _CLIENT_ERROR(lambda _handle, code, text, _opaque: reports.client_error(KafkaError(code, _text(text)))),
+            _LOG(lambda _handle, level, facility, text: reports.log(_level(level), _text(facility), _text(text))),
+        )
+        self._handle = self._new(settings, callbacks)
+        # The callbacks live as long as the handle. At the end of the process the system takes both away.
+        end = weakref.finalize(self, _destroy, library, self._handle, self._topics, callbacks)
+        end.atexit = False
+
+    def _new(self, settings: Mapping[str, object], callbacks: tuple[Any, Any, Any]) -> int:
+        library = self._library
+        conf = library.conf_new()
+        problem = ctypes.create_string_buffer(_TEXT_BYTES)
+        # With this setting the log comes from the methods of the producer, and not from threads of the client.
+        for name, value in {**settings, "log.queue": True}.items():
+            text = str(value).lower() if isinstance(value, bool) else str(value)
+            if library.conf_set(conf, name.encode(), text.encode(), problem, _TEXT_BYTES) != _CONF_OK:
+                library.conf_destroy(conf)
+                raise KafkaException(KafkaError(KafkaError._INVALID_ARG, _text(problem.value)))
+        on_delivery, on_error, on_log = callbacks
+        library.conf_set_dr_msg_cb(conf, on_delivery)
+        library.conf_set_error_cb(conf, on_error)
+        library.conf_set_log_cb(conf, on_log)
+        handle = library.new(_PRODUCER, conf, problem, _TEXT_BYTES)
+        if not handle:
+            library.conf_destroy(conf)
+            raise KafkaException(KafkaError(KafkaError._INVALID_ARG, _text(problem.value)))
+        library.set_log_queue(handle, None)
+        made: int = handle
+        return made
+
+    @staticmethod
+    def _on_delivery(library: Any, reports: Reports) -> Any:
+        # Not a method: the object would keep itself alive.
+        def report(_handle: int, message: Any, _opaque: int) -> None:
+            found = message.contents
+            if found.err:
+                reports.failed(_error(library, found.err), _text(library.topic_name(found.topic)), found.partition)
+
+        return report
+
+    def __len__(self) -> int:
+        """Returns the number of records that are not delivered."""
+        waiting: int = self._library.outq_len(self._handle)
+        return waiting
+
+    def poll(self, timeout: float) -> None:
+        """Receives reports, for up to `timeout` seconds until one comes."""
+        self._library.poll(self._handle, round(timeout * 1_000))
+
+    def flush(self, timeout: float) -> int:
+        """Waits until all records are delivered, or have failed. Returns how many are left after `timeout` seconds."""
+        self._library.flush(self._handle, round(timeout * 1_000))
+        return len(self)
+
+    def purge(self) -> None:
+        """Drops all records. Their reports come with the next `poll`."""
+        in_queue_and_in_flight = 0x3
+        self._library.purge(self._handle, in_queue_and_in_flight)
+
+    def init_transactions(self, timeout: float) -> None:
+        """Fences earlier producers with the same transactional id. Raises KafkaException."""
+        self._raise(self._library.init_transactions(self._handle, round(timeout * 1_000)))
+
+    def begin_transaction(self) -> None:
+        """Begins a transaction. Raises KafkaException."""
+        self._raise(self._library.begin_transaction(self._handle))
+
+    def commit_transaction(self, timeout: float) -> None:
+        """Delivers all records and commits. Raises KafkaException, also if a record was not delivered."""
+        self._raise(self._library.commit_transaction(self._handle, round(timeout * 1_000)))
+
+    def abort_transaction(self, timeout: float) -> None:
+        """Aborts the transaction. Raises KafkaException."""
+        self._raise(self._library.abort_transaction(self._handle, round(timeout * 1_000)))
+
+    def send(self, records: pa.RecordBatch, topic: str | None) -> None:
+        """Passes records to the queue, which copies them, in their order.
+
+        Raises KafkaException, and BufferError if the queue is full. Some records may be in the queue then.
+        """
+        single = {"headers", "timestamp"} & set(records.schema.names)
+        for name, part in _by_topic(records, topic):
+            if single:
+                self._send_each(part, self._topic(name))
+            else:
+                self._send_batch(part, self._topic(name))
+
+    def _send_batch(self, records: pa.RecordBatch, topic: int) -> None:
+        messages = np.zeros(records.num_rows, _MESSAGE)
+        flags = _F_COPY
+        messages["payload"], messages["len"] = _places(records.column("value"))
+        if "key" in records.schema.names:
+            messages["key"], messages["key_len"] = _places(records.column("key"))
+        if "partition" in records.schema.names:
+            messages["partition"] = _partitions(records)
+            flags |= _F_PARTITION
+        sent = self._library.produce_batch(topic, _ANY_PARTITION, flags, messages.ctypes.data, len(messages))
+        if sent < len(messages):
+            self._refuse(int(messages["err"][np.flatnonzero(messages["err"])[0]]))
+
+    def _send_each(self, records: pa.RecordBatch, topic: int) -> None:
+        """Sends records with headers or timestamps, which batches of librdkafka do not have."""
+        names = records.schema.names
+        counts = np.zeros(records.num_rows, np.int64)
+        if "headers" in names:
+            counts = pc.fill_null(pc.list_value_length(records.column("headers")), 0).to_numpy().astype(np.int64)
+        starts = np.concatenate([[0], np.cumsum(counts + _FIXED_PARTS)])
+        parts = np.zeros(int(starts[-1]), _PART)
+        first = starts[:-1]
+        for place, (kind, a, b) in enumerate(
+            (
+                (_TOPIC, topic, 0),
+                (_FLAGS, _F_COPY, 0),
+                (_VALUE, *_places(records.column("value"))),
+                (_KEY, *(_places(records.column("key")) if "key" in names else (0, 0))),
+                (_PARTITION, _partitions(records).astype(np.int64).view(np.uint64), 0),
+                (_TIMESTAMP, _times(records).view(np.uint64), 0),
+            )
+        ):
+            parts["kind"][first + place] = kind
+            parts["a"][first + place] = a
+            parts["b"][first + place] = b
+        keep: object = None
+        if counts.any():
+            rows = np.repeat(first + _FIXED_PARTS, counts)
+            within = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+            keys, values = pc.list_flatten(records.column("headers")).flatten()
+            keep, key_places = _c_strings(keys)
+            value_places, lengths = _places(values.cast(pa.binary()))
+            parts["kind"][rows + within] = _HEADER
+            parts["a"][rows + within] = key_places
+            parts["b"][rows + within] = value_places
+            parts["c"][rows + within] = lengths.astype(np.int64)
+        produceva, handle, base, width = self._library.produceva, self._handle, parts.ctypes.data, _PART.itemsize
+        for start, count in zip((base + first * width).tolist(), (counts + _FIXED_PARTS).tolist(), strict=True):
+            if error := produceva(handle, start, count):
+                code = self._library.error_code(error)
+                self._library.error_destroy(error)
+                self._refuse(code)
+        del keep
+
+    def _topic(self, name: str) -> int:
+        if name not in self._topics:
+            made = self._library.topic_new(self._handle, name.encode(), None)
+            if not made:
+                raise KafkaException(KafkaError(KafkaError._UNKNOWN_TOPIC, f"the client refuses topic {name!r}"))
+            self._topics[name] = made
+        return self._topics[name]
+
+    def _refuse(self, code: int) -> None:
+        if code == KafkaError._QUEUE_FULL:
+            raise BufferError(_text(self._library.err2str(code)))
+        problem = ctypes.create_string_buffer(_TEXT_BYTES)
+        fatal = self._library.fatal_error(self._handle, problem, _TEXT_BYTES)
+        if fatal:
+            raise KafkaException(KafkaError(fatal, _text(problem.value), True))
+        raise KafkaException(_error(self._library, code))
+
+    def _raise(self, error: int | None) -> None:
+        if not error:
+            return
+        library = self._library
+        found = KafkaError(
+            library.error_code(error),
+            _text(library.error_string(error)),
+            bool(library.error_is_fatal(error)),
+            bool(library.error_is_retriable(error)),
+            bool(library.error_txn_requires_abort(error)),
+        )
+        library.error_destroy(error)
+        raise KafkaException(found)
+
+
+def _destroy(library: Any, handle: int, topics: Mapping[str, int], _callbacks: object) -> None:
+    for topic in topics.values():
+        library.topic_destroy(topic)
+    library.destroy(handle)
+
+
+def _error(library: Any, code: int) -> KafkaError:
+    return KafkaError(code, _text(library.err2str(code)))
+
+
+def _text(value: bytes | None) -> str:
+    return (value or b"").decode(errors="replace")
+
+
+def _level(syslog: int) -> int:
+    return _PYTHON_LEVELS[min(max(syslog, 0), len(_PYTHON_LEVELS) - 1)]
+
+
+def _by_topic(records: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Yields the records of each topic, in their order."""
+    if "topic" not in records.schema.names:
+        assert topic is not None, "records have a topic each, or all the same"
+        yield topic, records
+        return
+    encoded = records.column("topic").dictionary_encode()
+    codes = encoded.indices.to_numpy()
+    names = encoded.dictionary.to_pylist()
+    for code, name in enumerate(names):
+        yield name, records if len(names) == 1 else records.take(pa.array(np.flatnonzero(codes == code)))
+
+
+def _places(column: pa.Array) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Returns where the bytes of each value are, and how many. A null is at 0."""
+    _, offsets, data = column.buffers()
+    bounds = np.frombuffer(offsets, np.int32, len(column) + 1, column.offset * 4).astype(np.uint64)
+    begin = np.uint64(data.address if data is not None and data.size else ctypes.addressof(_EMPTY))
+    places = bounds[:-1] + begin
+    lengths = np.diff(bounds)
+    if column.null_count:
+        there = column.is_valid().to_numpy(zero_copy_only=False)
+        places = np.where(there, places, np.uint64(0))
+        lengths = np.where(there, lengths, np.uint64(0))
+    return places, lengths
+
+
+def _partitions(records: pa.RecordBatch) -> NDArray[np.int32]:
+    if "partition" not in records.schema.names:
+        return np.full(records.num_rows, _ANY_PARTITION, np.int32)
+    filled: NDArray[np.int32] = pc.fill_null(records.column("partition"), _ANY_PARTITION).to_numpy()
+    return filled
+
+
+def _times(records: pa.RecordBatch) -> NDArray[np.int64]:
+    """Returns milliseconds since 1970. 0 is the time of sending."""
+    if "timestamp" not in records.schema.names:
+        return np.zeros(records.num_rows, np.int64)
+    filled: NDArray[np.int64] = pc.fill_null(records.column("timestamp"), 0).to_numpy()
+    return np.ascontiguousarray(filled)
+
+
+def _c_strings(names: pa.Array) -> tuple[object, NDArray[np.uint64]]:
+    """Returns memory with the distinct names, each with a zero behind it, and where the name of each entry is."""
+    encoded = names.dictionary_encode()
+    texts = [str(name).encode() for name in encoded.dictionary.to_pylist()]
+    memory = ctypes.create_string_buffer(b"\0".join(texts) + b"\0")
+    lengths = np.array([len(text) + 1 for text in texts], np.uint64)
+    begins = np.cumsum(lengths) - lengths + np.uint64(ctypes.addressof(memory))
+    return memory, begins[encoded.indices.to_numpy()]
