@@ -386,12 +386,19 @@ def test_topics_and_partitions_of_rows_must_exist(kafka_server: KafkaServer, mon
     }
 
 
-def test_the_sink_keeps_the_contract_of_committing_sinks(kafka_server: KafkaServer) -> None:
-    """Kills, repeated commits, an aborted checkpoint, another parallelism, zombies, another job."""
-    found = target(kafka_server, "contract", 2)
+@pytest.mark.parametrize("properties", [{}, {"stats_cb": print}], ids=["batches", "records"])
+def test_the_sink_keeps_the_contract_of_committing_sinks(
+    kafka_server: KafkaServer, properties: dict[str, object]
+) -> None:
+    """Kills, repeated commits, an aborted checkpoint, another parallelism, zombies, another job.
+
+    With a callback in the settings, records go one by one through the client of Python.
+    """
+    topic = f"contract-{len(properties)}"
+    found = target(kafka_server, topic, 2, properties=properties)
 
     def visible() -> list[dict[str, object]]:
-        return [{"key": key, "value": value} for key, value in read(found.servers, "contract")]
+        return [{"key": key, "value": value} for key, value in read(found.servers, topic)]
 
     batches = [
         pa.RecordBatch.from_pylist([{"key": key, "value": value} for key, value in pairs])

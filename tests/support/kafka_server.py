@@ -29,14 +29,11 @@ _FORMAT_S_MAX = 120
 _START_TRIES_MAX = 3
 _LIBC = CDLL(None)
 _PR_SET_PDEATHSIG = 1
-_POM = f"""<project>
-<modelVersion>4.0.0</modelVersion><groupId>tidegate.tests</groupId><artifactId>kafka</artifactId><version>1</version>
-<dependencies>
-<dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>{VERSION}</version></dependency>
-<dependency><groupId>org.apache.kafka</groupId><artifactId>kafka-tools</artifactId><version>{VERSION}</version></dependency>
-<dependency><groupId>org.slf4j</groupId><artifactId>slf4j-simple</artifactId><version>1.7.36</version></dependency>
-</dependencies></project>
-"""
+_JARS = (
+    f"org.apache.kafka:kafka_2.13:{VERSION}",
+    f"org.apache.kafka:kafka-tools:{VERSION}",
+    "org.slf4j:slf4j-simple:1.7.36",
+)
 
 
 class KafkaUnavailable(Exception):
@@ -115,7 +112,7 @@ class KafkaServer:
 def run_kafka(folder: Path) -> Iterator[KafkaServer]:
     """Start a broker on `folder`. Raises KafkaUnavailable."""
     java = _found("java")
-    classpath = f"{_jars()}/*"
+    classpath = f"{maven_jars(f'kafka-{VERSION}', *_JARS)}/*"
     for attempt in range(_START_TRIES_MAX):
         # Another process may take a port between the choice and the start.
         settings = folder / f"server-{attempt}.properties"
@@ -168,16 +165,19 @@ def _answers(servers: str, process: subprocess.Popen[bytes]) -> bool:
     return process.poll() is None
 
 
-def _jars() -> Path:
-    """The folder of jars; fetched where it is not there yet. Raises KafkaUnavailable."""
+def maven_jars(name: str, *artifacts: str) -> Path:
+    """Return a folder with the jars of artifacts, "group:artifact:version", and of what they need.
+
+    They are fetched once. Raises KafkaUnavailable.
+    """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tidegate-tests"
-    target = cache / f"kafka-{VERSION}"
+    target = cache / name
     if target.is_dir():
         return target
     maven = _found("mvn")
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as folder:
-        (Path(folder) / "pom.xml").write_text(_POM)
+        (Path(folder) / "pom.xml").write_text(_pom(artifacts))
         lib = Path(folder) / "lib"
         _run(
             [maven, "-q", "-B", "-f", folder, "dependency:copy-dependencies", f"-DoutputDirectory={lib}"], _FETCH_S_MAX
@@ -188,6 +188,18 @@ def _jars() -> Path:
             if not target.is_dir():
                 raise
     return target
+
+
+def _pom(artifacts: tuple[str, ...]) -> str:
+    needs = ""
+    for artifact in artifacts:
+        group, name, version = artifact.split(":")
+        needs += f"<dependency><groupId>{group}</groupId><artifactId>{name}</artifactId>"
+        needs += f"<version>{version}</version></dependency>"
+    return (
+        "<project><modelVersion>4.0.0</modelVersion><groupId>tidegate.tests</groupId><artifactId>jars</artifactId>"
+        f"<version>1</version><dependencies>{needs}</dependencies></project>"
+    )
 
 
 def _run(command: list[str], limit_s: float) -> None:
