@@ -23,7 +23,7 @@ class MemoryFiles:
 
     files: dict[str, bytes] = field(default_factory=dict)
 
-    def write(self, chunks: Iterable[bytes]) -> str:
+    def write(self, chunks: Iterable[bytes | memoryview]) -> str:
         """Stores a file."""
         path = f"file-{len(self.files)}"
         self.files[path] = b"".join(chunks)

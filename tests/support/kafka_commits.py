@@ -32,7 +32,7 @@ class FolderFiles:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def write(self, chunks: Iterable[bytes]) -> str:
+    def write(self, chunks: Iterable[bytes | memoryview]) -> str:
         """Write a file with a new name."""
         path = self.folder / uuid.uuid4().hex
         path.write_bytes(b"".join(chunks))

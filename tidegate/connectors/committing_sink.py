@@ -72,7 +72,7 @@ class CommitToken:
 class SinkFiles(Protocol):
     """Files of one sink in checkpoint storage. Thread-safe. Every method raises StorageError for a storage fault."""
 
-    def write(self, chunks: Iterable[bytes]) -> str:
+    def write(self, chunks: Iterable[bytes | memoryview]) -> str:
         """Writes a new file, which appears complete or not at all. Returns its path, for `Committable.files`."""
         ...
 

@@ -150,7 +150,7 @@ class _MemoryFiles:
     def __init__(self, files: dict[str, bytes]) -> None:
         self._files = files
 
-    def write(self, chunks: Iterable[bytes]) -> str:
+    def write(self, chunks: Iterable[bytes | memoryview]) -> str:
         """Writes a new file."""
         data = b"".join(bytes(chunk) for chunk in chunks)
         path = f"sinks/{len(self._files):08d}"

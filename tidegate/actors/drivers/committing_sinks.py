@@ -62,7 +62,7 @@ class CheckpointSinkFiles:
         self._over = over
         self._numbers = itertools.count()
 
-    def write(self, chunks: Iterable[bytes]) -> str:
+    def write(self, chunks: Iterable[bytes | memoryview]) -> str:
         """Writes a new file. Returns its path."""
         d = self._descriptor
         path = self._context.layout.sink_file(self._uid, d.task.subtask, d.attempt, next(self._numbers))

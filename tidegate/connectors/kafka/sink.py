@@ -12,6 +12,7 @@ At least once (`KafkaSender`), records are sent as they come, and a checkpoint w
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,7 +28,6 @@ from tidegate.connectors.committing_sink import (
     CommittingSink,
     CommittingWriter,
     CommitToken,
-    SinkFiles,
 )
 from tidegate.connectors.kafka import topics
 from tidegate.connectors.kafka.producer import (
@@ -56,6 +56,8 @@ TOKEN_TOPIC = "tidegate-commits"
 PREFIX = "tidegate"
 PART_BYTES_MAX = 64 << 20
 """The size of a staged file, and so of a transaction. Such a transaction takes about a second."""
+RECENT_BYTES_MAX = 2 * PART_BYTES_MAX
+"""The most bytes of staged files that a process keeps in memory until they are committed."""
 PART_RECORDS_MAX = QUEUED_RECORDS_MAX - 1
 """The most records of a transaction; together with the token they fit into the client's queue."""
 _BATCH_OVERHEAD_BYTES = 128
@@ -212,6 +214,10 @@ class _StagingWriter(CommittingWriter):
         self._parts: list[StagedPart] = []
         self._paths: list[str] = []
 
+    def close(self) -> None:
+        """Releases memory. What is prepared stays in its files."""
+        _RECENT.drop(self._context.prefix)
+
     def write(self, batch: pa.RecordBatch) -> None:
         """Buffers records, up to the size of a file."""
         for start in range(0, batch.num_rows, CHUNK_RECORDS):
@@ -247,10 +253,47 @@ class _StagingWriter(CommittingWriter):
             for batch in self._batches:
                 writer.write_batch(batch)
         data = sink.getvalue()
-        path = self._context.files.write([memoryview(data).tobytes()])
+        path = self._context.files.write([memoryview(data)])
+        _RECENT.add(self._context.prefix, path, data)
         self._paths.append(path)
         self._parts.append(StagedPart(self._records, data.size, xxhash.xxh3_64_intdigest(memoryview(data))))
         self._batches, self._records, self._bytes = [], 0, 0
+
+
+class _RecentFiles:
+    """Staged files that are still in memory, so that a commit in the same process need not read them."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._lock = threading.Lock()
+        self._files: dict[tuple[str, str], pa.Buffer] = {}
+        """By the prefix of the writer and the path, oldest first."""
+
+    def add(self, writer: str, path: str, data: pa.Buffer) -> None:
+        """Keeps a file, and forgets the oldest ones if there are too many bytes."""
+        with self._lock:
+            self._files[writer, path] = data
+            self._bytes += data.size
+            while self._bytes > self._bytes_max:
+                self._bytes -= self._files.pop(next(iter(self._files))).size
+
+    def take(self, writer: str, path: str) -> pa.Buffer | None:
+        """Returns a file, and forgets it. None if it is not in memory."""
+        with self._lock:
+            data = self._files.pop((writer, path), None)
+            self._bytes -= 0 if data is None else data.size
+            return data
+
+    def drop(self, writer: str) -> None:
+        """Forgets all files of a writer."""
+        with self._lock:
+            for key in [key for key in self._files if key[0] == writer]:
+                self._bytes -= self._files.pop(key).size
+
+
+_RECENT = _RecentFiles(RECENT_BYTES_MAX)
+"""The staged files of this process: the writer and the committer of a subtask are in the same one."""
 
 
 class _KafkaCommitter(Committer):
@@ -291,20 +334,23 @@ class _KafkaCommitter(Committer):
         for number, (path, part) in enumerate(zip(committable.files, staged.parts, strict=True)):
             yield Part(
                 Token(checkpoint_id, number + 1),
-                partial(_staged_batches, self._context.files, path, part),
+                partial(_staged_batches, self._context, path, part),
                 staged.topic or None,
             )
 
 
-def _staged_batches(files: SinkFiles, path: str, part: StagedPart) -> Iterator[pa.RecordBatch]:
+def _staged_batches(context: CommittingContext, path: str, part: StagedPart) -> Iterator[pa.RecordBatch]:
     """Yields the records of a staged file. Raises CorruptionError if it is not what was written."""
-    data = files.read(path)
-    if len(data) != part.size_bytes or xxhash.xxh3_64_intdigest(data) != part.checksum:
-        raise CorruptionError(
-            f"the staged records in {path} have changed since they were written ({len(data)} bytes; "
-            f"{part.size_bytes} were written). They cannot be committed; restore an earlier checkpoint"
-        )
-    with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
+    buffer = _RECENT.take(context.prefix, path)
+    if buffer is None:
+        data = context.files.read(path)
+        if len(data) != part.size_bytes or xxhash.xxh3_64_intdigest(data) != part.checksum:
+            raise CorruptionError(
+                f"the staged records in {path} have changed since they were written ({len(data)} bytes; "
+                f"{part.size_bytes} were written). They cannot be committed; restore an earlier checkpoint"
+            )
+        buffer = pa.py_buffer(data)
+    with pa.ipc.open_stream(buffer) as reader:
         yield from reader
 
 
