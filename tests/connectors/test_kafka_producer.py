@@ -67,7 +67,12 @@ def producer(kafka: Broker, native: bool, deliveries: Deliveries, **properties: 
 
 
 def read(kafka: Broker, topic: str) -> list[tuple[object, ...]]:
-    """Return partition, key, value, timestamp and headers of all records."""
+    """Return partition, key, value, timestamp and headers of all records, sorted."""
+    return sorted(unsorted(kafka, topic), key=repr)
+
+
+def unsorted(kafka: Broker, topic: str) -> list[tuple[object, ...]]:
+    """Return the records of `read` as they come."""
     found: list[tuple[object, ...]] = []
     settings = {"bootstrap.servers": kafka.servers, "group.id": "tests", "enable.partition.eof": True, "log_level": 0}
     with closing(Consumer(settings)) as reader:
@@ -81,7 +86,7 @@ def read(kafka: Broker, topic: str) -> list[tuple[object, ...]]:
                 continue
             place = message.partition(), message.key(), message.value(), message.timestamp()[1], message.headers()
             found.append(place)
-    return sorted(found, key=repr)
+    return found
 
 
 @WAY
@@ -122,6 +127,29 @@ def test_keys_choose_the_same_partition_either_way(kafka: Broker) -> None:
 
 
 @WAY
+def test_partitions_that_are_given_keep_the_order_of_records(kafka: Broker, native: bool) -> None:
+    """Also in the first transaction of a producer, which has not seen the topic, and beside records without one."""
+    deliveries = Deliveries()
+    made = producer(kafka, native, deliveries, **{"transactional.id": f"order-{native}"})
+    made.init_transactions(LIMIT_S)
+    partitions = [number % 3 if number % 7 else None for number in range(100)]
+    records = {"key": [b"k"] * 100, "value": [str(number).encode() for number in range(100)]}
+    given = pa.RecordBatch.from_pydict({**records, "partition": pa.array(partitions, pa.int32())})
+    all_given = given.filter(given.column("partition").is_valid())
+    for batch in (given, all_given, given):
+        made.begin_transaction()
+        send(made, batch, "one", "testing")
+        made.commit_transaction(LIMIT_S)
+    deliveries.check("testing")
+    found = read(kafka, "one")
+    assert len(found) == 2 * given.num_rows + all_given.num_rows
+    for partition in range(PARTITIONS):
+        numbers = [int(record[2]) for record in unsorted(kafka, "one") if record[0] == partition]  # type: ignore[call-overload]
+        begins = [place for place, number in enumerate(numbers) if place and number <= numbers[place - 1]]
+        assert len(begins) <= 2, "each transaction goes up"
+
+
+@WAY
 def test_a_record_that_is_not_delivered_is_reported(kafka: Broker, native: bool) -> None:
     """By the call, or by the next check; with topic and partition where they are known."""
     deliveries = Deliveries()
@@ -143,7 +171,7 @@ def test_a_record_that_is_not_delivered_is_reported(kafka: Broker, native: bool)
 @WAY
 def test_a_full_queue_is_an_error(kafka: Broker, native: bool) -> None:
     """The caller has to leave room."""
-    made = producer(kafka, native, Deliveries(), **{"queue.buffering.max.messages": 10, "linger.ms": 60_000})
+    made = producer(kafka, native, Deliveries(), **{"queue.buffering.max.messages": 10, "linger.ms": 20_000})
     with pytest.raises(KafkaWriteError, match="the queue of the client is full"):
         send(made, pa.RecordBatch.from_pydict({"value": [b"y"] * 20}), "one", "testing")
     assert len(made) == 10

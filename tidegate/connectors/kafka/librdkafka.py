@@ -32,7 +32,6 @@ _PRODUCER = 0
 _CONF_OK = 0
 _TEXT_BYTES = 512
 _F_COPY = 0x2
-_F_PARTITION = 0x8
 _ANY_PARTITION = -1
 _MESSAGE = np.dtype(
     {
@@ -257,16 +256,13 @@ class NativeProducer:
 
     def _send_batch(self, records: pa.RecordBatch, topic: int) -> None:
         messages = np.zeros(records.num_rows, _MESSAGE)
-        flags = _F_COPY
         messages["payload"], messages["len"] = _places(records.column("value"))
         if "key" in records.schema.names:
             messages["key"], messages["key_len"] = _places(records.column("key"))
-        if "partition" in records.schema.names:
-            messages["partition"] = _partitions(records)
-            flags |= _F_PARTITION
-        sent = self._library.produce_batch(topic, _ANY_PARTITION, flags, messages.ctypes.data, len(messages))
-        if sent < len(messages):
-            self._refuse(int(messages["err"][np.flatnonzero(messages["err"])[0]]))
+        for partition, part in _by_partition(messages, _partitions(records)):
+            sent = self._library.produce_batch(topic, partition, _F_COPY, part.ctypes.data, len(part))
+            if sent < len(part):
+                self._refuse(int(part["err"][np.flatnonzero(part["err"])[0]]))
 
     def _send_each(self, records: pa.RecordBatch, topic: int) -> None:
         """Sends records with headers or timestamps, which batches of librdkafka do not have."""
@@ -370,6 +366,25 @@ def _by_topic(records: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str,
     names = encoded.dictionary.to_pylist()
     for code, name in enumerate(names):
         yield name, records if len(names) == 1 else records.take(pa.array(np.flatnonzero(codes == code)))
+
+
+def _by_partition(messages: NDArray[np.void], partitions: NDArray[np.int32]) -> Iterator[tuple[int, NDArray[np.void]]]:
+    """Yields the messages of each partition, in their order.
+
+    A call has one partition. With a partition for each message, librdkafka would add "any partition" to a transaction
+    if it does not know the topic yet, and the brokers refuse that.
+    """
+    found = np.unique(partitions)
+    if len(found) == 1:
+        yield int(found[0]), messages
+    elif found[0] != _ANY_PARTITION:
+        for partition in found.tolist():
+            yield partition, messages[partitions == partition]
+    else:
+        # The partitioner may choose the partition of another record of the batch: their order has to stay.
+        bounds = np.flatnonzero(np.diff(partitions)) + 1
+        for part in np.split(np.arange(len(messages)), bounds):
+            yield int(partitions[part[0]]), messages[part]
 
 
 def _places(column: pa.Array) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:

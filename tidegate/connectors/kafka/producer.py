@@ -144,21 +144,29 @@ class Deliveries:
         self._failed = 0
         self._first = ""
         self._too_large = False
+        self._dropped = False
 
     def failed(self, error: confluent_kafka.KafkaError, topic: str, partition: int) -> None:
         """Receives the report on a record that was not delivered. `partition`: negative if it is not known."""
+        kafka = library().KafkaError
+        dropped = error.code() in (kafka._PURGE_QUEUE, kafka._PURGE_INFLIGHT)
         with self._lock:
             self._failed += 1
-            if self._failed > 1:
+            # Records that the client has dropped have no reason of their own.
+            if self._failed > 1 and (dropped or not self._dropped):
                 return
+            self._dropped = dropped
             where = "" if partition < 0 else f", partition {partition}"
             self._first = f"{error.str()} (topic {topic!r}{where})"
-            self._too_large = error.code() == library().KafkaError.MSG_SIZE_TOO_LARGE
+            self._too_large = error.code() == kafka.MSG_SIZE_TOO_LARGE
 
-    def check(self, doing: str) -> None:
-        """Raises KafkaWriteError if a record was not delivered. `doing`: what was being done, for the error."""
+    def check(self, doing: str, *, after_failure: bool = False) -> None:
+        """Raises KafkaWriteError if a record was not delivered. `doing`: what was being done, for the error.
+
+        `after_failure`: a call has failed, so records that the client has dropped since then do not count.
+        """
         with self._lock:
-            failed = self._failed
+            failed = 0 if after_failure and self._dropped else self._failed
             first = self._first
             too_large = self._too_large
         if not failed:

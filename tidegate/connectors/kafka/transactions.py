@@ -280,9 +280,11 @@ class LaneCommitter:
             send(producer, token, self._tokens.name, doing)
         try:
             self._call(doing, producer.commit_transaction)
-        finally:
-            # The reports have the reason. The error of the commit itself is only that a record has failed.
-            self._deliveries.check(doing)
+        except KafkaWriteError:
+            # If a record has failed, the error of the commit is only that. The reports have the reason.
+            self._deliveries.check(doing, after_failure=True)
+            raise
+        self._deliveries.check(doing)
 
     @property
     def _partition(self) -> int:
