@@ -395,7 +395,8 @@ def test_the_sink_keeps_the_contract_of_committing_sinks(
     With a callback in the settings, records go one by one through the client of Python.
     """
     topic = f"contract-{len(properties)}"
-    found = target(kafka_server, topic, 2, properties=properties)
+    # The contract has jobs of the same name each time, so they need tokens of their own.
+    found = target(kafka_server, topic, 2, properties=properties, token_topic=f"{topic}-tokens")
 
     def visible() -> list[dict[str, object]]:
         return [{"key": key, "value": value} for key, value in read(found.servers, topic)]
