@@ -248,16 +248,21 @@ class _StagingWriter(CommittingWriter):
         return [Committable(self._context.buckets[0], encode(staged), paths)]
 
     def _stage(self) -> None:
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, self._batches[0].schema) as writer:
-            for batch in self._batches:
-                writer.write_batch(batch)
-        data = sink.getvalue()
-        path = self._context.files.write([memoryview(data)])
-        _RECENT.add(self._context.prefix, path, data)
+        path = self._context.files.write(self._serialized())
+        _RECENT.add(self._context.prefix, path, self._batches, self._bytes)
         self._paths.append(path)
-        self._parts.append(StagedPart(self._records, data.size, xxhash.xxh3_64_intdigest(memoryview(data))))
         self._batches, self._records, self._bytes = [], 0, 0
+
+    def _serialized(self) -> Iterator[memoryview]:
+        """Yields a stream of Arrow, a batch at a time, so that the memory of one batch serves all of them."""
+        checksum = xxhash.xxh3_64()
+        size_bytes = 0
+        for each in (self._batches[0].schema, *self._batches):
+            data = memoryview(each.serialize())
+            checksum.update(data)
+            size_bytes += len(data)
+            yield data
+        self._parts.append(StagedPart(self._records, size_bytes, checksum.intdigest()))
 
 
 class _RecentFiles:
@@ -267,29 +272,29 @@ class _RecentFiles:
         self._bytes_max = bytes_max
         self._bytes = 0
         self._lock = threading.Lock()
-        self._files: dict[tuple[str, str], pa.Buffer] = {}
+        self._files: dict[tuple[str, str], tuple[Sequence[pa.RecordBatch], int]] = {}
         """By the prefix of the writer and the path, oldest first."""
 
-    def add(self, writer: str, path: str, data: pa.Buffer) -> None:
-        """Keeps a file, and forgets the oldest ones if there are too many bytes."""
+    def add(self, writer: str, path: str, batches: Sequence[pa.RecordBatch], size_bytes: int) -> None:
+        """Keeps the batches of a file, and forgets the oldest files if there are too many bytes."""
         with self._lock:
-            self._files[writer, path] = data
-            self._bytes += data.size
+            self._files[writer, path] = batches, size_bytes
+            self._bytes += size_bytes
             while self._bytes > self._bytes_max:
-                self._bytes -= self._files.pop(next(iter(self._files))).size
+                self._bytes -= self._files.pop(next(iter(self._files)))[1]
 
-    def take(self, writer: str, path: str) -> pa.Buffer | None:
-        """Returns a file, and forgets it. None if it is not in memory."""
+    def take(self, writer: str, path: str) -> Sequence[pa.RecordBatch] | None:
+        """Returns the batches of a file, and forgets it. None if it is not in memory."""
         with self._lock:
-            data = self._files.pop((writer, path), None)
-            self._bytes -= 0 if data is None else data.size
-            return data
+            batches, size_bytes = self._files.pop((writer, path), (None, 0))
+            self._bytes -= size_bytes
+            return batches
 
     def drop(self, writer: str) -> None:
         """Forgets all files of a writer."""
         with self._lock:
             for key in [key for key in self._files if key[0] == writer]:
-                self._bytes -= self._files.pop(key).size
+                self._bytes -= self._files.pop(key)[1]
 
 
 _RECENT = _RecentFiles(RECENT_BYTES_MAX)
@@ -341,16 +346,17 @@ class _KafkaCommitter(Committer):
 
 def _staged_batches(context: CommittingContext, path: str, part: StagedPart) -> Iterator[pa.RecordBatch]:
     """Yields the records of a staged file. Raises CorruptionError if it is not what was written."""
-    buffer = _RECENT.take(context.prefix, path)
-    if buffer is None:
-        data = context.files.read(path)
-        if len(data) != part.size_bytes or xxhash.xxh3_64_intdigest(data) != part.checksum:
-            raise CorruptionError(
-                f"the staged records in {path} have changed since they were written ({len(data)} bytes; "
-                f"{part.size_bytes} were written). They cannot be committed; restore an earlier checkpoint"
-            )
-        buffer = pa.py_buffer(data)
-    with pa.ipc.open_stream(buffer) as reader:
+    recent = _RECENT.take(context.prefix, path)
+    if recent is not None:
+        yield from recent
+        return
+    data = context.files.read(path)
+    if len(data) != part.size_bytes or xxhash.xxh3_64_intdigest(data) != part.checksum:
+        raise CorruptionError(
+            f"the staged records in {path} have changed since they were written ({len(data)} bytes; "
+            f"{part.size_bytes} were written). They cannot be committed; restore an earlier checkpoint"
+        )
+    with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
         yield from reader
 
 
