@@ -136,7 +136,8 @@ def test_changes_become_upserts_and_tombstones(kafka_server: KafkaServer, tmp_pa
 def test_rows_that_cannot_be_records_go_aside(kafka_server: KafkaServer, tmp_path: Path, delivery: str) -> None:
     """With the reason: too large, no name of a topic, no such topic or partition, NaN in JSON, before 1970."""
     topic = f"aside-{delivery}"
-    kafka_server.create(topic, 1, **{"max.message.bytes": "2000"})
+    # Brokers delete records with old timestamps.
+    kafka_server.create(topic, 1, **{"max.message.bytes": "2000", "retention.ms": "-1"})
     fits = {"to": topic, "p": 0, "s": "fits", "f": 0.5, "at": 1_000}
     rows = [
         fits,
@@ -170,7 +171,7 @@ def test_rows_that_cannot_be_records_go_aside(kafka_server: KafkaServer, tmp_pat
 def test_each_part_of_a_record_is_written(kafka_server: KafkaServer, tmp_path: Path, delivery: str) -> None:
     """Key, value, headers, timestamp and partition, as readers get them; a null is what the client chooses."""
     topic = f"parts-{delivery}"
-    kafka_server.create(topic, 3)
+    kafka_server.create(topic, 3, **{"retention.ms": "-1"})
     rows = [
         {"k": "a", "x": 1, "p": 2, "at": datetime(2024, 1, 2, tzinfo=UTC), "h": "first"},
         {"k": "b", "x": 2, "p": 0, "at": datetime(2024, 1, 3, tzinfo=UTC), "h": None},
