@@ -159,7 +159,7 @@ def connect(settings: Mapping[str, object], reports: Reports) -> NativeProducer 
 
 
 class NativeProducer:
-    """A producer. Its methods are those of `confluent_kafka.Producer`, and `send`."""
+    """A producer with the methods of `confluent_kafka.Producer` and with `send`, which takes a batch."""
 
     def __init__(self, library: Any, settings: Mapping[str, object], reports: Reports) -> None:
         self._library = library
@@ -371,8 +371,8 @@ def _by_topic(records: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str,
 def _by_partition(messages: NDArray[np.void], partitions: NDArray[np.int32]) -> Iterator[tuple[int, NDArray[np.void]]]:
     """Yields the messages of each partition, in their order.
 
-    A call has one partition. With a partition for each message, librdkafka would add "any partition" to a transaction
-    if it does not know the topic yet, and the brokers refuse that.
+    A call of librdkafka has one partition here. If each message had its own, a topic that is not known yet would enter
+    the transaction with "any partition", which the brokers refuse.
     """
     found = np.unique(partitions)
     if len(found) == 1:
