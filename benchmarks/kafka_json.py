@@ -36,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "suppo
 from kafka_server import KafkaServer, run_kafka
 
 import tidegate as tg
+from tidegate.connectors.formats.json_format import JsonRead
 from tidegate.connectors.kafka.options import Topics, client_settings
 from tidegate.connectors.kafka.records import RecordFormat
 from tidegate.connectors.kafka.source import KafkaSource
@@ -149,7 +150,7 @@ def plain(servers: str, records: int, parsed: bool, backoff_ms: int = 10) -> Non
 
 def ours(servers: str, records: int) -> None:
     """Read all records as a task does."""
-    source = KafkaSource(servers, Topics((TOPIC,)), RecordFormat(SCHEMA), end="latest")
+    source = KafkaSource(servers, Topics((TOPIC,)), RecordFormat(JsonRead(SCHEMA)), end="latest")
     splits, reader, rows = list(source.splits()), source.reader(), 0
     while splits:
         before, left = rows, []

@@ -36,7 +36,11 @@ if TYPE_CHECKING:
         CommitToken,
         SinkFiles,
     )
+    from tidegate.connectors.formats.avro import AvroFormat
+    from tidegate.connectors.formats.csv_format import CsvFormat
     from tidegate.connectors.formats.debezium import DebeziumFormat
+    from tidegate.connectors.formats.json_format import JsonFormat
+    from tidegate.connectors.formats.registry import SchemaRegistry
     from tidegate.connectors.sink import CommitContext, Sink, SinkContext
     from tidegate.connectors.source import MasterHook, ReadResult, Source, SourceReader, SourceSplit
     from tidegate.connectors.sql.lookup import DatabaseTable
@@ -137,7 +141,11 @@ else:
         "Count": "operators.windows.window_specs",
         "Cumulating": "operators.windows.window_specs",
         "DatabaseTable": "connectors.sql.lookup",
+        "AvroFormat": "connectors.formats.avro",
+        "CsvFormat": "connectors.formats.csv_format",
         "DebeziumFormat": "connectors.formats.debezium",
+        "JsonFormat": "connectors.formats.json_format",
+        "SchemaRegistry": "connectors.formats.registry",
         "DataPlaneOptions": "actors.drivers.job_context",
         "IncompatibleStateError": "storage.errors",
         "Job": "api.submission.job",
@@ -218,6 +226,7 @@ __all__ = [
     "Aggregate",
     "AggregateFunction",
     "AggregatingState",
+    "AvroFormat",
     "BatchAggregateFunction",
     "BatchContext",
     "BatchFunction",
@@ -239,6 +248,7 @@ __all__ = [
     "ConnectedStreams",
     "CorruptionError",
     "Count",
+    "CsvFormat",
     "Cumulating",
     "DataPlaneOptions",
     "DatabaseTable",
@@ -248,6 +258,7 @@ __all__ = [
     "JobFailedError",
     "JobProgress",
     "JobTimeoutError",
+    "JsonFormat",
     "KeyGroups",
     "KeyedBroadcastProcessFunction",
     "KeyedStream",
@@ -268,6 +279,7 @@ __all__ = [
     "ReducingState",
     "RestartStrategy",
     "RestoreReport",
+    "SchemaRegistry",
     "Session",
     "Sink",
     "SinkContext",

@@ -10,8 +10,9 @@ import pyarrow as pa
 import pytest
 
 from tidegate.connectors.formats.debezium import DebeziumFormat
-from tidegate.connectors.formats.format import PayloadUse, RowChanges
+from tidegate.connectors.formats.format import PayloadUse, RowChanges, WriteFormat
 from tidegate.connectors.formats.json_format import JsonFormat
+from tidegate.connectors.formats.raw import RawWrite
 from tidegate.connectors.kafka.encoding import RecordLayout, RecordMaker
 from tidegate.storage.errors import ConfigurationError
 
@@ -39,7 +40,7 @@ def layout(*value: str, key: tuple[str, ...] = ("k",), key_format: bool = False,
     """Return a layout with JSON values of some columns."""
     schema = ROWS.schema
     values = JsonFormat().for_writing(pa.schema([schema.field(name) for name in value]), PayloadUse("to_kafka"))
-    keys = None
+    keys: WriteFormat = RawWrite()
     if key_format:
         keys = JsonFormat().for_writing(pa.schema([schema.field(name) for name in key]), PayloadUse("to_kafka"))
     found = RecordLayout(value, values, key, keys, **parts)  # type: ignore[arg-type]
@@ -95,7 +96,7 @@ def test_keys_of_several_columns_are_objects() -> None:
 
 def test_raw_values_are_the_bytes_of_a_column() -> None:
     """A null is a tombstone."""
-    records, _ = made(RecordLayout(("k",), None, ("h",)))
+    records, _ = made(RecordLayout(("k",), RawWrite(), ("h",), RawWrite()))
     assert records == [{"key": b"x", "value": b"a"}, {"key": None, "value": None}, {"key": b"z", "value": b"c"}]
 
 
@@ -161,7 +162,7 @@ def test_a_column_of_headers_is_taken_as_it_is() -> None:
         pa.list_(pa.struct([("key", pa.large_string()), ("value", pa.large_binary())])),
     )
     rows = ROWS.append_column("all", headers)
-    found = RecordLayout(("k",), headers="all")
+    found = RecordLayout(("k",), RawWrite(), headers="all")
     found.check(rows.schema)
     records, _ = made(found, rows)
     assert [record["headers"] for record in records] == [

@@ -17,6 +17,7 @@ from kafka_reading import QUICK, SCHEMA, Reading, objects, partitions_of
 from kafka_server import KafkaServer
 from waiting import LIMIT_S, until
 
+from tidegate.connectors.formats.json_format import JsonRead
 from tidegate.connectors.kafka import client
 from tidegate.connectors.kafka.options import End, Start, Topics
 from tidegate.connectors.kafka.records import RecordFormat
@@ -30,7 +31,9 @@ from tidegate.storage.errors import ConfigurationError
 def source(server: KafkaServer, *topics: str, group: str = "readers", **settings: object) -> KafkaSource:
     """Returns a source of some topics with JSON."""
     properties = (*QUICK, ("group.id", group))
-    return KafkaSource(server.servers, Topics(topics), RecordFormat(SCHEMA), properties=properties, **settings)  # type: ignore[arg-type]
+    return KafkaSource(
+        server.servers, Topics(topics), RecordFormat(JsonRead(SCHEMA)), properties=properties, **settings
+    )  # type: ignore[arg-type]
 
 
 def commit(server: KafkaServer, group: str, topic: str, partition: int, offset: int) -> None:

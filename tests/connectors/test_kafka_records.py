@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tidegate.connectors.formats.json_format import JsonRead
+from tidegate.connectors.formats.raw import RawRead
 from tidegate.connectors.kafka.records import RecordFormat, RecordReader, Records
 from tidegate.storage.errors import ConfigurationError
 
@@ -102,7 +104,11 @@ def test_records_are_taken_in_order(steps: list[list[int] | int], start: int) ->
 def test_a_bad_record_behind_a_gap_is_named_by_its_offset() -> None:
     """And the records beside it keep their own."""
     records = records_of(Sent(4), Sent(7, b"{"), Sent(8, None), Sent(20, b'{"x":1}'))
-    form = RecordFormat(SCHEMA, key="string", metadata=("offset", "timestamp", "headers", "tombstone"))
+    form = RecordFormat(
+        JsonRead(SCHEMA),
+        RawRead("key", text=True, part="key"),
+        metadata=("offset", "timestamp", "headers", "tombstone"),
+    )
     with pytest.raises(ConfigurationError, match="the record at offset 7 of partition 3 of 't' cannot be read"):
         RecordReader(form, "fail").rows(records)
     batch, letters = RecordReader(form, "side").rows(records)

@@ -14,6 +14,8 @@ from source_contract import check_source
 from waiting import until
 
 from tidegate.connectors.bad_rows import BadRows
+from tidegate.connectors.formats.json_format import JsonRead
+from tidegate.connectors.formats.raw import RawRead
 from tidegate.connectors.kafka import reader as kafka_reader
 from tidegate.connectors.kafka.client import offset_at
 from tidegate.connectors.kafka.options import STARTS, Start, Topics, check_place, place_of
@@ -23,6 +25,8 @@ from tidegate.connectors.kafka.splits import PartitionAt, split_of
 from tidegate.connectors.source import ReadResult, SourceSplit
 from tidegate.storage.codec import decode
 from tidegate.storage.errors import ConfigurationError
+
+BYTES = RecordFormat(RawRead("value"), RawRead("key", part="key"), plain=True)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +38,7 @@ def kafka() -> Iterator[Broker]:
 
 def source(kafka: Broker, topic: str, **settings: object) -> KafkaSource:
     """Of one topic, as JSON."""
-    return KafkaSource(kafka.servers, Topics((topic,)), RecordFormat(SCHEMA), properties=QUICK, **settings)  # type: ignore[arg-type]
+    return KafkaSource(kafka.servers, Topics((topic,)), RecordFormat(JsonRead(SCHEMA)), properties=QUICK, **settings)  # type: ignore[arg-type]
 
 
 def read_to_the_end(found: KafkaSource) -> list[dict[str, object]]:
@@ -223,7 +227,7 @@ def test_a_place_that_is_missing_is_named() -> None:
 def test_columns_are_sparks_without_a_schema(kafka: Broker) -> None:
     """Keys and values as they are; a record without a value has none."""
     kafka.add("raw", 1, b"\xff\n", None, at_ms=5_000)
-    found = replace(source(kafka, "raw", end="latest"), form=RecordFormat("bytes"))
+    found = replace(source(kafka, "raw", end="latest"), form=BYTES)
     rows = read_to_the_end(found)
     assert [(r["key"], r["value"], r["topic"], r["partition"], r["offset"]) for r in rows] == [
         (b"1", b"\xff\n", "raw", 1, 0),
@@ -235,7 +239,7 @@ def test_columns_are_sparks_without_a_schema(kafka: Broker) -> None:
 def test_keys_and_times_beside_json(kafka: Broker) -> None:
     """Line breaks within an object, fields that it lacks, and a record without a value."""
     kafka.add("json", 2, b'{"s": "a",\n "x": 1}', b"{}", None, at_ms=7_000)
-    form = RecordFormat(SCHEMA, "string", ("timestamp", "tombstone"))
+    form = RecordFormat(JsonRead(SCHEMA), RawRead("key", text=True, part="key"), ("timestamp", "tombstone"))
     rows = read_to_the_end(replace(source(kafka, "json", end="latest"), form=form))
     assert [(r["x"], r["s"], r["kafka_key"]) for r in rows] == [(1, "a", "2"), (None, None, "2"), (None, None, "2")]
     assert [r["kafka_timestamp"].timestamp() for r in rows] == [7.0, 7.001, 7.002]  # type: ignore[attr-defined]
@@ -246,15 +250,17 @@ def test_metadata_beside_values(kafka: Broker) -> None:
     """On request, with a schema and without one."""
     kafka.add("metadata", 1, b'{"x": 1}', None, at_ms=9_000)
     names = ("headers", "offset", "partition", "topic", "tombstone")
-    rows = read_to_the_end(replace(source(kafka, "metadata", end="latest"), form=RecordFormat(SCHEMA, None, names)))
+    rows = read_to_the_end(
+        replace(source(kafka, "metadata", end="latest"), form=RecordFormat(JsonRead(SCHEMA), None, names))
+    )
     assert [[row[f"kafka_{name}"] for name in names] for row in rows] == [
         [[], 0, 1, "metadata", False],
         [[], 1, 1, "metadata", True],
     ]
-    rows = read_to_the_end(replace(source(kafka, "metadata", end="latest"), form=RecordFormat("bytes", None, names)))
+    rows = read_to_the_end(replace(source(kafka, "metadata", end="latest"), form=replace(BYTES, metadata=names)))
     assert [(row["offset"], row["headers"], row["tombstone"]) for row in rows] == [(0, [], False), (1, [], True)]
     with pytest.raises(ConfigurationError, match="unknown column 'size'"):
-        RecordFormat("bytes", None, ("size",))
+        replace(BYTES, metadata=("size",))
 
 
 @pytest.mark.parametrize("around", [0, 1, 2])
@@ -333,7 +339,10 @@ def test_records_that_cannot_be_read_are_dead_letters(
 def test_keys_and_values_that_are_no_text_are_dead_letters(kafka: Broker) -> None:
     """Where they are read as strings: beside values of any kind, and both together."""
     kafka.add("texts", 0, b"good", b"\xff", "ä".encode(), None)
-    found = replace(source(kafka, "texts", end="latest", bad_rows="side"), form=RecordFormat("string", "string"))
+    found = replace(
+        source(kafka, "texts", end="latest", bad_rows="side"),
+        form=RecordFormat(RawRead("value", text=True), RawRead("key", text=True, part="key"), plain=True),
+    )
     reading = Reading(found.reader(), found.splits()[0])
     until("the end", lambda: reading.once().at_end)
     assert [(row["value"], row["offset"]) for row in reading.rows] == [("good", 0), ("ä", 2), (None, 3)]
@@ -343,7 +352,7 @@ def test_keys_and_values_that_are_no_text_are_dead_letters(kafka: Broker) -> Non
     reading.reader.close()
     for number, key in enumerate((b"k", b"\xff", b"\xff", b"k")):
         kafka.add("keys", 0, *(b"bad" if number > 1 else value for value in objects(number)), key=key)
-    form = RecordFormat(SCHEMA, "string", ("offset",))
+    form = RecordFormat(JsonRead(SCHEMA), RawRead("key", text=True, part="key"), ("offset",))
     found = replace(source(kafka, "keys", end="latest", bad_rows="side"), form=form)
     reading = Reading(found.reader(), found.splits()[0])
     until("the end", lambda: reading.once().at_end)
@@ -377,7 +386,7 @@ def test_records_that_are_gone_are_an_error(kafka: Broker) -> None:
 def test_what_cannot_be_restored_is_refused() -> None:
     """Other topics, or another end. A search for new partitions may begin and end at a restore."""
     before = (split_of(PartitionAt("a", 0, 5)),)
-    base = KafkaSource("h:1", Topics(("a",)), RecordFormat("bytes"))
+    base = KafkaSource("h:1", Topics(("a",)), BYTES)
     base.check_restored(before)
     for other, named in [
         (replace(base, topics=Topics(("b",))), "topic 'a' is missing"),

@@ -11,6 +11,8 @@ from kafka_reading import QUICK, SCHEMA, Reading, objects, partitions_of
 from kafka_server import KafkaServer
 from waiting import LIMIT_S, until
 
+from tidegate.connectors.formats.json_format import JsonRead
+from tidegate.connectors.formats.raw import RawRead
 from tidegate.connectors.kafka import client
 from tidegate.connectors.kafka import reader as kafka_reader
 from tidegate.connectors.kafka.options import Topics
@@ -24,7 +26,7 @@ from tidegate.storage.errors import ConfigurationError
 
 def source(server: KafkaServer, topic: str, **settings: object) -> KafkaSource:
     """Of one topic, as JSON."""
-    return KafkaSource(server.servers, Topics((topic,)), RecordFormat(SCHEMA), properties=QUICK, **settings)  # type: ignore[arg-type]
+    return KafkaSource(server.servers, Topics((topic,)), RecordFormat(JsonRead(SCHEMA)), properties=QUICK, **settings)  # type: ignore[arg-type]
 
 
 def finders_of(reader: SourceReader, found: KafkaSource) -> list[Reading]:
@@ -230,7 +232,12 @@ def test_one_large_partition_neither_fills_the_memory_nor_holds_up_others(
     kafka_server.add("large", 0, *[b"%06d" % number + bytes(record_bytes) for number in range(200)])
     kafka_server.add("large", 1, *[b"%06d" % number for number in range(100)])
     client = (*QUICK, ("queued.max.messages.kbytes", 512), ("fetch.max.bytes", 500_000), ("message.max.bytes", 100_000))
-    found = KafkaSource(kafka_server.servers, Topics(("large",)), RecordFormat("bytes"), properties=client)
+    found = KafkaSource(
+        kafka_server.servers,
+        Topics(("large",)),
+        RecordFormat(RawRead("value"), RawRead("key", part="key"), plain=True),
+        properties=client,
+    )
     reader = found.reader()
     large, small = (Reading(reader, split) for split in partitions_of(found))
     most = 0
@@ -292,7 +299,7 @@ def test_offsets_with_gaps(kafka_server: KafkaServer) -> None:
         assert producer.flush(LIMIT_S) == 0
         end = producer.abort_transaction if withdrawn else producer.commit_transaction
         end(LIMIT_S)
-    form = RecordFormat(SCHEMA, metadata=("partition", "offset"))
+    form = RecordFormat(JsonRead(SCHEMA), metadata=("partition", "offset"))
     found = KafkaSource(kafka_server.servers, Topics(("gaps",)), form, end="latest", properties=QUICK, bad_rows="side")
     reader = found.reader()
     readings = [Reading(reader, split) for split in partitions_of(found)]

@@ -19,6 +19,7 @@ from typing import Any
 from tidegate.storage.errors import ConfigurationError
 
 EXTRAS: Mapping[str, tuple[str, ...]] = {
+    "avro": ("fastavro",),
     "databases": ("adbc_driver_postgresql", "sqlalchemy"),
     "delta": ("deltalake",),
     "iceberg": ("pyiceberg",),

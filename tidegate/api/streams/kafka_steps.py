@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, get_args
 
 from tidegate.api.streams.expression_columns import known_schema
 from tidegate.api.streams.output_steps import partitioned_by_key, to_sink
 from tidegate.api.streams.step import Step, StepOptions
 from tidegate.connectors.formats.debezium import DebeziumFormat
-from tidegate.connectors.formats.format import Format, PayloadUse, WriteFormat
-from tidegate.connectors.formats.json_format import JsonFormat
+from tidegate.connectors.formats.format import PayloadUse
+from tidegate.connectors.formats.named import PayloadFormat, check_registry, format_named
 from tidegate.connectors.kafka.encoding import RecordLayout
 from tidegate.connectors.kafka.producer import PARTITIONERS, TRANSACTION_MS_MAX, check_properties, library
 from tidegate.connectors.kafka.sink import Delivery, KafkaSink, KafkaTarget
@@ -33,11 +33,7 @@ if TYPE_CHECKING:
 
     from tidegate.api.streams.changelog_mode import ChangelogMode
     from tidegate.api.streams.stream import Stream
-
-PayloadFormat: TypeAlias = "Literal['json', 'raw'] | Format"
-"""Formats of keys that `to_kafka` accepts."""
-ValueFormat: TypeAlias = "Literal['json', 'raw', 'debezium', 'upsert'] | Format"
-"""Formats of values that `to_kafka` accepts."""
+    from tidegate.connectors.formats.registry import SchemaRegistry
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +45,9 @@ class RecordParts:
     topic: str | pl.Expr
     key: str | Sequence[str]
     value: str | Sequence[str] | None
-    format: ValueFormat
+    format: PayloadFormat
     key_format: PayloadFormat | None
+    registry: SchemaRegistry | str | None
     headers: Mapping[str, str] | str | None
     partition: str | None
     timestamp: str | None
@@ -251,19 +248,26 @@ def _layout(schema: pa.Schema, topic: str | None, topic_column: str | None, part
     )
     if not value:
         raise ConfigurationError("to_kafka(value=): there is no column for the value; name one")
-    plain = RecordLayout(value, key=key, topic=topic_column, partition=parts.partition, timestamp=parts.timestamp)
-    for name in plain.columns - set(schema.names):
-        raise ConfigurationError(f"to_kafka: there is no column {name!r}; the stream has {schema.names}")
+    for name in (*value, *key):
+        if name not in schema.names:
+            raise ConfigurationError(f"to_kafka: there is no column {name!r}; the stream has {schema.names}")
     topics = () if topic is None else (topic,)
     key_format = parts.key_format
     if key_format is None and key:
         raw = len(key) == 1 and str(schema.field(key[0]).type) in ("string", "large_string", "binary", "large_binary")
         key_format = "raw" if raw else "json"
+    registry = parts.registry
+    check_registry(registry, "to_kafka", parts.format, key_format)
+    value_format = format_named(parts.format, registry, "to_kafka")
+    written = None
+    if key and key_format is not None:
+        named = format_named(key_format, registry, "to_kafka", "key_format")
+        written = named.for_writing(_of(schema, key), PayloadUse("to_kafka", topics, "key", key))
     return RecordLayout(
         value,
-        _bound(parts.format, schema, value, PayloadUse("to_kafka", topics, "value", key)),
+        value_format.for_writing(_of(schema, value), PayloadUse("to_kafka", topics, "value", key)),
         key,
-        _bound(key_format, schema, key, PayloadUse("to_kafka", topics, "key", key)) if key_format and key else None,
+        written,
         topic_column,
         parts.partition,
         parts.timestamp,
@@ -271,18 +275,7 @@ def _layout(schema: pa.Schema, topic: str | None, topic_column: str | None, part
     )
 
 
-def _bound(given: ValueFormat, schema: pa.Schema, columns: Sequence[str], use: PayloadUse) -> WriteFormat | None:
-    """Returns the encoder for some columns, or None if a single column is written as bytes without an encoder."""
+def _of(schema: pa.Schema, columns: Sequence[str]) -> pa.Schema:
     import pyarrow as pa
 
-    if given == "raw":
-        if len(columns) != 1:
-            raise ConfigurationError(
-                f"to_kafka(format='raw'): a {use.part} is the bytes or the text of one column, and {use.part}= has "
-                f"{len(columns)}: {list(columns)}. Name one column"
-            )
-        return None
-    found = JsonFormat() if given == "json" else given
-    if not isinstance(found, Format):
-        raise ConfigurationError(f"to_kafka(format={given!r}): give 'json', 'raw', 'upsert' or 'debezium'")
-    return found.for_writing(pa.schema([schema.field(name) for name in columns]), use)
+    return pa.schema([schema.field(name) for name in columns])

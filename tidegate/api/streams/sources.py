@@ -29,9 +29,10 @@ from tidegate.connectors.files.open_file import FileFormat
 from tidegate.connectors.files.patterns import FilePattern
 from tidegate.connectors.files.source import FileForm, FolderSource, source_of_files
 from tidegate.connectors.formats.changes import UNCHANGED, version_schema
-from tidegate.connectors.formats.debezium import DebeziumFormat
 from tidegate.connectors.formats.format import PayloadUse, ReadFormat
-from tidegate.connectors.formats.upsert import UpsertFormat
+from tidegate.connectors.formats.named import PayloadFormat, check_registry, format_named
+from tidegate.connectors.formats.raw import RawRead
+from tidegate.connectors.formats.registry import SchemaRegistry
 from tidegate.connectors.iceberg.client import TablePlace
 from tidegate.connectors.iceberg.options import CatalogLike, CatalogOptions
 from tidegate.connectors.iceberg.source import Changes, IcebergFollower, IcebergSource
@@ -481,8 +482,10 @@ class StreamSources(OtherNames):
         *,
         topics: Sequence[str] | re.Pattern[str],
         value: SchemaLike | Literal["bytes", "string"] = "bytes",
-        key: Literal["bytes", "string"] | None = None,
-        format: Literal["json", "debezium", "upsert"] | DebeziumFormat = "json",
+        key: SchemaLike | Literal["bytes", "string"] | None = None,
+        format: PayloadFormat = "json",
+        key_format: PayloadFormat | None = None,
+        registry: SchemaRegistry | str | None = None,
         keys: Sequence[str] = (),
         metadata: Sequence[str] = (),
         start: Start = "earliest",
@@ -508,11 +511,14 @@ class StreamSources(OtherNames):
         - `properties`: settings of librdkafka.
         - `topics`: a list of names, or `re.compile(...)` for all topics with a name that matches as a whole.
         - `value`: "bytes" or "string": the columns are Spark's, key, value, topic, partition, offset and timestamp. Or
-          a schema: records are JSON objects, with a column for each field.
-        - `key`: with a schema, "bytes" or "string" adds the column `kafka_key`.
-        - `format`: with a schema, "json", or a format of change data, of which the result is a stream of changes of a
-          table (`docs/change-data.md`): "debezium" (or a `tg.DebeziumFormat`) for events of Debezium, or "upsert" for
-          the newest row of each key, with tombstones for deleted rows.
+          a schema, the columns of the values. A format with a schema of its own needs none.
+        - `key`: "bytes", "string" or a schema adds the column `kafka_key`, a struct for a schema.
+        - `format`: of the values, with a schema: "json", "avro", "csv", "text", "raw", or an object such as
+          `tg.AvroFormat(...)` (`docs/formats.md`). Or a format of change data, of which the result is a stream of
+          changes of a table (`docs/change-data.md`): "debezium" (or a `tg.DebeziumFormat`) for events of Debezium, or
+          "upsert" for the newest row of each key, with tombstones for deleted rows.
+        - `key_format`: of the keys, as `format`.
+        - `registry`: with "avro", the schema registry: its address, or a `tg.SchemaRegistry`.
         - `keys`: for change data, the columns of the table's primary key.
         - `metadata`: adds columns: "topic", "partition", "offset", "timestamp", "headers" and "tombstone" (whether a
           record has no value). With a schema they are called `kafka_topic` and so on.
@@ -552,11 +558,11 @@ class StreamSources(OtherNames):
         if end is not None:
             check_place(end, ENDS, "end")
         kafka()
-        kind: Any = value if isinstance(value, str) else as_schema(value, "from_kafka(value=)")
         by_record = isinstance(timestamp, str) and timestamp == "kafka"
-        timed_by = ("timestamp",) if by_record and isinstance(kind, pa.Schema) else ()
-        changes = change_format(format, kind, named.names, keys, timestamp, discover)
-        form = RecordFormat(kind, key, tuple(dict.fromkeys((*timed_by, *metadata))), changes)
+        form = record_format(named.names, value, key, format, key_format, registry, keys, metadata, by_record)
+        changes = form.value if form.value.has_changes else None
+        if changes is not None:
+            check_changes(changes, named.names, timestamp, discover)
         every_ms = None if discover is None else parse_duration_ms(discover, setting="from_kafka(discover)")
         given = with_group(properties or {}, group, start, commit_offsets)
         client_settings(servers, given)
@@ -578,7 +584,7 @@ class StreamSources(OtherNames):
             subtasks = 1 if changes.needs_one_partition else parallelism
             options = StepOptions(f"{name}: changes", None if uid is None else f"{uid}-changes", subtasks)
             return change_stream(stream, keys, options, _UNCHANGED_ADVICE)
-        column = timestamp if not by_record else TIMESTAMP if isinstance(kind, pa.Schema) else "timestamp"
+        column = timestamp if not by_record else "timestamp" if form.plain else TIMESTAMP
         return timed(stream, column, max_out_of_orderness, uid, idleness, alignment)
 
     def from_sql(
@@ -863,41 +869,80 @@ def table_changes(stream: Stream, number: int, table: CdcTable, options: StepOpt
     return change_stream(rows, table.keys, options, advice)
 
 
-def change_format(
-    format: str | DebeziumFormat,
-    columns: pa.Schema | str,
+def record_format(
     topics: Sequence[str],
+    value: SchemaLike | str,
+    key: SchemaLike | str | None,
+    format: PayloadFormat,
+    key_format: PayloadFormat | None,
+    registry: SchemaRegistry | str | None,
     keys: Sequence[str],
-    timestamp: object,
-    discover: object,
+    metadata: Sequence[str],
+    by_record: bool,
+) -> RecordFormat:
+    """Returns the formats of records that were given to `from_kafka`. Raises ConfigurationError.
+
+    `by_record`: rows need the timestamps of records.
+    """
+    by_name = isinstance(value, str) or value is None
+    if by_name and value not in ("bytes", "string"):
+        raise ConfigurationError(
+            f"from_kafka(value={value!r}): give a schema, for JSON objects, or 'bytes' or 'string'"
+        )
+    columns = None if by_name else as_schema(value, "from_kafka(value=)")
+    plain = by_name and format == "json"
+    if value == "string" and not plain:
+        raise ConfigurationError(f"from_kafka(value='string') does not apply to format={format!r}; remove it")
+    check_registry(registry, "from_kafka", format, key_format)
+    read: ReadFormat
+    if plain:
+        read = RawRead("value", text=value == "string")
+    else:
+        found = format_named(format, registry, "from_kafka")
+        read = found.for_reading(columns, PayloadUse("from_kafka", tuple(topics), keys=tuple(keys)))
+    if keys and not read.has_changes:
+        raise ConfigurationError("from_kafka(keys=) is for format='debezium' and 'upsert'; remove it")
+    timed_by = ("timestamp",) if by_record and not plain else ()
+    key_read = _key_format(topics, key, key_format, registry)
+    if plain and key_read is None:
+        key_read = RawRead("key", part="key")
+    return RecordFormat(read, key_read, tuple(dict.fromkeys((*timed_by, *metadata))), plain)
+
+
+def _key_format(
+    topics: Sequence[str],
+    key: SchemaLike | str | None,
+    key_format: PayloadFormat | None,
+    registry: SchemaRegistry | str | None,
 ) -> ReadFormat | None:
-    """Returns the format of change data that was given to `from_kafka`, or None. Raises ConfigurationError."""
-    known: dict[object, DebeziumFormat | UpsertFormat] = {"debezium": DebeziumFormat(), "upsert": UpsertFormat()}
-    form = format if isinstance(format, DebeziumFormat) else known.get(format)
-    if form is None:
-        if format != "json":
-            raise ConfigurationError(
-                f"from_kafka(format={format!r}): give 'json', 'debezium', 'upsert' or a tg.DebeziumFormat"
-            )
-        if keys:
-            raise ConfigurationError("from_kafka(keys=) is for format='debezium' and 'upsert'; remove it")
+    if isinstance(key, str):
+        if key not in ("bytes", "string"):
+            raise ConfigurationError(f"from_kafka(key={key!r}): give 'bytes' or 'string', or a schema and key_format=")
+        if key_format is not None:
+            raise ConfigurationError(f"from_kafka(key={key!r}) has no key_format=; give a schema, or remove key=")
+        return RawRead("key", text=key == "string", part="key")
+    if key is None and key_format is None:
         return None
-    where = f"from_kafka(format={form.kind!r})"
+    columns = None if key is None else as_schema(key, "from_kafka(key=)")
+    named = format_named("json" if key_format is None else key_format, registry, "from_kafka", "key_format")
+    return named.for_reading(columns, PayloadUse("from_kafka", tuple(topics), "key"))
+
+
+def check_changes(form: ReadFormat, topics: Sequence[str], timestamp: object, discover: object) -> None:
+    """Raises ConfigurationError for settings of `from_kafka` that do not apply to change data."""
     if len(topics) != 1:
-        raise ConfigurationError(f"{where}: a topic is a table. Call from_kafka for each topic, not {list(topics)}")
+        raise ConfigurationError(
+            f"from_kafka: a topic of change data is a table. Call from_kafka for each topic, not {list(topics)}"
+        )
     if timestamp is not None:
         raise ConfigurationError(
-            f"{where}: a stream of changes has no event time, because no step of event time takes changes; remove "
+            "from_kafka: a stream of changes has no event time, because no step of event time takes changes; remove "
             "timestamp="
         )
-    found = form.for_reading(
-        None if isinstance(columns, str) else columns, PayloadUse("from_kafka", tuple(topics), keys=tuple(keys))
-    )
-    if found.needs_one_partition and discover is not None:
+    if form.needs_one_partition and discover is not None:
         raise ConfigurationError(
             "from_kafka(format=DebeziumFormat(truncates='apply')): the topic must have one partition; remove discover="
         )
-    return found
 
 
 def _paths(files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> str | list[str]:

@@ -31,7 +31,7 @@ from tidegate.api.streams.expression_columns import (
     known_schema,
 )
 from tidegate.api.streams.join_steps import On
-from tidegate.api.streams.kafka_steps import KafkaOptions, PayloadFormat, RecordParts, ValueFormat
+from tidegate.api.streams.kafka_steps import KafkaOptions, RecordParts
 from tidegate.api.streams.other_names import KEYED_STREAMS, STREAMS, OtherNames
 from tidegate.api.streams.ranking_steps import RankEmit, ranked_stream, ranked_windows, ranking_of
 from tidegate.api.streams.state_meanings import column_of, meaning, ttl_text, with_computed_keys, with_rows
@@ -49,6 +49,8 @@ from tidegate.api.tables.output_tables import (
 from tidegate.api.tables.shown_rows import ROWS_SHOWN, check_count, grid, html_columns
 from tidegate.connectors.bad_rows import BAD_ROWS
 from tidegate.connectors.committing_sink import CommittingSink
+from tidegate.connectors.formats.named import PayloadFormat
+from tidegate.connectors.formats.registry import SchemaRegistry
 from tidegate.connectors.iceberg.options import CatalogLike
 from tidegate.connectors.kafka.sink import Delivery
 from tidegate.connectors.sink import Sink
@@ -1420,8 +1422,9 @@ class Stream(OtherNames):
         topic: str | pl.Expr,
         key: str | Sequence[str] = (),
         value: str | Sequence[str] | None = None,
-        format: ValueFormat = "json",
+        format: PayloadFormat = "json",
         key_format: PayloadFormat | None = None,
+        registry: SchemaRegistry | str | None = None,
         headers: Mapping[str, str] | str | None = None,
         partition: str | None = None,
         timestamp: str | None = None,
@@ -1448,10 +1451,12 @@ class Stream(OtherNames):
         - `key`: the columns of the key. One column of strings or bytes is written as it is; otherwise the key is an
           object in `key_format`.
         - `value`: the columns of the value; by default all that are not the topic, the partition or the headers.
-        - `format`: the format of values: "json", "raw" (the bytes or the text of one column; null is a tombstone). For
-          a stream of changes also "upsert" (JSON, with the keys of the stream as the default of `key`), and "debezium"
-          or a `tg.DebeziumFormat` (events with the row before and the row after; `docs/change-data.md`).
+        - `format`: the format of values: "json", "avro", "csv", "text" or "raw" (one column; null is a tombstone), or
+          an object such as `tg.AvroFormat(...)`. See `docs/formats.md`. For a stream of changes also "upsert" (JSON,
+          with the keys of the stream as the default of `key`), and "debezium" or a `tg.DebeziumFormat` (events with
+          the row before and the row after; `docs/change-data.md`).
         - `key_format`: the format of keys, as `format`.
+        - `registry`: with "avro", the schema registry: its address, or a `tg.SchemaRegistry`.
         - `headers`: a column for each header, by name, or one column with a list of structs (key, value).
         - `partition`: a column with the number of the partition. A null leaves the choice to `partitioner`.
         - `timestamp`: a column of timestamps, or of milliseconds since 1970; by default the time of sending.
@@ -1476,7 +1481,7 @@ class Stream(OtherNames):
 
             >>> _ = orders.to_kafka("broker:9092", topic="orders", key="user", uid="orders")  # doctest: +SKIP
         """
-        parts = RecordParts(topic, key, value, format, key_format, headers, partition, timestamp)
+        parts = RecordParts(topic, key, value, format, key_format, registry, headers, partition, timestamp)
         kafka = KafkaOptions(
             delivery, create, partitioner, delivery_timeout, token_topic, transactional_id_prefix, properties
         )

@@ -164,6 +164,11 @@ class ReadFormat(ABC):
     """True if the rows are newest versions (`changes.py`), of which a step makes a stream of changes."""
 
     @property
+    def single(self) -> bool:
+        """True if a payload is the value of the only column, and not an object with a column for each member."""
+        return False
+
+    @property
     def needs_one_partition(self) -> bool:
         """True if the rows of a topic have an order over all of its records."""
         return False

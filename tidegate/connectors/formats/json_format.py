@@ -39,7 +39,13 @@ from tidegate.storage.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True)
 class JsonFormat(Format):
-    """JSON objects without a registry."""
+    """JSON objects without a registry.
+
+    Example:
+
+        >>> tg.JsonFormat().kind
+        'json'
+    """
 
     kind = "json"
 

@@ -4,9 +4,8 @@ Rules:
 
 - Batches of rows become batches of records (`RECORD_FIELDS` of `producer.py`), a column at a time.
 - A row that cannot be a record is bad: it is reported by its number with the reason, and the other rows are written.
-- A key of one column of strings or bytes is written as it is. Any other key is an object in `key_format`.
-- Values of a `raw` layout are the bytes of one column. A null there is a tombstone. In other formats a value has an
-  object with the value columns.
+- Keys and values are made of their columns by a format (`tidegate/connectors/formats/format.py`). A null that the
+  format returns is no key, or a tombstone.
 - A change of a row (`RowChanges`) becomes one record, which is a tombstone if the row was deleted. If the format writes
   changes itself, a deletion has a value, and a tombstone follows it for the compaction of the topic.
 """
@@ -23,6 +22,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tidegate.connectors.formats.format import EncodedRecords, PayloadEncoder, RowChanges, WriteFormat
+from tidegate.connectors.formats.raw import as_bytes
 from tidegate.connectors.kafka.producer import HEADERS
 from tidegate.connectors.kafka.topics import KnownTopics, is_topic_name
 from tidegate.state.kernels.partition import gather
@@ -40,11 +40,10 @@ class RecordLayout:
     """The columns of each part of a record, and the formats of keys and values. None if the part is absent."""
 
     value: tuple[str, ...]
-    value_format: WriteFormat | None = None
-    """None for the bytes or the text of the only value column."""
+    value_format: WriteFormat
     key: tuple[str, ...] = ()
     key_format: WriteFormat | None = None
-    """None for the bytes or the text of the only key column."""
+    """None without a key."""
     topic: str | None = None
     partition: str | None = None
     timestamp: str | None = None
@@ -56,7 +55,7 @@ class RecordLayout:
     @property
     def writes_changes(self) -> bool:
         """True if a value is a change, with the row before it and the row after it."""
-        return self.value_format is not None and self.value_format.writes_changes
+        return self.value_format.writes_changes
 
     @property
     def columns(self) -> frozenset[str]:
@@ -87,10 +86,6 @@ class RecordLayout:
             ("partition", self.partition, (pa.types.is_integer,), "integers"),
             ("timestamp", self.timestamp, (pa.types.is_timestamp, pa.types.is_integer), "timestamps"),
         ]
-        if self.value_format is None:
-            needs.append(("value", self.value[0], (*_TEXTS, *_BYTES), "strings or bytes"))
-        if self.key and self.key_format is None:
-            needs.append(("key", self.key[0], (*_TEXTS, *_BYTES), "strings or bytes"))
         if isinstance(self.headers, str):
             needs.append(("headers", self.headers, (_holds_headers,), "lists of structs (key: string, value: bytes)"))
         else:
@@ -137,14 +132,14 @@ class RecordMaker:
         self._record_limit = record_limit
         self._known_topics = known_topics if layout.topic is not None or layout.partition is not None else None
         self._schema = layout.schema
-        self._values = layout.value_format.encoder() if layout.value_format is not None else None
+        self._values = layout.value_format.encoder()
         self._keys = layout.key_format.encoder() if layout.key_format is not None else None
 
     def close(self) -> None:
         """Closes the encoders."""
-        for encoder in (self._values, self._keys):
-            if encoder is not None:
-                encoder.close()
+        self._values.close()
+        if self._keys is not None:
+            self._keys.close()
 
     def make(self, batch: pa.RecordBatch, changes: RowChanges | None = None) -> MadeRecords:
         """Returns a record for each row, or for each change of rows."""
@@ -166,7 +161,7 @@ class RecordMaker:
             bad |= unknown
         if layout.timestamp is not None:
             made["timestamp"] = _timestamps(rows.column(layout.timestamp), layout.timestamp, bad)
-        if layout.key:
+        if self._keys is not None:
             made["key"] = self._payloads(self._keys, rows.select(list(layout.key)), made.get("topic"), bad)
         if changes is None:
             made["value"] = self._payloads(self._values, rows.select(list(layout.value)), made.get("topic"), bad)
@@ -201,7 +196,6 @@ class RecordMaker:
         """Returns the values of changes of a batch. `rows`: the row with the key of each change."""
         names = list(self._layout.value)
         if self._layout.writes_changes:
-            assert self._values is not None
             found = self._values.encode_changes(batch.select(names), changes, made.get("timestamp"), self._topic or "")
             return _aligned(found, len(changes), bad)
         unread: dict[int, str] = {}
@@ -213,10 +207,8 @@ class RecordMaker:
         return pc.if_else(pa.array(deleted), pa.scalar(None, pa.binary()), values)
 
     def _payloads(
-        self, encoder: PayloadEncoder | None, rows: pa.RecordBatch, topics: pa.Array | None, bad: dict[int, str]
+        self, encoder: PayloadEncoder, rows: pa.RecordBatch, topics: pa.Array | None, bad: dict[int, str]
     ) -> pa.Array:
-        if encoder is None:
-            return _as_bytes(rows.column(0))
         if topics is None:
             return _aligned(encoder.encode(rows, self._topic or ""), rows.num_rows, bad)
         parts = list(_by_topic(topics))
@@ -262,13 +254,6 @@ def _with_tombstones(records: pa.RecordBatch, deleted: NDArray[np.bool_]) -> pa.
     number = records.schema.get_field_index("value")
     values = pc.if_else(pa.array(is_tombstone), pa.scalar(None, pa.binary()), records.column(number))
     return records.set_column(number, records.schema.field(number), values)
-
-
-def _as_bytes(column: pa.Array) -> pa.Array:
-    """Returns strings or bytes as an array of bytes with 32-bit offsets."""
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        column = column.cast(pa.binary() if pa.types.is_string(column.type) else pa.large_binary())
-    return column if column.type == pa.binary() else column.cast(pa.binary())
 
 
 def _aligned(encoded: EncodedRecords, count: int, bad: dict[int, str]) -> pa.Array:
@@ -332,7 +317,7 @@ def _headers(batch: pa.RecordBatch, headers: Mapping[str, str] | str) -> pa.Arra
     if isinstance(headers, str):
         return batch.column(headers).cast(HEADERS)
     count = batch.num_rows
-    columns = [_as_bytes(batch.column(column)) for column in headers.values()]
+    columns = [as_bytes(batch.column(column)) for column in headers.values()]
     keys = pa.DictionaryArray.from_arrays(
         pa.array(np.tile(np.arange(len(headers), dtype=np.int32), count)), pa.array(list(headers), pa.string())
     ).cast(pa.string())

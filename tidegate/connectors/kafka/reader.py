@@ -162,6 +162,7 @@ class KafkaReader:
         if self._group is not None:
             self._group.close()
         self._watch.close()
+        self._records.close()
         self._consumer.close()
 
     def _end_of(self, at: PartitionAt) -> int:

@@ -4,8 +4,8 @@ Rules:
 
 - The needed parts of a record are copied from the client's message at once, and the message is dropped. A message is an
   object of the garbage collector, and one that is kept costs more than its value is worth.
-- Values become rows by a format (`tidegate/connectors/formats/format.py`). A record without a value, a tombstone, is
-  all nulls. The JSON value `null` is not an object, so it cannot be read.
+- Values and keys become columns by formats (`tidegate/connectors/formats/format.py`). A record without a value, a
+  tombstone, is all nulls. A key is one column, a struct if its format has several columns.
 - Formats of change data make newest versions of rows, of values and keys (`formats/changes.py`).
 - Whether a record can be read depends on that record alone, and not on the records that are fetched with it.
 - A record that cannot be read is an error that names topic, partition and offset, or it is a dead letter.
@@ -18,12 +18,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
 from tidegate.connectors.bad_rows import BadRows, BadRowsLog
-from tidegate.connectors.formats.format import ReadFormat
-from tidegate.connectors.formats.json_format import JsonRead
-from tidegate.connectors.formats.text import not_utf8
+from tidegate.connectors.formats.format import PayloadDecoder, ReadFormat
 from tidegate.storage.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -45,7 +44,6 @@ METADATA = {
     "tombstone": pa.bool_(),
 }
 """Optional columns about a record. Next to the columns of a schema, their names begin with `kafka_`."""
-_RAW = {"bytes": pa.binary(), "string": pa.string()}
 LETTERS = pa.schema(
     [
         ("raw", pa.binary()),
@@ -61,47 +59,38 @@ _PLACE = "the record at offset {offset} of partition {partition} of {topic!r}"
 
 @dataclass(frozen=True, slots=True)
 class RecordFormat:
-    """The form of rows: values and keys as "bytes" or "string", or values by a schema, and optional columns."""
+    """The form of rows: the formats of values and keys, and optional columns.
 
-    value: str | pa.Schema
-    key: str | None = None
+    - `key`: None for rows without the key.
+    - `plain`: the columns are the same as in Spark's Kafka source: key, value, topic, partition, offset and timestamp.
+      Otherwise they are the columns of the values, the column `kafka_key`, and the metadata.
+    """
+
+    value: ReadFormat
+    key: ReadFormat | None = None
     metadata: tuple[str, ...] = ()
-    reads: ReadFormat | None = None
-    """The format of values with a schema; None for JSON."""
+    plain: bool = False
 
     def __post_init__(self) -> None:
         if unknown := [name for name in self.metadata if name not in METADATA]:
             raise ConfigurationError(
                 f"from_kafka(metadata=): unknown column {unknown[0]!r}; give some of {', '.join(METADATA)}"
             )
-        if not isinstance(self.value, pa.Schema) and self.value not in _RAW:
-            raise ConfigurationError(
-                f"from_kafka(value={self.value!r}): give a schema, for JSON objects, or 'bytes' or 'string'"
-            )
-        if self.key is not None and self.key not in _RAW:
-            raise ConfigurationError(f"from_kafka(key={self.key!r}): give 'bytes' or 'string'")
-        ours = {KEY, *(f"kafka_{name}" for name in METADATA)}
-        taken = ours & set(self.value.names if isinstance(self.value, pa.Schema) else ())
-        if taken:
+        if self.value.has_changes and self.key is not None:
+            raise ConfigurationError("from_kafka: key= does not apply to change data; name the keys with keys=")
+        if self.plain:
+            return
+        columns = self.value.schema.names
+        if not columns:
+            raise ConfigurationError("from_kafka(value=): the schema has no columns; name one, or give metadata=")
+        if taken := {KEY, *(f"kafka_{name}" for name in METADATA)} & set(columns):
             raise ConfigurationError(
                 f"from_kafka(value=): the name {min(taken)!r} is reserved; rename the column in the schema"
             )
-        if isinstance(self.value, pa.Schema):
-            if not self.schema.names:
-                raise ConfigurationError("from_kafka(value=): the schema has no columns; name one, or give metadata=")
-            if self.reads is None:
-                JsonRead(self.value).decoder()
-        if self.has_changes and self.key is not None:
-            raise ConfigurationError("from_kafka: key= does not apply to change data; name the keys with keys=")
-
-    @property
-    def has_changes(self) -> bool:
-        """True if the rows are newest versions, of which a step makes changes."""
-        return self.reads is not None and self.reads.has_changes
 
     def check_partitions(self, counts: Mapping[str, int]) -> None:
         """Raises ConfigurationError if the events of some topics, with this many partitions, have no common order."""
-        if self.reads is None or not self.reads.needs_one_partition:
+        if not self.value.needs_one_partition:
             return
         for topic, count in counts.items():
             if count > 1:
@@ -112,31 +101,32 @@ class RecordFormat:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns. Without a schema they are the columns of Spark's Kafka source, plus requested metadata."""
-        if isinstance(self.value, pa.Schema):
-            if self.reads is not None and self.reads.has_changes:
-                return pa.schema([*self.reads.schema, *self._metadata_fields])
-            more = [pa.field(KEY, _RAW[self.key])] if self.key is not None else []
-            return pa.schema([*self.value, *more, *self._metadata_fields])
-        columns = [pa.field("key", _RAW[self.key or "bytes"]), pa.field("value", _RAW[self.value])]
-        return pa.schema([*columns, *(pa.field(name, METADATA[name]) for name in self._named)])
+        """The columns."""
+        if self.plain:
+            assert self.key is not None
+            columns = [pa.field("key", self._key_type), pa.field("value", self.value.schema[0].type)]
+            return pa.schema([*columns, *(pa.field(name, METADATA[name]) for name in self._named)])
+        more = [pa.field(KEY, self._key_type)] if self.key is not None else []
+        named = [pa.field(f"kafka_{name}", METADATA[name]) for name in self._named]
+        return pa.schema([*self.value.schema, *more, *named])
 
     @property
-    def _metadata_fields(self) -> list[pa.Field]:
-        """The columns of metadata next to the columns of a schema."""
-        return [pa.field(f"kafka_{name}", METADATA[name]) for name in self.metadata]
+    def _key_type(self) -> pa.DataType:
+        """The type of the column of keys."""
+        assert self.key is not None
+        return self.key.schema[0].type if self.key.single else pa.struct(list(self.key.schema))
 
     @property
     def _named(self) -> tuple[str, ...]:
         """The metadata that is in the rows."""
-        if isinstance(self.value, pa.Schema):
+        if not self.plain:
             return self.metadata
         always = ("topic", "partition", "offset", "timestamp")
         return (*always, *(name for name in self.metadata if name not in always))
 
     def records_of(self, topic: str, partition: int) -> Records:
         """Returns an empty `Records` of a partition, with a list for each column that rows need."""
-        with_keys = self.key is not None or self.has_changes or not isinstance(self.value, pa.Schema)
+        with_keys = self.key is not None or self.value.has_changes
         held = [name for name in ("timestamp", "headers") if name in self._named]
         return Records(topic, partition, ("value", *(("key",) if with_keys else ()), *held))
 
@@ -219,53 +209,60 @@ class RecordReader:
         self._form = form
         self._schema = form.schema
         self._bad_rows = bad_rows
-        reads = form.reads or (JsonRead(form.value) if isinstance(form.value, pa.Schema) else None)
-        self._decoder = None if reads is None else reads.decoder()
+        self._values = form.value.decoder()
+        self._keys = None if form.key is None else form.key.decoder()
         self._log = BadRowsLog(log)
+
+    def close(self) -> None:
+        """Releases the connections of the formats."""
+        self._values.close()
+        if self._keys is not None:
+            self._keys.close()
 
     def rows(self, records: Records) -> tuple[pa.RecordBatch | None, pa.RecordBatch | None]:
         """Returns the rows of some records and the dead letters, each None if there are none.
 
         Raises ConfigurationError for a record that cannot be read if that fails the job.
         """
-        if self._form.has_changes:
-            return self._versions(records)
-        columns, bad = self._columns(records)
-        letters = None
-        if bad:
-            letters = self._letters(records, bad)
-            records = records.only([number for number in range(len(records)) if number not in bad])
-            if not records:
-                return None, letters
-            # Each record is judged by itself, so all of these are good.
-            columns, bad = self._columns(records)
-            assert not bad
-        made = [*columns, *self._form.metadata_of(records)]
-        return pa.RecordBatch.from_arrays(made, schema=self._schema), letters
-
-    def _versions(self, records: Records) -> tuple[pa.RecordBatch | None, pa.RecordBatch | None]:
-        """Returns the newest versions of rows in some records, and the dead letters."""
-        assert self._decoder is not None
-        found = self._decoder.decode_records(records.values, records.columns["key"])
-        letters = self._letters(records, found.bad) if found.bad else None
-        if not found.batch.num_rows:
+        found = self._values.decode_records(records.values, records.columns.get("key", ()))
+        numbers = found.payload_of_rows(len(records))
+        bad = dict(found.bad)
+        columns = found.batch.columns
+        if self._keys is not None:
+            keys, bad_keys = self._key_column(self._keys, records)
+            if bad_keys:
+                bad |= bad_keys
+                good = ~np.isin(numbers, list(bad_keys))
+                columns = [column.filter(pa.array(good)) for column in columns]
+                numbers = numbers[good]
+            if len(numbers) < len(records):
+                keys = keys.take(pa.array(numbers))
+            columns = [keys, *columns] if self._form.plain else [*columns, keys]
+        letters = self._letters(records, bad) if bad else None
+        if not len(numbers):
             return None, letters
-        of_rows = records.only(found.payload_of_rows(len(records)).tolist())
-        made = [*found.batch.columns, *self._form.metadata_of(of_rows)]
+        # A record of change data is one row or none, and never several.
+        of_rows = records if len(numbers) == len(records) else records.only(numbers.tolist())
+        made = [*columns, *self._form.metadata_of(of_rows)]
         return pa.RecordBatch.from_arrays(made, schema=self._schema), letters
 
-    def _columns(self, records: Records) -> tuple[list[pa.Array], dict[int, str]]:
-        """Returns columns of values and keys, and the numbers of records that cannot be read with the reasons."""
-        form = self._form
-        bad = dict[int, str]()
-        values = records.values
-        held = records.columns
-        keys = [_raw(held["key"], form.key or "bytes", "of the key", bad)] if "key" in held else []
-        if self._decoder is None:
-            assert isinstance(form.value, str)
-            return [*keys, _raw(values, form.value, "of the value", bad)], bad
-        found = self._decoder.decode_with_nulls(values)
-        return [*found.batch.columns, *keys], found.bad | bad
+    def _key_column(self, decoder: PayloadDecoder, records: Records) -> tuple[pa.Array, dict[int, str]]:
+        """Returns the keys as one column, null where the key is missing or bad, and the bad keys with the reasons."""
+        form = self._form.key
+        assert form is not None
+        keys: Sequence[bytes | None] = records.columns["key"]
+        numbers = [number for number, key in enumerate(keys) if key is not None]
+        found = decoder.decode([keys[number] or b"" for number in numbers])
+        bad = {numbers[at]: reason if form.single else f"the key: {reason}" for at, reason in found.bad.items()}
+        batch = found.batch
+        column = (
+            batch.column(0) if form.single else pa.StructArray.from_arrays(batch.columns, fields=list(batch.schema))
+        )
+        if len(column) == len(keys):
+            return column, bad
+        places = np.full(len(keys), -1, dtype=np.int64)
+        places[np.delete(np.array(numbers, dtype=np.int64), sorted(found.bad))] = np.arange(len(column))
+        return column.take(pa.array(places, mask=places < 0)), bad
 
     def _letters(self, records: Records, bad: Mapping[int, str]) -> pa.RecordBatch:
         numbers = sorted(bad)
@@ -284,25 +281,6 @@ class RecordReader:
         ]
         letters = pa.RecordBatch.from_arrays(columns, schema=LETTERS)
         return self._log.add(letters, _PLACE)
-
-
-def _raw(values: Sequence[bytes | None], kind: str, of: str, bad: dict[int, str]) -> pa.Array:
-    """Returns bytes, or strings. What is not UTF-8 is null, and its number goes to `bad` with the reason."""
-    found = pa.array(values, pa.binary())
-    if kind == "bytes":
-        return found
-    try:
-        return found.cast(pa.string())
-    except pa.ArrowInvalid:
-        faults = {
-            number: fault
-            for number, value in enumerate(values)
-            if value is not None and (fault := not_utf8(value, of)) is not None
-        }
-        for number, fault in faults.items():
-            bad.setdefault(number, fault)
-        texts = [None if number in faults else value for number, value in enumerate(values)]
-        return pa.array(texts, pa.binary()).cast(pa.string())
 
 
 def _headers(records: Records) -> pa.Array:

@@ -1,0 +1,104 @@
+"""Measures how fast formats of payloads decode and encode, beside JSON and beside a loop of fastavro.
+
+    python benchmarks/formats.py [--rows 50000] [--rounds 5]
+
+Prints microseconds a record, the best of the rounds, and the ratio to JSON. All formats have the same rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import time
+from collections.abc import Callable
+
+import fastavro
+import pyarrow as pa
+
+from tidegate.connectors.formats.avro import AvroFormat
+from tidegate.connectors.formats.csv_format import CsvFormat
+from tidegate.connectors.formats.format import Format, PayloadUse
+from tidegate.connectors.formats.json_format import JsonFormat
+
+USE = PayloadUse("benchmark", ("bids",))
+SCHEMA = {
+    "type": "record",
+    "name": "Bid",
+    "fields": [
+        {"name": "auction", "type": "long"},
+        {"name": "bidder", "type": "long"},
+        {"name": "price", "type": ["null", "double"]},
+        {"name": "channel", "type": "string"},
+        {"name": "url", "type": "string"},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+    ],
+}
+
+
+def rows(count: int) -> pa.RecordBatch:
+    """Returns bids of about 100 bytes in Avro and 190 in JSON."""
+    columns = AvroFormat(SCHEMA).for_reading(None, USE).schema
+    numbers = range(count)
+    return pa.record_batch(
+        [
+            pa.array(numbers, pa.int64()),
+            pa.array([7 * number for number in numbers], pa.int64()),
+            pa.array([number / 3 if number % 5 else None for number in numbers]),
+            pa.array([f"ch{number % 100}" for number in numbers]),
+            pa.array([f"https://www.example.com/item/{number}?x={'a' * 39}" for number in numbers]),
+            pa.array([1_700_000_000_000 + number for number in numbers]).cast(columns.field("at").type),
+        ],
+        schema=columns,
+    )
+
+
+def best_us(rounds: int, count: int, run: Callable[[], object]) -> float:
+    """Returns the best time of a run for each record, after one that loads code."""
+    run()
+    times = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - began)
+    return min(times) / count * 1e6
+
+
+def main() -> None:
+    """Runs all measurements and prints a table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rows", type=int, default=50_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    batch = rows(options.rows)
+    formats: dict[str, Format] = {"json": JsonFormat(), "avro": AvroFormat(SCHEMA), "csv": CsvFormat()}
+    results: dict[str, tuple[float, float]] = {}
+    for name, form in formats.items():
+        encoder = form.for_writing(batch.schema, USE).encoder()
+        decoder = form.for_reading(batch.schema, USE).decoder()
+        payloads = encoder.encode(batch).payloads.to_pylist()
+        assert decoder.decode(payloads).batch.equals(batch)
+        results[name] = (
+            best_us(options.rounds, options.rows, lambda decoder=decoder, payloads=payloads: decoder.decode(payloads)),  # type: ignore[misc]
+            best_us(options.rounds, options.rows, lambda encoder=encoder: encoder.encode(batch)),  # type: ignore[misc]
+        )
+    parsed = fastavro.parse_schema(SCHEMA)
+    payloads = formats["avro"].for_writing(batch.schema, USE).encoder().encode(batch).payloads.to_pylist()
+
+    def loop() -> pa.RecordBatch:
+        found = [fastavro.schemaless_reader(io.BytesIO(payload), parsed, None) for payload in payloads]
+        return pa.RecordBatch.from_pylist(found, batch.schema)
+
+    def write_loop() -> None:
+        for row in batch.to_pylist():
+            fastavro.schemaless_writer(io.BytesIO(), parsed, row)
+
+    read_us = best_us(options.rounds, options.rows, loop)
+    results["fastavro, a dictionary a row"] = read_us, best_us(options.rounds, options.rows, write_loop)
+    base = results["json"]
+    print(f"{'format':30} {'decode us':>10} {'of json':>8} {'encode us':>10} {'of json':>8}")
+    for name, (decode, encode) in results.items():
+        print(f"{name:30} {decode:10.2f} {decode / base[0]:8.2f} {encode:10.2f} {encode / base[1]:8.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,249 @@
+"""`CsvFormat`: each payload is one record of CSV, without a header. Reading is `csv.py`; this module has the writer.
+
+Rules:
+
+- A payload has a value for each column, in their order. A line break may follow the record.
+- Payloads are read together, as lines of one block. Where the records that are found are not the payloads (a quote that
+  is not closed, a blank payload, several lines), halves of the block are read. So each payload counts by itself.
+- What is written is read back as the same value. A text that equals `nullValue` is bad, because it would be null.
+- A payload without bytes is a null, if there is one column.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidegate.connectors.formats.csv import CsvDecoder
+from tidegate.connectors.formats.format import (
+    DecodedRecords,
+    EncodedRecords,
+    Format,
+    PayloadDecoder,
+    PayloadEncoder,
+    PayloadUse,
+    ReadFormat,
+    WriteFormat,
+    good_payloads,
+    required_columns,
+)
+from tidegate.connectors.formats.text import TextOptions, converter_of, is_utf8, not_utf8
+from tidegate.storage.errors import ConfigurationError
+
+_OPTIONS = ("sep", "delimiter", "quote", "escape", "nullValue", "nanValue", "positiveInf", "negativeInf")
+
+
+@dataclass(frozen=True, slots=True)
+class CsvFormat(Format):
+    """Records of CSV without a header.
+
+    - `options`: sep (or delimiter), quote, escape, nullValue, nanValue, positiveInf and negativeInf, as for
+      `from_files`.
+
+    Raises ConfigurationError for other options and wrong values.
+
+    Example:
+
+        >>> tg.CsvFormat({"sep": ";"}).kind
+        'csv'
+    """
+
+    options: Mapping[str, object] = field(default_factory=dict)
+
+    kind = "csv"
+
+    def __post_init__(self) -> None:
+        known = [name.lower() for name in _OPTIONS]
+        if unknown := [name for name in self.options if str(name).lower() not in known]:
+            raise ConfigurationError(
+                f"CsvFormat(options=): {unknown[0]!r} does not apply to records without a header; the options are "
+                f"{', '.join(_OPTIONS)}"
+            )
+        self.text_options()
+
+    def text_options(self) -> TextOptions:
+        """Returns the checked options."""
+        return replace(TextOptions.of("csv", self.options, "CsvFormat"), header=False)
+
+    def for_reading(self, columns: pa.Schema | None, use: PayloadUse) -> ReadFormat:
+        """Returns the format with the columns of a source. Raises ConfigurationError for nested columns."""
+        found = CsvRead(required_columns(columns, self.kind, use), self.text_options(), use.part)
+        try:
+            found.decoder()
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{use.method}(format='csv'): {error}") from error
+        return found
+
+    def for_writing(self, columns: pa.Schema, use: PayloadUse) -> WriteFormat:
+        """Returns the format with the columns of a sink. Raises ConfigurationError for types that CSV cannot hold."""
+        options = self.text_options()
+        for each in columns:
+            kind = each.type.value_type if pa.types.is_dictionary(each.type) else each.type
+            text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+            try:
+                converter_of(each.with_type(pa.string() if text else kind), options)
+                known = not pa.types.is_binary(kind) and not pa.types.is_large_binary(kind)
+                known = known and not pa.types.is_fixed_size_binary(kind) and not pa.types.is_null(kind)
+                known = known and not pa.types.is_duration(kind)
+            except ConfigurationError:
+                known = False
+            if not known:
+                raise ConfigurationError(
+                    f"{use.method}(format='csv'): column {each.name!r} is {each.type}, which CSV cannot hold. Convert "
+                    "it in a step before"
+                )
+        return CsvWrite(options)
+
+
+@dataclass(frozen=True, slots=True)
+class CsvRead(ReadFormat):
+    """CSV with the columns of a source."""
+
+    columns: pa.Schema
+    options: TextOptions
+    part: str
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of every batch."""
+        return self.columns
+
+    def decoder(self) -> PayloadDecoder:
+        """Returns a decoder for one task."""
+        return _CsvPayloads(self)
+
+
+class _CsvPayloads(PayloadDecoder):
+    def __init__(self, form: CsvRead) -> None:
+        self._form = form
+        self._decoder = CsvDecoder(form.columns, form.columns.names, form.options, "the payload")
+
+    def decode(self, payloads: Sequence[bytes]) -> DecodedRecords:
+        bad: dict[int, str] = {}
+        numbers = list(range(len(payloads)))
+        if not is_utf8(b"\n".join(payloads)):
+            for number, payload in enumerate(payloads):
+                if (fault := not_utf8(payload, f"of the {self._form.part}")) is not None:
+                    bad[number] = fault
+            numbers = [number for number in numbers if number not in bad]
+        parts: list[pa.RecordBatch] = []
+        waiting = [numbers]
+        while waiting:
+            some = waiting.pop()
+            if not some:
+                continue
+            found = self._lines([payloads[number] for number in some])
+            if found is None and len(some) > 1:
+                middle = len(some) // 2
+                waiting += [some[middle:], some[:middle]]
+                continue
+            if found is None:
+                found = self._alone(payloads[some[0]])
+            bad |= {some[number]: reason for number, reason in found.bad.items()}
+            parts.append(found.batch)
+        table = pa.Table.from_batches(parts, self._form.columns).combine_chunks()
+        batches = table.to_batches()
+        batch = batches[0] if batches else _no_rows(self._form.columns)
+        return DecodedRecords(batch, bad)
+
+    def _lines(self, payloads: Sequence[bytes]) -> DecodedRecords | None:
+        """Returns the rows of payloads if each of them is exactly one record, else None."""
+        block = b"\n".join(payloads)
+        sizes = np.fromiter(map(len, payloads), dtype=np.int64, count=len(payloads))
+        ends = np.cumsum(sizes + 1) - 1
+        found = self._decoder.decode(block, True, len(block) + 1)
+        same = found.records == len(payloads) and np.array_equal(found.ends, ends)
+        if not same or not np.array_equal(found.starts, ends - sizes):
+            return None
+        return DecodedRecords(found.batch, found.bad)
+
+    def _alone(self, payload: bytes) -> DecodedRecords:
+        """Returns the row of a payload that is not exactly one record."""
+        found = self._decoder.decode(payload, True, len(payload) + 1)
+        if found.records == 1:
+            return DecodedRecords(found.batch, found.bad)
+        columns = self._form.columns
+        if not payload and len(columns) == 1:
+            if columns[0].nullable:
+                return DecodedRecords(pa.RecordBatch.from_arrays([pa.nulls(1, columns[0].type)], schema=columns), {})
+            reason = f"column {columns.names[0]!r} is not nullable, and has no value"
+        elif found.records:
+            reason = f"it has {found.records} records of CSV, and must have one"
+        else:
+            reason = "it has no record of CSV"
+        return DecodedRecords(_no_rows(columns), {0: reason})
+
+
+def _no_rows(columns: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([], each.type) for each in columns], schema=columns)
+
+
+@dataclass(frozen=True, slots=True)
+class CsvWrite(WriteFormat):
+    """CSV with the columns of a batch."""
+
+    options: TextOptions
+
+    def encoder(self) -> PayloadEncoder:
+        """Returns an encoder for one task."""
+        return _CsvEncoder(self.options)
+
+
+class _CsvEncoder(PayloadEncoder):
+    def __init__(self, options: TextOptions) -> None:
+        self._options = options
+        special = "".join(map(re.escape, (options.sep, options.quote)))
+        # Blanks at an end are lost without quotes, and so is an empty text.
+        self._unsafe = rf"[{special}\r\n]|^$|^[ \t]|[ \t]$"
+
+    def encode(self, batch: pa.RecordBatch, topic: str = "") -> EncodedRecords:
+        bad: dict[int, str] = {}
+        named = zip(batch.schema.names, batch.columns, strict=True)
+        texts = [self._texts(column, name, bad) for name, column in named]
+        joined = texts[0] if len(texts) == 1 else pc.binary_join_element_wise(*texts, self._options.sep)
+        return good_payloads(joined.cast(pa.binary()), bad)
+
+    def _texts(self, column: pa.Array, name: str, bad: dict[int, str]) -> pa.Array:
+        """Returns the texts of values, without nulls."""
+        options = self._options
+        kind = column.type
+        if pa.types.is_dictionary(kind):
+            column = column.cast(kind.value_type)
+            kind = column.type
+        if pa.types.is_timestamp(kind) and kind.tz is not None:
+            column = column.cast(pa.timestamp(kind.unit, "UTC"))
+        if pa.types.is_float16(kind):
+            column = column.cast(pa.float32())
+        texts = column.cast(pa.string())
+        if pa.types.is_floating(kind):
+            for found, word in (
+                ("nan", options.nan_value),
+                ("inf", options.positive_inf),
+                ("-inf", options.negative_inf),
+            ):
+                texts = pc.if_else(pc.equal(texts, found), word, texts)
+        if options.null_value:
+            self._refuse(pc.equal(texts, options.null_value), name, "equals nullValue, so it would be null", bad)
+        unsafe = pc.match_substring_regex(texts, self._unsafe)
+        if pc.any(unsafe).as_py():
+            if options.quote:
+                texts = pc.if_else(unsafe, self._quoted(texts), texts)
+            else:
+                self._refuse(unsafe, name, "has a separator or a line break, or begins or ends with a blank", bad)
+        return pc.fill_null(texts, options.null_value)
+
+    def _quoted(self, texts: pa.Array) -> pa.Array:
+        quote, escape = self._options.quote, self._options.escape
+        if escape and escape != quote:
+            texts = pc.replace_substring(texts, escape, escape + escape)
+        doubled = pc.replace_substring(texts, quote, quote + quote)
+        return pc.binary_join_element_wise(quote, doubled, quote, "")
+
+    def _refuse(self, wrong: pa.Array, name: str, reason: str, bad: dict[int, str]) -> None:
+        for row in np.flatnonzero(pc.fill_null(wrong, False).to_numpy(zero_copy_only=False)).tolist():
+            bad.setdefault(row, f"column {name!r} {reason}")

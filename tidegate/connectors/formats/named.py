@@ -1,0 +1,58 @@
+"""Finds the format of payloads that a user named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal, TypeAlias
+
+from tidegate.connectors.formats.avro import AvroFormat
+from tidegate.connectors.formats.csv_format import CsvFormat
+from tidegate.connectors.formats.debezium import DebeziumFormat
+from tidegate.connectors.formats.format import Format
+from tidegate.connectors.formats.json_format import JsonFormat
+from tidegate.connectors.formats.raw import RawFormat
+from tidegate.connectors.formats.registry import SchemaRegistry
+from tidegate.connectors.formats.upsert import UpsertFormat
+from tidegate.storage.errors import ConfigurationError
+
+FormatName: TypeAlias = Literal["json", "avro", "csv", "raw", "text", "debezium", "upsert"]
+PayloadFormat: TypeAlias = "FormatName | Format"
+"""The format of keys or values that users give. "debezium" and "upsert" are for values only."""
+_REGISTERED: Mapping[str, Callable[[SchemaRegistry | str | None], Format]] = {
+    "avro": lambda registry: AvroFormat(registry=registry),
+}
+"""Formats with the schemas of a registry."""
+_OTHERS: Mapping[str, Callable[[], Format]] = {
+    "json": JsonFormat,
+    "csv": CsvFormat,
+    "raw": RawFormat,
+    "text": lambda: RawFormat(text=True),
+    "debezium": DebeziumFormat,
+    "upsert": UpsertFormat,
+}
+
+
+def format_named(given: object, registry: SchemaRegistry | str | None, method: str, setting: str = "format") -> Format:
+    """Returns the format with a name, or as it is given. Raises ConfigurationError for anything else.
+
+    `registry` goes to a format that uses one. `setting`: the parameter, for errors.
+    """
+    if isinstance(given, Format):
+        return given
+    if isinstance(given, str) and given in _REGISTERED:
+        return _REGISTERED[given](registry)
+    if isinstance(given, str) and given in _OTHERS:
+        return _OTHERS[given]()
+    names = ", ".join(repr(name) for name in (*_OTHERS, *_REGISTERED))
+    raise ConfigurationError(f"{method}({setting}={given!r}): give one of {names}, or a format such as AvroFormat(...)")
+
+
+def check_registry(registry: SchemaRegistry | str | None, method: str, *given: object) -> None:
+    """Raises ConfigurationError if a registry is given, and none of the formats takes it."""
+    if registry is None or any(isinstance(each, str) and each in _REGISTERED for each in given):
+        return
+    if any(isinstance(each, Format) for each in given):
+        raise ConfigurationError(
+            f"{method}(registry=): give the registry to the format, as in AvroFormat(registry=...)"
+        )
+    raise ConfigurationError(f"{method}(registry=) does not apply to format={given[0]!r}; remove it")

@@ -1,0 +1,385 @@
+"""A client of a schema registry that has Confluent's REST interface. The wire format is in `wire_format.py`.
+
+Rules:
+
+- Each request has a time limit, and is tried again a bounded number of times if the registry does not answer or has a
+  fault of its own (5xx, 429). Then a `RegistryError` fails the task, which restarts by its restart strategy.
+- A registry may have several addresses, which are tried in turn.
+- A schema never changes under its id. Up to CACHED_MAX of them are kept in memory.
+- An id that the registry does not have makes its records bad. It is requested again after UNKNOWN_MS.
+- Redirects are refused, because they could carry the password to another server.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import ssl
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
+
+from tidegate.connectors.formats.format import PayloadUse
+from tidegate.storage.clock import monotonic_ms
+from tidegate.storage.errors import ConfigurationError, StorageError
+
+CACHED_MAX = 1_000
+UNKNOWN_MS = 10_000
+TRIES = 4
+_PAUSE_S = 0.2
+_ANSWER_BYTES_MAX = 16 * 1024 * 1024
+_REFERENCES_MAX = 200
+_HEADERS = {
+    "Content-Type": "application/vnd.schemaregistry.v1+json",
+    "Accept": "application/vnd.schemaregistry.v1+json, application/json",
+}
+SchemaType: TypeAlias = Literal["AVRO", "PROTOBUF", "JSON"]
+FORMAT_NAMES = {"AVRO": "avro", "PROTOBUF": "protobuf", "JSON": "json_schema"}
+"""The names that users give to the formats of schemas."""
+Subject: TypeAlias = Literal["topic", "record", "topic_record"]
+"""How a subject is named: `orders-value`, by the full name of the record, or by both."""
+
+
+class RegistryError(StorageError):
+    """A schema registry that does not answer, or not as expected."""
+
+
+class UnknownSchemaError(StorageError):
+    """An id, a subject or a schema that a registry does not have."""
+
+
+class UnfitSchemaError(ConfigurationError):
+    """A schema that cannot be read, or not as the schema of the program. The text names the field."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaRegistry:
+    """A schema registry with Confluent's REST interface.
+
+    - `url`: its address, or several of one registry separated by commas. It may contain user and password.
+    - `user`, `password`: for basic authentication. `token`: a bearer token instead.
+    - `ca`: path of a file with the certificates to trust; by default the system's. `certificate`, `key`: paths of a
+      client certificate and its key. The files must exist on each machine of the job.
+    - `timeout_s`: time limit of one request.
+
+    Raises ConfigurationError for an invalid address.
+
+    Example:
+
+        >>> tg.SchemaRegistry("https://registry:8081", user="me", password="secret")
+        SchemaRegistry(url='https://registry:8081', user='me', ca=None, certificate=None, key=None, timeout_s=10.0)
+    """
+
+    url: str
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    token: str | None = field(default=None, repr=False)
+    ca: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+    timeout_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        plain = []
+        for each in self.url.split(","):
+            parts = urlsplit(each.strip())
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise ConfigurationError(
+                    f"SchemaRegistry({parts.hostname!r}): give an address such as http://host:8081"
+                )
+            if parts.username is not None:
+                object.__setattr__(self, "user", unquote(parts.username))
+                object.__setattr__(self, "password", unquote(parts.password or ""))
+            plain.append(urlunsplit((parts.scheme, parts.netloc.rsplit("@", 1)[-1], parts.path.rstrip("/"), "", "")))
+        object.__setattr__(self, "url", ",".join(plain))
+        if self.token is not None and self.user is not None:
+            raise ConfigurationError("SchemaRegistry: give user and password, or token, not both")
+        if not self.timeout_s > 0:
+            raise ConfigurationError(f"SchemaRegistry(timeout_s={self.timeout_s}): it must be greater than 0")
+
+    @staticmethod
+    def of(given: SchemaRegistry | str | None) -> SchemaRegistry | None:
+        """Returns a registry that is given by its address, or as it is."""
+        return SchemaRegistry(given) if isinstance(given, str) else given
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredSchema:
+    """A schema in a registry. `references`: name and text of the schemas that it uses, in the order of their use."""
+
+    schema_id: int
+    kind: SchemaType
+    text: str
+    references: tuple[tuple[str, str], ...] = ()
+
+
+class RegistryClient:
+    """Requests of one thread to a registry."""
+
+    def __init__(
+        self, registry: SchemaRegistry, pause_s: Callable[[float], None] = time.sleep, *, serialized: bool = False
+    ) -> None:
+        """Opens no connection. `serialized`: schemas of Protobuf come as descriptors in Base64, not as text.
+
+        Raises ConfigurationError for certificates that cannot be read.
+        """
+        self.registry = registry
+        self._query = "?format=serialized" if serialized else ""
+        self._pause = pause_s
+        self._urls = registry.url.split(",")
+        self._headers = dict(_HEADERS)
+        if registry.user is not None:
+            pair = f"{registry.user}:{registry.password or ''}".encode()
+            self._headers["Authorization"] = f"Basic {base64.b64encode(pair).decode()}"
+        elif registry.token is not None:
+            self._headers["Authorization"] = f"Bearer {registry.token}"
+        secure = any(url.startswith("https:") for url in self._urls)
+        handlers = [urllib.request.HTTPSHandler(context=_tls(registry))] if secure else []
+        self._open = urllib.request.build_opener(_NoRedirects(), *handlers).open
+        self._schemas: OrderedDict[int, RegisteredSchema] = OrderedDict()
+        self._unknown: OrderedDict[int, int] = OrderedDict()
+        self._ids: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def by_id(self, schema_id: int) -> RegisteredSchema:
+        """Returns the schema with an id. Raises UnknownSchemaError, RegistryError."""
+        with self._lock:
+            if (known := self._schemas.get(schema_id)) is not None:
+                self._schemas.move_to_end(schema_id)
+                return known
+            now_ms = monotonic_ms()
+            if now_ms - self._unknown.get(schema_id, now_ms - UNKNOWN_MS) < UNKNOWN_MS:
+                raise UnknownSchemaError(f"the registry has no schema with the id {schema_id}")
+            try:
+                answer = self._request("GET", f"/schemas/ids/{schema_id}{self._query}")
+            except UnknownSchemaError:
+                _remember(self._unknown, schema_id, now_ms)
+                raise
+            found = self._registered(schema_id, answer)
+            _remember(self._schemas, schema_id, found)
+            return found
+
+    def latest(self, subject: str) -> RegisteredSchema:
+        """Returns the newest schema of a subject. Raises UnknownSchemaError, RegistryError."""
+        answer = self._request("GET", f"/subjects/{quote(subject, safe='')}/versions/latest{self._query}")
+        return self._registered(_integer(answer, "id"), answer)
+
+    def id_of(self, subject: str, kind: SchemaType, text: str, *, register: bool) -> int:
+        """Returns the id of a schema under a subject, and adds it if it is missing (`register`).
+
+        Raises UnknownSchemaError if it is missing, ConfigurationError if the registry refuses it, RegistryError.
+        """
+        with self._lock:
+            if (known := self._ids.get((subject, text))) is not None:
+                return known
+            body: dict[str, object] = {"schema": text}
+            if kind != "AVRO":
+                body["schemaType"] = kind
+            path = f"/subjects/{quote(subject, safe='')}"
+            found = _integer(self._request("POST", f"{path}/versions" if register else path, body), "id")
+            _remember(self._ids, (subject, text), found)
+            return found
+
+    def _registered(self, schema_id: int, answer: Mapping[str, Any]) -> RegisteredSchema:
+        kind = answer.get("schemaType", "AVRO")
+        text = answer.get("schema")
+        if kind not in ("AVRO", "PROTOBUF", "JSON") or not isinstance(text, str):
+            raise RegistryError(f"the registry at {self.registry.url} returned no schema: {_shown(answer)}")
+        found: dict[str, str] = {}
+        self._add_references(answer.get("references") or (), found)
+        return RegisteredSchema(schema_id, kind, text, tuple(found.items()))
+
+    def _add_references(self, references: Sequence[Mapping[str, Any]], found: dict[str, str]) -> None:
+        """Adds the schemas that a schema uses, each after the schemas that it uses itself."""
+        for each in references:
+            if each["name"] in found:
+                continue
+            if len(found) >= _REFERENCES_MAX:
+                raise RegistryError(f"a schema has more than {_REFERENCES_MAX} references")
+            path = f"/subjects/{quote(each['subject'], safe='')}/versions/{each['version']}{self._query}"
+            answer = self._request("GET", path)
+            found[each["name"]] = ""
+            below: dict[str, str] = dict.fromkeys(found, "")
+            self._add_references(answer.get("references") or (), below)
+            del found[each["name"]]
+            found.update({name: text for name, text in below.items() if text})
+            found[each["name"]] = str(answer["schema"])
+
+    def _request(self, method: str, path: str, body: Mapping[str, object] | None = None) -> Mapping[str, Any]:
+        data = None if body is None else json.dumps(body).encode()
+        failure: object = None
+        for attempt in range(TRIES):
+            url = self._urls[attempt % len(self._urls)]
+            if attempt and attempt % len(self._urls) == 0:
+                self._pause(_PAUSE_S * 2 ** (attempt // len(self._urls)))
+            request = urllib.request.Request(url + path, data=data, headers=self._headers, method=method)
+            try:
+                with self._open(request, timeout=self.registry.timeout_s) as answer:
+                    return _parsed(answer.read(_ANSWER_BYTES_MAX), url)
+            except urllib.error.HTTPError as error:
+                with error:
+                    failure = self._refusal(error, url, path)
+            except (OSError, http.client.HTTPException) as error:
+                failure = error
+        raise RegistryError(f"the schema registry at {self.registry.url} does not answer: {failure}")
+
+    def _refusal(self, error: urllib.error.HTTPError, url: str, path: str) -> str:
+        """Returns the reason of an answer that may be better the next time. Raises for any other answer."""
+        text = _message(error.read(_ANSWER_BYTES_MAX))
+        if error.code == 429 or error.code >= 500:
+            return f"{error.code} {text}"
+        where = f"the schema registry at {url}"
+        if error.code == 404:
+            raise UnknownSchemaError(f"{where} does not have {path}: {text}")
+        if error.code in (401, 403):
+            raise ConfigurationError(f"{where} refuses access ({error.code} {text}); correct user and password")
+        if error.code in (409, 422):
+            raise ConfigurationError(f"{where} refuses the schema for {path}: {text}")
+        raise RegistryError(f"{where} answers {error.code} to {path}: {text}")
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def _tls(registry: SchemaRegistry) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=registry.ca)
+        if registry.certificate is not None:
+            context.load_cert_chain(registry.certificate, registry.key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigurationError(f"SchemaRegistry: the certificates cannot be loaded: {error}") from error
+    return context
+
+
+def _parsed(data: bytes, url: str) -> Mapping[str, Any]:
+    try:
+        found = json.loads(data)
+    except ValueError as error:
+        raise RegistryError(f"the answer of {url} is not JSON; is it a schema registry?") from error
+    if not isinstance(found, dict):
+        raise RegistryError(f"the answer of {url} is not an object: {_shown(found)}")
+    return found
+
+
+def _message(data: bytes) -> str:
+    try:
+        return str(json.loads(data)["message"])
+    except (ValueError, KeyError, TypeError):
+        return data[:200].decode("utf-8", "replace")
+
+
+def _integer(answer: Mapping[str, Any], name: str) -> int:
+    if not isinstance(answer.get(name), int):
+        raise RegistryError(f"the registry returned no {name}: {_shown(answer)}")
+    return int(answer[name])
+
+
+def _shown(answer: object) -> str:
+    return repr(answer)[:200]
+
+
+def _remember(cache: OrderedDict[Any, Any], name: object, value: object) -> None:
+    cache[name] = value
+    cache.move_to_end(name)
+    while len(cache) > CACHED_MAX:
+        cache.popitem(last=False)
+
+
+def subject_of(strategy: Subject, topic: str, record: str, use: PayloadUse) -> str:
+    """Returns the name of a subject, as Confluent's strategies make it. `record`: the full name of the record."""
+    if strategy == "record":
+        return record
+    return f"{topic}-{record}" if strategy == "topic_record" else f"{topic}-{use.part}"
+
+
+def check_subject(strategy: object, kind: str) -> None:
+    """Raises ConfigurationError for an unknown strategy."""
+    if strategy not in ("topic", "record", "topic_record"):
+        raise ConfigurationError(f"format {kind!r}: subject={strategy!r}: give 'topic', 'record' or 'topic_record'")
+
+
+def newest_schemas(
+    client: RegistryClient, strategy: Subject, kind: SchemaType, use: PayloadUse
+) -> dict[str, RegisteredSchema]:
+    """Returns the newest schemas of topics, without topics that have none. Raises ConfigurationError, RegistryError.
+
+    The name of a record is not known before its schema, so there are none by the strategies that need it.
+    """
+    found: dict[str, RegisteredSchema] = {}
+    for topic in use.topics if strategy == "topic" else ():
+        subject = subject_of(strategy, topic, "", use)
+        try:
+            found[topic] = client.latest(subject)
+        except UnknownSchemaError:
+            continue
+        if found[topic].kind != kind:
+            raise ConfigurationError(
+                f"{use.method}(format={FORMAT_NAMES[kind]!r}): the subject {subject!r} has a schema of type "
+                f"{found[topic].kind}; give format={FORMAT_NAMES[found[topic].kind]!r}"
+            )
+    return found
+
+
+def schema_of_topics(newest: Mapping[str, RegisteredSchema], where: str, advice: str) -> RegisteredSchema:
+    """Returns the one schema that all topics have. Raises ConfigurationError if there is none, with `advice`."""
+    if len({(found.text, found.references) for found in newest.values()}) != 1:
+        raise ConfigurationError(
+            f"{where}: the topics have {'different schemas' if newest else 'no schema in the registry'}; {advice}"
+        )
+    return next(iter(newest.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenSchema:
+    """A schema that is written, and how its ids are found.
+
+    - `record`: the full name of its record, for strategies of subjects.
+    - `register`: adds the schema to a subject that does not have it.
+    - `known`: ids that were found at submission, by topic.
+    """
+
+    registry: SchemaRegistry
+    kind: SchemaType
+    text: str
+    record: str
+    strategy: Subject
+    register: bool
+    use: PayloadUse
+    known: Mapping[str, int] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Requests the ids for the topics that are known at submission. Raises ConfigurationError, RegistryError."""
+        ids = SubjectIds(self)
+        for topic in self.use.topics:
+            ids.of(topic)
+
+
+class SubjectIds:
+    """Finds the ids of a schema that is written, by topic. Used by one thread."""
+
+    def __init__(self, schema: WrittenSchema) -> None:
+        self._schema = schema
+        self._client = RegistryClient(schema.registry)
+
+    def of(self, topic: str) -> int:
+        """Returns the id of the schema for a topic. Raises ConfigurationError, RegistryError."""
+        schema = self._schema
+        if topic in schema.known:
+            return schema.known[topic]
+        subject = subject_of(schema.strategy, topic, schema.record, schema.use)
+        try:
+            return self._client.id_of(subject, schema.kind, schema.text, register=schema.register)
+        except UnknownSchemaError as error:
+            raise ConfigurationError(
+                f"{schema.use.method}(format={FORMAT_NAMES[schema.kind]!r}): {error}. Register the schema, or set "
+                "auto_register=True in the format"
+            ) from error
