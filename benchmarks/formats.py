@@ -14,11 +14,13 @@ from collections.abc import Callable
 
 import fastavro
 import pyarrow as pa
+from google.protobuf import descriptor_pb2, timestamp_pb2
 
 from tidegate.connectors.formats.avro import AvroFormat
 from tidegate.connectors.formats.csv_format import CsvFormat
 from tidegate.connectors.formats.format import Format, PayloadUse
 from tidegate.connectors.formats.json_format import JsonFormat
+from tidegate.connectors.formats.protobuf import ProtobufFormat
 
 USE = PayloadUse("benchmark", ("bids",))
 SCHEMA = {
@@ -52,6 +54,27 @@ def rows(count: int) -> pa.RecordBatch:
     )
 
 
+def descriptors() -> bytes:
+    """Returns a message of Protobuf with the columns of `rows`."""
+    kinds = descriptor_pb2.FieldDescriptorProto
+    fields = [
+        kinds(name="auction", number=1, type=kinds.TYPE_INT64, label=1),
+        kinds(name="bidder", number=2, type=kinds.TYPE_INT64, label=1),
+        kinds(name="price", number=3, type=kinds.TYPE_DOUBLE, label=1, oneof_index=0, proto3_optional=True),
+        kinds(name="channel", number=4, type=kinds.TYPE_STRING, label=1),
+        kinds(name="url", number=5, type=kinds.TYPE_STRING, label=1),
+        kinds(name="at", number=6, type=kinds.TYPE_MESSAGE, label=1, type_name=".google.protobuf.Timestamp"),
+    ]
+    optional = [descriptor_pb2.OneofDescriptorProto(name="_price")]
+    bid = descriptor_pb2.DescriptorProto(name="Bid", field=fields, oneof_decl=optional)
+    imports = ["google/protobuf/timestamp.proto"]
+    file = descriptor_pb2.FileDescriptorProto(
+        name="bid.proto", package="bench", syntax="proto3", message_type=[bid], dependency=imports
+    )
+    known = descriptor_pb2.FileDescriptorProto.FromString(timestamp_pb2.DESCRIPTOR.serialized_pb)
+    return bytes(descriptor_pb2.FileDescriptorSet(file=[known, file]).SerializeToString())
+
+
 def best_us(rounds: int, count: int, run: Callable[[], object]) -> float:
     """Returns the best time of a run for each record, after one that loads code."""
     run()
@@ -70,7 +93,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     batch = rows(options.rows)
-    formats: dict[str, Format] = {"json": JsonFormat(), "avro": AvroFormat(SCHEMA), "csv": CsvFormat()}
+    formats: dict[str, Format] = {
+        "json": JsonFormat(),
+        "avro": AvroFormat(SCHEMA),
+        "protobuf": ProtobufFormat("bench.Bid", descriptors()),
+        "csv": CsvFormat(),
+    }
     results: dict[str, tuple[float, float]] = {}
     for name, form in formats.items():
         encoder = form.for_writing(batch.schema, USE).encoder()

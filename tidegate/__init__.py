@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from tidegate.connectors.formats.csv_format import CsvFormat
     from tidegate.connectors.formats.debezium import DebeziumFormat
     from tidegate.connectors.formats.json_format import JsonFormat
+    from tidegate.connectors.formats.json_schema import JsonSchemaFormat
+    from tidegate.connectors.formats.protobuf import ProtobufFormat
     from tidegate.connectors.formats.registry import SchemaRegistry
     from tidegate.connectors.sink import CommitContext, Sink, SinkContext
     from tidegate.connectors.source import MasterHook, ReadResult, Source, SourceReader, SourceSplit
@@ -145,6 +147,8 @@ else:
         "CsvFormat": "connectors.formats.csv_format",
         "DebeziumFormat": "connectors.formats.debezium",
         "JsonFormat": "connectors.formats.json_format",
+        "JsonSchemaFormat": "connectors.formats.json_schema",
+        "ProtobufFormat": "connectors.formats.protobuf",
         "SchemaRegistry": "connectors.formats.registry",
         "DataPlaneOptions": "actors.drivers.job_context",
         "IncompatibleStateError": "storage.errors",
@@ -259,6 +263,7 @@ __all__ = [
     "JobProgress",
     "JobTimeoutError",
     "JsonFormat",
+    "JsonSchemaFormat",
     "KeyGroups",
     "KeyedBroadcastProcessFunction",
     "KeyedStream",
@@ -275,6 +280,7 @@ __all__ = [
     "ProcessFunction",
     "ProcessWindowContext",
     "ProcessWindowFunction",
+    "ProtobufFormat",
     "ReadResult",
     "ReducingState",
     "RestartStrategy",

@@ -14,7 +14,7 @@ from registry_server import registry_server
 import tidegate as tg
 
 SCHEMA = pa.schema([("k", pa.string()), ("x", pa.int64())])
-ROWS = [{"k": "a", "x": 1}, {"k": "b,\"'", "x": None}, {"k": None, "x": -3}]
+ROWS: list[dict[str, Any]] = [{"k": "a", "x": 1}, {"k": "b,\"'", "x": None}, {"k": None, "x": -3}]
 
 
 def written_and_read(
@@ -49,3 +49,11 @@ def test_rows_go_through_a_topic(kafka_server: KafkaServer, tmp_path: Path, name
     reading = {"format": name, "value": SCHEMA, "key": "string"}
     rows = written_and_read(kafka_server, tmp_path, f"formats-{name}", {"format": name, "key": "k"}, reading)
     assert rows == [row | {"kafka_key": row["k"]} for row in ROWS]
+
+
+def test_rows_go_through_a_topic_in_json_schema(kafka_server: KafkaServer, tmp_path: Path) -> None:
+    """The reader gets its columns from the schema that the writer registered."""
+    with registry_server() as registry:
+        form = {"format": "json_schema", "registry": registry.url}
+        rows = written_and_read(kafka_server, tmp_path, "formats-json-schema", form, form)
+    assert rows == ROWS

@@ -31,7 +31,7 @@ PUBLIC = """
     mean min open_table stddev_pop stddev_samp sum udaf var_pop var_samp CommitContext Sink SinkContext
     ProcessWindowContext ProcessWindowFunction WatermarkAlignment
     CommitToken Committable Committer CommittingContext CommittingSink CommittingWriter SinkFiles
-    DebeziumFormat DatabaseTable AvroFormat CsvFormat JsonFormat SchemaRegistry
+    DebeziumFormat DatabaseTable AvroFormat CsvFormat JsonFormat JsonSchemaFormat ProtobufFormat SchemaRegistry
 """
 """What `import tidegate as tg` offers. A name that is added here is a promise; one that goes breaks programs."""
 

@@ -10,16 +10,20 @@ from tidegate.connectors.formats.csv_format import CsvFormat
 from tidegate.connectors.formats.debezium import DebeziumFormat
 from tidegate.connectors.formats.format import Format
 from tidegate.connectors.formats.json_format import JsonFormat
+from tidegate.connectors.formats.json_schema import JsonSchemaFormat
+from tidegate.connectors.formats.protobuf import ProtobufFormat
 from tidegate.connectors.formats.raw import RawFormat
 from tidegate.connectors.formats.registry import SchemaRegistry
 from tidegate.connectors.formats.upsert import UpsertFormat
 from tidegate.storage.errors import ConfigurationError
 
-FormatName: TypeAlias = Literal["json", "avro", "csv", "raw", "text", "debezium", "upsert"]
+FormatName: TypeAlias = Literal["json", "avro", "json_schema", "protobuf", "csv", "raw", "text", "debezium", "upsert"]
 PayloadFormat: TypeAlias = "FormatName | Format"
 """The format of keys or values that users give. "debezium" and "upsert" are for values only."""
 _REGISTERED: Mapping[str, Callable[[SchemaRegistry | str | None], Format]] = {
     "avro": lambda registry: AvroFormat(registry=registry),
+    "json_schema": lambda registry: JsonSchemaFormat(registry=registry),
+    "protobuf": lambda registry: ProtobufFormat(registry=registry),
 }
 """Formats with the schemas of a registry."""
 _OTHERS: Mapping[str, Callable[[], Format]] = {
