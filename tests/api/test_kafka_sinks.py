@@ -136,7 +136,6 @@ def test_changes_become_upserts_and_tombstones(kafka_server: KafkaServer, tmp_pa
 def test_rows_that_cannot_be_records_go_aside(kafka_server: KafkaServer, tmp_path: Path, delivery: str) -> None:
     """With the reason: too large, no name of a topic, no such topic or partition, NaN in JSON, before 1970."""
     topic = f"aside-{delivery}"
-    # Brokers delete records with old timestamps.
     kafka_server.create(topic, 1, **{"max.message.bytes": "2000", "retention.ms": "-1"})
     fits = {"to": topic, "p": 0, "s": "fits", "f": 0.5, "at": 1_000}
     rows = [
@@ -260,3 +259,18 @@ def test_running_aggregates_become_upserts(kafka_server: KafkaServer, tmp_path: 
         counts.to_kafka(kafka_server.servers, topic="counts", key="k", create=1, delivery="at_least_once", uid="kafka")
         finish(env, tmp_path / "c")
     assert dict(read(kafka_server.servers, "counts")) == {b"a": b'{"k":"a","total":20}', b"b": b'{"k":"b","total":25}'}
+
+
+def test_rows_that_the_topic_would_drop_go_to_the_side(kafka_server: KafkaServer, tmp_path: Path) -> None:
+    """Timestamps older than the topic keeps: without this Kafka deletes the records within minutes."""
+    kafka_server.create("kept-a-week", 1, **{"retention.ms": "604800000"})
+    rows = [{"x": 1, "t": 0}, {"x": 2, "t": 4_000_000_000_000}, {"x": 3, "t": None}]
+    schema = pa.schema([("x", pa.int64()), ("t", pa.timestamp("ms", "UTC"))])
+    with local() as env:
+        sent = env.from_rows(rows, schema=schema).to_kafka(
+            kafka_server.servers, topic="kept-a-week", value="x", timestamp="t", errors_to="bad", uid="kafka"
+        )
+        bad = sent.side_output("bad").collect()
+        finish(env, tmp_path / "c")
+    assert xs(kafka_server.servers, "kept-a-week") == [3]
+    assert ["retention.ms" in text for text in bad.to_arrow()["error"].to_pylist()] == [True, False]

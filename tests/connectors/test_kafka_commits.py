@@ -386,6 +386,30 @@ def test_topics_and_partitions_of_rows_must_exist(kafka_server: KafkaServer, mon
     }
 
 
+def test_records_must_fit_the_rules_of_their_topic(kafka_server: KafkaServer) -> None:
+    """Brokers would refuse them for ever, or delete them within minutes."""
+    kafka_server.create("day", 1, **{"retention.ms": "86400000", "message.timestamp.after.max.ms": "1000"})
+    kafka_server.create("compacted", 1, **{"cleanup.policy": "compact", "message.timestamp.before.max.ms": "5000"})
+    kafka_server.create("stamped", 1, **{"message.timestamp.type": "LogAppendTime"})
+    now = 200_000_000_000
+    known = topics.KnownTopics({"bootstrap.servers": kafka_server.servers}, None, 1000, clock_ms=lambda: now)
+    named = pa.array(["day", "day", "day", "compacted", "compacted", "stamped", "stamped", None])
+    keys = pa.array([None, b"", b"a", b"a", None, b"a", None, None])
+    times = pa.array([now - 86_400_000, now - 86_400_001, now + 1001, now - 5001, now, now, None, 0])
+    bad = known.refused_rows(named, keys, times, 8)
+    assert set(bad) == {1, 2, 3, 4, 5}
+    assert "86400001 ms old, and topic 'day' has retention.ms=86400000, so that brokers would delete it" in bad[1]
+    assert "1001 ms ahead, and topic 'day' has message.timestamp.after.max.ms=1000" in bad[2]
+    assert "5001 ms old, and topic 'compacted' has message.timestamp.before.max.ms=5000" in bad[3]
+    assert "compacted, and the record has no key" in bad[4]
+    assert "message.timestamp.type=LogAppendTime" in bad[5]
+    assert set(known.refused_rows(named, None, None, 8)) == {3, 4}
+    with pytest.raises(ConfigurationError, match=r"topic 'compacted' is compacted, .*Give key="):
+        KafkaTarget(kafka_server.servers, "compacted", keyed=False).check()
+    with pytest.raises(ConfigurationError, match=r"timestamp=\): topic 'stamped' has message\.timestamp\.type"):
+        KafkaTarget(kafka_server.servers, "stamped", timed=True).check()
+
+
 @pytest.mark.parametrize("properties", [{}, {"stats_cb": print}], ids=["batches", "records"])
 def test_the_sink_keeps_the_contract_of_committing_sinks(
     kafka_server: KafkaServer, properties: dict[str, object]

@@ -83,6 +83,7 @@ def to_kafka(
     target = _target(servers, topic, given)
     layout = replace(_layout(schema, topic, topic_column, parts), replaces=changelog is not None)
     layout.check(schema)
+    target.keyed, target.timed = bool(layout.key), layout.timestamp is not None
     if changelog is not None:
         changelog.check_kind_is_no_key("to_kafka", layout.columns)
         changelog.check_upsert("to_kafka", layout.key)

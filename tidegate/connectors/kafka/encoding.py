@@ -125,12 +125,12 @@ class RecordMaker:
     ) -> None:
         """`topic`: of layouts without a topic column. `record_limit`: bytes of the largest record.
 
-        `known_topics`: finds topics and partitions of rows that do not exist.
+        `known_topics`: finds rows that a topic does not take.
         """
         self._layout = layout
         self._topic = topic
         self._record_limit = record_limit
-        self._known_topics = known_topics if layout.topic is not None or layout.partition is not None else None
+        self._known_topics = known_topics
         self._schema = layout.schema
         self._values = layout.value_format.encoder()
         self._keys = layout.key_format.encoder() if layout.key_format is not None else None
@@ -173,6 +173,9 @@ class RecordMaker:
         if layout.headers is not None:
             made["headers"] = _headers(rows, layout.headers)
         self._check_sizes(made, rows.num_rows, bad)
+        if self._known_topics is not None:
+            topics, keys, times = (made.get(name) for name in ("topic", "key", "timestamp"))
+            bad = {**self._known_topics.refused_rows(topics, keys, times, rows.num_rows), **bad}
         records = pa.RecordBatch.from_arrays([made[name] for name in self._schema.names], schema=self._schema)
         keep = np.ones(rows.num_rows, dtype=np.bool_)
         if bad:

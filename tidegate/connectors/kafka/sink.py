@@ -82,6 +82,12 @@ class KafkaTarget:
     properties: Mapping[str, object] = field(default_factory=dict)
     record_bytes_max: int | None = None
     """The largest batch that the topic accepts; None before submission, or if it is not known."""
+    rules: topics.TopicRules | None = None
+    """The rules of the topic; None before submission, or if a column has the topics."""
+    keyed: bool = True
+    """True if records have a key."""
+    timed: bool = False
+    """True if records have a timestamp of their own."""
     tokens: TokenTopic | None = None
     """The token topic; None before submission, and at least once."""
 
@@ -113,7 +119,7 @@ class KafkaTarget:
     def known_topics(self) -> topics.KnownTopics:
         """Returns a check of topics and partitions that rows name."""
         settings = client_settings(self.servers, self.properties)
-        return topics.KnownTopics(settings, self.topic, self.record_limit + _BATCH_OVERHEAD_BYTES)
+        return topics.KnownTopics(settings, self.topic, self.record_limit + _BATCH_OVERHEAD_BYTES, self.rules)
 
     def producer_settings(self, transactional_id: str | None = None) -> dict[str, object]:
         """Returns the settings of a producer."""
@@ -140,13 +146,16 @@ class KafkaTarget:
                 f"to_kafka: topic {self.topic!r} does not exist at {self.servers}. Create it, or give create=True, or "
                 "create=12 for 12 partitions"
             )
+        if found is not None:
+            self._check_rules(found.name, topics.rules_of(found))
         token_topic = topics.describe(client, self.token_topic) if exactly_once else None
         if token_topic is not None:
             topics.check_token_topic(token_topic)
         if self.topic is not None and found is None:
             topics.create(client, self.topic, -1 if self.create is True else int(self.create))
             found = topics.created(client, self.topic)
-        self.record_bytes_max = None if found is None else topics.max_record_bytes(found)
+        if found is not None:
+            self.record_bytes_max, self.rules = topics.max_record_bytes(found), topics.rules_of(found)
         if not exactly_once:
             return
         if token_topic is None:
@@ -154,6 +163,14 @@ class KafkaTarget:
             token_topic = topics.created(client, self.token_topic)
             topics.check_token_topic(token_topic)
         self.tokens = TokenTopic(token_topic.name, token_topic.topic_id, token_topic.partitions)
+
+    def _check_rules(self, topic: str, rules: topics.TopicRules) -> None:
+        if rules.keyed and not self.keyed:
+            raise ConfigurationError(
+                f"to_kafka: topic {topic!r} is compacted, so its brokers refuse records without a key. Give key="
+            )
+        if rules.stamped and self.timed:
+            raise ConfigurationError(f"to_kafka(timestamp=): {topics.stamped_text(topic)}")
 
 
 @wire

@@ -6,6 +6,8 @@ Rules:
 - The token topic must be compacted, and nothing else: with `delete` in its cleanup policy the brokers delete old
   tokens, and a repeated commit would write its records again. It is created if it is not there.
 - Nothing is created before everything was checked.
+- A record that the brokers would refuse, or delete soon, is found before it is staged (`KnownTopics`): a commit with it
+  could never succeed, or would lose it.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,7 +26,8 @@ from numpy.typing import NDArray
 
 from tidegate.connectors.kafka.client import BrokerContact
 from tidegate.connectors.kafka.producer import KafkaWriteError, error_of, kafka_errors, library
-from tidegate.storage.clock import monotonic_ms
+from tidegate.storage.clock import monotonic_ms, now_ms
+from tidegate.storage.codec import wire
 from tidegate.storage.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -44,6 +47,8 @@ _TOKEN_CONFIG = {
 _ANSWER_S = 30.0
 _AGAIN_S = 0.1
 _KNOWN_MAX = 100_000
+_FOR_EVER_MS = 2**62
+"""Kafka's default for limits without an end is 2**63 - 1."""
 _MISSING_MS = 10_000
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
@@ -152,20 +157,70 @@ def max_record_bytes(found: TopicDescription) -> int | None:
     return int(given) if given.isdigit() else None
 
 
-class KnownTopics:
-    """Finds rows that name a topic or a partition that does not exist. Called from one thread at a time.
+@wire
+@dataclass(frozen=True, slots=True)
+class TopicRules:
+    """The demands of a topic on its records."""
 
-    Such a row must be found before it is staged, because a commit with it could never succeed. Brokers are contacted
-    for a topic at its first row. A topic or a partition that is missing is looked for again after `_MISSING_MS`.
+    partitions: int
+    """How many partitions it has."""
+    keyed: bool
+    """True if it is compacted: brokers refuse records without a key."""
+    stamped: bool
+    """True if brokers replace the timestamps of records by their own."""
+    kept_ms: int | None
+    """How long records are kept after their timestamp. None: for ever."""
+    past_ms: int | None
+    """How far in the past brokers take timestamps. None: as far as it may be."""
+    future_ms: int | None
+    """How far in the future brokers take timestamps. None: as far as it may be."""
+
+
+def rules_of(found: TopicDescription) -> TopicRules:
+    """Returns the rules of a topic, from its configuration."""
+    config = found.config
+    policies = {each.strip() for each in config.get("cleanup.policy", "delete").split(",")}
+    # Brokers before 3.6 have one setting for both directions.
+    both = "message.timestamp.difference.max.ms"
+    return TopicRules(
+        found.partitions,
+        "compact" in policies,
+        config.get("message.timestamp.type") == "LogAppendTime",
+        _limit_ms(config.get("retention.ms")) if "delete" in policies else None,
+        _limit_ms(config.get("message.timestamp.before.max.ms", config.get(both))),
+        _limit_ms(config.get("message.timestamp.after.max.ms", config.get(both))),
+    )
+
+
+def _limit_ms(given: str | None) -> int | None:
+    return int(given) if given is not None and given.isdigit() and int(given) < _FOR_EVER_MS else None
+
+
+class KnownTopics:
+    """Finds rows that a topic does not take, and rows without a topic or partition. Called from one thread at a time.
+
+    Brokers are contacted for a topic at its first row, unless its rules were found at submission. A topic or a
+    partition that is missing is looked for again after `_MISSING_MS`.
     """
 
-    def __init__(self, settings: Mapping[str, object], topic: str | None, record_bytes_max: int) -> None:
-        """`topic`: of rows without a topic of their own. `record_bytes_max`: the largest batch that is written."""
+    def __init__(
+        self,
+        settings: Mapping[str, object],
+        topic: str | None,
+        record_bytes_max: int,
+        rules: TopicRules | None = None,
+        clock_ms: Callable[[], int] = now_ms,
+    ) -> None:
+        """`topic`: of rows without a topic of their own, and `rules` its rules, if they are known already.
+
+        `record_bytes_max`: the largest batch that is written.
+        """
         self._settings = settings
         self._topic = topic
         self._record_bytes_max = record_bytes_max
-        self._partitions: dict[str, int] = {}
-        """The number of partitions of topics that exist."""
+        self._clock_ms = clock_ms
+        self._rules: dict[str, TopicRules] = {} if topic is None or rules is None else {topic: rules}
+        """The rules of topics that exist."""
         self._seen_ms: dict[str, int] = {}
         """When a topic was looked for."""
 
@@ -176,29 +231,82 @@ class KnownTopics:
         """
         bad: dict[int, str] = {}
         wanted = np.full(count, -1) if partitions is None else pc.fill_null(partitions, -1).to_numpy()
+        for topic, rows in self._by_topic(topics, count):
+            self._check(topic, rows, wanted, bad)
+        return bad
+
+    def refused_rows(
+        self, topics: pa.Array | None, keys: pa.Array | None, timestamps: pa.Array | None, count: int
+    ) -> dict[int, str]:
+        """Returns the numbers of rows whose record the brokers refuse or delete soon, each with the reason.
+
+        `timestamps`: milliseconds since 1970. Topics that do not exist are skipped.
+        """
+        bad: dict[int, str] = {}
+        keyless = np.ones(count, np.bool_) if keys is None else keys.is_null().to_numpy(zero_copy_only=False)
+        for topic, rows in self._by_topic(topics, count):
+            if (rules := self._rules_of(topic)) is None:
+                continue
+            if rules.keyed:
+                reason = f"topic {topic!r} is compacted, and the record has no key. Filter such rows in a step before"
+                bad.update(dict.fromkeys(rows[keyless[rows]].tolist(), reason))
+            if timestamps is not None:
+                self._check_times(topic, rules, rows, timestamps, bad)
+        return bad
+
+    def _by_topic(self, topics: pa.Array | None, count: int) -> Iterator[tuple[str, NDArray[np.int64]]]:
+        """Yields each topic with the numbers of its rows. Skips rows with a null."""
         if topics is None:
             assert self._topic is not None, "rows have a topic each, or all the same"
-            self._check(self._topic, np.arange(count), wanted, bad)
-            return bad
+            yield self._topic, np.arange(count)
+            return
         encoded = topics.dictionary_encode()
         codes = pc.fill_null(encoded.indices, -1).to_numpy()
         for code, topic in enumerate(encoded.dictionary.to_pylist()):
-            self._check(topic, np.flatnonzero(codes == code), wanted, bad)
-        return bad
+            yield topic, np.flatnonzero(codes == code)
+
+    def _check_times(
+        self, topic: str, rules: TopicRules, rows: NDArray[np.int64], timestamps: pa.Array, bad: dict[int, str]
+    ) -> None:
+        there = rows[timestamps.is_valid().to_numpy(zero_copy_only=False)[rows]]
+        if not len(there):
+            return
+        if rules.stamped:
+            bad.update(dict.fromkeys(there.tolist(), stamped_text(topic)))
+            return
+        ages_ms = self._clock_ms() - pc.fill_null(timestamps, 0).to_numpy()[there]
+        limits = (
+            (rules.kept_ms, ages_ms, "old", "retention.ms", "so that brokers would delete it"),
+            (rules.past_ms, ages_ms, "old", "message.timestamp.before.max.ms", "so that brokers refuse it"),
+            (rules.future_ms, -ages_ms, "ahead", "message.timestamp.after.max.ms", "so that brokers refuse it"),
+        )
+        for limit_ms, found_ms, word, setting, then in limits:
+            for place in () if limit_ms is None else np.flatnonzero(found_ms > limit_ms).tolist():
+                bad.setdefault(
+                    int(there[place]),
+                    f"the timestamp of the record is {int(found_ms[place])} ms {word}, and topic {topic!r} has "
+                    f"{setting}={limit_ms}, {then}. Change {setting}, or leave timestamp= out",
+                )
+
+    def _rules_of(self, topic: str) -> TopicRules | None:
+        if topic not in self._rules:
+            self._look(topic)
+        return self._rules.get(topic)
 
     def _check(self, topic: str, rows: NDArray[np.int64], wanted: NDArray[np.int64], bad: dict[int, str]) -> None:
         if not len(rows):
             return
         largest = int(wanted[rows].max())
-        if largest >= self._partitions.get(topic, 0) or topic not in self._partitions:
+        rules = self._rules_of(topic)
+        if rules is not None and largest >= rules.partitions:
             self._look(topic)
-        found = self._partitions.get(topic)
-        if found is None:
+            rules = self._rules.get(topic)
+        if rules is None:
             reason = f"topic {topic!r}, which a row names, does not exist. Create it"
             bad.update(dict.fromkeys(rows.tolist(), reason))
-        elif largest >= found:
-            for row in rows[wanted[rows] >= found].tolist():
-                bad[row] = f"partition {wanted[row]} does not exist: topic {topic!r} has {found} partitions"
+        elif largest >= rules.partitions:
+            for row in rows[wanted[rows] >= rules.partitions].tolist():
+                bad[row] = f"partition {wanted[row]} does not exist: topic {topic!r} has {rules.partitions} partitions"
 
     def _look(self, topic: str) -> None:
         now_ms = monotonic_ms()
@@ -208,18 +316,26 @@ class KnownTopics:
             found = describe(admin(self._settings), topic)
         if len(self._seen_ms) >= _KNOWN_MAX:
             self._seen_ms.clear()
-            self._partitions.clear()
+            self._rules.clear()
         self._seen_ms[topic] = now_ms
         if found is None:
-            self._partitions.pop(topic, None)
+            self._rules.pop(topic, None)
             return
-        self._partitions[topic] = found.partitions
+        self._rules[topic] = rules_of(found)
         largest = max_record_bytes(found)
         if largest is not None and largest < self._record_bytes_max:
             raise KafkaWriteError(
                 f"to_kafka: topic {topic!r}, which a row names, has max.message.bytes={largest}, and the sink writes "
                 f"up to {self._record_bytes_max}. Raise it, or set message.max.bytes to {largest} in properties="
             )
+
+
+def stamped_text(topic: str) -> str:
+    """Returns the refusal of timestamps for a topic that replaces them."""
+    return (
+        f"topic {topic!r} has message.timestamp.type=LogAppendTime, so its brokers replace the timestamps of records. "
+        "Set it to CreateTime, or leave timestamp= out"
+    )
 
 
 def _answer(future: Any, doing: str, topic: str) -> Any:
