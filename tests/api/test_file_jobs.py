@@ -97,8 +97,8 @@ def test_a_damaged_file_ends_the_job_with_its_name(tmp_path: Path) -> None:
     ("settings", "named"),
     [
         ({"splits": 3}, "remove splits"),
-        ({"discover": "10s", "splits": 0}, "both must be positive"),
-        ({"discover": 0}, "both must be positive"),
+        ({"discover": "10s", "splits": 0}, "splits= of 1 or more"),
+        ({"discover": 0}, "splits= of 1 or more"),
         ({"bad_rows": "ignore"}, "one of 'fail', 'skip', 'side'"),
     ],
 )

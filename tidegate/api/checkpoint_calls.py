@@ -78,7 +78,7 @@ class CheckpointFunction:
 
     @property
     def text(self) -> str:
-        """The name of the function in logs and errors."""
+        """Returns the name of the function in logs and errors."""
         return f"for_each_checkpoint (uid {self.rows.uid!r})"
 
 
@@ -178,7 +178,7 @@ class CheckpointCalls(DriverService):
 
     @property
     def complete(self) -> bool:
-        """True if the function has received all committed rows."""
+        """Returns True if the function has received all committed rows."""
         return not self._rows.waiting()
 
     def _pause(self, seconds: float) -> None:

@@ -422,7 +422,7 @@ class StreamEnvironment(StreamSources):
 
     @property
     def max_parallelism(self) -> int | None:
-        """Number of key groups, from 1 to 32,768: the most subtasks that an operator may ever have.
+        """Returns the number of key groups, from 1 to 32,768: the most subtasks that an operator may ever have.
 
         None is the default. A restored job then has the number of its checkpoint. A new job has at least 128, with room
         to grow by half (Flink's `pipeline.max-parallelism`). The number cannot change as long as a job's state lives.
@@ -448,7 +448,7 @@ class StreamEnvironment(StreamSources):
 
     @property
     def spark(self) -> SparkSession:
-        """The SparkSession. Raises ConfigurationError if this environment has none."""
+        """Returns the SparkSession. Raises ConfigurationError if this environment has none."""
         if self._session is None:
             raise ConfigurationError(
                 "this environment has no Spark; make one with StreamEnvironment.raydp(...) or on_spark(...)"
@@ -1040,6 +1040,7 @@ def check_slots(slots: int | None, placement: Placement, parallelism: int) -> No
     if slots is not None and slots < max(1, parallelism):
         raise ConfigurationError(
             f"slots={slots}: a slot holds one subtask of each step, so parallelism={parallelism} needs that many"
+            f"; give slots={parallelism} or more, or a lower parallelism"
         )
 
 

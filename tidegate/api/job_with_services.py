@@ -91,7 +91,7 @@ class JobWithServices:
 
     @property
     def over(self) -> bool:
-        """True if the job and its services are over, according to the notifications received so far."""
+        """Returns True if the job and its services are over, according to the notifications received so far."""
         return self._ended.is_set() and all(service.wait(0.0) for service in self._services)
 
     def fail(self, reason: str) -> None:

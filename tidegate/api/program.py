@@ -256,7 +256,7 @@ _CALLABLE: ContextVar[UserFunctions | None] = ContextVar("functions that the que
 
 @contextmanager
 def functions_of(functions: UserFunctions | None) -> Iterator[None]:
-    """A context in which SQL expressions that are translated may call these functions."""
+    """Returns a context in which SQL expressions that are translated may call these functions."""
     token = _CALLABLE.set(functions)
     try:
         yield

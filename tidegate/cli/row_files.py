@@ -35,6 +35,7 @@ def _others(files: Sequence[str], expected: pa.Schema) -> Iterator[pa.RecordBatc
         if not schema.equals(expected):
             raise ConfigurationError(
                 f"{file} has columns {schema.names}, which differ from the first file in names or types"
+                "; give files with the same columns"
             )
         yield from batches
 
@@ -46,7 +47,7 @@ def _parquet_batches(file: str, rows: ParquetRows) -> Iterator[pa.RecordBatch]:
             at += batch.num_rows
             yield batch
     except (OSError, pa.ArrowException, ConfigurationError) as error:
-        raise ConfigurationError(f"{file} cannot be read as Parquet: {error}") from error
+        raise ConfigurationError(f"{file} cannot be read as Parquet: {error}; give a Parquet file") from error
 
 
 def _opened(file: str) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
@@ -62,7 +63,9 @@ def _opened(file: str) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
             return reader.schema, map(reader.get_batch, range(reader.num_record_batches))
         return reader.schema, iter(reader)
     except (OSError, pa.ArrowException) as error:
-        raise ConfigurationError(f"{file} cannot be read as Parquet (.parquet) or Arrow IPC: {error}") from error
+        raise ConfigurationError(
+            f"{file} cannot be read as Parquet (.parquet) or Arrow IPC: {error}; give such a file"
+        ) from error
 
 
 def print_rows(reader: pa.RecordBatchReader, rows_max: int, as_json: bool) -> None:
@@ -102,5 +105,7 @@ def write_rows(reader: pa.RecordBatchReader, file: str) -> int:
                     arrow.write_batch(batch)
                     rows += batch.num_rows
     except OSError as error:
-        raise StorageError(f"cannot write {file}: {error}") from error
+        raise StorageError(
+            f"cannot write {file}: {error}; name a file in a folder that this user can write to"
+        ) from error
     return rows

@@ -129,7 +129,7 @@ def load_function(reference: str) -> Callable[..., Any]:
     module = _of_file(Path(place)) if place.endswith(".py") else _of_name(place, reference)
     function = getattr(module, name, None)
     if not callable(function):
-        raise ConfigurationError(f"{place} has no function {name!r}")
+        raise ConfigurationError(f"{place} has no function {name!r}; correct the name after the colon")
     found: Callable[..., Any] = function
     return found
 
@@ -138,7 +138,7 @@ def _of_file(path: Path) -> ModuleType:
     path = path.resolve()
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None or not path.is_file():
-        raise ConfigurationError(f"{path} does not exist, or is not a Python file")
+        raise ConfigurationError(f"{path} does not exist, or is not a Python file; correct the path")
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
@@ -151,7 +151,9 @@ def _of_name(name: str, reference: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # The module exists, and imports one that does not.
-        raise ConfigurationError(f"there is no module {name!r} (from {reference!r}): {error}") from error
+        raise ConfigurationError(
+            f"there is no module {name!r} (from {reference!r}): {error}; correct the name, or install the module"
+        ) from error
 
 
 def _run_in_environment(function: Callable[..., Any], name: str, on_interrupt: OnInterrupt) -> None:
@@ -168,7 +170,10 @@ def _run_in_environment(function: Callable[..., Any], name: str, on_interrupt: O
             _end([job for job, detached in jobs if not detached], on_interrupt, stopped)
             raise
     if cancelled:
-        raise JobFailedError(f"{', '.join(cancelled)}: cancelled from outside of this program")
+        raise JobFailedError(
+            f"{', '.join(cancelled)}: cancelled from outside of this program"
+            "; start the program again if that was not intended"
+        )
 
 
 def _runtime_env(given: str) -> Given:
@@ -184,11 +189,17 @@ def _runtime_env(given: str) -> Given:
         try:
             text = Path(given).read_text()
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigurationError(f"--runtime-env {given}: cannot be read: {error}") from error
+            raise ConfigurationError(
+                f"--runtime-env {given}: cannot be read: {error}"
+                "; give the path of a file of JSON or YAML that this user can read"
+            ) from error
     try:
         found = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigurationError(f"--runtime-env {given}: neither JSON nor YAML: {error}") from error
+        raise ConfigurationError(
+            f"--runtime-env {given}: neither JSON nor YAML: {error}"
+            f"; write a mapping such as {{working_dir: ., env_vars: {{A: b}}}}"
+        ) from error
     if not isinstance(found, dict):
         raise ConfigurationError(
             f"--runtime-env {given}: is not a mapping such as {{working_dir: ., env_vars: {{A: b}}}}"

@@ -92,7 +92,7 @@ def parse_range(text: str) -> range:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """A context that silences the log, because a simulation causes failures on purpose."""
+    """Returns a context that silences the log, because a simulation causes failures on purpose."""
     logger = logging.getLogger("tidegate")
     level = logger.level
     logger.setLevel(logging.CRITICAL)

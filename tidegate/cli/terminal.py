@@ -37,7 +37,7 @@ RootArgument = Annotated[str, typer.Argument(metavar="PATH", help="Checkpoint ro
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """A context that prints a TidegateError as one sentence and ends the command with an exit code."""
+    """Returns a context that prints a TidegateError as one sentence and ends the command with an exit code."""
     try:
         yield
     except ConfigurationError as error:

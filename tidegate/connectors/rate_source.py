@@ -63,7 +63,7 @@ class RateSource:
 
     @property
     def ends(self) -> bool:
-        """True if the source has a last row."""
+        """Returns True if the source has a last row."""
         return self.rows is not None
 
     @property
@@ -91,7 +91,7 @@ class RateSource:
 
     @property
     def block(self) -> int:
-        """Number of consecutive rows in one split: 1, or the rows of one step at a low rate."""
+        """Returns the number of consecutive rows in one split: 1, or the rows of one step at a low rate."""
         a_step = 0 if self.rows_per_second is None else math.ceil(self.rows_per_second * TICK_MS / _MS)
         return a_step if 1 <= a_step < ROWS_A_BATCH * self.split_count else 1
 

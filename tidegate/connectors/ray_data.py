@@ -114,7 +114,7 @@ class RayDatasetSource:
 
     @property
     def schema(self) -> pa.Schema:
-        """Columns of the dataset."""
+        """Returns the columns of the dataset."""
         return self._schema
 
     def stage(self, url: str) -> Source:
@@ -226,7 +226,10 @@ def _in_schema(block: pa.Table, schema: pa.Schema) -> pa.Table:
     try:
         return table.cast(schema)
     except (pa.ArrowException, ValueError) as error:
-        raise ConfigurationError(f"a block of the dataset does not fit {columns_text(schema)}: {error}") from error
+        raise ConfigurationError(
+            f"a block of the dataset does not fit {columns_text(schema)}: {error}"
+            "; give schema= with the types of all blocks"
+        ) from error
 
 
 def _fits(found: pa.Field, wanted: pa.Field) -> bool:
@@ -261,7 +264,10 @@ def _schema_of(ds: Dataset) -> pa.Schema:
             # Blocks of pandas: columns of objects have a type only once Ray Data has made Arrow of them.
             found = ds.map_batches(_same, batch_size=None, batch_format="pyarrow").schema()
     except Exception as error:
-        raise RayDataError(f"Ray Data could not compute the schema of the dataset: {_reason(error)}") from error
+        raise RayDataError(
+            f"Ray Data could not compute the schema of the dataset: {_reason(error)}"
+            "; correct the cause, or give schema="
+        ) from error
     if found is None or not isinstance(found.base_schema, pa.Schema):
         raise ConfigurationError(
             "from_ray_dataset: the dataset has no rows and no columns; give schema=, such as schema={'n': int}"
@@ -277,7 +283,9 @@ def _checked(schema: pa.Schema) -> pa.Schema:
     """Returns the schema without metadata. Raises ConfigurationError, by name, for columns that streams do not have."""
     twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
     if twice:
-        raise ConfigurationError(f"from_ray_dataset: the dataset has several columns called {', '.join(twice)}")
+        raise ConfigurationError(
+            f"from_ray_dataset: the dataset has several columns called {', '.join(twice)}; rename them"
+        )
     for field in schema:
         if _has_null(field.type):
             raise ConfigurationError(

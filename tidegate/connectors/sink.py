@@ -36,7 +36,9 @@ class SinkContext:
 
     @property
     def prefix(self) -> str:
-        """A unique prefix for the names of everything that this writer writes. It begins with the id of the job."""
+        """Returns a unique prefix for the names of everything that this writer writes. It begins with the id of the
+        job.
+        """
         return f"{self.job_id}-{self.uid}-{self.subtask}-{self.attempt}".replace("/", "-")
 
 

@@ -52,7 +52,7 @@ class SocketSource:
 
     @property
     def bad_rows_schema(self) -> pa.Schema | None:
-        """The schema of the stream of dead letters, or None if there is no such stream."""
+        """Returns the schema of the stream of dead letters, or None if there is no such stream."""
         return LETTERS if self.bad_rows == "side" else None
 
     def splits(self) -> Sequence[SourceSplit]:

@@ -146,7 +146,7 @@ class EndingSource(Protocol):
 
     @property
     def ends(self) -> bool:
-        """True if it ends by itself."""
+        """Returns True if it ends by itself."""
         ...
 
 
@@ -198,7 +198,7 @@ class DeadLetterSource(Protocol):
 
     @property
     def bad_rows_schema(self) -> pa.Schema | None:
-        """The schema of dead letters, or None if they are only counted and logged."""
+        """Returns the schema of dead letters, or None if they are only counted and logged."""
         ...
 
 
@@ -208,7 +208,7 @@ class NotifiedSource(Protocol):
 
     @property
     def notified(self) -> bool:
-        """True if the readers of this source are notified."""
+        """Returns True if the readers of this source are notified."""
         ...
 
 
@@ -264,7 +264,7 @@ class MasterHook(Protocol):
 
     @property
     def identifier(self) -> str:
-        """The key of the hook's data in a checkpoint: unique in the job, and the same in every run."""
+        """Returns the key of the hook's data in a checkpoint: unique in the job, and the same in every run."""
         ...
 
     def trigger(self, checkpoint_id: CheckpointId, timestamp_ms: int) -> bytes | None:

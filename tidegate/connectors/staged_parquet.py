@@ -71,7 +71,7 @@ class ParquetSource:
 
     @property
     def rows(self) -> int:
-        """Number of rows in all files."""
+        """Returns the number of rows in all files."""
         return sum(file.rows for file in self.files)
 
     def splits(self) -> Sequence[SourceSplit]:
@@ -125,7 +125,7 @@ class ParquetReader:
         if not 0 <= offset <= rows or rows_max < 1:
             raise ConfigurationError(
                 f"cannot read {rows_max} rows from row {offset} of {split.split_id}, which has {rows} rows. "
-                "Was the job restored with another source?"
+                "Restore with the source of the checkpoint, or start without restore"
             )
         if offset == rows:
             return ReadResult(None, rows, at_end=True)
@@ -165,7 +165,10 @@ class ParquetReader:
             # The verified buffer may be a memory map: column chunks are then decompressed from the page cache.
             parquet = pq.ParquetFile(pa.BufferReader(data), pre_buffer=False)
         except (pa.ArrowException, OSError) as error:
-            raise CorruptionError(f"{file.path} at {self._url} is not a Parquet file: {error}") from error
+            raise CorruptionError(
+                f"{file.path} at {self._url} is not a Parquet file: {error}"
+                "; stage the DataFrame again, and start the job without restore"
+            ) from error
         groups = RowGroups(parquet, self._schema, self._needed)
         if groups.rows != file.rows or not parquet.schema_arrow.equals(self._staged):
             raise CorruptionError(
@@ -273,7 +276,10 @@ def read_manifest(store: Store) -> StagedManifest:
         ) from error
     manifest = decode(unseal(_MAGIC, MANIFEST_VERSION, data, where))
     if not isinstance(manifest, StagedManifest):
-        raise CorruptionError(f"{where} holds a {type(manifest).__name__}, not a manifest of staged data")
+        raise CorruptionError(
+            f"{where} holds a {type(manifest).__name__}, not a manifest of staged data"
+            "; stage the DataFrame again, and start the job without restore"
+        )
     return manifest
 
 

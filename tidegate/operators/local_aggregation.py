@@ -64,7 +64,8 @@ class LocalAggregation:
 
     @property
     def is_exact(self) -> bool:
-        """True if combining rows for these kinds of aggregates changes no result. Types of columns may still forbid it.
+        """Returns True if combining rows for these kinds of aggregates changes no result. Types of columns may still
+        forbid it.
 
         `first` and `last` depend on the order of rows. Combined rows of sliding and cumulating windows lose this order,
         because late rows are added to nodes that several slices share. So these windows combine no `first` and `last`.
@@ -103,7 +104,9 @@ class CombiningRule:
         return True
 
     def rows_first(self, rows: int) -> int:
-        """How many rows of a batch to group first, before deciding about the rest. 0 means to group all at once."""
+        """Returns how many rows of a batch to group first, before deciding about the rest. 0 means to group all at
+        once.
+        """
         return rows // LOOKED_INTO if self._mode == "auto" and not self.combining else 0
 
     def gives_up(self, rows: int, groups: int) -> bool:

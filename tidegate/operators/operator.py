@@ -120,7 +120,7 @@ class Operator:
 
     @property
     def waits_for_event_time(self) -> bool:
-        """True if the operator must be called with watermarks. Known before `open`.
+        """Returns True if the operator must be called with watermarks. Known before `open`.
 
         Operators that do not react are not called with watermarks, because a call costs more than a batch.
         """
@@ -128,8 +128,8 @@ class Operator:
 
     @property
     def dues(self) -> Sequence[Due]:
-        """The rule by which the operator treats rows differently, depending on the watermark before them. Known before
-        `open`.
+        """Returns the rule by which the operator treats rows differently, depending on the watermark before them. Known
+        before `open`.
 
         The watermark generator cuts batches accordingly, also when it runs in another task.
         """
@@ -254,12 +254,12 @@ class FunctionContext:
 
     @property
     def parallelism(self) -> int:
-        """Number of subtasks."""
+        """Returns the number of subtasks."""
         return self._operator.parallelism
 
     @property
     def metrics(self) -> UserMetrics:
-        """The function's own counters, gauges and histograms: `self.late = context.metrics.counter("late")`."""
+        """Returns the function's own counters, gauges and histograms: `self.late = context.metrics.counter("late")`."""
         return self._operator.metrics
 
     @property

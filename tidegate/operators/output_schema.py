@@ -82,7 +82,10 @@ class PinnedSchema:
                 except pa.ArrowException as error:
                     raise _mismatch(name, wanted, column.type, str(error)) from error
             if column.null_count and not self.schema.field(position).nullable:
-                raise SchemaMismatchError(f"column {name!r} cannot be null in schema=, and is null in a row")
+                raise SchemaMismatchError(
+                    f"column {name!r} cannot be null in schema=, and is null in a row"
+                    "; return a value, or make the column nullable in schema="
+                )
             columns.append(column)
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
@@ -129,7 +132,9 @@ class PinnedSchema:
             was = "" if pa.types.is_null(wanted) else f" was {wanted} before"
             raise SchemaMismatchError(f"column {name!r}{was}: {error}; {_ADVICE}") from error
         except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-            raise SchemaMismatchError(f"values of column {name!r} have no common type: {error}") from error
+            raise SchemaMismatchError(
+                f"values of column {name!r} have no common type: {error}; return values of one type, or give schema="
+            ) from error
 
     def _promote(self, position: int, found: pa.DataType) -> None:
         assert self.schema is not None
@@ -144,7 +149,7 @@ class PinnedSchema:
     def _check_names(self, names: Sequence[str]) -> None:
         assert self.schema is not None
         if len(set(names)) < len(names):
-            raise SchemaMismatchError(f"two columns of the output share a name: {list(names)}")
+            raise SchemaMismatchError(f"two columns of the output share a name: {list(names)}; rename one of them")
         missing = [name for name in self.schema.names if name not in names]
         unknown = [name for name in names if name not in self.schema.names]
         if missing or unknown:

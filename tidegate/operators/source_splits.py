@@ -35,7 +35,7 @@ a difference to the row, for example the end of its window, or a later watermark
 
 
 def as_they_are(times: NDArray[np.int64], watermarks: NDArray[np.int64]) -> NDArray[np.int64]:
-    """A `Due` for operators that only distinguish whether the watermark has reached the time of a row."""
+    """Returns a `Due` for operators that only distinguish whether the watermark has reached the time of a row."""
     return times
 
 
@@ -69,7 +69,7 @@ class SourceSplits:
 
     @property
     def all_idle(self) -> bool:
-        """True if no other task needs to wait for the event time of this task."""
+        """Returns True if no other task needs to wait for the event time of this task."""
         return bool(self.idle) and not self.active
 
     def begin(self, splits: Iterable[int], without_rows: Iterable[int] = ()) -> None:

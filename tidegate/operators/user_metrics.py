@@ -175,4 +175,6 @@ def _number(value: object, where: str) -> float:
         return value
     if isinstance(value, Real):  # such as numpy's
         return float(value)
-    raise ConfigurationError(f"{where} was given {repr(value)[:NAME_CHARACTERS_MAX]}, which is not a number")
+    raise ConfigurationError(
+        f"{where} was given {repr(value)[:NAME_CHARACTERS_MAX]}, which is not a number; give an int or a float"
+    )

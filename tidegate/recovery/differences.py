@@ -297,11 +297,15 @@ def compare_rows(old: pa.Table, new: pa.Table, keys: Sequence[str], what: str) -
     if old.schema.names != new.schema.names:
         raise ConfigurationError(
             f"{what} has the columns {old.schema.names} in the older and {new.schema.names} in the newer checkpoint"
+            "; read both with read_state and compare them there"
         )
     try:
         old = old.cast(new.schema)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise ConfigurationError(f"{what} has other types in one checkpoint than in the other: {error}") from error
+        raise ConfigurationError(
+            f"{what} has other types in one checkpoint than in the other: {error}"
+            "; read both with read_state and compare them there"
+        ) from error
     names = [str(number) for number in range(len(keys))]
     both = pa.concat_tables([old.select(list(keys)), new.select(list(keys))]).rename_columns(names)
     both = pa.table([comparable(column) for column in both.columns], names=names)

@@ -34,7 +34,7 @@ class LoggedEvent:
 
     @property
     def at_ms(self) -> int:
-        """Time of the event, in ms since the epoch."""
+        """Returns the time of the event, in ms since the epoch."""
         return int(getattr(self.event, "at_ms", self.logged_at_ms))
 
 
@@ -93,7 +93,7 @@ class EventHistory:
 
     @property
     def unreadable(self) -> int:
-        """The number of entries that cannot be read."""
+        """Returns the number of entries that cannot be read."""
         return sum(entry is None for _, entry, _, _ in self.entries)
 
     def why(self, number: int) -> Chain:

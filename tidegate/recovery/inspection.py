@@ -52,7 +52,7 @@ class OperatorReport:
 
     @property
     def finished(self) -> bool:
-        """True if all of its subtasks had finished."""
+        """Returns True if all of its subtasks had finished."""
         return self.finished_subtasks == self.parallelism
 
 
@@ -70,12 +70,12 @@ class CheckpointReport:
 
     @property
     def size_bytes(self) -> int:
-        """Size in bytes of the state of all subtasks, including in-flight data."""
+        """Returns the size in bytes of the state of all subtasks, including in-flight data."""
         return self.metadata.size_bytes
 
     @property
     def in_flight_bytes(self) -> int:
-        """Size in bytes of the in-flight data: rows that unaligned barriers have overtaken."""
+        """Returns the size in bytes of the in-flight data: rows that unaligned barriers have overtaken."""
         return sum(s.in_flight.size_bytes for s in self.metadata.subtasks if s.in_flight is not None)
 
     def operator(self, uid: str) -> OperatorReport | None:

@@ -111,7 +111,7 @@ class RestartStrategy:
 
     @property
     def wait_ms_max(self) -> int:
-        """The longest wait before a restart, in milliseconds."""
+        """Returns the longest wait before a restart, in milliseconds."""
         return 0
 
     def count(self, before: FailureHistory, at_ms: int, ran_ms: int | None) -> FailureHistory:

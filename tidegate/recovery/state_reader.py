@@ -123,7 +123,7 @@ class StateSelection:
 
     @property
     def key_groups(self) -> range:
-        """The range of all key groups of the operator."""
+        """Returns the range of all key groups of the operator."""
         return range(self.operator.max_parallelism)
 
     def reader(self, key_groups: range | None = None) -> pa.RecordBatchReader:

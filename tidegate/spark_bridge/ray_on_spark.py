@@ -173,29 +173,29 @@ class RayOnSparkSession:
 
     @property
     def spark(self) -> SparkSession:
-        """The Spark session, which is the caller's."""
+        """Returns the Spark session, which is the caller's."""
         return self._spark
 
     @property
     def placement_group(self) -> PlacementGroup:
-        """The reservation of all slots. Raises SparkBridgeError after `stop`."""
+        """Returns the reservation of all slots. Raises SparkBridgeError after `stop`."""
         if self._placement_group is None:
             raise SparkBridgeError("Ray in the executors of Spark is stopped; make a new environment")
         return self._placement_group
 
     @property
     def dashboard_url(self) -> str | None:
-        """The URL of Ray's dashboard, or None."""
+        """Returns the URL of Ray's dashboard, or None."""
         return self._dashboard_url
 
     @property
     def nodes(self) -> int:
-        """Number of executors with a Ray node."""
+        """Returns the number of executors with a Ray node."""
         return self._plan.nodes
 
     @property
     def slots(self) -> int:
-        """Number of task slots of all nodes. Each is one CPU of its bundle."""
+        """Returns the number of task slots of all nodes. Each is one CPU of its bundle."""
         return self._plan.slots
 
     def guard(self) -> SparkGuard:
@@ -285,7 +285,7 @@ class RayOnSparkSession:
         self._placement_group = ask_for(wanted)
         missing = await_room(self._placement_group, wanted, timeout_s)
         if missing is not None:
-            raise SparkTimeoutError(f"{wanted.name}: {missing}. Have executors of Spark been lost?")
+            raise SparkTimeoutError(f"{wanted.name}: {missing}. Check that all executors of Spark are alive")
 
 
 def _refuse(spark: SparkSession) -> None:
@@ -469,7 +469,7 @@ class StartHook:
 
 @contextmanager
 def nodes_get(environment: Mapping[str, str]) -> Iterator[None]:
-    """A context in which nodes that Ray on Spark starts get these environment variables."""
+    """Returns a context in which nodes that Ray on Spark starts get these environment variables."""
     before = os.environ.get(VARIABLE)
     _given.append(_Given(dict(environment), before))
     os.environ[VARIABLE] = f"{StartHook.__module__}.{StartHook.__qualname__}"
@@ -503,7 +503,7 @@ _LOGGERS = ("ray.util.spark", "ray._private.worker")
 
 @contextmanager
 def head_waited_for(dashboard_host: str, timeout_s: float) -> Iterator[None]:
-    """A context in which `setup_ray_cluster` starts the head by these rules, and logs only errors."""
+    """Returns a context in which `setup_ray_cluster` starts the head by these rules, and logs only errors."""
     start = _HeadStart(timeout_s, utils.is_port_in_use)
     with ExitStack() as stack:
         for owner, name, value in (

@@ -130,26 +130,26 @@ class RayDPSession:
 
     @property
     def spark(self) -> SparkSession:
-        """The Spark session. Raises SparkBridgeError after `stop`."""
+        """Returns the Spark session. Raises SparkBridgeError after `stop`."""
         if self._spark is None:
             raise SparkBridgeError(f"session {self._app_name!r} is stopped; start a new one")
         return self._spark
 
     @property
     def placement_group(self) -> PlacementGroup:
-        """The reservation that executors and task actors share. Raises SparkBridgeError after `stop`."""
+        """Returns the reservation that executors and task actors share. Raises SparkBridgeError after `stop`."""
         if self._placement_group is None:
             raise SparkBridgeError(f"session {self._app_name!r} is stopped; start a new one")
         return self._placement_group
 
     @property
     def dashboard_url(self) -> str | None:
-        """The URL of Ray's dashboard. None without one, and if the caller had initialised Ray."""
+        """Returns the URL of Ray's dashboard. None without one, and if the caller had initialised Ray."""
         return self._dashboard_url
 
     @property
     def slots(self) -> int:
-        """Number of task slots of all executors together. Each is one CPU of its bundle."""
+        """Returns the number of task slots of all executors together. Each is one CPU of its bundle."""
         return self._resources.slots
 
     def bundle_of_slot(self, slot: int) -> int:
@@ -424,17 +424,19 @@ class SessionResources:
 
     @property
     def slots(self) -> int:
-        """Number of task slots of all executors."""
+        """Returns the number of task slots of all executors."""
         return self.executors * self.slots_per_executor
 
     @property
     def cluster_cpus(self) -> int:
-        """Number of CPUs of a Ray cluster for this session alone: the CPUs of its bundles and of RayDP's app master."""
+        """Returns the number of CPUs of a Ray cluster for this session alone: the CPUs of its bundles and of RayDP's
+        app master.
+        """
         return self.executors * (self.executor_cores + self.slots_per_executor) + APP_MASTER_CPUS
 
     @property
     def executor_memory_mib(self) -> str:
-        """The heap of an executor in Spark's notation (whole MiB, rounded down)."""
+        """Returns the heap of an executor in Spark's notation (whole MiB, rounded down)."""
         return f"{self.executor_memory_bytes // 2**20}m"
 
     def bundles(self) -> list[dict[str, float]]:

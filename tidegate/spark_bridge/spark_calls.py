@@ -265,7 +265,9 @@ class SparkWatch:
         try:
             limits = call_bounded(self._limits, timeout_s=default_s, what="asking Spark", advice="")
         except SparkTimeoutError as error:
-            raise SparkLostError(f"Spark's driver has not answered for {default_s:g} s") from error
+            raise SparkLostError(
+                f"Spark's driver has not answered for {default_s:g} s; read its log, and make a new SparkSession"
+            ) from error
         except (Py4JError, OSError) as error:
             if gone := driver_gone(self._context, END_S):
                 raise SparkLostError(gone) from error
@@ -376,7 +378,7 @@ _levels: dict[str, object] = {}
 
 @contextmanager
 def without_logs_of(context: SparkContext, names: Sequence[str]) -> Iterator[None]:
-    """A context that silences some loggers. Blocks may overlap: the end of the last one restores the level of a
+    """Returns a context that silences some loggers. Blocks may overlap: the end of the last one restores the level of a
     logger.
     """
     jvm: Any = context._jvm

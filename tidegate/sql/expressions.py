@@ -257,7 +257,11 @@ class Expressions:
     def _element(self, node: exp.Expr) -> Typed:
         given, (place_of, *more) = self.of(node.this), node.expressions
         if not isinstance(given.type, pl.List | pl.Array) or more:
-            raise refused(node, f"[…] selects one element of a list, but this is {named(given.type)}")
+            raise refused(
+                node,
+                f"[…] selects one element of a list, but this is {named(given.type)}"
+                ": for a field of a struct write .name",
+            )
         index = self.of(place_of)
         if not is_integer(index.type):
             raise refused(place_of, "the index of an element must be a whole number, from 0")

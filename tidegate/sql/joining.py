@@ -445,7 +445,7 @@ class Between:
 
     @property
     def is_whole(self) -> bool:
-        """True if there are both bounds."""
+        """Returns True if there are both bounds."""
         return self.lower is not None and self.upper is not None
 
 

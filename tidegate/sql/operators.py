@@ -61,7 +61,7 @@ def negated(node: exp.Expr, given: Typed) -> Typed:
     if given.value is not None and is_number(given.type):
         return literal(-given.value, given.type)
     if not is_number(given.type):
-        raise refused(node, f"{named(given.type)} has no sign")
+        raise refused(node, f"{named(given.type)} has no sign: only numbers and intervals have one")
     return Typed(-given.expr, given.type)
 
 
@@ -144,7 +144,9 @@ def whole_quotient(node: exp.Expr, one: Typed, other: Typed) -> Typed:
     """Returns `DIV`: the whole part of a quotient, rounded towards zero, as a BIGINT. Null for a division by zero."""
     for each in (one, other):
         if not (is_integer(each.type) or each.is_null):
-            raise refused(node, f"DIV takes integers, but one of these is {named(each.type)}")
+            raise refused(
+                node, f"DIV takes integers, but one of these is {named(each.type)}: cast it to BIGINT, or divide with /"
+            )
     x, y = as_type(node, one, pl.Int64()).expr, as_type(node, other, pl.Int64()).expr
     floored, rest = x // y, x % y
     below = (rest != 0) & ((x < 0) != (y < 0))

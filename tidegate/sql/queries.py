@@ -125,7 +125,7 @@ class _Query:
         with_ = node.args.get("with_")
         if with_ is not None:
             if with_.args.get("recursive"):
-                raise refused(with_, "a recursive query is not covered")
+                raise refused(with_, "a recursive query is not covered: remove RECURSIVE")
             return self._with(with_).relation(_without(node), outermost)
         if isinstance(node, exp.SetOperation):
             check_only(node, "this", "expression", "distinct", "by_name", "limit", "order")
@@ -323,10 +323,14 @@ class _Query:
                 "FROM",
             )
         if len(first.names) != len(second.names):
-            raise refused(node, f"UNION: one side has {len(first.names)} columns, the other {len(second.names)}")
+            raise refused(
+                node,
+                f"UNION: one side has {len(first.names)} columns, the other {len(second.names)}"
+                ": select the same number of columns on both sides",
+            )
         names = [free_name(each.name, ()) for each in first.names]
         if len(set(names)) < len(names):
-            raise refused(node, "UNION: the columns of its first query must have different names")
+            raise refused(node, "UNION: the columns of its first query must have different names: rename one with AS")
         types = [
             needed_common_type(node, [a.of_inner(x.inner).type, b.of_inner(y.inner).type])
             for (a, x), (b, y) in zip(

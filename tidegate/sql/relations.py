@@ -143,7 +143,11 @@ class Relation:
         column whose field is named. Other names are returned unchanged.
         """
         if node.args.get("catalog") is not None:
-            raise refused(node, "a name has at most three parts: table, column, field")
+            raise refused(
+                node,
+                "a name has at most three parts: table, column, field"
+                ": give a nested field a name with AS in a query in FROM",
+            )
         if node.args.get("db") is not None:
             return exp.column(node.args["table"].copy(), node.args["db"].copy())
         if node.table and not self.has_table(node.table):

@@ -42,7 +42,7 @@ def _items(select: exp.Select, relation: Relation) -> Iterator[Item]:
             continue
         inner = node.this if isinstance(node, exp.Alias) else node
         if isinstance(node, exp.Aliases):
-            raise refused(node, "a column can have only one name")
+            raise refused(node, "a column can have only one name: remove one AS")
         name = node.alias if isinstance(node, exp.Alias) else ""
         if not name and isinstance(inner, exp.Column | exp.Dot):
             name = inner.name
@@ -55,14 +55,16 @@ def _items(select: exp.Select, relation: Relation) -> Iterator[Item]:
 def _starred(node: exp.Expr, star: exp.Star, relation: Relation) -> list[Name]:
     table = node.table.lower() if isinstance(node, exp.Column) else ""
     if table and not relation.has_table(table):
-        raise refused(node, f"there is no table {table!r} here")
+        raise refused(
+            node, f"there is no table {table!r} here: write the name of a table in FROM, or remove the prefix"
+        )
     if star.args.get("replace") or star.args.get("rename"):
         raise refused(node, "name the columns instead")
     excluded = {each.name.lower() for each in star.args.get("except_") or []}
     found = [each for each in relation.names if not table or (each.table or "").lower() == table]
     unknown = excluded - {each.name.lower() for each in found}
     if unknown:
-        raise refused(node, f"EXCEPT names {', '.join(sorted(unknown))}, but there is no such column")
+        raise refused(node, f"EXCEPT names {', '.join(sorted(unknown))}, but there is no such column: remove the name")
     return [each for each in found if each.name.lower() not in excluded]
 
 
@@ -183,7 +185,7 @@ def joined_generator(join: exp.Join) -> Generator | None:
         raise refused(unnest, "WITH ORDINALITY is not covered")
     check_only(unnest, "expressions", "alias")
     if len(unnest.expressions) != 1:
-        raise refused(unnest, "UNNEST takes one list")
+        raise refused(unnest, "UNNEST takes one list: write a CROSS JOIN UNNEST for each")
     table, columns = _alias(unnest)
     return Generator(unnest, unnest.expressions[0], side == "LEFT", table, columns, expands=True)
 

@@ -155,7 +155,7 @@ def _as_text(node: exp.Expr, given: Typed) -> pl.Expr:
         return pl.when(text.str.contains(".", literal=True)).then(text.str.strip_chars_end("0")).otherwise(text)
     if is_number(has) or isinstance(has, pl.Boolean | pl.Binary):
         return expr.cast(pl.String, strict=False)
-    raise refused(node, f"{named(has)} cannot become STRING")
+    raise refused(node, f"{named(has)} cannot become STRING: convert its fields or elements one by one")
 
 
 _PLAIN = pl.Datetime("us")

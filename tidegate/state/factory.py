@@ -40,5 +40,5 @@ def open_backend(options: StateBackendOptions, place: BackendPlace) -> KeyedBack
 
 
 def backend_folder(directory: str, uid: OperatorUid) -> str:
-    """The folder in which an operator's backend works. Files to restore from are put there first."""
+    """Returns the folder in which an operator's backend works. Files to restore from are put there first."""
     return os.path.join(directory, escape(uid))

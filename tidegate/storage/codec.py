@@ -154,17 +154,19 @@ def _ext_hook(code: int, data: bytes) -> object:
         name, fields = decode(data)
         cls = _classes.get(name)
         if cls is None or cls not in _field_names:
-            raise CodecError(f"unknown wire type {name!r}: written by a newer tidegate?")
+            raise CodecError(f"unknown wire type {name!r}: written by a newer tidegate?. Read it with that version")
         known = _field_names[cls]
         if not fields.keys() <= known:
             unknown = min(fields.keys() - known)
-            raise CodecError(f"unknown field {unknown!r} of {name!r}: written by a newer tidegate?")
+            raise CodecError(
+                f"unknown field {unknown!r} of {name!r}: written by a newer tidegate?. Read it with that version"
+            )
         return cls(**fields)
     if code == _ENUM:
         name, member = decode(data)
         cls = _classes.get(name)
         if cls is None or not issubclass(cls, enum.Enum):
-            raise CodecError(f"unknown wire enum {name!r}: written by a newer tidegate?")
+            raise CodecError(f"unknown wire enum {name!r}: written by a newer tidegate?. Read it with that version")
         return cls(member)
     if code == _FROZENSET:
         return frozenset(decode(data))
@@ -173,4 +175,4 @@ def _ext_hook(code: int, data: bytes) -> object:
             return reader.read_next_batch()
     if code == _SCHEMA:
         return pa.ipc.read_schema(pa.py_buffer(data))
-    raise CodecError(f"unknown extension code {code}: written by a newer tidegate?")
+    raise CodecError(f"unknown extension code {code}: written by a newer tidegate?. Read it with that version")

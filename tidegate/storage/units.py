@@ -44,7 +44,9 @@ def parse_duration_ms(value: str | timedelta | int, *, setting: str = "duration"
     if isinstance(value, timedelta):
         microseconds = value // timedelta(microseconds=1)
         if microseconds < 0 or microseconds % 1000:
-            raise ConfigurationError(f"{setting}: {value!r} is negative or finer than a millisecond")
+            raise ConfigurationError(
+                f"{setting}: {value!r} is negative or finer than a millisecond; give a whole number of milliseconds"
+            )
         return microseconds // 1000
     advice = 'write "250ms", "10s", "5 minutes", "1h", "2d" or "PT1H30M"'
     if isinstance(value, str):

@@ -61,7 +61,9 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class HarnessTimer:
-    """A timer that has not fired: its key columns, its moment (ms since 1970), and what it waits for."""
+    """A timer that has not fired: its key columns, its time in ms since 1970, and its clock (event time or processing
+    time).
+    """
 
     key: Row
     timestamp: int
@@ -273,12 +275,12 @@ class ProcessHarness:
 
     @property
     def now(self) -> int:
-        """Processing time in milliseconds."""
+        """Returns the processing time, in ms since 1970."""
         return self._time.now_ms
 
     @property
     def watermark(self) -> int:
-        """The newest watermark in milliseconds."""
+        """Returns the newest watermark, in ms since 1970."""
         return self._watermark_ms
 
     def close(self) -> None:
@@ -389,7 +391,7 @@ def _tables_of(operator: ProcessOperator | EventTimeOrder) -> tuple[StateTable, 
 
 
 def _ms(moment: Moment) -> int:
-    """Milliseconds since 1970 of a moment."""
+    """Returns the milliseconds since 1970 of a point in time."""
     if isinstance(moment, datetime):
         if moment.tzinfo is None:
             raise ConfigurationError(f"{moment!r} has no time zone: give tzinfo=timezone.utc, or milliseconds")
@@ -398,7 +400,7 @@ def _ms(moment: Moment) -> int:
 
 
 def _value_of(state: KeyedState) -> Any:
-    """The value of a state of the current key, as a plain Python value."""
+    """Returns the value of a state of the current key, as a plain Python value."""
     if isinstance(state, ReducingState | AggregatingState):
         return state.get()
     if isinstance(state, ValueState):

@@ -50,14 +50,15 @@ from tidegate.testing.runtime.run import (
 from tidegate.testing.world.faults import FAULT_KINDS, Faults
 
 INLINE_BYTES = 1_000
-"""Small, so that most state is stored in files of its own."""
+"""The inlining threshold in bytes. It is small, so that most state is stored in separate files."""
 
 SMALL_BUFFERS = BufferLimits(
     credit_bytes=1_000, queue_bytes_max=1_000, frame_bytes_min=100, frame_bytes_max=500, linger_ms=20
 )
 SETTLE_MS_MIN = 300_000
 SETTLE_FACTOR = 20
-"""After the last fault a job has this many times the duration of the reference run to end, and at least SETTLE_MS_MIN.
+"""A job must end within this many times the duration of the reference run after the last fault, and is given at least
+SETTLE_MS_MIN.
 
 Its tasks may be up to 40 times slower, and it may have to start again from the beginning.
 """

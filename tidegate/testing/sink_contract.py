@@ -117,7 +117,7 @@ def check_committing_sink(sink: CommittingSink, batches: Sequence[pa.RecordBatch
 
 
 class _Seen:
-    """The rows that readers must see."""
+    """The rows that readers must see, according to the checks so far."""
 
     def __init__(self, visible: Visible, keys: Sequence[str] = ()) -> None:
         self._visible = visible
@@ -311,7 +311,7 @@ class _Check:
 
 
 def _late(committer: Committer, token: CommitToken, committables: Sequence[Committable]) -> None:
-    """Commits as a subtask that was lost. The system may fence it, which is an error that nothing follows from."""
+    """Commits as a subtask that was lost. The system may refuse (fence) it; that error is ignored."""
     try:
         committer.commit(token, committables)
     except Exception as error:  # noqa: BLE001 (whatever the system of the sink raises for a fenced caller)

@@ -53,7 +53,7 @@ START_TIMEOUT_S = 60.0
 IDLE_MS = 600_000
 IDLE_CHECK_S = 15.0
 ANSWER_S = 1.0
-"""How long a look waits for the answers of all coordinators."""
+"""Seconds that a look waits for the answers of all coordinators."""
 CALL_TIMEOUT_S = 15.0
 
 
@@ -66,7 +66,7 @@ class Served:
 
 
 class WebActor:
-    """The class of the actor. `leaves`: whether it ends by itself when it is idle."""
+    """The Ray actor with the web server. `leaves`: whether it ends by itself when it is idle."""
 
     def __init__(self, options: WebOptions, digest: bytes, open_store: OpenStore, namespace: str, leaves: bool) -> None:
         os.setpriority(os.PRIO_PROCESS, 0, NICENESS)

@@ -104,7 +104,7 @@ class SeenJob:
 
     @property
     def stale_ms(self) -> int:
-        """The age of the snapshot in ms; 0 if the job is over or its coordinator answers."""
+        """Returns the age of the snapshot in ms; 0 if the job is over or its coordinator answers."""
         return 0 if self.reachable else max(0, self.now_ms - self.snapshot.at_ms)
 
 

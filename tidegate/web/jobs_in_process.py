@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 REQUEST_THREADS = 4
 REQUEST_TIMEOUT_S = 600.0
 END_WAIT_S = 10.0
-"""How long a look waits for an answer of a job that is over, whose thread has yet to deliver it."""
+"""Seconds that a look waits for an answer of a job that is over, because its thread may not have delivered it yet."""
 
 
 class LocalJobs:

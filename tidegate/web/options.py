@@ -17,7 +17,7 @@ from tidegate.storage.files.private_folders import make_private, open_private
 PORT = 8081
 """The port of Flink's web UI."""
 PORTS_TRIED = 17
-"""How many ports are tried: the given one and those after it."""
+"""Number of ports that are tried, beginning with the given one."""
 TOKEN_VARIABLE = "TIDEGATE_REST_TOKEN"
 TOKEN_FILE = "rest_token"
 _TOKEN_BYTES = 32
@@ -45,7 +45,7 @@ class WebOptions:
 
     @property
     def open_to_others(self) -> bool:
-        """True if other machines may reach the server. Then every request needs the token."""
+        """Returns True if other machines may reach the server. Then every request needs the token."""
         return not is_loopback(self.address)
 
 

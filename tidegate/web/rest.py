@@ -39,12 +39,12 @@ from tidegate.web.watch import KEPT_MAX, OPEN_MAX, JobWatch
 log = logging.getLogger(__name__)
 
 TEXT_CHARACTERS_MAX = 300
-"""How much of a client's text an error repeats."""
+"""Number of characters of a client's text that an error repeats."""
 
 TARGET_CHARACTERS_MAX = 2_000
 
 ANSWERS_MAX = 500
-"""Answers that are kept for the present view."""
+"""Number of answers that are kept for the current view."""
 
 DIGITS_MAX = 18
 _OfView = Callable[[View], Any]

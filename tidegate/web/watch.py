@@ -31,13 +31,13 @@ log = logging.getLogger(__name__)
 KEPT_MAX = 200
 
 OPEN_MAX = 10
-"""Open requests of one job."""
+"""The most open requests of one job."""
 
 REFRESH_S = 1.0
 IDLE_S = 10.0
 
 ACTIVE_MS = 15_000
-"""How long after the last request of a client jobs are queried often."""
+"""For this many ms after the last request of a client, jobs are queried often."""
 
 PATIENCE_S = 2.0
 OVER_MAX = 20
@@ -107,7 +107,7 @@ class JobWatch:
 
     @property
     def runs_jobs(self) -> bool:
-        """True if a job runs, according to the last view. Safe to read from any thread."""
+        """Returns True if a job runs, according to the last view. Safe to read from any thread."""
         view = self._view
         return view is not None and any(not job.over for job in view.jobs.values())
 

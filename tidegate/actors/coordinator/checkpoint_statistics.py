@@ -117,7 +117,7 @@ class CheckpointRecord:
 
     @property
     def duration_ms(self) -> int:
-        """Time from the trigger to the end of the checkpoint, in ms."""
+        """Returns the time from the trigger to the end of the checkpoint, in ms."""
         return self.ended_at_ms - self.triggered_at_ms
 
 

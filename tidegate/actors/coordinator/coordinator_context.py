@@ -50,7 +50,7 @@ class CoordinatorContext:
 
     @property
     def spec(self) -> JobSpec:
-        """The description of the job. Raises ProtocolError before the job is submitted."""
+        """Returns the description of the job. Raises ProtocolError before the job is submitted."""
         if self.state.spec is None:
             raise ProtocolError("no job was submitted")
         return self.state.spec

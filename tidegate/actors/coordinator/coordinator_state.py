@@ -138,7 +138,7 @@ class TakenSplits:
 
     @property
     def last(self) -> int:
-        """The last of its splits in the order of the source, or -1 if it has none."""
+        """Returns the last of its splits in the order of the source, or -1 if it has none."""
         return max(self.all, default=-1)
 
 

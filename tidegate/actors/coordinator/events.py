@@ -65,7 +65,9 @@ class _Event:
 
     @property
     def answers(self) -> tuple[OrderName, ...]:
-        """Names of the orders that the event may answer. If there are two, the order that was given first counts."""
+        """Returns the names of the orders that the event may answer. If there are two, the order that was given first
+        counts.
+        """
         return ()
 
 

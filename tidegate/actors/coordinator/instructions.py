@@ -30,7 +30,7 @@ class _Instruction:
 
     @property
     def order(self) -> OrderName | None:
-        """The name of the order, or None for an instruction that is not answered."""
+        """Returns the name of the order, or None for an instruction that is not answered."""
         return None
 
 

@@ -129,7 +129,7 @@ class RestorePoint:
 
     @property
     def pointer(self) -> str:
-        """The path `<root>/<job>/chk-N` or `<folder>/savepoint-<job>-N`, for people and for metadata."""
+        """Returns the path `<root>/<job>/chk-N` or `<folder>/savepoint-<job>-N`, for people and for metadata."""
         return str(CheckpointPointer(self.root, self.job_id, self.checkpoint_id, self.savepoint))
 
 

@@ -50,7 +50,7 @@ class _Writer(ABC):
     @property
     @abstractmethod
     def kind(self) -> str:
-        """The name of its class, for errors."""
+        """Returns the name of its class, for errors."""
 
     @property
     @abstractmethod

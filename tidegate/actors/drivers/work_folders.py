@@ -64,7 +64,10 @@ def prepare_work(folder: str, job_id: JobId, task: TaskId, attempt: AttemptNumbe
         make_private(folder)
         _sign(folder, own, attempt)
     except OSError as error:
-        raise StorageError(f"cannot make the local folder {folder} of the state backend: {error}") from error
+        raise StorageError(
+            f"cannot make the local folder {folder} of the state backend: {error}"
+            "; free space there, or name another folder with CheckpointConfig(backend_directory=...)"
+        ) from error
     for name in list_inside(folder, own):
         number = name.removeprefix(_WORK).removeprefix(_PROCESS)
         if name != number and number.isdecimal() and int(number) < attempt:

@@ -152,7 +152,7 @@ class Subtask(ABC):
 
     @property
     def host(self) -> TaskDriver:
-        """The driver of the machine."""
+        """Returns the driver of the machine."""
         assert self._host is not None
         return self._host
 

@@ -87,17 +87,17 @@ class JobVertex:
 
     @property
     def uids(self) -> tuple[OperatorUid, ...]:
-        """The uids of its source, if it has one, and of its operators, in their order."""
+        """Returns the uids of its source, if it has one, and of its operators, in their order."""
         return tuple(spec.uid for spec in (*((self.source,) if self.source is not None else ()), *self.operators))
 
     @property
     def head(self) -> OperatorUid:
-        """The uid of the first operator of the chain, or of its source. Input arrives there."""
+        """Returns the uid of the first operator of the chain, or of its source. Input arrives there."""
         return self.source.uid if self.source is not None else self.operators[0].uid
 
     @property
     def tail(self) -> OperatorUid:
-        """The uid of the last operator of the chain. Output leaves there."""
+        """Returns the uid of the last operator of the chain. Output leaves there."""
         if self.operators:
             return self.operators[-1].uid
         assert self.source is not None, "a vertex has an operator or a source"

@@ -47,7 +47,9 @@ _STRATEGIES: Mapping[str, Strategy] = {"spread": "SPREAD", "pack": "PACK", "stri
 def strategy_of(placement: object) -> Strategy:
     """Returns Ray's placement strategy for a placement. Raises ConfigurationError for an unknown one."""
     if not isinstance(placement, str) or placement not in _STRATEGIES:
-        raise ConfigurationError(f"placement={repr_text(placement)}: it is one of {', '.join(map(repr, _STRATEGIES))}")
+        raise ConfigurationError(
+            f"placement={repr_text(placement)}: it is one of {', '.join(map(repr, _STRATEGIES))}; give one of these"
+        )
     return _STRATEGIES[placement]
 
 
@@ -122,12 +124,12 @@ class SlotPlan:
 
     @property
     def bundles(self) -> list[dict[str, float]]:
-        """The bundles of all slots that belong to single vertices."""
+        """Returns the bundles of all slots that belong to single vertices."""
         return [own.resources.bundle for own in self.own.values() for _ in range(own.slots)]
 
     @property
     def labels(self) -> list[str]:
-        """The short names of the vertices of these bundles."""
+        """Returns the short names of the vertices of these bundles."""
         return [own.label for own in self.own.values() for _ in range(own.slots)]
 
 

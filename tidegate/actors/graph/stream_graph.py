@@ -105,7 +105,7 @@ class StreamNode:
 
     @property
     def maker(self) -> StreamNode:
-        """The source or operator node that emits the rows."""
+        """Returns the source or operator node that emits the rows."""
         return self if self.taps is None else self.taps[0]
 
     @property

@@ -229,7 +229,7 @@ class LocalJob:
 
     @property
     def name(self) -> str:
-        """The name of the job."""
+        """Returns the name of the job."""
         return self._spec.job_name
 
     @property
@@ -328,6 +328,7 @@ class LocalJob:
         except TimeoutError:
             raise JobTimeoutError(
                 f"job {self._spec.job_name!r} has not completed the {wanted.kind.words} within {timeout_s:g} s"
+                "; wait longer (timeout=), and look at the job page for tasks that are slow"
             ) from None
         finally:
             self.requests.pop(request, None)

@@ -199,7 +199,7 @@ class AttemptSupervisor:
 
     @property
     def _nodes(self) -> Nodes:
-        """The node of each bundle, or `NOWHERE` if that does not matter."""
+        """Returns the node of each bundle, or `NOWHERE` if that does not matter."""
         return NOWHERE if self._bundles is None else self._bundles.nodes
 
     def _without(self, tasks: Sequence[TaskId]) -> do.DeployAttempt | None:
@@ -377,7 +377,7 @@ class AttemptSupervisor:
 
     @property
     def suspect_nodes(self) -> int:
-        """Number of nodes that may be lost. May be read from any thread."""
+        """Returns the number of nodes that may be lost. May be read from any thread."""
         return len(self._lost_nodes.doubtful)
 
     def observe(self, event: CoordinatorEvent) -> None:

@@ -137,10 +137,14 @@ def _token_file(environ: Mapping[str, str]) -> str | None:
         status = os.lstat(path)
     except FileNotFoundError:
         if named:
-            raise ConfigurationError(f"{PATH_VARIABLE}={named}: there is no such file") from None
+            raise ConfigurationError(
+                f"{PATH_VARIABLE}={named}: there is no such file; correct the path, or unset the variable"
+            ) from None
         return None
     except OSError as error:
-        raise ConfigurationError(f"the token of Ray in {path} cannot be read: {error}") from error
+        raise ConfigurationError(
+            f"the token of Ray in {path} cannot be read: {error}; give this user the right to read the file"
+        ) from error
     what = _unfit(status)
     if what is not None:
         raise ConfigurationError(
@@ -243,7 +247,10 @@ def _listens(address: str, host: str, port: int) -> Head:
     try:
         socket.create_connection((host, port), PROBE_TIMEOUT_S).close()
     except OSError as error:
-        raise ConfigurationError(f"cannot connect to Ray at {address}: {error}. Does the head run?") from error
+        raise ConfigurationError(
+            f"cannot connect to Ray at {address}: {error}. "
+            "Start the head with `ray start --head`, or correct the address"
+        ) from error
     return Head("unknown")
 
 

@@ -113,8 +113,8 @@ def _connect(address: str | None, show_log: bool, runtime_env: dict[str, Any]) -
         )
     except (RayError, ConnectionError, RuntimeError, ValueError) as error:
         raise ConfigurationError(
-            f"cannot connect to Ray at {where}: {' '.join(str(error).split())[:500]}. Does it run, and has "
-            f"this user its token ({TOKEN_VARIABLE}, {PATH_VARIABLE} or {default_token_path()})?"
+            f"cannot connect to Ray at {where}: {' '.join(str(error).split())[:500]}. Check that it runs, and that "
+            f"this user has its token ({TOKEN_VARIABLE}, {PATH_VARIABLE} or {default_token_path()})"
         ) from error
     return Connection(where, True)
 

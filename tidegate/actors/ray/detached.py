@@ -180,11 +180,15 @@ def start_detached(submission: Submission, options: PoolOptions, restarts_max: i
         _kill(actor, *_holders(job_id, namespace))
         release_slots(options)
         if isinstance(error, ActorAlreadyExistsError):
-            raise ConfigurationError(f"a job named {name!r} was started on this Ray at the same moment") from error
+            raise ConfigurationError(
+                f"a job named {name!r} was started on this Ray at the same moment"
+                f": attach to it with env.attach({name!r}), or give this job another name"
+            ) from error
         if isinstance(error, RayError):
             why = " ".join(str(error).split())[:ERROR_CHARACTERS_MAX]
             raise ConfigurationError(
                 f"the coordinator of {name!r} has not started within {START_TIMEOUT_S:g} s: {why}"
+                ". Free a CPU on the cluster, or read the log of the Ray actor, and execute the job again"
             ) from error
         raise
     return actor
@@ -421,5 +425,8 @@ def read_program(job_id: JobId, namespace: str) -> bytes:
                 else:
                     return bytes(pickled)
         if time.monotonic() > deadline:
-            raise JobFailedError(f"no copy of the program of {job_id} has answered within {MAKE_TIMEOUT_S:g} s")
+            raise JobFailedError(
+                f"no copy of the program of {job_id} has answered within {MAKE_TIMEOUT_S:g} s"
+                "; look for dead nodes, and execute the job again with restore='latest'"
+            )
         threading.Event().wait(READ_RETRY_S)

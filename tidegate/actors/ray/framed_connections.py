@@ -265,7 +265,7 @@ class Connections:
             connected.setblocking(False)
             connected.connect(address)
             if not _is_ours(connected):
-                raise OSError("a process of another user listens there")
+                raise OSError("a process of another user listens there; end that process, or run the job as that user")
             own = self._process_id.encode()
             shows = _ID_SIZE.pack(len(own)) + own + self._proof(self._process_id, process_id)
             connection = FramedConnection(

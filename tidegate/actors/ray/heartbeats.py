@@ -267,12 +267,12 @@ class HeartbeatMonitor:
 
     @property
     def watched(self) -> frozenset[str]:
-        """Names of the watched processes."""
+        """Returns the names of the watched processes."""
         return frozenset(self._watched)
 
     @property
     def doubted(self) -> frozenset[str]:
-        """Names of the processes in doubt. They count as hung unless they answer."""
+        """Returns the names of the processes in doubt. They count as hung unless they answer."""
         return frozenset(name for name, watched in self._watched.items() if watched.doubt is not None)
 
     def silent_ms(self, name: str) -> int:

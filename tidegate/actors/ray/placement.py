@@ -54,7 +54,7 @@ class SlotPlacement:
 
     @property
     def slots(self) -> int:
-        """Number of slots."""
+        """Returns the number of slots."""
         return len(self.bundles)
 
 
@@ -100,7 +100,7 @@ class Slot:
 
     @property
     def bundle(self) -> int | None:
-        """The bundle of a common slot. None for a slot of its own, where spare processes must not run."""
+        """Returns the bundle of a common slot. None for a slot of its own, where spare processes must not run."""
         return None if self.own else self.index
 
     def actor_options(self, elsewhere: str | None = None) -> dict[str, Any]:
@@ -146,7 +146,9 @@ class JobSlots:
 
     @property
     def groups(self) -> list[tuple[PlacementGroup, Mapping[int, str]]]:
-        """The placement groups of the job. The result also has the purpose of each bundle that serves only one step."""
+        """Returns the placement groups of the job. The result also has the purpose of each bundle that serves only one
+        step.
+        """
         found: list[tuple[PlacementGroup, Mapping[int, str]]] = []
         if self._common is not None:
             found.append((self._common.placement_group, {}))
@@ -156,7 +158,7 @@ class JobSlots:
 
     @property
     def bundles(self) -> Sequence[int]:
-        """The bundles of the common slots, beginning with the first slot of the job."""
+        """Returns the bundles of the common slots, beginning with the first slot of the job."""
         if self._common is None:
             return ()
         return (*self._common.bundles[self._first :], *self._common.bundles[: self._first])

@@ -165,7 +165,10 @@ class RayJob:
         if answer is None and self._end is not None:
             answer = self._answers.get(request) or Answer(None, f"the job is {self._end.status}")
         if answer is None:
-            raise JobTimeoutError(f"job {self.name!r} has not completed the {wanted.kind.words} within {timeout_s:g} s")
+            raise JobTimeoutError(
+                f"job {self.name!r} has not completed the {wanted.kind.words} within {timeout_s:g} s"
+                "; wait longer (timeout=), and look at the job page for tasks that are slow"
+            )
         if answer.checkpoint_id is None:
             raise not_taken(wanted.kind, answer.error)
         return answer
@@ -314,6 +317,7 @@ class RayJob:
             except ActorDiedError as error:
                 raise JobFailedError(
                     f"job {self.name!r} cannot {what}: its coordinator is lost: {death_of(error)}"
+                    "; execute the job again with restore='latest'"
                 ) from error
             except (RayActorError, GetTimeoutError) as error:
                 if time.monotonic() > deadline:

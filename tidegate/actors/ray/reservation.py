@@ -174,7 +174,7 @@ class SlotRequest:
 
     @property
     def one_node(self) -> bool:
-        """True if all bundles must be on one node."""
+        """Returns True if all bundles must be on one node."""
         return self.strategy == "STRICT_PACK"
 
 

@@ -80,7 +80,7 @@ class FrameWriter:
 
     @property
     def taken_bytes(self) -> int:
-        """Number of bytes that the receiver still uses, as far as the sender has noticed."""
+        """Returns the number of bytes that the receiver still uses, as far as the sender has noticed."""
         return self._extents.taken_bytes
 
     def write(self, batches: Sequence[pa.RecordBatch], schema: EdgeSchema) -> Place | None:

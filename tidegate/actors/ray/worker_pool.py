@@ -176,12 +176,12 @@ class WorkerPool:
 
     @property
     def ready_standbys(self) -> int:
-        """Number of spare processes that have started. May be read from any thread."""
+        """Returns the number of spare processes that have started. May be read from any thread."""
         return sum(member.info is not None and member.usable for member in list(self._standbys))
 
     @property
     def starting_standbys(self) -> int:
-        """Number of spare processes that have not started yet. May be read from any thread."""
+        """Returns the number of spare processes that have not started yet. May be read from any thread."""
         return sum(member.info is None and member.usable for member in list(self._standbys))
 
     def started(self) -> list[WorkerHandle]:

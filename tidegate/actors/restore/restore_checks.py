@@ -91,7 +91,10 @@ def check_unread(store: Store, metadata: CheckpointMetadata, graph: JobGraph) ->
         try:
             spec.source.check_unread([*unread, *_pooled(metadata, spec.uid)])
         except ConfigurationError as error:
-            raise ConfigurationError(f"source {spec.uid!r} cannot continue from {_where(metadata)}: {error}") from error
+            raise ConfigurationError(
+                f"source {spec.uid!r} cannot continue from {_where(metadata)}: {error}"
+                "; restore with the source of the checkpoint, or start without restore"
+            ) from error
 
 
 def rehearse(

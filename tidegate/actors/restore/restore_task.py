@@ -115,6 +115,7 @@ def restore_task(
             raise CorruptionError(
                 f"checkpoint {metadata.checkpoint_id} of {metadata.job_id} has in-flight elements for {task}, which "
                 "had finished"
+                "; restore an older checkpoint, or a savepoint"
             )
         prepared = prepared_rows(metadata, vertex, task.subtask)
         return RestoredTask(tuple((uid, ()) for uid in uids), finished=True, prepared=prepared)
@@ -377,6 +378,7 @@ class _Route:
             raise CorruptionError(
                 f"{self._where} has in-flight elements of channel {end.upstream}>{end.downstream} of the "
                 f"{self.edge.partitioning.kind.value} edge {self.name!r}, which cannot have any"
+                "; restore an older checkpoint, or a savepoint"
             )
         if self.edge.partitioning.kind is PartitioningKind.HASH:
             return key_groups_meet(self._old_key_groups(end), self._own)

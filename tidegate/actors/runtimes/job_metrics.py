@@ -126,7 +126,7 @@ class Recovery:
 
     @property
     def total_ms(self) -> int:
-        """Time from the failure until all tasks were ready."""
+        """Returns the time from the failure until all tasks were ready."""
         return self.deployment_ms + self.restore_ms
 
     @staticmethod

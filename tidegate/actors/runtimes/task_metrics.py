@@ -91,22 +91,22 @@ class VertexMetrics:
 
     @property
     def records_in(self) -> int:
-        """Number of rows received by all subtasks."""
+        """Returns the number of rows received by all subtasks."""
         return sum(each.records_in for each in self.subtasks)
 
     @property
     def records_out(self) -> int:
-        """Number of rows sent by all subtasks."""
+        """Returns the number of rows sent by all subtasks."""
         return sum(each.records_out for each in self.subtasks)
 
     @property
     def records_in_per_second(self) -> float:
-        """Number of rows per second received by all subtasks."""
+        """Returns the number of rows per second received by all subtasks."""
         return sum(each.records_in_per_second for each in self.subtasks)
 
     @property
     def records_out_per_second(self) -> float:
-        """Number of rows per second sent by all subtasks."""
+        """Returns the number of rows per second sent by all subtasks."""
         return sum(each.records_out_per_second for each in self.subtasks)
 
     @property
@@ -121,12 +121,12 @@ class VertexMetrics:
 
     @property
     def input_watermark_ms(self) -> int | None:
-        """The lowest input watermark of the subtasks, in ms. None until all have one."""
+        """Returns the lowest input watermark of the subtasks, in ms. None until all have one."""
         return _least([each.input_watermark_ms for each in self.subtasks], self.parallelism)
 
     @property
     def output_watermark_ms(self) -> int | None:
-        """The lowest output watermark of the subtasks, in ms. None until all have one."""
+        """Returns the lowest output watermark of the subtasks, in ms. None until all have one."""
         return _least([each.output_watermark_ms for each in self.subtasks], self.parallelism)
 
 

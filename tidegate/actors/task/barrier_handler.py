@@ -57,8 +57,8 @@ class BarrierHandler(ABC):
     @property
     @abstractmethod
     def pending(self) -> CheckpointId | None:
-        """The newest checkpoint whose barriers are being collected, or None. The snapshot of an unaligned one is
-        already taken.
+        """Returns the newest checkpoint whose barriers are being collected, or None. The snapshot of an unaligned one
+        is already taken.
         """
 
     @abstractmethod
@@ -71,7 +71,7 @@ class BarrierHandler(ABC):
 
     @property
     def blocks_for(self) -> CheckpointId | None:
-        """The checkpoint for which channels are blocked, or None. A blocked channel stays blocked until this
+        """Returns the checkpoint for which channels are blocked, or None. A blocked channel stays blocked until this
         changes.
         """
         return None
@@ -114,8 +114,8 @@ class BarrierHandler(ABC):
         """Called at a time that an outcome requested."""
 
     def alignment_ms(self, at_ms: int) -> int:
-        """Time in ms since the first barrier of the checkpoint whose snapshot was taken last. 0 before the first
-        snapshot.
+        """Returns the time in ms since the first barrier of the checkpoint whose snapshot was taken last. 0 before the
+        first snapshot.
 
         That barrier was taken, or has arrived with a timeout or unaligned.
         """
@@ -154,7 +154,7 @@ class BarrierTracker(BarrierHandler):
 
     @property
     def pending(self) -> CheckpointId | None:
-        """The newest checkpoint whose barriers are being counted, or None."""
+        """Returns the newest checkpoint whose barriers are being counted, or None."""
         return max(self._pending, default=None)
 
     def invalidated_by_end_of_input(self) -> tuple[CheckpointId, ...]:

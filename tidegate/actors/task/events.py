@@ -62,8 +62,8 @@ class TaskRestored:
 
     @property
     def checkpoint_id(self) -> CheckpointId | None:
-        """The checkpoint from which the task starts, if it belongs to this job and the task has a part in it, else
-        None.
+        """Returns the checkpoint from which the task starts, if it belongs to this job and the task has a part in it,
+        else None.
         """
         return None if self.lineage is None else self.lineage.checkpoint_id
 

@@ -60,7 +60,7 @@ class IncrementalBase:
 
     @property
     def paths(self) -> frozenset[str]:
-        """Paths of all its files."""
+        """Returns the paths of all its files."""
         layers = (layer.path for layer in self.layers if layer.path is not None)
         return frozenset((*layers, *(file.path for state in self.native for file in state.files)))
 
@@ -241,7 +241,7 @@ class ChangeLog:
 
     @property
     def chain(self) -> Chain:
-        """The base and all segments on top of it. `take` returns it for a snapshot."""
+        """Returns the base and all segments on top of it. `take` returns it for a snapshot."""
         assert self._base is not None, "seal before"
         return Chain((self._base, *self._segments))
 

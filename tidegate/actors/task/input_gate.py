@@ -265,12 +265,12 @@ class InputGate:
 
     @property
     def open_channels(self) -> int:
-        """Number of channels whose data has not ended, at least 1."""
+        """Returns the number of channels whose data has not ended, at least 1."""
         return max(1, len(self._in_order) - self._over.bit_count())
 
     @property
     def taken_bytes(self) -> int:
-        """Number of bytes that were taken in this attempt, on all channels."""
+        """Returns the number of bytes that were taken in this attempt, on all channels."""
         return sum(channel.taken_bytes for channel in self)
 
     def waits(self, blocked: Callable[[ChannelId], bool], blocked_for: CheckpointId | None = None) -> bool:

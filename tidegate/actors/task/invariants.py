@@ -1,11 +1,11 @@
-"""The rules that always hold in a task. Each rule is one predicate, and its docstring gives the reason.
+"""The rules that always hold in a task, as predicates. The docstring of each predicate gives the reason for its rule.
 
 The predicates take plain numbers, because they run for every element: queues, gates and barriers have the rest. A lost
 message can break some rules. Then the caller raises `ProtocolError`, and a new attempt begins. Only a bug of the task
 itself can break other rules. For these the `check_*` functions raise `InvariantError`.
 
-The numbers refer to the invariants in `docs/architecture.md`. The oracle of the simulator looks at the same rules
-from outside (`tidegate/testing/oracle/job_oracle.py`); `tests/simulation/broken_tasks.py` breaks them, and
+The numbers refer to the invariants in `docs/architecture.md`. The oracle of the simulator looks at the same rules from
+outside (`tidegate/testing/oracle/job_oracle.py`); `tests/simulation/broken_tasks.py` breaks them, and
 `broken_predicates.py` weakens the predicates.
 """
 
@@ -28,15 +28,15 @@ def is_gapless(first_sequence: int, due: int) -> bool:
 
 
 def are_contiguous(taken: int, queued: int, arrived: int) -> bool:
-    """Returns whether every element that has arrived was taken or waits (1): the task loses none and takes none
-    twice.
+    """Returns whether every element that has arrived was either processed or still waits (1). So the task loses no
+    element and processes none twice.
     """
     return taken + queued == arrived
 
 
 def may_recover(rows_taken: int) -> bool:
-    """Returns whether restored in-flight rows may still go before all others (3, 9): until a row of this attempt
-    was taken.
+    """Returns whether restored in-flight rows may still be put before all other rows (3, 9). They may until the first
+    row of this attempt was processed.
     """
     return rows_taken == 0
 
@@ -50,7 +50,9 @@ def goes_on(reached_ms: int | None, watermark_ms: int) -> bool:
 
 
 def may_process(blocked: bool) -> bool:
-    """Returns whether the next element of a channel may be processed (2).
+    """Returns whether the next element of a channel may be processed (2). It may not between the channel's barrier and
+    the snapshot. Otherwise the row would be in the snapshot, and a source that is restored from the same checkpoint
+    would read the row again.
 
     Not between the channel's barrier and the snapshot: the row would be in the snapshot, and a source that is restored
     from the same checkpoint would read it again.
@@ -59,7 +61,7 @@ def may_process(blocked: bool) -> bool:
 
 
 def may_send(sent_bytes: int, credit_bytes: int) -> bool:
-    """Returns whether a batch may leave (10).
+    """Returns whether a batch may be sent (10).
 
     `<` and not `sent + size <= credit`: a batch that is larger than all the credit there is could never leave. So the
     last one may overdraw, by itself alone. With `<=` a sender that has used up its credit would send one more.
@@ -68,7 +70,7 @@ def may_send(sent_bytes: int, credit_bytes: int) -> bool:
 
 
 def is_full(queued_bytes: int, limit_bytes: int) -> bool:
-    """Returns whether an output queue takes no more, so that the task takes no input (10).
+    """Returns whether an output queue is full, so that the task processes no more input (10).
 
     `>=` and not `>`: the limit is reached by what is there, and the next batch, however large, comes on top of it.
     """
@@ -76,25 +78,27 @@ def is_full(queued_bytes: int, limit_bytes: int) -> bool:
 
 
 def check_contiguous(taken: int, queued: int, arrived: int) -> None:
-    """Called after an element was taken."""
+    """Raises InvariantError unless `are_contiguous`. The input gate calls it after it took an element."""
     if not are_contiguous(taken, queued, arrived):
         raise InvariantError(f"invariant 1: {taken} elements were taken and {queued} wait, of {arrived} that arrived")
 
 
 def check_recover(rows_taken: int) -> None:
-    """Called before restored in-flight rows are put before all others."""
+    """Raises InvariantError unless `may_recover`. Called before restored in-flight rows are put before all
+    other rows.
+    """
     if not may_recover(rows_taken):
         raise InvariantError(f"invariant 3: what was in flight is restored after {rows_taken} rows were processed")
 
 
 def check_watermark(reached_ms: int | None, watermark_ms: int) -> None:
-    """Raises InvariantError unless `goes_on`."""
+    """Raises InvariantError unless `goes_on`: a watermark must not go back."""
     if not goes_on(reached_ms, watermark_ms):
         raise InvariantError(f"a task that has reached event time {reached_ms} goes back to {watermark_ms}")
 
 
 def check_process(blocked: bool) -> None:
-    """Called before an element is processed."""
+    """Raises InvariantError unless `may_process`. Called before an element is processed."""
     if not may_process(blocked):
         raise InvariantError("invariant 2: nothing of a channel is processed between its barrier and the snapshot")
 
@@ -124,7 +128,7 @@ def may_hold(checkpoints: int, limit: int) -> bool:
 
 
 def is_newer(checkpoint_id: int, closed: int) -> bool:
-    """Returns whether a task may still decide about a checkpoint (2, 3).
+    """Returns whether a task may still take a snapshot for a checkpoint (2, 3).
 
     `>` and not `>=`: `closed` itself is over for the task. A second snapshot of it would cut the channels elsewhere.
     """
@@ -132,7 +136,7 @@ def is_newer(checkpoint_id: int, closed: int) -> bool:
 
 
 def may_acknowledge(missing: Collection[object], sink_files_durable: bool) -> bool:
-    """Returns whether a snapshot may be reported (4, 6).
+    """Returns whether a snapshot may be acknowledged to the coordinator (4, 6).
 
     All of it has to be in storage: state, what was in flight, the changelog below it, *and* each sink file from before
     its barrier. The report may complete the checkpoint at once, and then it may be restored or committed.
@@ -151,12 +155,12 @@ def may_leave(covered: bool, inputs_over: bool, outputs_empty: bool, committed: 
 
 
 def check_hold(checkpoints: int, limit: int) -> None:
-    """Called after something was held back."""
+    """Raises InvariantError unless `may_hold`. Called after an input was deferred."""
     if not may_hold(checkpoints, limit):
         raise InvariantError(f"invariant 10: {checkpoints} checkpoints are held back, and {limit} may be")
 
 
 def check_newer(checkpoint_id: int, closed: int) -> None:
-    """Called before a checkpoint is closed for the task."""
+    """Raises InvariantError unless `is_newer`. Called before the task treats a checkpoint as over."""
     if not is_newer(checkpoint_id, closed):
         raise InvariantError(f"invariant 2: checkpoint {checkpoint_id} is over a second time, {closed} was the last")

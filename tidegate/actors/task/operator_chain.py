@@ -49,7 +49,7 @@ from tidegate.storage.state.snapshot import Cut, OperatorSnapshot, StateTable
 
 
 def _nobody(*told: object) -> None:
-    """Ignores watermarks, idleness and side outputs that have no receiver."""
+    """Does nothing. The receiver of watermarks, idleness and side outputs if there is no other."""
 
 
 def _aside(output: Callable[[SideOutput, pa.RecordBatch], None], uid: OperatorUid) -> EmitAside:
@@ -57,7 +57,7 @@ def _aside(output: Callable[[SideOutput, pa.RecordBatch], None], uid: OperatorUi
 
 
 class OperatorChain:
-    """The operators of one task.
+    """Runs the operators of one task, one after the other.
 
     `output` takes what the last one emits, `output_watermark` the watermarks behind that, `output_idle` whether the
     task is idle in event time, `output_aside` the rows of side outputs.
@@ -77,9 +77,9 @@ class OperatorChain:
     ) -> None:
         self._time = ProcessingTime()
         self.pace = StepPace()
-        """The limits of steps, and the work of this turn."""
+        """Limits how many rows and timers one step processes, and counts the work of the current turn."""
         self.splits = SourceSplits()
-        """The split of the task's source from which the current rows come."""
+        """Tracks from which split of the task's source the current rows come."""
         self._contexts = [
             OperatorContext(
                 spec.uid,
@@ -103,17 +103,17 @@ class OperatorChain:
         """True if downstream was notified that this task is idle in event time."""
         self._links = [link_of(spec, partial(self._emitted, position)) for position, spec in enumerate(specs)]
         self._behind: set[int] = set()
-        """Positions of operators that are not done with their newest watermark."""
+        """Positions in the chain of operators that have not finished their newest watermark."""
         self._clock: Iterator[None] | None = None
-        """The steps left for the processing time that is firing, if any."""
+        """The remaining steps of processing-time timers that are firing; None if none is firing."""
         self._clock_ms = MIN_WATERMARK_MS
-        """The processing time that is firing, until these steps are done."""
+        """The processing time, in ms since 1970, whose timers are firing."""
         self._task_ms = 0
         self._inputs_ended: set[int] = set()
         self._finishing = False
         self._closing = ExitStack()
         self.callers = AsyncCallers(specs, self._links, self._advance, self._step, self._feed)
-        """The operators whose functions are called asynchronously."""
+        """Operators whose functions are called asynchronously (`map_async`)."""
         self._sinks = {
             spec.uid: link.operator
             for spec, link in zip(specs, self._links, strict=True)
@@ -142,7 +142,7 @@ class OperatorChain:
                 link.operator.keyed_backend.keep(checkpoint_id)
 
     def checkpoint_completed(self, checkpoint_id: CheckpointId) -> None:
-        """A checkpoint is complete: backends no longer need older ones."""
+        """Notifies the backends that a checkpoint is complete, so that they no longer keep older states."""
         for backend in self.backends.values():
             backend.completed(checkpoint_id)
 
@@ -159,13 +159,13 @@ class OperatorChain:
         self.step()
 
     def advance_watermark(self, watermark_ms: int) -> None:
-        """Event time at the inputs has reached `watermark_ms`."""
+        """Handles a watermark: event time at the inputs has reached `watermark_ms`."""
         self._advance(0, watermark_ms)
         self.step()
 
     @property
     def idleness_ms(self) -> int | None:
-        """After how long without rows a split of the source is idle; None: never."""
+        """Returns after how many ms without rows a split of the source is idle; None: never."""
         found = [link.operator.idleness_ms for link in self._links if link.operator.generates_watermarks]
         return found[0] if found else None
 
@@ -177,7 +177,9 @@ class OperatorChain:
         return next(((each.alignment, each) for each in generators if each.alignment is not None), None)
 
     def awaited_generator(self, behind: bool) -> WatermarkGenerator | None:
-        """Returns the first step that makes watermarks, if anything waits for them. `behind`: behind the chain."""
+        """Returns the first step that generates watermarks, if an operator waits for them; otherwise None. `behind`:
+        whether operators behind the chain wait.
+        """
         found: WatermarkGenerator | None = None
         for link in self._links:
             if link.operator.generates_watermarks:
@@ -198,7 +200,9 @@ class OperatorChain:
 
     @property
     def advancing(self) -> bool:
-        """Returns whether steps are left. `step` does them, before anything else is processed."""
+        """Returns whether steps of watermarks or timers are left. The caller calls `step` until none is left, before it
+        processes anything else.
+        """
         return bool(self._behind) or self._clock is not None
 
     def step(self) -> None:
@@ -215,72 +219,78 @@ class OperatorChain:
             self._say_idle(True)
 
     def end_input(self, input_index: int = 0) -> None:
-        """One of the inputs has ended. A second call for it does nothing."""
+        """Handles the end of one of the inputs. A second call for the same input does nothing."""
         if self._links and input_index not in self._inputs_ended:
             self._inputs_ended.add(input_index)
             self._links[0].operator.end_input(input_index, self._links[0].emit)
 
     @property
     def next_processing_time_ms(self) -> int | None:
-        """Returns when `fire_processing_time` is to be called next. None: no operator waits for a processing time."""
+        """Returns the processing time, in ms since 1970, at which `fire_processing_time` is to be called next; None if
+        no operator waits for one.
+        """
         if self._finishing:
             return None
         times = (link.operator.next_processing_time_ms() for link in self._links)
         return min((time for time in times if time is not None), default=None)
 
     def fire_processing_time(self, now_ms: int) -> None:
-        """Processing time has reached `now_ms`: every operator emits what waited for it, first one first."""
+        """Fires the processing-time timers that are due at `now_ms`, in the order of the operators."""
         assert not self.advancing, "what time has brought before comes first"
         if not self._finishing:
             self._set_clock(self._fire(now_ms), now_ms)
             self.step()
 
     def prepare_snapshot(self) -> None:
-        """Lets every operator emit what belongs before the barrier, first one first."""
+        """Lets every operator, the first one first, emit the rows that belong before the barrier."""
         for link in self._links:
             link.operator.prepare_snapshot(link.emit)
 
     def snapshot(self, cut: Cut) -> list[OperatorSnapshot]:
-        """Freezes every stateful operator."""
+        """Freezes the state of every stateful operator for a checkpoint, and returns it."""
         snapshots = (link.operator.snapshot(cut) for link in self._links)
         return [snapshot for snapshot in snapshots if snapshot is not None]
 
     def changes(self, cut: Cut) -> tuple[OperatorSnapshot, ...]:
-        """Freezes the keyed state of every operator, and nothing else: for the changelog."""
+        """Freezes only the keyed state of every operator, for the changelog, and returns it."""
         changes = (link.operator.changes(cut) for link in self._links)
         return tuple(change for change in changes if change is not None)
 
     @property
     def changed_bytes(self) -> int:
-        """About how many bytes of keyed state have changed since it was last frozen."""
+        """Returns approximately how many bytes of keyed state have changed since it was last frozen."""
         return sum(link.operator.changed_bytes for link in self._links)
 
     def changed_rows(self, base: CheckpointId) -> tuple[int, int]:
-        """About how many rows of keyed state a snapshot on that base would hold, and how many a whole one."""
+        """Returns two approximate numbers of rows of keyed state: in a snapshot on top of that base, and in a full
+        snapshot.
+        """
         changed = [backend.changed_rows(base) for backend in self.backends.values()]
         return sum(rows for rows, _ in changed), sum(rows for _, rows in changed)
 
     @property
     def backends(self) -> Mapping[OperatorUid, KeyedBackend]:
-        """The backend of each operator that has keyed state."""
+        """Returns the backends of all operators with keyed state."""
         pairs = zip(self._contexts, self._links, strict=True)
         found = ((context.uid, link.operator.keyed_backend) for context, link in pairs)
         return {uid: backend for uid, backend in found if backend is not None}
 
     @property
     def user_metrics(self) -> tuple[UserMetric, ...]:
-        """Returns what functions of the user have counted of themselves."""
+        """Returns the metrics that functions of users have counted."""
         return tuple(metric for context in self._contexts for metric in context.metrics.read(context.uid))
 
     @property
     def state_sizes(self) -> tuple[tuple[str, StateSize], ...]:
-        """The names of operators with keyed state, and about how much each has."""
+        """Returns the names of operators with keyed state, and the approximate size of each state in bytes."""
         pairs = zip(self._contexts, self._links, strict=True)
         found = ((context.name, link.operator.keyed_backend) for context, link in pairs)
         return tuple((name, backend.size) for name, backend in found if backend is not None)
 
     def hand_over(self) -> Mapping[OperatorUid, KeyedBackend]:
-        """The backends that can go back to a checkpoint, for the next attempt. Only `close` is called afterwards."""
+        """Returns the backends that can go back to a checkpoint, so that the next attempt can use them. Afterwards only
+        `close` may be called.
+        """
         backends = {uid: backend for uid, backend in self.backends.items() if backend.goes_back}
         for context, link in zip(self._contexts, self._links, strict=True):
             if context.uid in backends:
@@ -292,7 +302,7 @@ class OperatorChain:
         return [(uid, rows) for uid, sink in self._sinks.items() for rows in sink.take_files(force)]
 
     def finish(self, drain: bool = True) -> Iterator[None]:
-        """Ends all inputs. Returns the remaining steps.
+        """Ends all inputs, and returns the steps that remain to be done.
 
         First come steps of watermarks. Then, if the end is for good (`drain`), every operator emits what it has left,
         first one first.
@@ -304,11 +314,13 @@ class OperatorChain:
         return self._finish() if drain else self._catch_up()
 
     def close(self) -> None:
-        """Closes every operator that `open` began with, once, first one first, even if one of them raises."""
+        """Closes every operator whose `open` was called, in the order of the chain. An error of one operator does not
+        keep the remaining operators open.
+        """
         self._closing.close()
 
     def _feed(self, position: int, batch: pa.RecordBatch, input_index: int = 0) -> None:
-        """Processes a batch, beginning with the operator at `position`."""
+        """Processes a batch with the operator at `position` and the operators behind it."""
         if not batch.num_rows:
             return
         if position == len(self._links):
@@ -325,7 +337,8 @@ class OperatorChain:
             self._generated(position)
 
     def _emitted(self, position: int, batch: pa.RecordBatch) -> None:
-        """An operator emits. What the rows before have made of the watermark of a generator comes first.
+        """Receives the output of an operator. First passes on the watermark that a generator has derived from the rows
+        before it.
 
         These may be of a batch that the generator got in the same call, from an operator that emits several.
         """
@@ -336,7 +349,7 @@ class OperatorChain:
         self._feed(position + 1, batch)
 
     def _generated(self, position: int) -> bool:
-        """Pass on a generator's watermark, if it is new."""
+        """Passes on a generator's watermark if it is greater than the one before it."""
         link = self._links[position]
         own_ms = link.operator.watermark_ms
         if own_ms is not None and own_ms > link.generated_ms:
@@ -351,7 +364,7 @@ class OperatorChain:
             self._output_idle(idle)
 
     def _advance(self, start: int, watermark_ms: int) -> None:
-        """Pass a watermark down the chain from `start`, to the first operator that has something to do for it."""
+        """Passes a watermark down the chain from `start`, until an operator has steps to do for it."""
         for position in range(start, len(self._links)):
             link = self._links[position]
             if isinstance(link.operator, AsyncMap) and not link.operator.let_pass(watermark_ms):
@@ -368,7 +381,9 @@ class OperatorChain:
         self._output_watermark(watermark_ms)
 
     def _steps_of(self, link: Link) -> Iterator[None]:
-        """The steps left for the watermark that an operator has begun with, or else those for its next one."""
+        """Returns the remaining steps for the watermark that an operator has begun with, or the steps for its next
+        watermark.
+        """
         if link.steps is None:
             assert link.next_ms is not None, "an operator is behind a watermark"
             link.current_ms = link.next_ms
@@ -377,7 +392,9 @@ class OperatorChain:
         return link.steps
 
     def _step(self, behind: int = -1) -> bool:
-        """Does one step of the operators behind a position that are not done with a watermark. False: none was left."""
+        """Does one step of the operators behind a position that have not finished a watermark. Returns False if no step
+        was left.
+        """
         while (position := max(self._behind, default=-1)) > behind:
             for _ in self._steps_of(self._links[position]):
                 return True
@@ -385,7 +402,7 @@ class OperatorChain:
         return False
 
     def _arrived(self, position: int) -> None:
-        """An operator is done with a watermark: pass the watermark on."""
+        """Passes a watermark on after an operator has finished it."""
         link = self._links[position]
         link.steps = None
         if link.next_ms is None:
@@ -402,7 +419,7 @@ class OperatorChain:
             yield from link.operator.on_processing_time(now_ms, link.emit)
 
     def _catch_up(self) -> Iterator[None]:
-        """Yields after each step that is left for watermarks."""
+        """Does the remaining steps for watermarks. A generator that yields after each of them."""
         while self.advancing:
             self.step()
             yield
@@ -422,27 +439,27 @@ class OperatorChain:
 
 @dataclass(slots=True)
 class Link:
-    """An operator, and how far it is in event time."""
+    """An operator of the chain, and the watermarks that it has received."""
 
     operator: Operator
     emit: Emit
-    """Takes its output."""
+    """The function that takes the operator's output."""
     rows_max: int
-    """Most rows that the operator gets at once."""
+    """The most rows that the operator gets in one call."""
     waits: bool
-    """`Operator.waits_for_event_time`, read once."""
+    """The value of `Operator.waits_for_event_time`, read once."""
     generated_ms: int = MIN_WATERMARK_MS
-    """The newest watermark of its own that was passed on."""
+    """The newest watermark that the operator generated and that was passed on, in ms since 1970."""
     next_ms: int | None = None
-    """The newest watermark that has come, until it begins with it."""
+    """The newest watermark that has arrived and that the operator has not begun with, in ms since 1970."""
     current_ms: int = MIN_WATERMARK_MS
-    """The newest watermark that it has begun with."""
+    """The newest watermark that the operator has begun with, in ms since 1970."""
     steps: Iterator[None] | None = None
-    """The steps left for that one."""
+    """The remaining steps for the watermark `current_ms`."""
 
 
 def link_of(spec: OperatorSpec, emit: Emit) -> Link:
-    """Makes the operator of a spec."""
+    """Creates the operator that a spec describes, and its place in the chain."""
     operator = spec.factory()
     rows_max = ROWS_UNLIMITED if spec.batch_rows is None else spec.batch_rows.most
     return Link(operator, emit, rows_max, operator.waits_for_event_time)
@@ -457,8 +474,8 @@ class AsyncCallers:
     Rules:
 
     - A task takes no input while rows wait for a call: `blocked`. At the end of its input it waits for all results.
-    - What functions return continues between two turns, to the operator behind: rows, and watermarks that waited for
-      them. All steps of such a watermark come before the rows behind it: these are judged by it.
+    - Results of functions go to the next operator between two turns: rows, and watermarks that waited for them. All
+      steps of such a watermark come before the rows behind it: these are judged by it.
 
     `advance`, `step` and `feed` are methods of the chain.
     """
@@ -484,18 +501,18 @@ class AsyncCallers:
 
     @property
     def blocked(self) -> bool:
-        """Returns whether nothing can be done before a function has returned."""
+        """Returns whether the task can do nothing before a function has returned."""
         return any(caller.full or (self.draining and caller.busy) for _, caller in self._callers.values())
 
     def take_calls(self, status: TaskStatus) -> list[MakeCalls]:
-        """Calls to make now, by a running task: before that there is no receiver for the results."""
+        """Returns the calls to make now. Empty until the task runs, because results have no receiver before that."""
         if status not in _WORKING:
             return []
         taken = ((uid, tuple(caller.take_calls())) for uid, (_, caller) in self._callers.items())
         return [MakeCalls(uid, calls) for uid, calls in taken if calls]
 
     def answered(self, answers: Iterable[tuple[OperatorUid, Answer]], status: TaskStatus) -> None:
-        """Processes the results of asynchronous calls that returned or failed.
+        """Processes results of asynchronous calls, which returned or failed.
 
         A task that was stopped ignores them, because the rows of these calls are in the savepoint.
         """
@@ -527,7 +544,7 @@ class ProcessingTimeTimer:
         self._instruct = instruct
         self._set_for_ms: int | None = None
         self._due_ms: int | None = None
-        """The time that is due, until operators have handled it."""
+        """The time whose timers are due, in ms since 1970, until operators have handled it; None if no timer is due."""
 
     @property
     def due(self) -> bool:
@@ -535,12 +552,14 @@ class ProcessingTimeTimer:
         return self._due_ms is not None or self._chain.advancing
 
     def fired(self, at_ms: int) -> None:
-        """The runtime's timer has fired: what waited for `at_ms` is due, even if the clock was set back since."""
+        """Notes that the runtime's timer has fired. Timers up to `at_ms` are due then, even if the clock was set back
+        since.
+        """
         self._set_for_ms = None
         self._due_ms = at_ms
 
     def run(self, now_ms: int) -> None:
-        """Does one step of what is due."""
+        """Does one step of the timers that are due."""
         if self._chain.advancing:
             self._chain.step()
         else:

@@ -42,7 +42,7 @@ from tidegate.storage.ids import CheckpointId
 
 PROBE_MS_MIN = 10
 WINDOW_BYTES_AT_FIRST = 64 * 1024
-"""A small first window: the receiver may be slow, and what was sent cannot be taken back."""
+"""The first size of a window. It is small because the receiver may be slow, and sent bytes cannot be taken back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +56,21 @@ class BufferLimits:
     frame_elements_max: int = 1_024
     linger_ms: int = 20
     probe_ms: int = 2_000
-    """How long output waits for credit before an empty frame requests a grant that may be lost."""
+    """Milliseconds for which output waits for credit. After that an empty frame requests the grant again, because it
+    may be lost.
+    """
     in_flight_bytes_max: int = 256 * 1024 * 1024
-    """Most bytes that a task keeps for one unaligned snapshot, over all channels, before it declines the checkpoint."""
+    """The most bytes that a task keeps for one unaligned snapshot, over all channels. With more it declines the
+    checkpoint.
+    """
     turn_rows_max: int = ROWS_UNLIMITED
-    """Rows that a task processes at most before it looks at what else has come in."""
+    """The most rows that a task processes before it handles other messages."""
     merged_rows_max: int = MERGED_ROWS_MAX
-    """Rows up to which small batches that wait on a channel are handed to the operators as one; 1: as they came."""
+    """The most rows in a batch that is made of small batches waiting on a channel. 1: batches are not merged."""
     debloat_target_ms: int = 0
-    """Time that the receiver should need for what is in flight; 0: only bytes count."""
+    """Milliseconds that the receiver should need for the bytes in flight. 0: no limit of time, only of bytes."""
     window_bytes_min: int = 4 * 1024
-    """No window is smaller."""
+    """The least size of a window, in bytes."""
 
     def __post_init__(self) -> None:
         check_whole(self, "credit_bytes", "queue_bytes_max", "frame_bytes_min", "frame_bytes_max", least=1)
@@ -82,7 +86,7 @@ class BufferLimits:
 
     @property
     def widest_window_bytes(self) -> int:
-        """The window of a receiver that is quick enough for all there may be.
+        """Returns the largest size of a window, in bytes, which a receiver gets if it is fast enough.
 
         The sender's queue is as large as the window. So a window may be larger than the credit: if it could not, a
         sender with little credit and a large queue would not notice a slow receiver.
@@ -91,14 +95,14 @@ class BufferLimits:
 
     @property
     def first_window_bytes(self) -> int:
-        """The window of a channel before anything was measured at its receiver."""
+        """Returns the size of a channel's window, in bytes, before the rate of its receiver was measured."""
         if not self.debloat_target_ms:
             return self.credit_bytes
         return min(self.widest_window_bytes, max(self.window_bytes_min, WINDOW_BYTES_AT_FIRST))
 
 
 class OutputChannel:
-    """The elements that wait to be sent on one channel."""
+    """The queue of one output channel: elements that wait to be sent."""
 
     __slots__ = (
         "_awaited",
@@ -124,34 +128,34 @@ class OutputChannel:
     def __init__(self, channel: ChannelId, limits: BufferLimits, awaited: bool = True) -> None:
         self.channel = channel
         self.place = 0
-        """Which of the gate's channels it is."""
+        """The position of this channel among the channels of the gate."""
         self._awaited = awaited
         self._held: Watermark | None = None
-        """The newest watermark, if no operator waits for it and it has not been queued yet."""
+        """The newest watermark, held back because no operator waits for it; None if none is held."""
         self._left: Watermark | None = None
-        """The newest watermark that has left; None: none yet."""
+        """The newest watermark that was sent, in ms since 1970; None if none was."""
         self.queue: deque[Element] = deque()
         self.queued_bytes = 0
         self.next_sequence = 0
-        """Number of the element that is sent next."""
+        """The number of the next element to send."""
         self.rows_put = 0
-        """Rows that were queued since the attempt began."""
+        """The number of rows queued since the attempt began."""
         self.barriers: set[CheckpointId] = set()
-        """Checkpoints whose barriers are queued."""
+        """The checkpoints whose barriers are in the queue."""
         self._limits = limits
         self.bytes_put = 0
-        """Bytes of batches that were queued since the last turn."""
+        """Bytes of batches that were queued since the last turn ended."""
         self.narrow_bytes: int | None = None
-        """The receiver's window if it is narrow, that is smaller than the widest; else None."""
+        """The receiver's window in bytes if it is narrow (smaller than the widest); otherwise None."""
         self._full_bytes = limits.queue_bytes_max
         """The limit of the queue, in bytes."""
         self._set_window(limits.first_window_bytes)
         self._credit_bytes = min(limits.credit_bytes, limits.first_window_bytes)
         self.sent_bytes = 0
-        """Bytes of batches that have left since the attempt began."""
+        """Bytes of batches that were sent since the attempt began."""
         self._frame_bytes = limits.frame_bytes_min
         self._urgent = 0
-        """Queued control elements."""
+        """The number of control elements in the queue."""
 
     def _set_window(self, window_bytes: int) -> None:
         limits = self._limits
@@ -176,12 +180,12 @@ class OutputChannel:
 
     @property
     def starved_at_bytes(self) -> int | None:
-        """The credit that was granted in total, if the first queued element waits for more."""
+        """Returns the total granted credit, in bytes, if the first queued element waits for more; otherwise None."""
         return self._credit_bytes if self.queue and not self.sendable else None
 
     @property
     def idle(self) -> bool:
-        """Returns whether there is nothing to send, now or later."""
+        """Returns whether there is nothing to send, neither now nor after the linger time."""
         return not self.queue and self._held is None
 
     @property
@@ -201,7 +205,7 @@ class OutputChannel:
         self._queue(element)
 
     def _release(self) -> None:
-        """Queues the watermark that is held."""
+        """Puts the watermark that was held back into the queue."""
         held = self._held
         self._held = None
         if held is not None:
@@ -220,7 +224,9 @@ class OutputChannel:
             self.barriers.add(element.checkpoint_id)
 
     def overtake(self, barrier: Barrier) -> list[InFlightElement]:
-        """Queues a barrier before all waiting elements, or moves it there. Returns the elements in flight now."""
+        """Queues a barrier before all waiting elements, or moves a queued one there. Returns the elements that it
+        overtakes.
+        """
         overtaken: list[InFlightElement] = []
         keep_in_flight(overtaken, (self._left,))
         for index, element in enumerate(self.queue):
@@ -235,13 +241,13 @@ class OutputChannel:
         return overtaken
 
     def grant(self, total_bytes: int, window_bytes: int) -> None:
-        """Credit came in; a stale grant changes nothing."""
+        """Handles granted credit. A grant that is older than the newest one changes nothing."""
         if total_bytes >= self._credit_bytes:
             self._credit_bytes = total_bytes
             self._set_window(window_bytes)
 
     def take_frame(self, flush: bool) -> tuple[int, tuple[Element, ...]] | None:
-        """The next frame as (number of its first element, elements), or None when it is not time or not allowed."""
+        """Returns the next frame as (number of its first element, elements), or None if no frame may be sent yet."""
         by_time = flush and self.queued_bytes > 0 and not self._urgent
         if flush:
             self._release()
@@ -290,13 +296,13 @@ class OutputGate:
         for place, of_channel in enumerate(self._channels.values()):
             of_channel.place = place
         self._marked = ReadyChannels(tuple(self._channels.values()))
-        """Channels in which something may wait, or was put since the last turn."""
+        """Channels in which elements may wait, or to which elements were added since the last turn."""
         self.lingering = False
         """True if `take_frames` has left elements that credit would allow to be sent."""
         self.starving = False
         """True if `take_frames` has left elements because there was no credit for them."""
         self.watermark_ms: int | None = None
-        """The newest watermark that was queued; None: none yet."""
+        """The newest watermark that was queued, in ms since 1970; None if none was."""
         self._pace = SenderPace()
 
     def __getitem__(self, channel: ChannelId) -> OutputChannel:
@@ -316,11 +322,11 @@ class OutputGate:
 
     @property
     def turn_rows_max(self) -> int:
-        """Rows of a turn, so that its batches are as large as the slowest receiver requires."""
+        """Returns the most rows of a turn. It is small enough that batches suit the slowest receiver."""
         return self._pace.rows_max
 
     def turn_over(self, rows: int) -> None:
-        """A turn of `rows` rows is over."""
+        """Handles the end of a turn that processed `rows` rows."""
         filled = 0.0
         for channel in self._marked:
             if channel.narrow_bytes is not None:
@@ -330,26 +336,26 @@ class OutputGate:
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes that wait on all channels."""
+        """Returns the bytes that wait on all channels."""
         return sum(channel.queued_bytes for channel in self._channels.values())
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes of this attempt that have left, on all channels."""
+        """Returns the bytes of this attempt that have left, on all channels."""
         return sum(channel.sent_bytes for channel in self._channels.values())
 
     @property
     def rows_put(self) -> int:
-        """Rows that were queued since the attempt began, on all channels."""
+        """Returns the rows that were queued since the attempt began, on all channels."""
         return sum(channel.rows_put for channel in self._channels.values())
 
     @property
     def empty(self) -> bool:
-        """Returns whether nothing waits."""
+        """Returns whether no channel has waiting elements."""
         return not any(channel.queue for channel in self._marked)
 
     def starved(self) -> dict[ChannelId, int]:
-        """Channels that wait for credit, and what they have been granted in total."""
+        """Returns the channels that wait for credit, each with its total granted credit in bytes."""
         found = ((state.channel, state.starved_at_bytes) for state in self._marked)
         return {channel: credit_bytes for channel, credit_bytes in found if credit_bytes is not None}
 
@@ -378,5 +384,5 @@ class OutputGate:
         return frames
 
     def row_positions(self) -> tuple[tuple[ChannelId, int], ...]:
-        """For each channel the number of rows that were queued since the attempt began."""
+        """Returns, for each channel, the number of rows that were queued since the attempt began."""
         return tuple((channel, state.rows_put) for channel, state in self._channels.items())

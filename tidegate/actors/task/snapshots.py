@@ -40,7 +40,7 @@ from tidegate.storage.state.snapshot import Cut, OperatorSnapshot
 
 
 class StagedFiles:
-    """Numbered files of one sink subtask: being written, durable, and committed."""
+    """The sink files of one subtask by number: being written, durable, or committed."""
 
     def __init__(self) -> None:
         self.next_index = 0
@@ -49,37 +49,37 @@ class StagedFiles:
 
     @property
     def in_flight(self) -> int:
-        """Files being written."""
+        """The number of files that are being written."""
         return self.next_index - self._committed - len(self._durable)
 
     def start(self) -> int:
-        """Number of a new file."""
+        """Returns the number of a new file."""
         self.next_index += 1
         return self.next_index - 1
 
     def durable(self, index: int, file: DataFile) -> None:
-        """Notes that a file was written. A repeated call does no harm."""
+        """Notes that a file was written. Repeated calls change nothing."""
         if index >= self.next_index:
             raise ProtocolError(f"sink file {index} was staged, but only {self.next_index} were asked for")
         if index >= self._committed:
             self._durable[index] = file
 
     def covered(self, end: int) -> tuple[int, tuple[DataFile, ...]] | None:
-        """Pending files below `end` as (first number, files); None while one of them is still being written."""
+        """Returns pending files below `end` as (first number, files), or None while one of them is being written."""
         indices = range(self._committed, end)
         if any(index not in self._durable for index in indices):
             return None
         return self._committed, tuple(self._durable[index] for index in indices)
 
     def commit(self, end: int) -> None:
-        """Files below `end` belong to a completed checkpoint."""
+        """Removes files below `end` from the pending ones, because a completed checkpoint has them."""
         for index in range(self._committed, end):
             del self._durable[index]
         self._committed = max(self._committed, end)
 
 
 class SnapshotPart(enum.Enum):
-    """The parts of a snapshot, each written on its own."""
+    """The parts of a snapshot. Each part is written separately."""
 
     STATE = "state"
     CHANNELS = "channels"
@@ -88,14 +88,16 @@ class SnapshotPart(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The place of one part of a snapshot in storage."""
+    """The place of one part of a snapshot in storage, and its size."""
 
     handle: StateHandle | None = None
     layer: StateHandle | None = None
     native: tuple[NativeState, ...] = ()
 
     def files(self, base: IncrementalBase | None) -> dict[str, int]:
-        """Sizes of the files that were written for it, by path. Native files that `base` has are not among them."""
+        """Returns the sizes in bytes of the files that were written for it, by path. Native files that are in `base`
+        already are not counted.
+        """
         known = frozenset[str]() if base is None else base.paths
         found = {h.path: h.size_bytes for h in (self.handle, self.layer) if h is not None and h.path is not None}
         return found | {f.path: f.size_bytes for state in self.native for f in state.files if f.path not in known}
@@ -113,27 +115,27 @@ class TaskSnapshot:
     alignment_ms: int
     started_at_ms: int
     ends: Mapping[OperatorUid, int]
-    """For each sink the number of files that were started before the barrier."""
+    """For each sink, the number of files that were started before the barrier."""
     missing: set[SnapshotPart] = field(default_factory=lambda: {SnapshotPart.STATE})
-    """Parts that are not durable yet, whether or not their writing has begun."""
+    """Parts that are not durable yet."""
     writing: set[SnapshotPart] = field(default_factory=lambda: {SnapshotPart.STATE})
     """Parts that are being written."""
     written: dict[SnapshotPart, Written] = field(default_factory=dict)
     base: IncrementalBase | None = None
-    """The base on which it is built."""
+    """The earlier snapshot on which this incremental snapshot is built."""
     chain: Chain | None = None
-    """The layers of the changelog that make it whole."""
+    """The layers of the changelog that it needs."""
     chain_since: int = 0
-    """Layers up to this number were written for snapshots before it."""
+    """The highest number of a layer that was written for an earlier snapshot."""
     sync_ms: int = 0
     read_splits: tuple[StoredSplit, ...] = ()
-    """The splits of a source that had finished."""
+    """The splits of a source that were read to their end."""
     acknowledged: bool = False
     cancelled: bool = False
 
     @property
     def lineage(self) -> IncrementalBase:
-        """Returns what later snapshots may be built on."""
+        """Returns the layers on which later snapshots may be built."""
         state = self.written[SnapshotPart.STATE]
         if self.chain is not None:
             return IncrementalBase(self.checkpoint_id, self.chain.handles)
@@ -144,7 +146,7 @@ class TaskSnapshot:
 
     @property
     def incremental_bytes(self) -> int:
-        """Bytes of state that were written for it, without in-flight rows."""
+        """Returns the bytes of state that were written for it, without in-flight rows."""
         state = self.written[SnapshotPart.STATE]
         inline = (h.size_bytes for h in (state.handle, state.layer) if h is not None and h.path is None)
         logged = () if self.chain is None else self.chain.layers
@@ -168,13 +170,13 @@ class SnapshotTracker:
 
     @property
     def files_in_flight(self) -> int:
-        """Sink files being written."""
+        """Returns the number of sink files that are being written."""
         files = sum(staged.in_flight for staged in self.files.values())
         return files + sum(commits.in_flight for commits in self.commits.values())
 
     @property
     def commits_behind(self) -> int:
-        """The most commits that one sink of the task has to make."""
+        """Returns how many commits are left, for the sink of the task that has the most left."""
         return max((commits.behind for commits in self.commits.values()), default=0)
 
     @property
@@ -183,11 +185,11 @@ class SnapshotTracker:
         return all(commits.confirmed for commits in self.commits.values())
 
     def stage(self, taken: Iterable[tuple[OperatorUid, StagedRows]], checkpoint_id: CheckpointId) -> list[StageFile]:
-        """Gives each of these files its number. `checkpoint_id`: the checkpoint that begins, if rows are prepared."""
+        """Numbers these files. `checkpoint_id`: the checkpoint for which rows are prepared, if any."""
         return [self._staged(uid, rows, checkpoint_id if rows.prepare else None) for uid, rows in taken]
 
     def staged(self, event: ev.FileStaged) -> None:
-        """A file is durable, or rows of a sink are written."""
+        """Handles that a file is durable, or that rows of a sink were written."""
         if event.uid in self.commits:
             self.commits[event.uid].written(event.index, event.parts)
         else:
@@ -204,12 +206,12 @@ class SnapshotTracker:
         return StageFile(uid, index, rows.batches, rows.folder, rows.prepare, checkpoint_id)
 
     def ends(self) -> dict[OperatorUid, int]:
-        """For each sink the number of files started so far."""
+        """Returns, for each sink, the number of files that were started so far."""
         files = {uid: staged.next_index for uid, staged in self.files.items()}
         return files | {uid: commits.next_index for uid, commits in self.commits.items()}
 
     def begin(self, snapshot: TaskSnapshot) -> None:
-        """The synchronous part is done."""
+        """Starts to track a snapshot whose synchronous part is done."""
         assert snapshot.checkpoint_id not in self._snapshots, "a task takes each snapshot once"
         if snapshot.chain is not None:
             snapshot.missing.add(SnapshotPart.CHANGELOG)
@@ -217,11 +219,11 @@ class SnapshotTracker:
         self._snapshots[snapshot.checkpoint_id] = snapshot
 
     def await_channels(self, checkpoint_id: CheckpointId) -> None:
-        """In-flight rows have to be durable too. They are not all there yet."""
+        """Notes that the snapshot also waits for in-flight rows, which have not all arrived."""
         self._snapshots[checkpoint_id].missing.add(SnapshotPart.CHANNELS)
 
     def overtook(self, checkpoint_id: CheckpointId) -> None:
-        """The barrier has overtaken something after all."""
+        """Notes that the barrier has overtaken rows after all, so that the snapshot waits for these."""
         self._snapshots[checkpoint_id].unaligned = True
 
     def write_channels(self, checkpoint_id: CheckpointId, empty: bool) -> None:
@@ -236,7 +238,7 @@ class SnapshotTracker:
     def persisted(
         self, checkpoint_id: CheckpointId, part: SnapshotPart, written: Written, sync_ms: int = 0
     ) -> list[str]:
-        """A part is durable. Returns the files to discard if the snapshot was cancelled meanwhile."""
+        """Handles that a part is durable. Returns the files to delete if the snapshot was cancelled meanwhile."""
         snapshot = self._snapshots.get(checkpoint_id)
         if snapshot is None or part not in snapshot.writing:
             return []
@@ -250,7 +252,9 @@ class SnapshotTracker:
         return []
 
     def changelog_answered(self) -> list[CheckpointId]:
-        """A layer of the changelog is durable, or has failed. Returns the snapshots that can never be durable now."""
+        """Handles that a layer of the changelog is durable, or has failed. Returns the snapshots that can no longer
+        become durable.
+        """
         failed = []
         for snapshot in self._snapshots.values():
             chain = snapshot.chain
@@ -264,7 +268,9 @@ class SnapshotTracker:
         return failed
 
     def failed(self, checkpoint_id: CheckpointId, part: SnapshotPart) -> tuple[bool, list[str]]:
-        """A part could not be written. Returns whether to decline the checkpoint, and the files to discard."""
+        """Handles that a part could not be written. Returns whether to decline the checkpoint, and the files to
+        delete.
+        """
         snapshot = self._snapshots.get(checkpoint_id)
         if snapshot is None or part not in snapshot.writing:
             return False, []
@@ -273,13 +279,14 @@ class SnapshotTracker:
         return declines, self._cancel(snapshot)
 
     def abort(self, checkpoint_id: CheckpointId) -> list[str]:
-        """The checkpoint was given up. Returns files that are durable already, and that are discarded nowhere else."""
+        """Cancels a snapshot. Returns its durable files, which only the caller can delete."""
         snapshot = self._snapshots.get(checkpoint_id)
         return [] if snapshot is None else self._cancel(snapshot)
 
     def complete(self, checkpoint_id: CheckpointId) -> TaskSnapshot | None:
-        """The checkpoint is complete: its files are committed. Returns its snapshot, or None for a repeated
-        notification."""
+        """Handles a completed checkpoint, which commits its files. Returns its snapshot, or None for a repeated
+        notification.
+        """
         snapshot = self._snapshots.pop(checkpoint_id, None)
         if snapshot is None:
             return None
@@ -293,13 +300,14 @@ class SnapshotTracker:
         return snapshot
 
     def abort_before(self, checkpoint_id: CheckpointId) -> list[str]:
-        """Ends older checkpoints, because a newer one is complete. Returns the files to discard."""
+        """Ends all older snapshots, because a newer checkpoint is complete. Returns the files to delete."""
         older = [n for n in self._snapshots if n < checkpoint_id]
         return [path for number in older for path in self.abort(number)]
 
     def to_acknowledge(self) -> list[tuple[TaskSnapshot, tuple[Committable, ...], tuple[PreparedRows, ...]]]:
-        """Snapshots that became fully durable, each with the files to commit, and the rows that the task commits
-        itself. Marks them acknowledged."""
+        """Returns the snapshots that have become durable, each with the files to commit, and with the rows that the
+        task commits itself. Marks these snapshots as acknowledged.
+        """
         ready = []
         for snapshot in self._snapshots.values():
             if snapshot.acknowledged or snapshot.cancelled:
@@ -359,14 +367,14 @@ class ChangelogWriter:
     def of(
         options: StateBackendOptions, chain: OperatorChain, instruct: Callable[[do.TaskInstruction], None]
     ) -> ChangelogWriter | None:
-        """The changelog of a task with these operators; None if the options ask for none."""
+        """Creates the changelog of a task with these operators. Returns None if the options disable it."""
         if not options.changelog:
             return None
         limits = ChangelogLimits.of(options.segment_bytes)
         return ChangelogWriter(chain.changes, lambda: chain.changed_bytes, instruct, limits)
 
     def restored(self, layers: tuple[StateHandle, ...]) -> None:
-        """The task continues from these layers."""
+        """Sets the layers with which the restored task continues."""
         self._log = ChangeLog(layers, self._limits)
 
     def for_snapshot(self, cut: Cut) -> tuple[Cut, Chain | None, int]:
@@ -388,7 +396,7 @@ class ChangelogWriter:
         return Cut(cut.checkpoint_id, keyed=False), chain, since
 
     def go_on(self) -> None:
-        """Between two turns: write a base, or changes, if it is time."""
+        """Writes a base or changes if it is time to. The task calls it between two turns."""
         if self._log.wants_base():
             for cut in self._log.seal_with_base():
                 self._write(cut)
@@ -396,7 +404,7 @@ class ChangelogWriter:
             self._write(self._log.seal())
 
     def answered(self, event: ev.SegmentPersisted | ev.SegmentFailed) -> None:
-        """A segment or a base is durable, or will never be."""
+        """Handles that a segment or a base is durable, or has failed."""
         if isinstance(event, ev.SegmentPersisted):
             discarded = self._log.written(event.number, event.whole, event.handle)
         else:

@@ -38,26 +38,26 @@ from tidegate.storage.state.snapshot import StateTable
 
 log = logging.getLogger(__name__)
 PAUSE_MAX_MS = 100
-"""The longest pause of a source that has no rows. So a new row waits no longer than this."""
+"""The longest pause of a source without rows, in ms. A new row waits no longer than this."""
 SHORTER = 4
-"""Rows make the next pause shorter by this factor; it stays above a millisecond, so that reads are patient."""
+"""The factor by which rows shorten the next pause. A pause stays above one millisecond."""
 PATIENCE_MS = 5_000
-"""How long one read may continue after the first pause."""
+"""Milliseconds for which one read may wait for rows after the first pause."""
 IDLENESS_PARTS = 10
-"""A split becomes idle with an answer. That is late by at most this part of the idleness."""
+"""The part of the idleness by which a split may become idle late, because that is noticed only when a read answers."""
 QUIET_MS = 30_000
-"""A split without rows for this long that holds event time back is logged, once, if no idleness was given."""
+"""Milliseconds without rows after which a split that holds event time back is logged, once, if no idleness was set."""
 QUIET_NAMED_MAX = 20
 FROZEN_MAX = 64
-"""How many checkpoints are remembered until they are complete, by a source with readers that are notified of them."""
+"""The most checkpoints that a source remembers until they are complete, if its readers are notified of them."""
 TRIED_MAX = 64
-"""The most splits that one read tries. A task that is closed waits for at most one of them."""
+"""The most splits that one read tries. A task that is closed waits for one of them at most."""
 SPLITS_MAX = 100_000
-"""The most splits that one subtask may have, including splits at their end."""
+"""The most splits of one subtask, including splits that were read to their end."""
 
 
 class Taken(NamedTuple):
-    """The content of an answer: rows, dead letters, and the checkpoint that it induces. Each may be None.
+    """The result of a read: rows, dead letters, and the checkpoint that it starts. Each may be None.
 
     `lost`: records that the source has passed over because they were deleted.
     """
@@ -107,30 +107,30 @@ class SourceCursor:
         self._requests = requests
         self._notified = notified
         self._frozen: dict[CheckpointId, FrozenPositions] = {}
-        """Positions in checkpoints that are not complete yet, if readers are notified."""
+        """The positions in checkpoints that are not complete yet, if readers are notified of completed ones."""
         self._behind: dict[int, int] = {}
-        """The number of records that exist after the position in a split, where it is known."""
+        """For each split, the number of records after its position, if known."""
         self.alignment = alignment
         self._all_held = False
-        """True if every split that could be read now is too far ahead."""
+        """True if every split that could be read is held because it is too far ahead in event time."""
         self._event_times = SourceSplits() if event_times is None else event_times
         for index, position in enumerate(positions):
             self._event_times.restore(None if in_turn is None else index, position.event_times)
         self._taken: int | None = None
-        """The split that was processed last."""
+        """The split of the rows that were processed last."""
         self._positions = list(positions)
         self._offsets = [position.next_offset for position in positions]
-        """The first row of each split that was not read yet."""
+        """The offset of each split from which the next read begins."""
         self._read_in = [position.split for position in positions]
-        """The splits as the next read of each gets them: with the newest payload."""
+        """The splits that the next read receives, with their newest payloads."""
         self._known = {position.split.split_id for position in positions}
-        """Ids of all splits, those included that were found in answers that wait to be processed."""
+        """Ids of all splits, including those in answers that wait to be processed."""
         self._open = [index for index, position in enumerate(positions) if not position.at_end]
-        """Splits whose end was not read yet."""
+        """Splits that were not read to their end."""
         self._turn = 0
-        """Which of the open splits is read now."""
+        """The index of the open split that is read now."""
         self._ready: deque[tuple[int, SourceBatchRead, bool]] = deque()
-        """Answers that wait to be processed: split, answer, and whether the split is idle from there on."""
+        """The answers that wait to be processed, each with its split, and whether the split is idle from then on."""
         self._reads = 0
         self._outstanding: int | None = None
         self._asked: list[int] = []
@@ -148,20 +148,20 @@ class SourceCursor:
         self._quiet: set[int] = set()
         """Splits that were logged because they hold event time back."""
         self._quiet_due_ms = 0
-        """When splits that hold event time back are looked for again."""
+        """The time, in ms since 1970, of the next check for splits that hold event time back."""
         self._rows_at_ms: dict[int, int] = {}
-        """The time when a split last had rows, was first read, or was not read because the sources are held back."""
+        """For each split, the time in ms since 1970 when it last had rows, was first read, or was held back."""
         self._idling: set[int] = set()
-        """Splits that were called idle, and have had no rows since."""
+        """Splits that are idle: they have had no rows since they were found to be."""
         self._misses = 0
-        """Empty answers since the last one that was not empty, or since the last pause."""
+        """The number of empty answers since the last answer with rows, or since the last pause."""
         self._next_pause_ms = 1
         self._pause_ms: int | None = None
-        """The length of the pause, during one."""
+        """The length of the current pause in ms; None without a pause."""
 
     @property
     def has_batch(self) -> bool:
-        """Returns whether a batch waits to be processed."""
+        """Returns whether an answer waits to be processed."""
         return bool(self._ready)
 
     @property
@@ -172,17 +172,17 @@ class SourceCursor:
 
     @property
     def split_ids(self) -> tuple[str, ...]:
-        """The splits that it has, those at their end included."""
+        """Returns the ids of its splits, including splits that were read to their end."""
         return tuple(position.split.split_id for position in self._positions)
 
     @property
     def rows_read(self) -> int:
-        """Rows of its splits that count as processed; an unknown length of a split (-1) counts as none."""
+        """Returns how many rows of its splits were processed. A split of unknown length (-1) counts as none."""
         return sum(max(0, position.next_offset) for position in self._positions)
 
     @property
     def behind(self) -> Collection[int]:
-        """The number of records in each split that exist and were not processed, where it is known."""
+        """Returns, for each split, how many records exist that were not processed, where that is known."""
         return self._behind.values()
 
     def next_steps(self, rows_max: int | None, at_ms: int) -> Sequence[TaskInstruction]:
@@ -234,14 +234,15 @@ class SourceCursor:
         return ReadSource(self._outstanding, split, offset, rows_max, tuple(others), patience_ms, pause_ms)
 
     def _patience_ms(self) -> int:
-        """Returns for how long the read may continue; 0 if it does not try all splits, which may get rows or become
-        free meanwhile."""
+        """Returns for how many ms the read may wait for rows. 0 if it does not try all splits, because other splits may
+        get rows meanwhile.
+        """
         if self._next_pause_ms == 1 or self.alignment is not None or len(self._asked) < self._asked_in_turn:
             return 0
         return PATIENCE_MS if self._idleness_ms is None else min(PATIENCE_MS, self._idleness_ms // IDLENESS_PARTS)
 
     def _next_asked(self) -> list[int]:
-        """The splits to try now: one, or after a pause or a split without rows others as well."""
+        """Returns the splits that the next read tries: one, or several after a pause or after a split without rows."""
         if (self._next_pause_ms == 1 and not self._misses) or self._splits is None:
             return [self._open[self._turn]]
         steps = range(min(len(self._open), TRIED_MAX))
@@ -264,7 +265,7 @@ class SourceCursor:
 
     @property
     def _asked_in_turn(self) -> int:
-        """Returns how many splits have to have nothing before the source pauses."""
+        """Returns how many splits must be without rows before the source pauses."""
         if self._splits is None:
             return 1
         return len(self._open) if self.alignment is None else sum(not self._held(index) for index in self._open)
@@ -318,11 +319,11 @@ class SourceCursor:
         return None
 
     def resume(self) -> None:
-        """The pause is over."""
+        """Ends the pause."""
         self._pause_ms = None
 
     def take(self) -> Taken:
-        """The next answer, whose rows count as processed from now on."""
+        """Returns the next answer. Its rows count as processed from now on."""
         index, event, idle = self._ready.popleft()
         self._taken = index
         position = self._positions[index]
@@ -368,8 +369,9 @@ class SourceCursor:
             self._behind[index] = event.behind
 
     def _note_event_times(self) -> None:
-        """Stores event times in positions. Of splits that are read one after the other, only the last has all rows
-        before it."""
+        """Stores event times in the positions. If splits are read one after the other, only the last split has all rows
+        before it.
+        """
         read = (
             range(len(self._positions)) if self._splits is not None else () if self._taken is None else (self._taken,)
         )
@@ -390,7 +392,7 @@ class SourceCursor:
         self._known.update(ids)
 
     def _add(self, split: SourceSplit) -> None:
-        """Begins to read a split that was found or assigned, at its first row."""
+        """Adds a split that was found or assigned, at its first row."""
         index = len(self._positions)
         self._positions.append(SplitPosition(split))
         self._read_in.append(split)
@@ -493,7 +495,7 @@ def report_ready(d: TaskDescriptor, source: SourceCursor | None, event: TaskRest
 
 
 ASK_AGAIN_MS = 1_000
-"""A question that was not answered for this long is repeated."""
+"""Milliseconds after which a request without an answer is repeated."""
 
 
 class SplitRequests:
@@ -515,7 +517,7 @@ class SplitRequests:
         """True once the coordinator has answered that there are no more."""
 
     def ask(self, at_ms: int) -> tuple[do.TaskInstruction, ...]:
-        """Returns what to do for a task that has nothing to read any more."""
+        """Returns the request to send when a task has nothing left to read."""
         if self.over or self._asked:
             return ()
         self._asked = True
@@ -523,11 +525,11 @@ class SplitRequests:
         return do.RequestSplits(self._attempt, self._given), again
 
     def ask_again(self) -> None:
-        """Allows the request to be repeated: it, or its answer, may have got lost."""
+        """Allows the request to be repeated, because it or its answer may be lost."""
         self._asked = False
 
     def answered(self, event: SplitsAssigned) -> Sequence[SourceSplit]:
-        """The splits that are new in an answer."""
+        """Returns the splits of an answer that the task does not have yet."""
         if event.first > self._given:
             raise ProtocolError(f"splits from number {event.first} on were assigned, and {self._given} were there")
         if event.first < self._given:
@@ -571,7 +573,7 @@ class SplitAlignment:
         self.group_ms: int | None = None
         """The lowest watermark of the group that the coordinator announced last."""
         self._due = True
-        """True if a report to the coordinator is due."""
+        """True if a report to the coordinator is to be sent."""
         self._waits_at: tuple[int | None] | None = None
         """The watermark of the last report that the task has nothing to read until others have come nearer; None if it
         has something to read."""
@@ -580,7 +582,9 @@ class SplitAlignment:
 
     @property
     def lowest_ms(self) -> int | None:
-        """The watermark of the slowest split that counts: MIN_WATERMARK_MS before it has one; None if all are idle."""
+        """Returns the watermark, in ms since 1970, of the slowest split that counts: MIN_WATERMARK_MS if it has none
+        yet, None if all splits are idle.
+        """
         if not self._splits.in_turn:
             return self._generator.split_watermark_ms(None)
         if self._splits.active:
@@ -589,7 +593,7 @@ class SplitAlignment:
 
     @property
     def drift_ms(self) -> int | None:
-        """How far the task is ahead of the slowest member of the group, in ms; None if one of them is unknown."""
+        """Returns how far the task is ahead of the slowest member of the group, in ms; None if that is unknown."""
         known = (MIN_WATERMARK_MS, MAX_WATERMARK_MS, None)
         lowest_ms = self.lowest_ms
         if lowest_ms is None or self.group_ms is None or {lowest_ms, self.group_ms} & set(known):
@@ -604,11 +608,11 @@ class SplitAlignment:
         return ahead_ms > self.group_ms + self._alignment.max_drift_ms
 
     def announced(self, group_ms: int) -> None:
-        """Notes the lowest watermark of the group."""
+        """Stores the lowest watermark of the group, which the coordinator announced."""
         self.group_ms = group_ms
 
     def timer_due(self) -> None:
-        """An interval is over."""
+        """Notes that the interval between two reports is over."""
         self._due = True
 
     def steps(self, at_ms: int, waits: bool, at_end: bool) -> tuple[do.TaskInstruction, ...]:

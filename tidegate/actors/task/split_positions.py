@@ -1,5 +1,5 @@
-"""Positions in the splits of a source, as a snapshot stores them: one row for each split. `SourceCursor` counts, and a
-restore reads the rows back. A position names the next row of its split.
+"""Positions in the splits of a source, as a snapshot stores them: one row for each split. `SourceCursor` computes them,
+and a restore reads them. A position is the number of the next row of its split.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class SplitPosition:
-    """A position in a split: `next_offset` is the first row that was not processed.
+    """A position in a split. `next_offset` is the first row that was not processed.
 
-    `event_times`: the greatest timestamp in it, of each operator that makes watermarks.
+    `event_times`: for each operator that generates watermarks, the greatest timestamp of the split, in ms since 1970.
     """
 
     split: SourceSplit
@@ -41,7 +41,7 @@ class SplitPosition:
 
 @dataclass(frozen=True, slots=True)
 class FrozenPositions:
-    """Positions as they were; already immutable, so freezing is taking the reference."""
+    """The positions of a snapshot. They are immutable, so a snapshot only keeps a reference to them."""
 
     positions: tuple[SplitPosition, ...]
     state: str = SOURCE_STATE
@@ -55,11 +55,11 @@ class FrozenPositions:
 
     @property
     def splits(self) -> tuple[StoredSplit, ...]:
-        """The splits without how far they are, in their order."""
+        """Returns the splits without their positions, in the order of the positions."""
         return tuple(StoredSplit(p.split.split_id, p.split.payload, p.split.rows) for p in self.positions)
 
     def chunks(self) -> Iterator[StateChunk]:
-        """One row for each split."""
+        """Returns the positions as tables, one row for each split."""
         rows = pa.RecordBatch.from_pylist(
             [
                 {
@@ -78,7 +78,7 @@ class FrozenPositions:
 
 
 def positions_from_tables(tables: Sequence[StateTable]) -> tuple[SplitPosition, ...]:
-    """Inverse of `FrozenPositions.chunks`, over the tables of several subtasks."""
+    """Returns the positions that are in the tables of several subtasks. The inverse of `FrozenPositions.chunks`."""
     return tuple(
         SplitPosition(
             SourceSplit(row["split_id"], row["payload"], row["rows"]),

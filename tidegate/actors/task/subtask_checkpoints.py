@@ -44,7 +44,7 @@ from tidegate.storage.state.snapshot import Cut, OperatorSnapshot
 
 
 class SubtaskCheckpoints:
-    """One subtask's part in the checkpoints of the job."""
+    """Takes one subtask's part of the job's checkpoints."""
 
     def __init__(
         self,
@@ -63,18 +63,18 @@ class SubtaskCheckpoints:
         self._parts = parts
         self._instruct = instruct
         self._recorders: dict[CheckpointId, ChannelRecorder] = {}
-        """Recorders of snapshots whose in-flight elements have not all arrived."""
+        """Recorders of snapshots that wait for more in-flight elements."""
         self._deadlines_ms: dict[CheckpointId, int] = {}
-        """The time at which a barrier that waits in output queues overtakes."""
+        """The time, in ms since 1970, at which a barrier in output queues overtakes the elements before it."""
         self._barriers: dict[CheckpointId, Barrier] = {}
         self._lineages = IncrementalBases()
         self._changelog = changelog
         self._held: DeferredInputs | None = None
-        """Inputs that wait while the operators are finishing; None if they are not finishing."""
+        """Inputs that are deferred while the operators are finishing; None if they are not finishing."""
         self.taken = CheckpointId(0)
-        """The newest checkpoint that a snapshot was taken for."""
+        """The newest checkpoint for which a snapshot was taken."""
         self.stopping: CheckpointId | None = None
-        """The savepoint after which the task ends, once its snapshot was taken."""
+        """The savepoint after which the task ends. Set once its snapshot was taken."""
         self.tracker = SnapshotTracker(
             descriptor.task.subtask,
             {spec.uid: spec.table for spec in descriptor.operators if spec.table is not None},
@@ -87,29 +87,29 @@ class SubtaskCheckpoints:
 
     @property
     def held(self) -> frozenset[CheckpointId]:
-        """Checkpoints of which something is held back."""
+        """Returns the checkpoints of which inputs are deferred."""
         return frozenset() if self._held is None else self._held.checkpoints
 
     # --- what comes in --------------------------------------------------------------------------------------------
 
     def blocks(self, channel: ChannelId) -> bool:
-        """Returns whether elements of this channel must wait."""
+        """Returns whether elements of this channel must wait for a barrier of other channels."""
         return self.handler.blocks(channel)
 
     @property
     def blocks_for(self) -> CheckpointId | None:
-        """The checkpoint for which they must wait, as long as it is the same; None: no channel is blocked."""
+        """Returns the checkpoint for which blocked channels wait; None if no channel is blocked."""
         return self.handler.blocks_for
 
     def restored(self, lineage: IncrementalBase | None) -> None:
-        """The task starts from this part of a checkpoint, and its next snapshots may be built on that."""
+        """Sets the restored part of a checkpoint. The next snapshots may be built on it."""
         if lineage is not None:
             self._lineages.remember(lineage)
             if self._changelog is not None:
                 self._changelog.restored(lineage.layers)
 
     def arrived(self, channel: ChannelId, elements: Sequence[Element], at_ms: int) -> None:
-        """New elements have been queued on an input channel."""
+        """Handles new elements that were queued on an input channel."""
         limit_bytes = self._descriptor.limits.in_flight_bytes_max
         for recorder in list(self._recorders.values()):
             recorder.arrived(channel, elements)
@@ -122,38 +122,38 @@ class SubtaskCheckpoints:
                 self._tell((element.checkpoint_id, channel), partial(self._announced, channel, element), at_ms)
 
     def barrier(self, channel: ChannelId, barrier: Barrier, at_ms: int) -> None:
-        """A barrier is the next element of a channel."""
+        """Handles a barrier that is the next element of a channel."""
         self._follow(self.handler.barrier(channel, barrier, at_ms), at_ms)
 
     def cancel_barrier(self, channel: ChannelId, checkpoint_id: CheckpointId, at_ms: int) -> None:
-        """A cancel barrier is the next element of a channel."""
+        """Handles a cancel barrier that is the next element of a channel."""
         self._follow(self.handler.cancel_barrier(channel, checkpoint_id, at_ms), at_ms)
 
     def channel_ended(self, channel: ChannelId, at_ms: int) -> None:
-        """A channel has delivered its last element."""
+        """Handles the last element of a channel."""
         self._follow(self.handler.channel_ended(channel, at_ms), at_ms)
 
     def trigger(self, barrier: Barrier, at_ms: int) -> None:
-        """Starts a checkpoint that the coordinator has triggered here."""
+        """Starts a checkpoint that the coordinator has triggered at this task."""
         news = barrier.checkpoint_id, None
         self._tell(news, lambda at_ms: self._follow(self.handler.trigger(barrier, at_ms), at_ms), at_ms)
 
     def timer(self, at_ms: int) -> None:
-        """An alignment may have taken too long, here or in an output queue."""
+        """Handles the timer of barriers: an alignment may have taken too long, here or in an output queue."""
         self._tell(None, lambda at_ms: self._follow(self.handler.timer(at_ms), at_ms), at_ms)
         for checkpoint_id, recorder in self._recorders.items():
             if at_ms >= self._deadlines_ms.get(checkpoint_id, at_ms + 1):
                 self._overtake_late(self._barriers[checkpoint_id], recorder)
 
     def abort(self, checkpoint_id: CheckpointId, at_ms: int) -> None:
-        """The coordinator has given a checkpoint up."""
+        """Gives up a checkpoint that the coordinator has aborted."""
         if self._held is not None and self._held.forget(checkpoint_id):
             self._outputs.broadcast(CancelBarrier(checkpoint_id))
         self._follow(self.handler.abort(checkpoint_id), at_ms)
         self._give_up(checkpoint_id)
 
     def completed(self, checkpoint_id: CheckpointId) -> TaskSnapshot | None:
-        """A checkpoint is complete. Returns this task's snapshot, or None if that was known."""
+        """Handles a completed checkpoint. Returns this task's snapshot, or None for a repeated notification."""
         snapshot = self.tracker.complete(checkpoint_id)
         self._discard(self.tracker.abort_before(checkpoint_id))
         for older in [n for n in self._recorders if n <= checkpoint_id]:
@@ -161,7 +161,7 @@ class SubtaskCheckpoints:
         return snapshot
 
     def written(self, event: ev.WriteAnswered) -> None:
-        """Something that was to be written is durable, or never will be."""
+        """Handles that a part of a snapshot is durable, or that its write has failed."""
         if isinstance(event, ev.SnapshotFailed):
             self._failed(event)
         elif isinstance(event, ev.SegmentPersisted | ev.SegmentFailed):
@@ -208,7 +208,7 @@ class SubtaskCheckpoints:
         self._instruct(do.Decline(self._descriptor.attempt, checkpoint_id, reason, message))
 
     def hold(self) -> None:
-        """Takes no snapshot from now on: the operators are finishing.
+        """Defers all inputs about checkpoints from now on, because the operators are finishing.
 
         In at-least-once mode barriers block nothing, so the task may have processed a channel beyond its barrier, up to
         the end. A snapshot of the finished task would then promise that its upstream tasks have finished too. So
@@ -227,7 +227,9 @@ class SubtaskCheckpoints:
             told(at_ms)
 
     def settle(self, at_ms: int) -> None:
-        """Called at the end of each event: have in-flight elements written, and acknowledge what is durable."""
+        """Orders the writes of in-flight elements, and acknowledges snapshots that are durable. Called at the end of
+        each event.
+        """
         for checkpoint_id, recorder in list(self._recorders.items()):
             for channel in recorder.open_outputs:
                 if checkpoint_id not in self._outputs[channel].barriers:
@@ -245,14 +247,14 @@ class SubtaskCheckpoints:
     # --- steps ----------------------------------------------------------------------------------------------------
 
     def _tell(self, news: News, told: Told, at_ms: int) -> None:
-        """Handles an input now, or when the operators have finished."""
+        """Handles an input now, or defers it until the operators have finished."""
         if self._held is None:
             told(at_ms)
         elif (oldest := self._held.add(news, told)) is not None:
             self._refuse(oldest, CheckpointFailureReason.SUBSUMED)
 
     def _refuse(self, checkpoint_id: CheckpointId, reason: CheckpointFailureReason) -> None:
-        """Gives up a checkpoint that has no snapshot here, and notifies the coordinator and the outputs."""
+        """Gives up a checkpoint without a snapshot here. Notifies the coordinator and the outputs."""
         self.handler.abort(checkpoint_id)
         self._outputs.broadcast(CancelBarrier(checkpoint_id))
         self.decline(checkpoint_id, reason, reason.value)
@@ -331,7 +333,7 @@ class SubtaskCheckpoints:
                 recorder.input_waits(channel.channel, *channel.before(recorder.checkpoint_id))
 
     def _send_barrier(self, barrier: Barrier, recorder: ChannelRecorder, at_ms: int) -> bool:
-        """Queues the barrier on every output. Returns whether it has overtaken, or may do so later."""
+        """Queues the barrier on every output. Returns whether it has overtaken elements, or may do so later."""
         may_overtake = False
         for edge in self._descriptor.outputs:
             out = replace(barrier, options=outgoing_options(barrier.options, edge.unaligned))
@@ -352,7 +354,7 @@ class SubtaskCheckpoints:
         return may_overtake
 
     def _overtake_late(self, barrier: Barrier, recorder: ChannelRecorder) -> None:
-        """The barrier has waited in output queues for too long: now it overtakes what is before it there."""
+        """Moves the barrier before the elements in output queues, because it has waited for too long."""
         late = replace(barrier, options=replace(barrier.options, alignment=Alignment.UNALIGNED))
         for channel in recorder.open_outputs:
             if barrier.checkpoint_id in self._outputs[channel].barriers:
@@ -413,7 +415,7 @@ class SubtaskCheckpoints:
 
 
 def outgoing_options(options: BarrierOptions, unaligned: bool) -> BarrierOptions:
-    """The options of a barrier that goes out on an edge. `unaligned`: whether barriers may overtake there."""
+    """Returns the options of a barrier on an output edge. `unaligned`: whether barriers may overtake there."""
     if not unaligned:
         if options.alignment is Alignment.UNALIGNED or options.timeoutable:
             return replace(options, alignment=Alignment.FORCED_ALIGNED)
@@ -429,28 +431,30 @@ def _splits_of(operator: OperatorSnapshot) -> tuple[StoredSplit, ...]:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotParts:
-    """The callbacks of a snapshot: the first four act, in this order; the other two return facts."""
+    """Functions that a snapshot calls. The first four act, in this order; the other two return facts."""
 
     prepare: Callable[[], None]
-    """Let the operators emit what belongs before the barrier. Not called once they have finished."""
+    """Lets the operators emit the rows that belong before the barrier. Not called after they have finished."""
     send: Callable[[], None]
-    """Let the barrier leave."""
+    """Queues the barrier on the outputs."""
     stage: Callable[[], None]
-    """Have what the sinks hold written to files."""
+    """Orders that rows of the sinks are written to files."""
     freeze: Callable[[Cut], tuple[OperatorSnapshot, ...]]
-    """The synchronous part."""
+    """Freezes the state of the operators: the synchronous part of the snapshot."""
     finished: Callable[[], bool]
     """Returns whether the operators have finished."""
     changed_rows: ChangedRows
-    """How many rows of keyed state a snapshot on top of a checkpoint would hold, and how many a whole one."""
+    """Returns two numbers of rows of keyed state: in a snapshot on top of a checkpoint, and in a full snapshot."""
 
 
 HELD_MAX = TRACKED_MAX
-"""Most checkpoints that are held back: as many as may be pending in a task that counts barriers."""
+"""The most checkpoints whose inputs are deferred: as many as may be pending in a task that counts barriers."""
 Told: TypeAlias = Callable[[int], None]
-"""Handles an input at a time in ms."""
+"""A function that handles a deferred input; its argument is the time in ms since 1970."""
 News: TypeAlias = tuple[CheckpointId, ChannelId | None] | None
-"""A checkpoint, and the channel on which its barrier has arrived; without a channel its trigger. None: the timer."""
+"""An input about a checkpoint: the checkpoint, and the channel of its barrier (None for its trigger). None: the
+timer.
+"""
 
 
 class DeferredInputs:
@@ -469,11 +473,11 @@ class DeferredInputs:
 
     @property
     def checkpoints(self) -> frozenset[CheckpointId]:
-        """Checkpoints of which something is held back."""
+        """Returns the checkpoints of which inputs are deferred."""
         return frozenset(news[0] for news in self._told if news is not None)
 
     def add(self, news: News, told: Told) -> CheckpointId | None:
-        """Holds back one more input. Returns the checkpoint that has to be given up for it, or None."""
+        """Defers one more input. Returns the checkpoint that must be given up for it, or None."""
         self._told.setdefault(news, told)
         oldest = None
         if not may_hold(len(self.checkpoints), HELD_MAX):
@@ -483,13 +487,15 @@ class DeferredInputs:
         return oldest
 
     def forget(self, checkpoint_id: CheckpointId) -> bool:
-        """A checkpoint was given up. Returns whether it was triggered here: then no barrier of it comes in."""
+        """Drops the inputs of a checkpoint that was given up. Returns whether it was triggered here: then none of its
+        barriers arrives.
+        """
         triggered = (checkpoint_id, None) in self._told
         self._told = {news: told for news, told in self._told.items() if news is None or news[0] != checkpoint_id}
         return triggered
 
     def take_all(self) -> list[Told]:
-        """Everything, in order. Nothing is held afterwards."""
+        """Returns all deferred inputs in order, and empties the list."""
         all_told = list(self._told.values())
         self._told = {}
         return all_told
@@ -521,25 +527,27 @@ class ChannelRecorder:
 
     @property
     def complete(self) -> bool:
-        """Returns whether nothing can be added any more."""
+        """Returns whether all in-flight elements of the snapshot are recorded."""
         return not self._open_inputs and not self._open_outputs
 
     @property
     def open_outputs(self) -> Iterable[ChannelId]:
-        """Output channels whose barrier may still overtake something."""
+        """Returns the output channels whose barrier may still overtake elements."""
         return tuple(self._open_outputs)
 
     def input_waits(
         self, channel: ChannelId, elements: Sequence[InFlightElement], recovered: int, barrier_arrived: bool
     ) -> None:
-        """These wait on an input as the snapshot is taken. The first `recovered` of them were restored."""
+        """Records the elements that wait on an input when the snapshot is taken. The first `recovered` of them were
+        restored.
+        """
         self._hold(Direction.INPUT, channel, elements)
         self._recovered[channel] = recovered
         if not barrier_arrived:
             self._open_inputs.add(channel)
 
     def arrived(self, channel: ChannelId, elements: Iterable[Element]) -> None:
-        """New elements have been queued on an input."""
+        """Records new elements of an input, if they belong to the checkpoint."""
         if channel not in self._open_inputs:
             return
         for element in elements:
@@ -549,20 +557,20 @@ class ChannelRecorder:
             self._hold(Direction.INPUT, channel, (element,))
 
     def output_overtaken(self, channel: ChannelId, elements: Sequence[InFlightElement]) -> None:
-        """The barrier has overtaken these in an output queue."""
+        """Records the elements that the barrier has overtaken in an output queue."""
         self._hold(Direction.OUTPUT, channel, elements)
         self._open_outputs.discard(channel)
 
     def output_waits(self, channel: ChannelId) -> None:
-        """The barrier waits in an output queue, and may overtake what is before it later."""
+        """Notes that the barrier waits in an output queue, where it may overtake later."""
         self._open_outputs.add(channel)
 
     def output_left(self, channel: ChannelId) -> None:
-        """The barrier has left in its turn: nothing of this channel is in flight."""
+        """Notes that the barrier was sent in its turn, so that no element of this channel is in flight."""
         self._open_outputs.discard(channel)
 
     def channels(self) -> tuple[InFlight, ...]:
-        """Returns what was recorded, without channels that have no rows."""
+        """Returns the recorded elements of each channel that has rows."""
         assert self.complete
         return tuple(
             InFlight(

@@ -28,23 +28,23 @@ COMMITS_BEHIND_MAX = 10
 
 
 class SubtaskCommits:
-    """The prepared rows of one sink in one subtask."""
+    """Tracks the prepared rows of one sink in one subtask."""
 
     def __init__(self, uid: OperatorUid, job_id: JobId) -> None:
         self._uid = uid
         self._job_id = job_id
         self.next_index = 0
         self._writing: dict[int, CheckpointId | None] = {}
-        """Writes under way, with the checkpoint that each prepares for, if any."""
+        """Writes under way, each with the checkpoint for which it prepares rows, if any."""
         self._prepared: dict[int, PreparedRows] = {}
         """Rows that no completed checkpoint covers, by the number of the write that prepared them."""
         self._due: deque[PreparedRows] = deque()
-        """Rows to commit, oldest first. The first ones are under way if `_committing`."""
+        """Rows to commit, oldest first. If `_committing`, the first ones are being committed."""
         self._committing = False
 
     @property
     def in_flight(self) -> int:
-        """Writes under way."""
+        """Returns the number of writes under way."""
         return len(self._writing)
 
     @property
@@ -65,7 +65,7 @@ class SubtaskCommits:
         return index
 
     def written(self, index: int, parts: tuple[PreparedPart, ...]) -> None:
-        """A write is over. `parts` is empty if it has prepared nothing."""
+        """Handles the end of a write. `parts` is empty if it has prepared no rows."""
         if index not in self._writing:
             raise ProtocolError(f"write {index} of sink {self._uid!r} was answered twice, or never ordered")
         checkpoint_id = self._writing.pop(index)
@@ -74,19 +74,20 @@ class SubtaskCommits:
             self._prepared[index] = PreparedRows(self._uid, self._job_id, checkpoint_id, parts)
 
     def covered(self, end: int) -> tuple[PreparedRows, ...] | None:
-        """Returns the rows that a checkpoint stores whose barrier came after `end` writes. None while one of these is
-        under way."""
+        """Returns the prepared rows that a checkpoint stores, from the first `end` writes, if they are not committed.
+        Returns None while one of these writes is under way.
+        """
         if any(index < end for index in self._writing):
             return None
         return (*self._due, *(rows for index, rows in sorted(self._prepared.items()) if index < end))
 
     def complete(self, end: int) -> None:
-        """A checkpoint has completed whose barrier came after `end` writes: its rows are due."""
+        """Makes the rows of the first `end` writes due for commit, because their checkpoint is complete."""
         for index in sorted(index for index in self._prepared if index < end):
             self._due.append(self._prepared.pop(index))
 
     def restored(self, rows: Iterable[PreparedRows]) -> None:
-        """The task starts from a checkpoint with these rows."""
+        """Sets the rows to commit that the restored checkpoint holds."""
         self._due.extend(rows)
 
     def next_commit(self) -> CommitPrepared | None:
@@ -97,7 +98,7 @@ class SubtaskCommits:
         return CommitPrepared(self._due[0])
 
     def committed(self, rows: PreparedRows) -> None:
-        """A commit has returned."""
+        """Handles the end of a commit."""
         if not self._committing or self._due[0] != rows:
             raise ProtocolError(f"checkpoint {rows.checkpoint_id} of sink {self._uid!r} was committed out of turn")
         self._committing = False

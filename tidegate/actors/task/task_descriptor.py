@@ -1,4 +1,6 @@
-"""`TaskDescriptor`: the place of one task in the job, which it gets when it is deployed. `TaskStatus`: its life."""
+"""`TaskDescriptor`: the place of one task in the job, which the task gets when it is deployed. `TaskStatus`: the states
+of a task.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +29,16 @@ class OutputEdge:
     unaligned: bool = True
     """True if barriers may overtake on this edge."""
     side: SideOutput | None = None
-    """The side output that it carries; None for the output of the chain."""
+    """The side output whose rows it carries; None for the output of the chain."""
     combines: LocalAggregation | None = None
-    """How the rows of a batch may be combined before they are split; None for not at all."""
+    """The way in which rows of a batch are combined before they are split; None if they are not combined."""
     event_time: bool = True
     """True if an operator behind it waits for watermarks."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskDescriptor:
-    """Everything that a task machine needs about its place in the job."""
+    """The place of a task in its job, with all settings that the task machine needs."""
 
     task: TaskId
     name: str
@@ -51,18 +53,18 @@ class TaskDescriptor:
     limits: BufferLimits
     source_rows_max: int
     input_indices: tuple[int, ...] = ()
-    """For each of `inputs` the input of the first operator that it leads to."""
+    """For each of `inputs`, the number of the input of the first operator to which it leads."""
     exactly_once: bool = True
     backend: StateBackendOptions = field(default_factory=StateBackendOptions)
-    """The backend of keyed state; the folder is this task's own."""
+    """The backend of keyed state. Its folder belongs to this task alone."""
     asks_for_splits: bool = False
     """True if the coordinator assigns the splits of the source."""
     job_id: JobId = JobId("")
-    """The job, for the tokens of commits."""
+    """The job. Commit tokens contain it."""
 
     @property
     def turn_rows(self) -> BatchRows:
-        """Bounds on the rows of a turn."""
+        """Returns the least and the most rows of a turn."""
         return rows_of_a_turn((spec.batch_rows for spec in self.operators), self.limits.turn_rows_max)
 
     @property
@@ -83,7 +85,9 @@ def describe_task(
     asks_for_splits: bool = False,
     job_id: JobId = JobId(""),
 ) -> TaskDescriptor:
-    """The descriptor of one task. `splits`: the splits with which a source task starts when it restores nothing."""
+    """Returns the descriptor of one task. `splits`: the splits with which a source task starts if it restores
+    nothing.
+    """
     vertex = graph.vertex(task.vertex)
     inputs = tuple(
         (channel, edge.input)
@@ -127,13 +131,13 @@ def describe_task(
 
 
 class TaskStatus(enum.Enum):
-    """The life of a task.
+    """The states of a task.
 
-    CREATED    -> READY         its state is restored and its operators are open (`TaskRestored`) READY      -> RUNNING
-    every task of the attempt is ready (`TasksStarted`) RUNNING    -> FINISHING     all input has ended; the operators
-    emit what they have left, as there is room for it FINISHING  -> END_OF_DATA   the operators have finished; the task
-    still takes part in checkpoints, because what its sinks hold is committed by one END_OF_DATA -> FINISHED     a final
-    checkpoint is complete, `EndOfPartition` came on all inputs, and all output has left
+    CREATED -> READY its state is restored and its operators are open (`TaskRestored`) READY -> RUNNING every task of
+    the attempt is ready (`TasksStarted`) RUNNING -> FINISHING all input has ended; the operators emit what they have
+    left, as there is room for it FINISHING -> END_OF_DATA the operators have finished; the task still takes part in
+    checkpoints, because what its sinks hold is committed by one END_OF_DATA -> FINISHED a final checkpoint is complete,
+    `EndOfPartition` came on all inputs, and all output has left
     """
 
     CREATED = "created"

@@ -55,7 +55,7 @@ STAGED_FILES_IN_FLIGHT_MAX = 4  # while this many sink files are being written, 
 
 
 class TaskMachine:
-    """One subtask of one attempt."""
+    """Decides for one subtask of one attempt."""
 
     def __init__(self, descriptor: TaskDescriptor) -> None:
         d = self.descriptor = descriptor
@@ -105,7 +105,7 @@ class TaskMachine:
         self._finishing: Iterator[None] = iter(())
         self._end = EndOfData(drain=True)
         self._restored: ev.TaskRestored | None = None
-        """The checkpoint that the task starts from, until its prepared rows are committed."""
+        """The checkpoint from which the task starts, until its prepared rows are committed."""
         self.covered_by: CheckpointId | None = None  # the completed checkpoint that lets the task end
         self._input_index = dict(zip(d.inputs, d.input_indices, strict=True))
         self._endings = InputEndings(self._input_index)
@@ -172,11 +172,11 @@ class TaskMachine:
         return instructions
 
     def close(self) -> None:
-        """The task ends here, whatever its status: let the operators release what they hold. May be called again."""
+        """Ends the task in any status: its operators release their resources. May be called again."""
         self._chain.close()
 
     def hand_over(self) -> Mapping[OperatorUid, KeyedBackend]:
-        """Keyed state that the next attempt may continue with. Nothing but `close` is called afterwards."""
+        """Returns the keyed state that the next attempt may reuse. Only `close` may be called afterwards."""
         goes_on = self.status in (TaskStatus.READY, TaskStatus.RUNNING) and not self._operators_finished
         return self._chain.hand_over() if goes_on else {}
 
@@ -367,7 +367,7 @@ class TaskMachine:
             self._end_data(EndOfData(drain=True))
 
     def _set_aside(self, bad: pa.RecordBatch) -> None:
-        """Counts dead letters, and sends them to their readers, in the same turn in which the position advances."""
+        """Counts dead letters and sends them to their readers, in the turn in which the position advances."""
         assert self.descriptor.source is not None
         self._source_metrics.counter(RECORDS_IN_ERRORS).inc(bad.num_rows)
         self._emitter.emit_aside(SideOutput(self.descriptor.source.uid, BAD_ROWS), bad)
@@ -406,7 +406,7 @@ class TaskMachine:
         self._stage(force=False)
 
     def _advance(self, elements: list[Watermark | WatermarkStatus]) -> None:
-        """Pass on a new watermark, or that the inputs became idle or active."""
+        """Passes on a new watermark, or that the inputs became idle or active."""
         for element in elements:
             if isinstance(element, Watermark) and not self._operators_finished:
                 self._chain.advance_watermark(element.timestamp_ms)
@@ -415,7 +415,9 @@ class TaskMachine:
                 self._outputs.broadcast(element)
 
     def _end_input(self, index: int | None) -> None:
-        """A channel's data has ended. `index`: the input whose last channel this was; None: others are still open."""
+        """Handles the end of a channel's data. `index`: the input whose last channel ended; None if other channels of
+        it are open.
+        """
         if index is not None and self._endings.end.drain and not self._operators_finished:
             self._chain.end_input(index)
             self._stage(force=False)
@@ -482,7 +484,7 @@ _ORDERS: tuple[type, ...] = get_args(ev.CoordinatorOrder)
 
 
 def is_order(event: ev.TaskEvent) -> TypeGuard[ev.CoordinatorOrder]:
-    """Returns whether an event is an order: only a coordinator sends it."""
+    """Returns whether an event is an order, which only a coordinator sends."""
     return isinstance(event, _ORDERS)
 
 
@@ -532,7 +534,7 @@ def answer_to(
 
 
 class WatermarkValve:
-    """Event time of a task: the smallest watermark of its active channels (Flink's StatusWatermarkValve).
+    """Computes the event time of a task: the smallest watermark of its active channels (Flink's StatusWatermarkValve).
 
     If all channels are idle the greatest one counts: the task waits for no channel. A channel that ends without the
     last watermark holds event time where it is: nothing may be emitted too early.
@@ -546,17 +548,17 @@ class WatermarkValve:
 
     @property
     def reached_ms(self) -> int | None:
-        """The watermark of the task; None before its inputs had one."""
+        """Returns the watermark of the task in ms since 1970; None before its inputs have one."""
         return None if self._emitted_ms == MIN_WATERMARK_MS else self._emitted_ms
 
     def watermark(self, channel: ChannelId, watermark: Watermark) -> list[Watermark | WatermarkStatus]:
-        """A channel's watermark advanced. A watermark that goes back is ignored."""
+        """Handles a new watermark of a channel. A watermark that goes back is ignored."""
         if watermark.timestamp_ms > self._watermark_ms[channel]:
             self._watermark_ms[channel] = watermark.timestamp_ms
         return self._advance()
 
     def status(self, channel: ChannelId, status: WatermarkStatus) -> list[Watermark | WatermarkStatus]:
-        """A channel became idle or active."""
+        """Handles a channel that became idle or active."""
         if status.idle:
             self._idle.add(channel)
         else:
@@ -580,7 +582,7 @@ class WatermarkValve:
 
 
 class InputEndings:
-    """The inputs of a task that have ended.
+    """Tracks which inputs of a task have ended.
 
     `EndOfData` ends the data of a channel: when all data has ended, the task machine finishes the operators.
     `EndOfPartition` ends the channel itself: the task ends only when all channels have.
@@ -591,7 +593,7 @@ class InputEndings:
         self._data_open = set(indices)
         self._partitions_open = set(indices)
         self.end = EndOfData(drain=True)
-        """The end of the data so far. It drains if all channels drain; `stop` comes from the newest end."""
+        """The combined end of the data so far. It drains if all channels drain; `stop` is of the newest end."""
 
     @property
     def data_over(self) -> bool:
@@ -604,14 +606,14 @@ class InputEndings:
         return not self._partitions_open
 
     def end_data(self, channel: ChannelId, end: EndOfData) -> int | None:
-        """Data has ended on a channel. Returns the input whose last channel this was, or None."""
+        """Handles the end of a channel's data. Returns the input whose last channel ended, or None."""
         self._data_open.discard(channel)
         self.end = EndOfData(self.end.drain and end.drain, end.stop)
         index = self._indices[channel]
         return None if any(self._indices[c] == index for c in self._data_open) else index
 
     def end_partition(self, channel: ChannelId) -> None:
-        """A channel has delivered its last element."""
+        """Handles the last element of a channel."""
         self._partitions_open.discard(channel)
 
 
@@ -639,12 +641,14 @@ class InputWindows:
             least_bytes = min(limits.window_bytes_min, most_bytes)
             self._debloater = Debloater(limits.debloat_target_ms, first_bytes, least_bytes, most_bytes)
         self._taken_bytes = self._taken_rows = 0
-        """The work of this turn, for `next_turn` to measure."""
+        """Counts the bytes that were processed in this turn. `next_turn` uses the count."""
         self._waiting = False
-        """True if input was waiting when the last turn was over."""
+        """True if input was waiting when the last turn ended."""
 
     def next_turn(self, last_turn_ms: int, waited_ms: int) -> Iterator[GrantCredit]:
-        """A turn begins. The last took `last_turn_ms`, and ended `waited_ms` ago. Yields grants of smaller windows."""
+        """Begins a turn. The last turn took `last_turn_ms` and ended `waited_ms` ago. Yields the grants of smaller
+        windows.
+        """
         debloater = self._debloater
         if debloater is None:
             return
@@ -659,46 +663,50 @@ class InputWindows:
                 yield self.grant(channel)
 
     def taken(self, channel: InputChannel, rows: int) -> Iterator[GrantCredit]:
-        """An element, or `rows` rows of a batch, was taken and processed. Yields the grant that is due, if any."""
+        """Counts an element, or a batch of `rows` rows, that was processed. Yields a grant if one is due."""
         self._taken_bytes += channel.last_bytes
         self._taken_rows += rows
         if channel.credit_to_grant() is not None:
             yield self.grant(channel)
 
     def turn_over(self, waiting: bool) -> None:
-        """The turn is over. `waiting`: whether more input is there."""
+        """Ends the turn. `waiting`: whether more input waits."""
         self._waiting = waiting
 
     def grant(self, channel: InputChannel) -> GrantCredit:
-        """Returns what a channel has been granted in total, and its window."""
+        """Returns the total granted credit of a channel and its window, in bytes."""
         return GrantCredit(self._attempt, channel.channel, channel.granted_bytes, channel.window_bytes)
 
 
 class InducedCheckpoints:
-    """Checkpoints of an externally induced source: triggered by the coordinator, begun where the reader decides.
-    Triggers wait for the reader. The reader may also be first, and begins a checkpoint alone.
+    """Checkpoints of an externally induced source. The coordinator triggers them, and the reader of the source decides
+    at which row they begin. A trigger waits for the reader. The reader may also begin a checkpoint before its trigger
+    arrives.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[CheckpointId, Barrier] = {}
 
     def triggered(self, barrier: Barrier) -> None:
-        """The coordinator has triggered a checkpoint."""
+        """Stores a trigger of the coordinator."""
         self._waiting[barrier.checkpoint_id] = barrier
 
     def aborted(self, checkpoint_id: CheckpointId) -> None:
-        """The coordinator has given a checkpoint up."""
+        """Drops the trigger of a checkpoint that the coordinator has aborted."""
         self._waiting.pop(checkpoint_id, None)
 
     def induced(self, checkpoint_id: CheckpointId, at_ms: int) -> Barrier:
-        """Returns the barrier of the checkpoint that the reader begins here. Older ones that still wait are passed
-        over."""
+        """Returns the barrier of the checkpoint that the reader begins here. Older triggers that still wait are
+        dropped.
+        """
         known = self._waiting.get(checkpoint_id, Barrier(checkpoint_id, at_ms, ALIGNED_BARRIER))
         self._waiting = {n: barrier for n, barrier in self._waiting.items() if n > checkpoint_id}
         return known
 
     def take_rest(self) -> list[Barrier]:
-        """Takes the triggers that still wait: the reader has ended, and will begin none of them."""
+        """Returns and removes the triggers that still wait, because the reader has ended and begins no more
+        checkpoints.
+        """
         rest = list(self._waiting.values())
         self._waiting = {}
         return rest

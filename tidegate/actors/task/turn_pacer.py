@@ -1,4 +1,4 @@
-"""Sets how much a task processes in one turn, and how much may be in flight to it.
+"""Sets how many rows a task processes in one turn, and how many bytes may be in flight to it.
 
 - `TurnPacer` sets how many rows a turn processes, and `TaskPacers` has one for rows and one for timers.
 - `Debloater` sets the window of the senders, as Flink's buffer debloating does. `SenderPace` sets how many rows a
@@ -15,39 +15,41 @@ from tidegate.operators.batch_rows import BatchRows
 from tidegate.operators.operator import StepPace
 
 TURN_MS_MAX = 100
-"""A turn should take no longer."""
+"""The time in ms that a turn should not exceed."""
 THROUGHPUT_SHARE = 0.85
-"""No cut may push the rows a second below this share of what the largest batches give."""
+"""The part of the best rate (rows per second with the largest batches) below which no cut may push the rate."""
 ROWS_AT_FIRST = 1_024
-"""Rows of the first turn: its function may need a millisecond for each."""
+"""The number of rows of the first turn. It is small because a function may need a millisecond for each row."""
 ROWS_UNLIMITED = 1 << 24
 REACH = 4
-"""How far the next size may be from the sizes that were seen, and how much smaller a trial is."""
+"""The greatest factor between the next size and the sizes that were measured, and between a trial and the
+normal size.
+"""
 TURNS_REMEMBERED = 64
 TRIALS_REMEMBERED_MIN = 4
-"""The least number of small turns among the remembered ones."""
+"""The least number of small turns among the turns that are remembered."""
 LEARNT_MS_MIN = 2
-"""The fixed cost is not learnt from turns that are shorter."""
+"""The least length, in ms, of turns from which the fixed cost is computed."""
 SURPRISE = 2.0
-"""A turn is out of line if it took this many times longer, or shorter, than expected."""
+"""A turn is an outlier if it took this many times longer, or shorter, than expected."""
 SURPRISE_MS_MIN = 10
 _ROWS_A_FIXED_COST = THROUGHPUT_SHARE / (1 - THROUGHPUT_SHARE)
 
 
 @dataclass(frozen=True, slots=True)
 class TurnCost:
-    """The cost of a turn: `fixed_ms + rows * slope_ms`."""
+    """The time of a turn in ms, as a formula: `fixed_ms + rows * slope_ms`."""
 
     fixed_ms: float
     slope_ms: float
 
     def of(self, rows: int) -> float:
-        """Milliseconds of a turn of `rows` rows."""
+        """Returns the time of a turn of `rows` rows, in ms."""
         return self.fixed_ms + rows * self.slope_ms
 
     @property
     def best_rows(self) -> float:
-        """The largest turn within the limit, or the smallest one whose throughput is good enough."""
+        """Returns the rows of the longest turn within the limit, or of the shortest turn whose rate is high enough."""
         if self.slope_ms <= 0:
             return ROWS_UNLIMITED
         within_limit = (TURN_MS_MAX - self.fixed_ms) / self.slope_ms
@@ -55,7 +57,7 @@ class TurnCost:
 
 
 Turn = tuple[int, float]
-"""Rows of a turn, and its milliseconds."""
+"""The rows of a turn, and its time in ms."""
 
 
 def fit(turns: Iterable[Turn]) -> TurnCost:
@@ -107,24 +109,28 @@ class TurnPacer:
         self._learns = learns
         self._sizes: deque[int] = deque(maxlen=TURNS_REMEMBERED)
         self._times: deque[float] = deque(maxlen=TURNS_REMEMBERED)
-        """Milliseconds of the turns of these sizes. Stored apart, because their extremes are needed in every turn."""
+        """Times of turns in ms, by rows. They are stored apart because each turn needs their least and greatest
+        values.
+        """
         self._suspect: Turn | None = None
-        """The last turn, if it was out of line."""
+        """The last turn if it was an outlier; otherwise None."""
         self._size = self._clamped(ROWS_AT_FIRST)
-        """Rows of a turn that is not a trial."""
+        """The rows of a turn that is not a trial."""
         self._next = self._size
         self.cost: TurnCost | None = None
-        """The cost of turns. None while turns are so short that it does not matter, or all of one size."""
+        """Returns the cost of turns. None while turns are too short for the cost to matter, or while all have the same
+        size.
+        """
         self.fixed_ms = 0.0
-        """The fixed cost of a turn; while it is unknown, the shortest turn that is remembered."""
+        """Returns the fixed cost of a turn in ms; if it is unknown, the time of the shortest remembered turn."""
 
     @property
     def rows_max(self) -> int:
-        """Rows that the next turn may process."""
+        """Returns how many rows the next turn may process."""
         return self._next
 
     def took(self, rows: int, turn_ms: int) -> None:
-        """A turn of `rows` rows has taken `turn_ms` ms."""
+        """Records that a turn of `rows` rows took `turn_ms` ms."""
         if not rows:
             return
         turn = rows, max(0.5, turn_ms)
@@ -197,26 +203,27 @@ class TurnPacer:
 
 
 class TaskPacers:
-    """The pacers of a task: one for turns of rows, one for turns of timers, which do not cost the same."""
+    """The pacers of a task: one for turns with rows and one for turns with timers, because their costs differ."""
 
     def __init__(self, rows: BatchRows, timers_max: int, learns: bool = False) -> None:
         self._rows = TurnPacer(rows.most, rows.least, learns)
         self.rows_min = rows.least
-        """No turn is cut below this many rows."""
+        """The least number of rows to which a turn is cut."""
         self._timers = TurnPacer(timers_max)
 
     def rows_within(self, rows_max: int) -> int:
-        """Rows that the next turn may process: no more than `rows_max`, unless `batch_rows` requires more."""
+        """Returns how many rows the next turn may process: `rows_max` at most, unless `batch_rows` requires more."""
         return max(self.rows_min, min(rows_max, self._rows.rows_max))
 
     @property
     def fixed_ms(self) -> float:
-        """The fixed cost of a turn of rows, in ms, as far as known."""
+        """Returns the fixed cost of a turn of rows in ms, as far as it is known."""
         return self._rows.fixed_ms
 
     def next_turn(self, pace: StepPace, last_turn_ms: int) -> None:
-        """A turn begins. The last one did what `pace` has counted; a timer that fired together with rows counts as a
-        row."""
+        """Begins a turn, and records the last turn with the work that `pace` has counted. Timers that fired together
+        with rows count as rows.
+        """
         if pace.rows:
             self._rows.took(pace.rows + pace.timers, last_turn_ms)
         else:
@@ -225,19 +232,19 @@ class TaskPacers:
 
 
 MEMORY_MS = 500
-"""After this time a measurement counts half as much."""
+"""Milliseconds after which a measurement has half its weight."""
 MEASURED_MS_MIN = 100
-"""A window shrinks only after this much time was measured since its last change."""
+"""The least time in ms that is measured after a change of a window before the window may shrink."""
 CHANGE_MIN = 0.25
-"""A window does not change by a smaller share than this, as in Flink."""
+"""The least relative change of a window, as in Flink."""
 BATCHES_A_WINDOW = 2
-"""One batch is processed while the next one comes."""
+"""Batches in a window: one is processed while the next one arrives."""
 WINDOWS = 2
-"""The number of windows in flight: the receiver's window, and the sender's queue, which is as large."""
+"""The number of windows in flight: one at the receiver, and one in the sender's queue."""
 
 
 DEBLOAT_TARGET_MS = 1_000
-"""The time that a receiver should need for what is in flight to it, unless the job sets another one."""
+"""Milliseconds that a receiver should need for the bytes in flight, if the job has no setting of its own."""
 
 
 class Debloater:
@@ -268,12 +275,14 @@ class Debloater:
         self._bytes_max = bytes_max
         self.window_bytes = bytes_first
         self._bytes = self._rows = self._ms = 0.0
-        """The bytes and rows that were processed, and the time. Older parts count less."""
+        """Counts of bytes and rows that were processed, and of the time that this took. Older measurements have less
+        weight.
+        """
         self._bytes_since = self._ms_since = 0
-        """Since the window was changed."""
+        """Bytes that were processed since the window was changed."""
 
     def took(self, size_bytes: int, rows: int, ms: int) -> None:
-        """Notes what was processed in `ms`, a time in which input was waiting."""
+        """Records the bytes and rows that were processed in `ms` milliseconds during which input was waiting."""
         keep = 0.5 ** (ms / MEMORY_MS)
         self._bytes = self._bytes * keep + size_bytes
         self._rows = self._rows * keep + rows
@@ -325,7 +334,9 @@ class SenderPace:
         self.rows_max = ROWS_UNLIMITED
 
     def took(self, rows: int, filled: float) -> None:
-        """A turn of `rows` rows is over. It has `filled` this part of the fullest narrow window; 0: none is narrow."""
+        """Records that a turn of `rows` rows is over. `filled`: the part of the fullest narrow window that is filled; 0
+        if no window is narrow.
+        """
         if not rows:
             return
         rows_max = min(ROWS_UNLIMITED, 2 * self.rows_max)

@@ -283,8 +283,8 @@ _COMMAND_LINE: list[tuple[str | None, Layer]] = []
 
 @contextmanager
 def of_command_line(path: str | None, settings: Layer) -> Iterator[None]:
-    """A context in which every configuration uses this file as its lowest layer and these settings as its highest
-    layer.
+    """Returns a context in which every configuration uses this file as its lowest layer and these settings as its
+    highest layer.
     """
     _COMMAND_LINE.append((path, settings))
     try:
@@ -321,9 +321,11 @@ def of_file(path: str | os.PathLike[str]) -> Layer:
                 raise ConfigurationError(f"{path}: holds a {kind}; write `key: value` lines")
             return [*_of_node(loader, root, os.fspath(path), "")]
     except OSError as error:
-        raise ConfigurationError(f"cannot read the configuration {path}: {error.strerror}") from error
+        raise ConfigurationError(
+            f"cannot read the configuration {path}: {error.strerror}; correct the path, or its permissions"
+        ) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: not YAML: {error}") from error
+        raise ConfigurationError(f"{path}: not YAML: {error}; correct this line") from error
 
 
 def of_variables(environ: Mapping[str, str]) -> Layer:

@@ -471,7 +471,7 @@ class TopologySettings(Section):
 
     @property
     def runtime_env(self) -> Mapping[str, Any]:
-        """The `runtime_env` of `ray_options`; empty if there is none."""
+        """Returns the `runtime_env` of `ray_options`; empty if there is none."""
         found: Mapping[str, Any] | None = self.ray_options.get("runtime_env")
         return {} if found is None else found
 

@@ -137,7 +137,7 @@ def in_units(value: int, units: tuple[tuple[str, int], ...]) -> str:
 
 def _switch(value: object, title: str) -> bool:
     if not isinstance(value, bool):
-        raise ConfigurationError(f"{title}: {value!r} is neither true nor false")
+        raise ConfigurationError(f"{title}: {value!r} is neither true nor false; write true or false")
     return value
 
 
@@ -257,7 +257,9 @@ NAME = Kind("text", _name).or_none()
 
 def _host(value: object, title: str) -> str:
     if not isinstance(value, str) or not value or not value.isprintable() or " " in value:
-        raise ConfigurationError(f"{title}: {value!r} is neither the name nor the address of a host")
+        raise ConfigurationError(
+            f"{title}: {value!r} is neither the name nor the address of a host; write one, such as 127.0.0.1"
+        )
     return value
 
 
@@ -279,7 +281,9 @@ LEVEL = Kind("`DEBUG`, `INFO`, `WARNING`, `ERROR` or `CRITICAL`", _level)
 
 def _mapping(value: object, title: str) -> dict[str, object]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise ConfigurationError(f"{title}: {value!r} is not a mapping of names to values")
+        raise ConfigurationError(
+            f"{title}: {value!r} is not a mapping of names to values; write lines of the form name: value"
+        )
     return dict(value)
 
 
@@ -290,7 +294,9 @@ MAPPING = Kind("mapping", _mapping)
 def _levels(value: object, title: str) -> dict[str, str]:
     found = {name: _level(of, title) for name, of in _mapping(value, title).items()}
     if any(of is None for of in found.values()):
-        raise ConfigurationError(f"{title}: {value!r} has a logger without a level")
+        raise ConfigurationError(
+            f"{title}: {value!r} has a logger without a level; write logger: LEVEL, such as tidegate: DEBUG"
+        )
     return cast("dict[str, str]", found)
 
 

@@ -147,7 +147,7 @@ def without_columns(stream: Stream, columns: Iterable[str | Iterable[str]], name
     for given in columns:
         dropped += [given] if isinstance(given, str) else given
     if not dropped:
-        raise ConfigurationError(f"{name} needs at least one column")
+        raise ConfigurationError(f"{name} needs at least one column: give names or expressions")
     _check_columns(dropped, schema, name)
     kept = [exact_column(column) for column in schema.names if column not in dropped]
     if not kept:
@@ -197,7 +197,9 @@ def union(streams: Sequence[Stream], by_name: bool, allow_missing: bool) -> Stre
         )
     changelog = united([(stream._changelog, stream._input_parallelism) for stream in streams])
     if any(other._program is not first._program for other in others):
-        raise ConfigurationError("union: the streams belong to different environments")
+        raise ConfigurationError(
+            "union: the streams belong to different environments; make all of them from one StreamEnvironment"
+        )
     if by_name:
         return union(_with_same_columns(streams, allow_missing), False, False)
     for other in others:

@@ -38,7 +38,9 @@ class ConnectedStreams:
         self._second = second
         self._keys = keys
         if first._program is not second._program:
-            raise ConfigurationError("connect: the streams belong to different environments")
+            raise ConfigurationError(
+                "connect: the streams belong to different environments; make both from one StreamEnvironment"
+            )
         if not (second._is_broadcast and not keys[1]):
             self._check_keys()
 

@@ -195,7 +195,9 @@ def lookup_join(
     schemas = schemas[0], with_keys_of(*schemas, keys)
     refresh_ms = None if refresh is None else parse_duration_ms(refresh, setting="lookup_join(refresh=...)")
     if refresh_ms is not None and refresh_ms <= 0:
-        raise ConfigurationError(f"lookup_join: refresh={refresh!r}: it must be greater than 0")
+        raise ConfigurationError(
+            f'lookup_join: refresh={refresh!r}: it must be greater than 0, such as refresh="10min"'
+        )
     if refresh_ms is not None and not changes:
         raise ConfigurationError(
             f"lookup_join: refresh={refresh!r} is for tables that may change, and these rows are fixed. Give a "
@@ -249,7 +251,9 @@ def _joined(
 ) -> Stream:
     """Adds the operator of two streams, each partitioned by its keys. The result has no event time."""
     if left._program is not right._program:
-        raise ConfigurationError(f"{options.name}: the streams belong to different environments")
+        raise ConfigurationError(
+            f"{options.name}: the streams belong to different environments; make both from one StreamEnvironment"
+        )
     joined = left._by_keys(sides.keys[0])._then(
         Step(operator=operator, schema=schema, options=options, takes_changes=takes_changes, meaning=means),
         second=right._by_keys(sides.keys[1]),

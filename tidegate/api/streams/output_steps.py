@@ -158,7 +158,9 @@ def to_sink(
     if flushed <= 0:
         raise ConfigurationError(f"to_sink {name!r}: flush_bytes must be greater than 0, not {flush_bytes!r}")
     if stream.schema is not None and (unknown := [column for column in columns if column not in stream.schema.names]):
-        raise ConfigurationError(f"to_sink {name!r}: there is no column {unknown[0]!r} for keys")
+        raise ConfigurationError(
+            f"to_sink {name!r}: there is no column {unknown[0]!r} for keys; the stream has {stream.schema.names}"
+        )
     changelog = stream._changelog
     if changelog is not None:
         if changelog.changes and not (isinstance(sink, CommittingSink) and sink.accepts_changes):

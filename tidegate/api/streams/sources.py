@@ -369,7 +369,10 @@ class StreamSources(OtherNames):
             age_ms = parse_duration_ms(max_file_age or MAX_FILE_AGE, setting="from_files(max_file_age)")
             lanes = FOLDER_SPLITS if splits is None else splits
             if every_ms < 1 or lanes < 1:
-                raise ConfigurationError(f"from_files(discover={discover!r}, splits={lanes}): both must be positive")
+                raise ConfigurationError(
+                    f"from_files(discover={discover!r}, splits={lanes}): "
+                    "give a discover= above 0, and splits= of 1 or more"
+                )
             make = partial(FolderSource, discover_ms=every_ms, age_ms=age_ms, lanes=lanes)
             idleness = idleness if idleness is not None or timestamp is None else IDLENESS
         columns_given = as_schema(schema, "from_files(schema=)")
@@ -464,7 +467,9 @@ class StreamSources(OtherNames):
             every_ms = parse_duration_ms(follow, setting="from_iceberg(follow)")
             lanes = ICEBERG_SPLITS if splits is None else splits
             if every_ms < 1 or lanes < 1:
-                raise ConfigurationError(f"from_iceberg(follow={follow!r}, splits={lanes}): both must be positive")
+                raise ConfigurationError(
+                    f"from_iceberg(follow={follow!r}, splits={lanes}): give a follow= above 0, and splits= of 1 or more"
+                )
             if snapshot_id is not None:
                 raise ConfigurationError("from_iceberg: with follow= give start= in place of snapshot_id=")
             if changes not in (None, "fail", "skip"):
@@ -1025,6 +1030,7 @@ def _row(number: int, row: Any, names: Sequence[str] | None) -> dict[str, Any]:
         except TypeError as error:
             raise ConfigurationError(
                 f"from_rows: row {number} has a value that cannot be in a column: {error}"
+                "; convert the value, or give another type in schema="
             ) from error
     if isinstance(row, tuple | list):
         if names is None:
@@ -1072,7 +1078,10 @@ def _of_pandas(frame: pd.DataFrame) -> pa.Table:
     try:
         table = pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-        raise ConfigurationError(f"from_batches: the pandas DataFrame does not fit into Arrow: {error}") from error
+        raise ConfigurationError(
+            f"from_batches: the pandas DataFrame does not fit into Arrow: {error}"
+            "; convert the column that the message names"
+        ) from error
     for name in table.column_names:
         if frame[name].dtype == object:
             _check_objects(name, frame[name], table[name].combine_chunks())

@@ -130,12 +130,14 @@ class Stream(OtherNames):
 
     @property
     def schema(self) -> pa.Schema | None:
-        """The columns and their types, or None if they are known only when the job runs."""
+        """Returns the columns and their types, or None if they are known only when the job runs."""
         return self._inputs[0][0].schema
 
     @property
     def columns(self) -> list[str]:
-        """The names of the columns, in their order. Raises ConfigurationError if they are known only at run time."""
+        """Returns the names of the columns, in their order. Raises ConfigurationError if they are known only at run
+        time.
+        """
         return list(known_schema(self, "columns").names)
 
     def __repr__(self) -> str:
@@ -866,7 +868,9 @@ class Stream(OtherNames):
             ('odd',)
         """
         if not keys:
-            raise ConfigurationError("key_by needs at least one column")
+            raise ConfigurationError(
+                'key_by needs at least one column: give a name or an expression, such as key_by("user")'
+            )
         stream = self
         names = tuple(map(str, keys))
         replaced = frozenset[str]()
@@ -1564,12 +1568,12 @@ class Stream(OtherNames):
 
     @property
     def _input_parallelism(self) -> int:
-        """Number of subtasks of the operator before. A step with the same number is chained to it."""
+        """Returns the number of subtasks of the operator before. A step with the same number is chained to it."""
         return self._inputs[0][0].parallelism
 
     @property
     def _is_broadcast(self) -> bool:
-        """True if every subtask of the next operator receives all rows."""
+        """Returns True if every subtask of the next operator receives all rows."""
         return all(p is not None and p.kind is PartitioningKind.BROADCAST for _, p in self._inputs)
 
     def _with_columns(

@@ -201,7 +201,10 @@ class WindowedStream(OtherNames):
         spec = self._spec
         every_ms = None if every is None else parse_duration_ms(every, setting="emit_every")
         if every_ms == 0:
-            raise ConfigurationError(f'{name}: emit_every must be greater than 0; emit="update" emits after each batch')
+            raise ConfigurationError(
+                f'{name}: emit_every must be greater than 0; emit="update" emits after each batch'
+                '. Give a duration such as "10s"'
+            )
         if every_time not in ("event", "processing"):
             raise ConfigurationError(f'{name}: emit_every_time must be "event" or "processing", not {every_time!r}')
         if every_time == "event" and every_ms is None:
@@ -562,12 +565,12 @@ class _Emission:
 
     @property
     def is_early(self) -> bool:
-        """True if results are emitted before the window has ended."""
+        """Returns True if results are emitted before the window has ended."""
         return self.emit != "final" or self.every_ms is not None
 
     @property
     def text(self) -> str:
-        """The canonical text of the emission, for the `StateMeaning` that checkpoints store."""
+        """Returns the canonical text of the emission, for the `StateMeaning` that checkpoints store."""
         if self.every_ms is None:
             return self.emit
         return f"every {self.every_ms} ms{' of event time' if self.by_event else ''}"

@@ -90,7 +90,10 @@ class Job:
         timeout_s = None if timeout is None else parse_duration_ms(timeout, setting="wait(timeout)") / 1000
         progress = self._running.wait(timeout_s)
         if progress is None:
-            raise JobTimeoutError(f"job {self.name!r} is still {self.status()} after {timeout}")
+            raise JobTimeoutError(
+                f"job {self.name!r} is still {self.status()} after {timeout}"
+                "; wait for longer, or end the job with job.stop() or job.cancel()"
+            )
         if progress.status == "failed" and progress.superseded:
             # Do not suggest a restore: it would evict the job that has taken over from this one.
             raise JobFailedError(
@@ -188,6 +191,7 @@ class Job:
         if self._running.wait(max(0.0, deadline - time.monotonic())) is None:
             raise JobTimeoutError(
                 f"job {self.name!r} has written its savepoint {path}, but has not ended within {limit_s:g} s"
+                "; call job.wait() to wait for its end, or job.cancel()"
             )
         return path
 

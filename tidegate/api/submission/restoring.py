@@ -202,7 +202,7 @@ class RestoreReport:
 
     @property
     def ok(self) -> bool:
-        """True if `execute` would accept the restore."""
+        """Returns True if `execute` would accept the restore."""
         return self.refused is None
 
     def __str__(self) -> str:

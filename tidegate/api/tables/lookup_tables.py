@@ -97,7 +97,10 @@ def _parquet(url: str) -> pa.Table:
     files, path = fsspec.core.url_to_fs(url)
     found = [path] if files.isfile(path) else sorted(files.glob(f"{path.rstrip('/')}/**/*.parquet"))
     if not found:
-        raise ConfigurationError(f"lookup_join: there is neither a table nor a Parquet file at {url}")
+        raise ConfigurationError(
+            f"lookup_join: there is neither a table nor a Parquet file at {url}"
+            "; correct the URL, or write the table before the job starts"
+        )
     tables = []
     for name in found:
         with files.open(name, "rb") as file:

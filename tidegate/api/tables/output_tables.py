@@ -256,7 +256,7 @@ class OutputTable:
 
     @property
     def log(self) -> TableLog:
-        """The table's commit log."""
+        """Returns the table's commit log."""
         return TableLog(self._store)
 
     @property
@@ -298,7 +298,7 @@ class CollectedRows:
 
     @property
     def placeholder(self) -> str:
-        """A text that stands for the URL of the rows until the job has an id."""
+        """Returns a text that stands for the URL of the rows until the job has an id."""
         return f"{self.PREFIX}{self.uid}"
 
     def bind(self, url: str) -> OutputTable:
@@ -549,6 +549,7 @@ def vacuum_table(
     if newest_mark(store)[0]:
         raise TableError(
             f"the rows of the table at {url} are handed to a function and then deleted, so it cannot be vacuumed"
+            "; remove this call"
         )
     table_log = TableLog(store)
     retention = Retention(now_ms() - retain_ms, retain_commits, _checkpoints_of_owner(table_log, url, open_store))
@@ -605,6 +606,7 @@ def compact_table(url: str, open_store: OpenStore, file_bytes: int) -> TableComp
         # The compaction would look like a new commit, and its rows would be handed on again.
         raise TableError(
             f"the rows of the table at {url} are handed to a function and then deleted, so it cannot be compacted"
+            "; remove this call"
         )
     log = TableLog(store)
     log.check_delta()

@@ -199,9 +199,14 @@ def _has_deletion_vectors(table: DeltaTable) -> bool:
 
 @contextmanager
 def _named_errors(url: str) -> Iterator[None]:
-    """A context that converts errors of the package `deltalake` to ConfigurationErrors with the URL of the table."""
+    """Returns a context that converts errors of the package `deltalake` to ConfigurationErrors with the URL of the
+    table.
+    """
     deltalake = imported()
     try:
         yield
     except deltalake.exceptions.DeltaError as error:
-        raise ConfigurationError(f"from_delta({url!r}): cannot read the Delta table: {error}") from error
+        raise ConfigurationError(
+            f"from_delta({url!r}): cannot read the Delta table: {error}"
+            "; check the URL, and that this process may read it"
+        ) from error

@@ -213,8 +213,8 @@ def _words(size_bytes: int, modified_at_ms: int) -> str:
 
 @contextmanager
 def reading(file: StoreFile, advice: Advice) -> Iterator[None]:
-    """A context that converts errors of a reader to UnreadableFileError with the name of the file. Storage errors pass
-    unchanged.
+    """Returns a context that converts errors of a reader to UnreadableFileError with the name of the file. Storage
+    errors pass unchanged.
     """
     try:
         yield

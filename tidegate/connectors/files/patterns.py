@@ -69,7 +69,9 @@ class FilePattern:
         root = "/".join(folders[0][:shared]) or "/"
         if len({"://" in pattern.folder for pattern in patterns}) > 1 or root.endswith((":/", ":")):
             urls = ", ".join(sorted({pattern.folder for pattern in patterns}))
-            raise ConfigurationError(f"from_files: one list of files has one storage, not several: {urls}")
+            raise ConfigurationError(
+                f"from_files: one list of files has one storage, not several: {urls}; call from_files for each"
+            )
         below = ["/".join(folder[shared:]) for folder in folders]
         before = [re.escape(f"{part}/") if part else "" for part in below]
         expressions, literals = (
@@ -149,7 +151,10 @@ def _expression(url: str, pattern: str) -> str:
     try:
         re.compile(expression)
     except re.error as error:
-        raise ConfigurationError(f"from_files({url!r}): the brackets are not a set of characters: {error}") from error
+        raise ConfigurationError(
+            f"from_files({url!r}): the brackets are not a set of characters: {error}"
+            "; correct them, or write [[] for a bracket"
+        ) from error
     return expression
 
 
@@ -193,7 +198,10 @@ def folder_values(path: str, partitions: pa.Schema) -> pa.RecordBatch:
                 f"{field.name!r} from partitions=, or move the file"
             )
         if names.count(field.name) > 1:
-            raise ConfigurationError(f"{path} is in two folders {field.name}=...; which value counts is not known")
+            raise ConfigurationError(
+                f"{path} is in two folders {field.name}=...; which value counts is not known"
+                f"; move the file, or remove {field.name!r} from partitions="
+            )
         columns.append(_value(path, field, texts[field.name]))
     return pa.RecordBatch.from_arrays(columns, schema=partitions)
 
@@ -201,7 +209,10 @@ def folder_values(path: str, partitions: pa.Schema) -> pa.RecordBatch:
 def _value(path: str, field: pa.Field, encoded: str) -> pa.Array:
     if encoded == HIVE_NULL:
         if not field.nullable:
-            raise ConfigurationError(f"{path}: {field.name} is null there, and partitions= has it as not nullable")
+            raise ConfigurationError(
+                f"{path}: {field.name} is null there, and partitions= has it as not nullable"
+                "; make it nullable in partitions=, or move the file"
+            )
         return pa.nulls(1, field.type)
     try:
         text = unquote(encoded, errors="strict")
@@ -214,4 +225,7 @@ def _value(path: str, field: pa.Field, encoded: str) -> pa.Array:
     try:
         return values if convert is None else convert(values)
     except (ValueError, OverflowError) as error:
-        raise ConfigurationError(f"{path}: {field.name}={text} is not of type {field.type}: {error}") from error
+        raise ConfigurationError(
+            f"{path}: {field.name}={text} is not of type {field.type}: {error}"
+            "; give another type in partitions=, or move the file"
+        ) from error

@@ -73,12 +73,12 @@ class FileForm:
 
     @property
     def fails(self) -> bool:
-        """True if a bad row fails the job."""
+        """Returns True if a bad row fails the job."""
         return self.bad_rows == "fail"
 
     @property
     def bad_rows_schema(self) -> pa.Schema | None:
-        """The schema of the stream of dead letters, or None if there is no such stream."""
+        """Returns the schema of the stream of dead letters, or None if there is no such stream."""
         return LETTERS if self.bad_rows == "side" else None
 
     def opened(self, store: FileSystemStore, file: FileAt, schema: pa.Schema, rows: Rows = None) -> _Open:
@@ -131,7 +131,7 @@ class FilesSource:
 
     @property
     def bad_rows_schema(self) -> pa.Schema | None:
-        """The schema of the stream of dead letters, or None."""
+        """Returns the schema of the stream of dead letters, or None."""
         return self.form.bad_rows_schema
 
     def splits(self) -> Sequence[SourceSplit]:
@@ -219,7 +219,7 @@ class FolderSource:
 
     @property
     def bad_rows_schema(self) -> pa.Schema | None:
-        """The schema of the stream of dead letters, or None."""
+        """Returns the schema of the stream of dead letters, or None."""
         return self.form.bad_rows_schema
 
     def splits(self) -> Sequence[SourceSplit]:
@@ -442,7 +442,7 @@ def source_of_files(
 
 @contextmanager
 def named_error(named: str) -> Iterator[None]:
-    """A context that puts a name in front of the texts of ConfigurationErrors."""
+    """Returns a context that puts a name in front of the texts of ConfigurationErrors."""
     try:
         yield
     except ConfigurationError as error:

@@ -65,7 +65,9 @@ class TablePlace:
 
         transforms = partition_transforms(partition_by, where)
         if unknown := [column for column, _ in transforms if column not in schema.names]:
-            raise ConfigurationError(f"{where}: there is no column {unknown[0]!r} for partition_by")
+            raise ConfigurationError(
+                f"{where}: there is no column {unknown[0]!r} for partition_by; name a column of the stream"
+            )
         catalog = self.catalog.open()
         if catalog.table_exists(self.table):
             return
@@ -113,9 +115,15 @@ class TableLayout:
                 "the sink another uid, and start it without its state"
             )
         if self.schema_id not in {schema.schema_id for schema in metadata.schemas}:
-            raise TableError(f"{place.named} has lost the schema {self.schema_id} with which the job writes")
+            raise TableError(
+                f"{place.named} has lost the schema {self.schema_id} with which the job writes"
+                "; give the sink another uid, and start it without its state"
+            )
         if self.spec_id not in {spec.spec_id for spec in metadata.partition_specs}:
-            raise TableError(f"{place.named} has lost the partition spec {self.spec_id} with which the job writes")
+            raise TableError(
+                f"{place.named} has lost the partition spec {self.spec_id} with which the job writes"
+                "; give the sink another uid, and start it without its state"
+            )
 
     def pinned(self, metadata: TableMetadata) -> TableMetadata:
         """Returns the metadata of the table with this layout as its current schema and partition spec."""
@@ -185,7 +193,10 @@ def commit_once(
             return False
         if _try(place, table, layout, context, stage):
             return True
-    raise StorageError(f"cannot commit to {place.named}: {RACES_MAX} times another writer was faster")
+    raise StorageError(
+        f"cannot commit to {place.named}: {RACES_MAX} times another writer was faster"
+        '. Execute the job again with restore="latest", and let fewer writers write at the same time'
+    )
 
 
 def _try(

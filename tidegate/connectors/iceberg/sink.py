@@ -124,7 +124,10 @@ class IcebergAppend(Sink):
         prepared = [_decoded(committable, IcebergFiles) for committable in committables]
         layouts = {TableLayout(one.uuid, one.schema_id, one.spec_id) for one in prepared}
         if len(layouts) > 1:
-            raise TableError(f"checkpoint {context.checkpoint_id} has files of several layouts of {self._place.named}")
+            raise TableError(
+                f"checkpoint {context.checkpoint_id} has files of several layouts of {self._place.named}"
+                "; restore an older checkpoint"
+            )
         (layout,) = layouts
 
         def check(table: Table) -> TableLayout:

@@ -203,7 +203,10 @@ def planned(table: Table, place: TablePlace, snapshot_id: int | None = None) -> 
     try:
         tasks = list(table.scan(snapshot_id=snapshot_id).plan_files())
     except (NotImplementedError, ValueError) as error:
-        raise ConfigurationError(f"{place.named} cannot be read by pyiceberg: {error}") from error
+        raise ConfigurationError(
+            f"{place.named} cannot be read by pyiceberg: {error}"
+            "; check that its files exist, and that its catalog may read them"
+        ) from error
     return tuple(sorted((_file(table, task) for task in tasks), key=lambda file: file.path))
 
 

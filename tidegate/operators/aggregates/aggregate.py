@@ -121,7 +121,7 @@ class Aggregate:
 
 
 def count(column: str | pl.Expr | None = None) -> Aggregate:
-    """Number of rows, or of values that are not null in a column. int64, never null."""
+    """Returns the number of rows, or of values that are not null in a column. int64, never null."""
     return _of(AggregateKind.COUNT, column)
 
 
@@ -171,12 +171,12 @@ def stddev_samp(column: str | pl.Expr) -> Aggregate:
 
 
 def bool_and(column: str | pl.Expr) -> Aggregate:
-    """True if a boolean column (or expression) is true in all rows in which it is not null."""
+    """Returns True if a boolean column (or expression) is true in all rows in which it is not null."""
     return _of(AggregateKind.BOOL_AND, column)
 
 
 def bool_or(column: str | pl.Expr) -> Aggregate:
-    """True if a boolean column (or expression) is true in any row."""
+    """Returns True if a boolean column (or expression) is true in any row."""
     return _of(AggregateKind.BOOL_OR, column)
 
 
@@ -232,7 +232,7 @@ def collect_list(column: str | pl.Expr, *, limit: int) -> Aggregate:
 
 
 def udaf(function: BatchAggregateFunction, *columns: str | pl.Expr) -> Aggregate:
-    """An aggregate of the program's own, and the columns that it reads: `tg.udaf(GeometricMean(), "x")`.
+    """Returns an aggregate of the program's own, and the columns that it reads: `tg.udaf(GeometricMean(), "x")`.
 
     `function` is an object of a class that derives from `tg.BatchAggregateFunction`.
     """

@@ -334,7 +334,10 @@ def _declared_state(function: BatchAggregateFunction, method: str, new: NewState
         )
     names = new.schema.names if isinstance(new, pa.RecordBatch) else list(new)
     if sorted(names) != sorted(state.names):
-        raise ValueError(f"{function}.{method} returned the columns {names}; the state has {state.names}")
+        raise ValueError(
+            f"{function}.{method} returned the columns {names}; the state has {state.names}"
+            "; return exactly these columns"
+        )
     return [_as_declared(function, f"{method}: {field.name}", new[field.name], field.type, rows) for field in state]
 
 
@@ -348,9 +351,13 @@ def _as_declared(
             array = array.combine_chunks()
         array = array.cast(data_type)
     except (pa.ArrowException, TypeError, ValueError) as error:
-        raise TypeError(f"{function}.{where} is not an array of {data_type}: {error}") from error
+        raise TypeError(
+            f"{function}.{where} is not an array of {data_type}: {error}; return an array of this type"
+        ) from error
     if len(array) != rows:
-        raise ValueError(f"{function}.{where} has {len(array)} values; there are {rows} groups")
+        raise ValueError(
+            f"{function}.{where} has {len(array)} values; there are {rows} groups; return one value for each group"
+        )
     return owned_array(array)
 
 

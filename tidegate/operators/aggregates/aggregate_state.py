@@ -117,7 +117,7 @@ class Described(Protocol):
 
     @property
     def inputs(self) -> tuple[ColumnLike, ...]:
-        """The input columns. Only a function of the program has several."""
+        """Returns the input columns. Only a function of the program has several."""
         ...
 
 

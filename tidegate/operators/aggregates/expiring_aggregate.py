@@ -74,7 +74,9 @@ class ExpiringAggregate(KeyedAggregate):
         emit: Literal["update", "each"] = "update",
     ) -> None:
         if ttl_ms <= 0:
-            raise ConfigurationError("aggregate: ttl must be greater than 0")
+            raise ConfigurationError(
+                'aggregate: ttl must be greater than 0, such as ttl="1h"; to keep keys without a limit remove ttl='
+            )
         self._shown = tuple(aggregates)
         self._ttl_ms, self._time = ttl_ms, time
         # It is kept as a count is, but written here.
@@ -105,7 +107,7 @@ class ExpiringAggregate(KeyedAggregate):
 
     @property
     def waits_for_event_time(self) -> bool:
-        """True if keys expire in event time."""
+        """Returns True if keys expire in event time."""
         return self._time is not None
 
     @property

@@ -104,12 +104,12 @@ class KeyedAggregate(Operator):
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """Names of the key columns."""
+        """Returns the names of the key columns."""
         return self._keys
 
     @property
     def known_fields(self) -> Fields | None:
-        """The state columns of each aggregate. None if the columns of the input are not known."""
+        """Returns the state columns of each aggregate. None if the columns of the input are not known."""
         return None if self._input_schema is None else self._fields_for(self._input_schema)
 
     def validate(self, input_schema: pa.Schema) -> None:
@@ -162,8 +162,8 @@ class KeyedAggregate(Operator):
 
     @property
     def changed_bytes(self) -> int:
-        """An estimate of the bytes that changed rows take in the next snapshot. A row counts once for each batch that
-        changed it.
+        """Returns an estimate of the bytes that changed rows take in the next snapshot. A row counts once for each
+        batch that changed it.
         """
         names = [field.name for fields in self._fields.values() for field in fields]
         values = 0 if self._table is None else sum(self._table.column(name).value_bytes for name in names)
@@ -171,7 +171,7 @@ class KeyedAggregate(Operator):
 
     @property
     def keyed_backend(self) -> KeyedBackend | None:
-        """The backend that stores the accumulators."""
+        """Returns the backend that stores the accumulators."""
         return self._backend
 
     def load(self, tables: Sequence[StateTable]) -> None:
@@ -346,7 +346,9 @@ class KeyedAggregate(Operator):
                 self._opened().load(replace(table, rows=rows))
             self._opened().loaded()
         except CorruptionError as error:
-            raise CorruptionError(f"operator {self.context.uid!r}: {error}") from error
+            raise CorruptionError(
+                f"operator {self.context.uid!r}: {error}; restore another checkpoint or a savepoint"
+            ) from error
 
     def _newest_layout(self, stored: Sequence[tuple[str, pa.Schema]]) -> tuple[pa.Schema, Fields]:
         """Returns the layout to which all stored layouts can be converted, because types only become wider.

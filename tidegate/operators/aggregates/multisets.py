@@ -81,7 +81,10 @@ class KeptValues(BatchAggregateFunction):
         totals = np.zeros(len(found.first_rows), dtype=np.int64)
         np.add.at(totals, found.slots, counts)
         if (totals < 0).any():
-            raise ValueError("a value was retracted that never came: the stream of changes contradicts itself")
+            raise ValueError(
+                "a value was retracted that never came: the stream of changes contradicts itself"
+                ". Functions before it must give the same for the same row, and rows of a key must come in order"
+            )
         rows = found.first_rows[totals > 0]
         left = pa.table({"group": of[rows], "value": every.take(pa.array(rows)), "times": totals[totals > 0]})
         left = left.take(pc.sort_indices(left, [("group", "ascending"), ("value", "ascending")])).combine_chunks()

@@ -65,7 +65,10 @@ class ApproxCountDistinct(_Sketch):
         try:
             key_form(pa.array([], columns[0]), "")
         except ConfigurationError as error:
-            raise ValueError(f"distinct values of {columns[0]} cannot be counted: they have no hash") from error
+            raise ValueError(
+                f"distinct values of {columns[0]} cannot be counted: they have no hash"
+                "; cast the column to a number or a string"
+            ) from error
 
     def accumulate(self, state: pa.RecordBatch, groups: Groups, *columns: pa.Array) -> NewState:
         """Adds values to the sketches."""
@@ -123,7 +126,10 @@ class ApproxQuantile(_Sketch):
         """Accepts only types of numbers."""
         kinds, data_type = pa.types, columns[0]
         if not (kinds.is_integer(data_type) or kinds.is_floating(data_type) or kinds.is_decimal(data_type)):
-            raise ValueError(f"the column is {data_type}; quantiles are of integers, floats and decimals")
+            raise ValueError(
+                f"the column is {data_type}; quantiles are of integers, floats and decimals"
+                "; cast the column to one of them"
+            )
 
     def accumulate(self, state: pa.RecordBatch, groups: Groups, *columns: pa.Array) -> NewState:
         """Adds numbers to the digests. Skips nulls and NaN."""
@@ -173,7 +179,7 @@ class ApproxQuantile(_Sketch):
 
 
 def approx_count_distinct(column: str | pl.Expr, *, precision: int = 12) -> Aggregate:
-    """Estimated number of distinct values of a column, without nulls. int64, never null.
+    """Returns the estimated number of distinct values of a column, without nulls. int64, never null.
 
     The state of a key is of at most about 2**`precision` bytes (4 to 21). The relative standard error is about
     1.04 / 2**(precision / 2): 1.6 % for 12. Up to a few dozen values the number is exact. Needs the extra `sketches`.

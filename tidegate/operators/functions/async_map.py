@@ -144,7 +144,7 @@ class AsyncMap(Operator):
 
     @property
     def busy(self) -> bool:
-        """True if any results are still missing."""
+        """Returns True if any results are still missing."""
         return bool(self._pending)
 
     def take_calls(self) -> list[Call]:

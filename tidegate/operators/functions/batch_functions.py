@@ -258,7 +258,7 @@ def _called(
     with Blame(context, lambda: (f"row {start + len(results)} of the batch", rows[len(results)])):
         results.extend(calls(rows))  # has the results before an error
         if len(results) < len(rows):  # `map` would treat it as the end
-            raise RuntimeError("the function raised StopIteration")
+            raise RuntimeError("the function raised StopIteration; let it return, or raise another error")
     return results
 
 
@@ -342,7 +342,9 @@ class Explode(Operator):
         with blame(self.context, batch):
             lists = batch.column(self._column)
             if not isinstance(lists.type, _LISTS):
-                raise TypeError(f"explode needs a list; column {self._column!r} is {lists.type}")
+                raise TypeError(
+                    f"explode needs a list; column {self._column!r} is {lists.type}; name a column of lists"
+                )
             # A null list may have elements. `list_flatten` skips them, and `list_parent_indices` does not.
             lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
             parents = np.repeat(np.arange(len(lists)), lengths)

@@ -57,7 +57,10 @@ class FilterExpr(Operator):
         with blame(self.context, batch):
             mask = _one_column(computed(frame_of(batch, self._reads), (self._expression,)))
             if mask.dtype != pl.Boolean:
-                raise TypeError(f"filter needs a boolean expression; {self._expression} is {mask.dtype}")
+                raise TypeError(
+                    f"filter needs a boolean expression; {self._expression} is {mask.dtype}"
+                    '; compare it with a value, such as pl.col("n") > 0'
+                )
             kept = batch if mask.all(ignore_nulls=False) else batch.filter(mask.rechunk().to_arrow())
         if kept.num_rows:
             emit(kept)
@@ -131,7 +134,9 @@ def _checked(expressions: tuple[pl.Expr, ...], method: str) -> tuple[pl.Expr, ..
 
 def _one_column(frame: pl.DataFrame) -> pl.Series:
     if frame.width != 1:
-        raise TypeError(f"filter needs one boolean column; the expression gives {frame.columns}")
+        raise TypeError(
+            f"filter needs one boolean column; the expression gives {frame.columns}; give an expression with one result"
+        )
     return frame.to_series()
 
 

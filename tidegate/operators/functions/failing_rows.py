@@ -101,7 +101,7 @@ class FailingRows:
 
     @property
     def any(self) -> bool:
-        """True if a row has failed since the last call of `leave` or `take`."""
+        """Returns True if a row has failed since the last call of `leave` or `take`."""
         return bool(self._numbers)
 
     def catch(self, number: int) -> _Catch:

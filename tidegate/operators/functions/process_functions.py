@@ -145,7 +145,7 @@ class ProcessBatchContext(ProcessContext):
         return self._times()
 
     def groups(self) -> KeyGroups:
-        """The rows by key: `keys` has each key once, `index` the group of each row.
+        """Returns the rows by key: `keys` has each key once, `index` the group of each row.
 
         `state.get_many(groups)` gives a value for each key. Raises ConfigurationError on a stream without keys.
         """
@@ -313,7 +313,10 @@ class StatefulMap(ProcessFunction):
         """Returns the row that the function returns, and stores the state."""
         result = self.fn(self._state.value(), row)
         if not isinstance(result, tuple) or len(result) != 2:
-            raise TypeError(f"stateful_map: the function returns a pair (state, row), not {type(result).__name__}")
+            raise TypeError(
+                f"stateful_map: the function returned {type(result).__name__}; "
+                "return a tuple of two values, the new state and the new row"
+            )
         state, made = result
         self._state.update(state)  # None clears it
         return [made]

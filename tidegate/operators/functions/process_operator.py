@@ -150,12 +150,12 @@ class ProcessOperator(Operator):
 
     @property
     def function(self) -> BaseProcessFunction:
-        """The function: a copy that belongs to this operator."""
+        """Returns the function: a copy that belongs to this operator."""
         return self._function
 
     @property
     def bound_states(self) -> dict[str, pa.DataType]:
-        """The stored type of each state that the function has bound in `open`, by name."""
+        """Returns the stored type of each state that the function has bound in `open`, by name."""
         keyed = {} if self._states is None else self._states.stored_fields
         return {name: field.type for name, field in (keyed | self._operator_states.stored_fields).items()}
 
@@ -324,12 +324,12 @@ class ProcessOperator(Operator):
 
     @property
     def changed_bytes(self) -> int:
-        """An estimate of the changed bytes, in which every input row counts as one change of state."""
+        """Returns an estimate of the changed bytes, in which every input row counts as one change of state."""
         return self._changed_rows * _CHANGE_BYTES
 
     @property
     def keyed_backend(self) -> KeyedBackend | None:
-        """The backend of the keyed states; None on a stream without keys."""
+        """Returns the backend of the keyed states; None on a stream without keys."""
         return None if self._states is None else self._states.backend
 
     def hand_over(self) -> None:
@@ -496,8 +496,8 @@ class ProcessOperator(Operator):
 
     @contextmanager
     def _guarded(self, caught: list[BaseException]) -> Iterator[None]:
-        """A context for a call of the function. If the call fails, its changes are undone, and the error is appended to
-        `caught`.
+        """Returns a context for a call of the function. If the call fails, its changes are undone, and the error is
+        appended to `caught`.
         """
         assert self._undo is not None, "errors_to was not given"
         rows, sides = len(self._rows), self._sides.mark()

@@ -462,7 +462,7 @@ class Symbol:
         return Symbol(self.tracer, int, expression, bounds)
 
     def _number(self) -> Symbol:
-        """The value as a number: a bool counts as 0 or 1."""
+        """Returns the value as a number: a bool counts as 0 or 1."""
         self._use()
         if self.kind is bool:
             return Symbol(self.tracer, int, self.expression.cast(pl.Int64), lambda of: (0, 1))

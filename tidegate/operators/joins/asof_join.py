@@ -38,7 +38,7 @@ class AsOfJoin(JoinOperator):
 
     def __init__(self, sides: JoinSides, schemas: tuple[pa.Schema, pa.Schema], how: JoinHow = "left") -> None:
         if how not in ("inner", "left"):
-            raise ConfigurationError(f'join_asof: how={how!r}: must be "inner" or "left"')
+            raise ConfigurationError(f'join_asof: how={how!r}: must be "inner" or "left"; give one of them')
         super().__init__(sides, schemas, how)
         self._first_ms: int | None = None
         """A lower bound of the times of waiting rows, in ms, or None if unknown."""

@@ -51,7 +51,9 @@ class LatestJoin(JoinOperator):
         if emit not in get_args(LatestEmit):
             raise ConfigurationError(f'join_latest: emit={emit!r}: must be "complete" or "always"')
         if ttl_ms is not None and ttl_ms <= 0:
-            raise ConfigurationError("join_latest: ttl must be greater than 0")
+            raise ConfigurationError(
+                'join_latest: ttl must be greater than 0, such as ttl="1h"; to keep rows without a limit remove ttl='
+            )
         super().__init__(sides, schemas, "full")
         self._always = emit == "always"
         self._ttl_ms = ttl_ms
@@ -95,7 +97,7 @@ class LatestJoin(JoinOperator):
 
     @property
     def waits_for_event_time(self) -> bool:
-        """True if keys expire in event time."""
+        """Returns True if keys expire in event time."""
         return self._ttl_ms is not None
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:

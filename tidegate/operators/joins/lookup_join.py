@@ -62,7 +62,7 @@ class Lookup:
 
     @property
     def output(self) -> pa.Schema:
-        """The columns of the result. Raises ConfigurationError for columns that do not fit together."""
+        """Returns the columns of the result. Raises ConfigurationError for columns that do not fit together."""
         return self.sides.output_schema(self.schema, self.table, "inner" if self.inner else "left")
 
 
@@ -82,6 +82,7 @@ class Version:
         except (KeyError, ValueError) as error:
             raise ConfigurationError(
                 f"lookup_join: the table has other columns than when the program was made: {table.schema}"
+                "; restore the former columns, or start the job again to use the new ones"
             ) from error
         names = lookup.sides.right_names(lookup.schema, lookup.table)
         batch = one_batch(table, "lookup_join")

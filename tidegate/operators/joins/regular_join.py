@@ -84,7 +84,9 @@ class RegularJoin(JoinOperator):
         if how not in HOWS:
             raise ConfigurationError(f"join: how={how!r}: a join without a window is one of {list(HOWS)}")
         if ttl_ms is not None and ttl_ms <= 0:
-            raise ConfigurationError("join: ttl must be greater than 0")
+            raise ConfigurationError(
+                'join: ttl must be greater than 0, such as ttl="1h"; to keep rows without a limit remove ttl='
+            )
         plain = tuple(pa.schema([f for f in schema if f.name != CHANGE]) for schema in schemas)
         super().__init__(sides, (plain[LEFT], plain[RIGHT]), how)
         for schema, changes in zip(plain, changing, strict=True):
@@ -131,7 +133,7 @@ class RegularJoin(JoinOperator):
 
     @property
     def waits_for_event_time(self) -> bool:
-        """True if keys expire in event time."""
+        """Returns True if keys expire in event time."""
         return self._ttl_ms is not None
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:

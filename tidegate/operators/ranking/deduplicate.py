@@ -131,7 +131,7 @@ class Deduplicate(Operator):
 
     @property
     def waits_for_event_time(self) -> bool:
-        """True if keys expire in event time."""
+        """Returns True if keys expire in event time."""
         return self._ttl_ms is not None
 
     @property
@@ -168,12 +168,12 @@ class Deduplicate(Operator):
 
     @property
     def changed_bytes(self) -> int:
-        """An estimate: 8 bytes for each column of a changed row."""
+        """Returns an estimate: 8 bytes for each column of a changed row."""
         return 0 if self._kept is None else self._kept.changed_bytes
 
     @property
     def keyed_backend(self) -> KeyedBackend | None:
-        """The backend that stores the keys."""
+        """Returns the backend that stores the keys."""
         return None if self._kept is None else self._kept.backend
 
     def load(self, tables: Sequence[StateTable]) -> None:
@@ -198,7 +198,9 @@ class Deduplicate(Operator):
         if self._ttl_ms is None:
             return
         if self._ttl_ms <= 0:
-            raise ConfigurationError("deduplicate: ttl must be greater than 0")
+            raise ConfigurationError(
+                'deduplicate: ttl must be greater than 0, such as ttl="1h"; to keep rows without a limit remove ttl='
+            )
         if self._time is None:
             raise ConfigurationError(
                 "deduplicate: ttl is event time, and the stream has none: call assign_timestamps before key_by"
@@ -381,7 +383,9 @@ class KeptRows:
                 self.backend.load(replace(table, rows=rows))
             self.backend.loaded()
         except CorruptionError as error:
-            raise CorruptionError(f"operator {self._context.uid!r}: {error}") from error
+            raise CorruptionError(
+                f"operator {self._context.uid!r}: {error}; restore another checkpoint or a savepoint"
+            ) from error
 
     def _create(self, stored: pa.Schema) -> None:
         stored = stored.remove_metadata()

@@ -135,7 +135,10 @@ class NewestRows(RowsOperator):
             column = keys.column(field.name) if field.name in self.keys.names else batch.column(field.name)
             column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
             if column.type != field.type:
-                raise TypeError(f"column {field.name!r} is {column.type}; the stream was declared with {field.type}")
+                raise TypeError(
+                    f"column {field.name!r} is {column.type}; the stream was declared with {field.type}"
+                    "; cast it with with_columns before this step"
+                )
             columns.append(column)
         return pa.RecordBatch.from_arrays(columns, schema=self._rows)
 

@@ -118,7 +118,10 @@ class Ranking:
             column = keys.column(field.name) if field.name in keys.schema.names else batch.column(field.name)
             column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
             if column.type != field.type:
-                raise TypeError(f"column {field.name!r} is {column.type}; the stream was declared with {field.type}")
+                raise TypeError(
+                    f"column {field.name!r} is {column.type}; the stream was declared with {field.type}"
+                    "; cast it with with_columns before this step"
+                )
             columns.append(column)
         return pa.RecordBatch.from_arrays(columns, schema=declared)
 
@@ -163,7 +166,9 @@ class TopN(RowsOperator):
         self.output = ranking.output_schema(schema)
         if ttl_ms is not None:
             if ttl_ms <= 0:
-                raise ConfigurationError("top_n: ttl must be greater than 0")
+                raise ConfigurationError(
+                    'top_n: ttl must be greater than 0, such as ttl="1h"; to keep rows without a limit remove ttl='
+                )
             if time is None:
                 raise ConfigurationError(
                     "top_n: ttl is event time, and the stream has none: call assign_timestamps before key_by"
@@ -206,7 +211,7 @@ class TopN(RowsOperator):
 
     @property
     def waits_for_event_time(self) -> bool:
-        """True if keys expire in event time."""
+        """Returns True if keys expire in event time."""
         return self._ttl_ms is not None
 
     def advance_watermark(self, watermark_ms: int, emit: Emit) -> Iterator[None]:

@@ -60,7 +60,7 @@ class KeyedState(ABC):
     @property
     @abstractmethod
     def stored_field(self) -> pa.Field:
-        """The field of the checkpoint column that stores the state."""
+        """Returns the field of the checkpoint column that stores the state."""
 
     @property
     def column_type(self) -> pa.DataType:
@@ -127,7 +127,7 @@ class ValueState(KeyedState):
 
     @property
     def stored_field(self) -> pa.Field:
-        """The declared type, with the update time if the state has a time to live."""
+        """Returns the declared type, with the update time if the state has a time to live."""
         return self._element(self._typed.field(self.name))
 
     def expires(self, column_type: pa.DataType) -> bool:
@@ -174,7 +174,9 @@ class ValueState(KeyedState):
         refs = self._scope.refs(at, f"state {self.name!r}")
         column = self._typed.taken_column(values)
         if len(column) != len(refs):
-            raise ValueError(f"state {self.name!r} was given {len(column)} values for {len(refs)} rows")
+            raise ValueError(
+                f"state {self.name!r} was given {len(column)} values for {len(refs)} rows; give one value for each row"
+            )
         self._internal.put_many(refs, column)
 
     def clear_many(self, at: Places = None) -> None:
@@ -200,7 +202,7 @@ class ListState(KeyedState):
 
     @property
     def stored_field(self) -> pa.Field:
-        """A list type of the declared type."""
+        """Returns a list type of the declared type."""
         return pa.field(self.name, pa.list_(self._element(self._typed.field("item"))))
 
     def expires(self, column_type: pa.DataType) -> bool:
@@ -291,7 +293,7 @@ class MapState(KeyedState, MapEntries):
 
     @property
     def stored_field(self) -> pa.Field:
-        """A map type of the declared types."""
+        """Returns a map type of the declared types."""
         key = pa.field("key", self._key_typed.dtype, nullable=False)
         return pa.field(self.name, pa.map_(key, self._element(self._typed.field("value"))))
 

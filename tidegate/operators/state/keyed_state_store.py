@@ -75,12 +75,12 @@ class KeyedStates:
 
     @property
     def stored_fields(self) -> dict[str, pa.Field]:
-        """The field of the column in which each bound state is stored, by name."""
+        """Returns the field of the column in which each bound state is stored, by name."""
         return {name: state.stored_field for name, state in self._states.items()}
 
     @property
     def bound(self) -> Mapping[str, KeyedState]:
-        """The bound states, by name."""
+        """Returns the bound states, by name."""
         return self._states
 
     def bind(self, declared: S) -> S:

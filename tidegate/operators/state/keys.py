@@ -150,12 +150,12 @@ class KeyGroups:
 
     @cached_property
     def keys(self) -> pa.RecordBatch:
-        """The key columns of each group, in the order in which the keys first appeared."""
+        """Returns the key columns of each group, in the order in which the keys first appeared."""
         return self._columns.take(pa.array(self.first_rows))
 
     @cached_property
     def last_rows(self) -> NDArray[np.int32]:
-        """The index of the last row of each group."""
+        """Returns the index of the last row of each group."""
         last = np.empty(len(self), dtype=np.int32)
         last[self.index] = np.arange(len(self.index), dtype=np.int32)
         return last
@@ -249,7 +249,10 @@ class KeyScope:
         places = np.asarray(at.to_numpy(zero_copy_only=False) if isinstance(at, pa.Array | pa.ChunkedArray) else at)
         if places.dtype == np.bool_:
             if len(places) != count:
-                raise IndexError(f"{what}: a mask of {len(places)} rows for a batch of {count}")
+                raise IndexError(
+                    f"{what}: a mask of {len(places)} rows for a batch of {count}"
+                    "; give a mask with one value for each row"
+                )
             return np.flatnonzero(places)
         if not len(places):
             return np.zeros(0, dtype=np.int64)

@@ -113,7 +113,9 @@ class RowsOperator(Operator):
                 self.load_table(table)
             backend.loaded()
         except CorruptionError as error:
-            raise CorruptionError(f"operator {self.context.uid!r}: {error}") from error
+            raise CorruptionError(
+                f"operator {self.context.uid!r}: {error}; restore another checkpoint or a savepoint"
+            ) from error
 
     def check_owner(self, keys: pa.RecordBatch) -> None:
         """Raises OperatorError for a key of another subtask."""
@@ -137,13 +139,13 @@ class RowsOperator(Operator):
 
     @property
     def changed_bytes(self) -> int:
-        """An estimate of the changed bytes: 8 for each column of a row that was added."""
+        """Returns an estimate of the changed bytes: 8 for each column of a row that was added."""
         columns = len(self.keys) + max(len(values) for values in self.stored.values())
         return self._changed_rows * (1 + columns) * 8
 
     @property
     def keyed_backend(self) -> KeyedBackend | None:
-        """The backend that stores the rows."""
+        """Returns the backend that stores the rows."""
         return self._backend
 
     def hand_over(self) -> None:

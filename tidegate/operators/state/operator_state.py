@@ -205,11 +205,14 @@ class BroadcastState(MapEntries):
         for key, value in zip(*(column.to_pylist() for column in table.rows.columns), strict=True):
             found = one_nan(key)
             if found in self._entries:
-                raise CorruptionError(f"broadcast state {self.name!r} holds the key {value_text(key)} twice")
+                raise CorruptionError(
+                    f"broadcast state {self.name!r} holds the key {value_text(key)} twice"
+                    "; restore another checkpoint or a savepoint"
+                )
             self._entries[found] = one_nan(value)
 
     def freeze(self) -> FrozenState | None:
-        """The current map, or None if it is empty."""
+        """Returns the current map, or None if it is empty."""
         if not self._entries:
             return None
         self._frozen = True
@@ -270,7 +273,7 @@ class OperatorStates:
 
     @property
     def stored_fields(self) -> dict[str, pa.Field]:
-        """The field of the column in which the values of each bound state are stored, by name."""
+        """Returns the field of the column in which the values of each bound state are stored, by name."""
         return {name: state.schema.field(len(state.schema) - 1) for name, state in self._states.items()}
 
     def state(self, name: str) -> OperatorListState | BroadcastState:

@@ -49,7 +49,7 @@ FastConversion: TypeAlias = Callable[[Any], Any]
 
 
 def no_fast_path(value: Any) -> Any:
-    """The fast conversion of types that have none: returns `NO_FAST_PATH` for every value."""
+    """Returns the fast conversion of types that have none: returns `NO_FAST_PATH` for every value."""
     return NO_FAST_PATH
 
 
@@ -83,11 +83,11 @@ class StateType:
 
     @property
     def plain(self) -> bool:
-        """True if stored values are returned unchanged: scalars, such as a number or a string."""
+        """Returns True if stored values are returned unchanged: scalars, such as a number or a string."""
         return self._form.plain
 
     def field(self, name: str) -> pa.Field:
-        """The field of a column that stores such values."""
+        """Returns the field of a column that stores such values."""
         return self._form.field(name)
 
     def taken(self, value: Any) -> Any:
@@ -361,7 +361,7 @@ class _PickledForm(_Form):
 
     def put(self, value: Any) -> Any:
         if value is None:
-            raise TypeError("None is no state")
+            raise TypeError("None cannot be stored as state: to remove the value call clear()")
         try:
             return cloudpickle.dumps(value)
         except Exception as error:  # whatever the object's own code raises

@@ -51,7 +51,7 @@ class TimeDomain(enum.Enum):
 
     @property
     def number(self) -> int:
-        """Number of the time domain in backends."""
+        """Returns the number of the time domain in backends."""
         return DOMAINS.index(self.value)
 
 
@@ -107,7 +107,7 @@ class Timers:
 
     @property
     def changes(self) -> int:
-        """Number of registrations and deletions since the last flush."""
+        """Returns the number of registrations and deletions since the last flush."""
         return len(self._moments)
 
     def first_change_ms(self, domain: TimeDomain, since: int) -> int | None:
@@ -240,7 +240,9 @@ class TimerService:
         numbers = self._scope.rows(at, "register_many").tolist()
         times = [moment_of(moments)] * len(numbers) if isinstance(moments, int) else _moments(moments)
         if len(times) != len(numbers):
-            raise ValueError(f"{len(times)} moments were given for timers of {len(numbers)} rows")
+            raise ValueError(
+                f"{len(times)} moments were given for timers of {len(numbers)} rows; give one moment for each row"
+            )
         self._timers.change_many(domain, times, registered, numbers)
 
 

@@ -49,7 +49,9 @@ class StateTtl:
 
     def __post_init__(self) -> None:
         if parse_duration_ms(self.time_to_live, setting="StateTtl") == 0:
-            raise ConfigurationError("StateTtl: a time to live must be greater than 0")
+            raise ConfigurationError(
+                f'StateTtl: a time to live must be greater than 0, such as tg.StateTtl("1h"), not {self.time_to_live!r}'
+            )
         for setting, given, known in (
             ("update", self.update, get_args(TtlUpdate)),
             ("visibility", self.visibility, get_args(TtlVisibility)),
@@ -59,7 +61,7 @@ class StateTtl:
 
     @property
     def ttl_ms(self) -> int:
-        """The time to live in milliseconds."""
+        """Returns the time to live in milliseconds."""
         return parse_duration_ms(self.time_to_live, setting="StateTtl")
 
 

@@ -51,7 +51,7 @@ class StateUndo:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """A context that records an exception of the backend."""
+        """Returns a context that records an exception of the backend."""
         try:
             yield
         except BaseException as error:

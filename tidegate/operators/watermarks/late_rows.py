@@ -69,12 +69,12 @@ class GroupMoments:
 
     @property
     def least_ms(self) -> int:
-        """The time, in ms, that all groups have reached."""
+        """Returns the time, in ms, that all groups have reached."""
         return int(self._moments.min())
 
     @property
     def greatest_ms(self) -> int:
-        """The greatest time, in ms, that any group has reached."""
+        """Returns the greatest time, in ms, that any group has reached."""
         return int(self._moments.max())
 
     def runs(self) -> Iterator[tuple[range, int]]:

@@ -174,7 +174,9 @@ class WatermarkGenerator(Operator):
         alignment: WatermarkAlignment | None = None,
     ) -> None:
         if max_out_of_orderness_ms < 0:
-            raise ConfigurationError(f"max_out_of_orderness must not be negative: {max_out_of_orderness_ms} ms")
+            raise ConfigurationError(
+                f'max_out_of_orderness must not be negative: {max_out_of_orderness_ms} ms; give a duration such as "5s"'
+            )
         self.column = column
         """Name of the event-time column."""
         self._delay_ms = max_out_of_orderness_ms + 1
@@ -318,7 +320,10 @@ class WatermarkAlignment:
         drift_ms = parse_duration_ms(self.max_drift, setting="WatermarkAlignment: max_drift")
         interval_ms = parse_duration_ms(self.update_interval, setting="WatermarkAlignment: update_interval")
         if interval_ms == 0:
-            raise ConfigurationError("WatermarkAlignment: update_interval must be greater than 0")
+            raise ConfigurationError(
+                "WatermarkAlignment: update_interval must be greater than 0"
+                f', such as "1s", not {self.update_interval!r}'
+            )
         object.__setattr__(self, "max_drift_ms", drift_ms)
         object.__setattr__(self, "update_interval_ms", interval_ms)
 

@@ -127,7 +127,7 @@ class DueKeys:
 
     @property
     def is_crowded(self) -> bool:
-        """True if there are many more keys than after the last rebuild, so that most of them may have no open
+        """Returns True if there are many more keys than after the last rebuild, so that most of them may have no open
         window.
         """
         return self._keys > 2 * self._restored + _SPARE

@@ -170,7 +170,7 @@ class _Layout:
 
     @property
     def rows(self) -> int:
-        """Number of rows."""
+        """Returns the number of rows."""
         return len(self.codes)
 
     def know(self, nodes: Numbers, places: Numbers) -> None:

@@ -97,7 +97,7 @@ class ProcessWindowContext(FunctionContext):
         """Registers and deletes timers of the key and window. Raises ConfigurationError without `on_timer`."""
         if self._timers is None:
             raise ConfigurationError(
-                "a timer calls on_timer(self, timestamp, context), which the function does not have"
+                "a timer calls on_timer(self, timestamp, context), which the function does not have; add this method"
             )
         return self._timers
 
@@ -199,7 +199,7 @@ class FunctionCalls(WindowCalls):
 
     @property
     def keeps_windows(self) -> bool:
-        """True if the function has state or timers of windows, which are removed with the window."""
+        """Returns True if the function has state or timers of windows, which are removed with the window."""
         return self._timers is not None or bool(self._ask._of_windows)
 
     def chains(self, at_end: bool) -> TimerChains:
@@ -454,7 +454,7 @@ class PerWindowState(KeyedState):
 
     @property
     def stored_field(self) -> pa.Field:
-        """A map from the end of the window, in milliseconds, to the stored value of the declared state."""
+        """Returns a map from the end of the window, in milliseconds, to the stored value of the declared state."""
         key = pa.field("key", pa.int64(), nullable=False)
         return pa.field(self.name, pa.map_(key, self._declared.stored_field.with_name("value")))
 

@@ -106,7 +106,10 @@ class WindowBuffer(RowsOperator):
             of = keys if field.name in self._key_names else batch
             (column,) = plain_values(of, [field.name])
             if column.type != field.type:
-                raise TypeError(f"column {field.name!r} is {column.type}; the stream was declared with {field.type}")
+                raise TypeError(
+                    f"column {field.name!r} is {column.type}; the stream was declared with {field.type}"
+                    "; cast it with with_columns before the window"
+                )
             columns.append(column)
         rows = pa.RecordBatch.from_arrays(columns, schema=self._columns)
         if not self._key_names:

@@ -456,7 +456,7 @@ class ChangedKeys:
 
     @property
     def slices(self) -> Times:
-        """The slices with changed keys, ascending."""
+        """Returns the slices with changed keys, ascending."""
         return np.array(sorted(self._keys), dtype=np.int64)
 
     def add(self, slices: Times, keys: pa.RecordBatch) -> None:
@@ -524,12 +524,12 @@ class EarlyResults:
 
     @property
     def is_emitting(self) -> bool:
-        """True if the emission that `begin` started is not finished."""
+        """Returns True if the emission that `begin` started is not finished."""
         return bool(self._emitting)
 
     @property
     def is_full(self) -> bool:
-        """True if `CHANGED_MAX` changed keys are stored, so that results are emitted at once."""
+        """Returns True if `CHANGED_MAX` changed keys are stored, so that results are emitted at once."""
         return self._changed.rows >= CHANGED_MAX
 
     def begin(self) -> ChangedKeys:

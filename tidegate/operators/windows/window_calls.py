@@ -94,18 +94,18 @@ class WindowCalls:
 
     @property
     def schema(self) -> pa.Schema | None:
-        """The columns that the function returns, or None if they are not known yet."""
+        """Returns the columns that the function returns, or None if they are not known yet."""
         return self._pinned.schema
 
     @property
     def names(self) -> list[str]:
-        """Names of the result columns. They must be known."""
+        """Returns the names of the result columns. They must be known."""
         assert self._pinned.schema is not None, "results without columns"
         return [*self._own, *self._pinned.schema.names]
 
     @property
     def bounds(self) -> pa.DataType | None:
-        """The type of the bounds of windows, or None without bounds."""
+        """Returns the type of the bounds of windows, or None without bounds."""
         return self._bounds
 
     def results(self, context: OperatorContext, grouped: Grouped) -> Iterator[pa.RecordBatch]:

@@ -103,7 +103,7 @@ class AggregateWindows(WindowOperator):
 
     @property
     def known_fields(self) -> Fields | None:
-        """The state columns of each aggregate, or None if the columns of the input are not known."""
+        """Returns the state columns of each aggregate, or None if the columns of the input are not known."""
         schema = self._input_schema
         if schema is None:
             return None
@@ -147,7 +147,7 @@ class AggregateWindows(WindowOperator):
 
     @property
     def changed_bytes(self) -> int:
-        """An estimate of the bytes of rows that have changed since the last snapshot."""
+        """Returns an estimate of the bytes of rows that have changed since the last snapshot."""
         return 0 if self._opened is None else self._changed_rows * self._opened.row_bytes
 
     @property
@@ -212,12 +212,12 @@ class WindowState:
 
     @property
     def exists(self) -> bool:
-        """True if the table has been created, which the first row does."""
+        """Returns True if the table has been created, which the first row does."""
         return self._table is not None
 
     @property
     def table(self) -> NamespacedTable:
-        """The table. It must exist."""
+        """Returns the table. It must exist."""
         assert self._table is not None, "windows before the first row"
         return self._table
 
@@ -304,7 +304,7 @@ class WindowState:
 
     @property
     def row_bytes(self) -> int:
-        """Estimated size of a row in memory, in bytes."""
+        """Returns the estimated size of a row in memory, in bytes."""
         values = 0 if self._table is None else sum(self._table.column(f.name).value_bytes for f in self._values())
         return 8 * (1 + len(self._keys)) + values
 
@@ -349,7 +349,9 @@ class WindowState:
                 self.backend.load(replace(table, rows=rows))
             self.backend.loaded()
         except (CorruptionError, pa.ArrowInvalid, pa.ArrowTypeError) as error:
-            raise CorruptionError(f"operator {self._context.uid!r}: {error}") from error
+            raise CorruptionError(
+                f"operator {self._context.uid!r}: {error}; restore another checkpoint or a savepoint"
+            ) from error
         self._look()
 
     def _look(self) -> None:

@@ -97,7 +97,10 @@ class WindowTop(WindowOperator, RowsOperator):
             words = self._ranking.words(rows)
             found = event_times_ms(batch, WindowEnd(WINDOW_END))
             if found.null_count:
-                raise ValueError(f"column {WINDOW_END!r} is null in a row, which belongs to no window then")
+                raise ValueError(
+                    f"column {WINDOW_END!r} is null in a row, which belongs to no window then"
+                    "; filter such rows out before"
+                )
         self._fired.time_type = batch.schema.field(WINDOW_END).type
         moments = found.to_numpy(zero_copy_only=False)
         keys = rows.select(self.keys.names)

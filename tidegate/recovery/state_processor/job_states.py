@@ -87,7 +87,10 @@ def job_state(
         if index < first_index:
             continue
         if entry is None:
-            raise CorruptionError(f"entry {index} of the event log of job {job_id} cannot be read: {error}")
+            raise CorruptionError(
+                f"entry {index} of the event log of job {job_id} cannot be read: {error}"
+                "; restore this file from a copy, or use the newest checkpoint"
+            )
         for logged in events:
             assert logged.number is not None, "a whole log numbers its events"
             first = logged.number if first is None else first
@@ -98,7 +101,9 @@ def job_state(
             taken = logged.number, logged.at_ms
     if isinstance(at, int) and (taken is None or taken[0] < at):
         last = "no event" if taken is None else f"event {taken[0]}"
-        raise ConfigurationError(f"job {job_id} has no event {at}: its log ends with {last}")
+        raise ConfigurationError(
+            f"job {job_id} has no event {at}: its log ends with {last}; give the number of an earlier event"
+        )
     return _found(job_id, machine.state, taken, first, at)
 
 
@@ -172,5 +177,8 @@ def only_one(logs: dict[JobId, EventLog], path: str, job: str | None) -> tuple[E
         raise ConfigurationError(no_log(path, job))
     if len(logs) > 1:
         names = ", ".join(sorted(logs))
-        raise ConfigurationError(f"there are several event logs under {path}{of_job}: choose one by --job ({names})")
+        raise ConfigurationError(
+            f"there are several event logs under {path}{of_job}: "
+            f"name a job with job= (on the command line with --job), one of {names}"
+        )
     return next((log, job_id) for job_id, log in logs.items())

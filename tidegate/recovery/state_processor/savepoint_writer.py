@@ -110,7 +110,7 @@ class SavepointWriter:
 
     @property
     def path(self) -> str:
-        """The path of the savepoint, for `restore=`. Raises ConfigurationError before it is written."""
+        """Returns the path of the savepoint, for `restore=`. Raises ConfigurationError before it is written."""
         if self._path is None:
             raise ConfigurationError("the savepoint is not written yet: read path after the end of the with block")
         return self._path
@@ -178,7 +178,9 @@ class SavepointWriter:
     def write(self) -> str:
         """Writes the savepoint and returns its path. The end of a `with` block calls it."""
         if self._path is not None:
-            raise ConfigurationError(f"the savepoint is written already, at {self._path}")
+            raise ConfigurationError(
+                f"the savepoint is written already, at {self._path}; for another one make a new SavepointWriter"
+            )
         self._check_is_new()
         folder = f"data-{secrets.token_hex(4)}"
         try:
@@ -253,7 +255,9 @@ class SavepointWriter:
         if known is None:
             return OperatorInfo(OperatorUid(uid), uid, VertexId(uid), self._parallelism, self._max_parallelism, keys)
         if keys and known.keys and keys != known.keys:
-            raise ConfigurationError(f"operator {uid!r} has the keys {list(known.keys)}, not {list(keys)}")
+            raise ConfigurationError(
+                f"operator {uid!r} has the keys {list(known.keys)}, not {list(keys)}; give these keys"
+            )
         finished = sum(s.finished for s in self._metadata.subtasks if s.vertex == known.vertex)
         if finished:
             raise ConfigurationError(
@@ -286,6 +290,7 @@ def _base(path: str, max_parallelism: int | None, open_store: OpenStore) -> tupl
         if max_parallelism not in (None, info.max_parallelism):
             raise ConfigurationError(
                 f"base={path!r} has max parallelism {info.max_parallelism}, which cannot change to {max_parallelism}"
+                "; remove max_parallelism="
             )
     return store, metadata
 
@@ -316,7 +321,7 @@ class Changes:
     def put(self, info: OperatorInfo, put: PutState, *, is_new: bool) -> None:
         """Puts a state. Raises ConfigurationError if it was put before."""
         if (info.uid, put.state) in self.puts:
-            raise ConfigurationError(f"state {put.state!r} of operator {info.uid!r} is put twice")
+            raise ConfigurationError(f"state {put.state!r} of operator {info.uid!r} is put twice; put it once")
         self.puts[info.uid, put.state] = put
         if is_new:
             self.new_operators[info.uid] = info if info.keys else replace(info, keys=put.keys)

@@ -182,7 +182,7 @@ def operator_rows(uid: str, state: KeyedState, kind: StateKind, rows: Any) -> Pu
     found = _cast(table.select(schema.names), schema, where)
     for name in schema.names:
         if found.column(name).null_count:
-            raise ConfigurationError(f"{where}: column {name!r} has nulls, and null is no element")
+            raise ConfigurationError(f"{where}: column {name!r} has nulls, and null is no element; drop these rows")
     if kind is StateKind.BROADCAST:
         check_unique(found.select([KEY]), where)
     return PutState(state.name, kind, (), found)

@@ -220,7 +220,9 @@ def placed_files(store: Store) -> FilesInPlace | None:
     where = join_url(store.url, MANIFEST_PATH)
     manifest = decode(unseal(_MAGIC, MANIFEST_VERSION, store.read(MANIFEST_PATH), where))
     if not isinstance(manifest, FilesManifest):
-        raise CorruptionError(f"{where} holds a {type(manifest).__name__}, not what a job reads")
+        raise CorruptionError(
+            f"{where} holds a {type(manifest).__name__}, not what a job reads; start the job without restore"
+        )
     return FilesInPlace.of(manifest)
 
 
@@ -571,7 +573,7 @@ class RowCondition:
 
     @property
     def columns(self) -> set[str]:
-        """Names of the columns that the condition reads."""
+        """Returns the names of the columns that the condition reads."""
         return ({self.column} if self.column else set()).union(*(part.columns for part in self.parts))
 
 

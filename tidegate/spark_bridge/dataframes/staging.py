@@ -78,7 +78,7 @@ class DataFrameSource:
 
     @property
     def schema(self) -> pa.Schema:
-        """Columns of the DataFrame."""
+        """Returns the columns of the DataFrame."""
         return self._schema
 
     def stage(self, url: str) -> Source:

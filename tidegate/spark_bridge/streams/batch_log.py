@@ -80,7 +80,7 @@ class LogBatch:
 
     @property
     def size_bytes(self) -> int:
-        """Size of all files in bytes."""
+        """Returns the size of all files in bytes."""
         return sum(file.size_bytes for file in self.files)
 
     def in_lane(self, lane: int) -> Iterator[tuple[int, StagedFile]]:
@@ -119,12 +119,12 @@ class BatchLog:
 
     @property
     def url(self) -> str:
-        """The URL of the log."""
+        """Returns the URL of the log."""
         return self._store.url
 
     @property
     def store(self) -> Store:
-        """The store of the log. Paths of files are relative to it."""
+        """Returns the store of the log. Paths of files are relative to it."""
         return self._store
 
     def create(self, header: LogHeader) -> None:
@@ -136,7 +136,10 @@ class BatchLog:
         try:
             return self._read(HEADER_PATH, LogHeader)
         except NotFoundError as error:
-            raise NotFoundError(f"no log of a streaming DataFrame exists at {self.url}") from error
+            raise NotFoundError(
+                f"no log of a streaming DataFrame exists at {self.url}"
+                "; correct the folder, or start the job without restore"
+            ) from error
 
     def batch_ids(self) -> list[int]:
         """Returns the numbers of the batches in the log, oldest first."""
@@ -176,7 +179,9 @@ class BatchLog:
         where = f"{self._store.url}/{path}"
         value = decode(unseal(_MAGIC, LOG_VERSION, self._store.read(path), where))
         if not isinstance(value, kind):
-            raise CorruptionError(f"{where} holds a {type(value).__name__}, and not a {kind.__name__}")
+            raise CorruptionError(
+                f"{where} holds a {type(value).__name__}, and not a {kind.__name__}; start the job without restore"
+            )
         return value
 
 
@@ -237,7 +242,9 @@ def newest_claim(store: Store) -> tuple[int, LogClaim | None]:
     where = f"{store.url}/{_claim_path(newest)}"
     claim = decode(unseal(_CLAIM_MAGIC, _CLAIM_VERSION, store.read(_claim_path(newest)), where))
     if not isinstance(claim, LogClaim):
-        raise CorruptionError(f"{where} holds a {type(claim).__name__}, and not a claim")
+        raise CorruptionError(
+            f"{where} holds a {type(claim).__name__}, and not a claim; delete this file if no job feeds the log"
+        )
     return newest, claim
 
 

@@ -146,7 +146,8 @@ class LogReader:
         if split.split_id != split_id(self._source.log_id, lane):
             raise ConfigurationError(
                 f"{split.split_id} is not a lane of the log at {self._source.url}: its lanes are "
-                f"{split_id(self._source.log_id, 0)} and so on. Was the job restored with another source?"
+                f"{split_id(self._source.log_id, 0)} and so on. "
+                "Restore with the source of the checkpoint, or start without restore"
             )
         return lane
 
@@ -216,7 +217,7 @@ class LogWindow:
 
     @property
     def next_batch_id(self) -> int:
-        """The number of the batch after the window."""
+        """Returns the number of the batch after the window."""
         return self._batches[-1].batch_id + 1 if self._batches else 0
 
     def find(self, lane: int, row: int) -> Place | None:
@@ -233,7 +234,10 @@ class LogWindow:
         for start, file in batch.in_lane(lane):
             if start <= row < start + file.rows:
                 return Place(batch.batch_id, start, file, batch.ends[lane])
-        raise CorruptionError(f"batch {batch.batch_id} of {self._log.url} has no file with row {row} of lane {lane}")
+        raise CorruptionError(
+            f"batch {batch.batch_id} of {self._log.url} has no file with row {row} of lane {lane}"
+            "; restore its files from a copy, or start the job without restore"
+        )
 
     def _grow(self) -> bool:
         """Adds the next commit, if it exists. If it was deleted, empties the window."""

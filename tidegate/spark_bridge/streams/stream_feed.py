@@ -107,7 +107,7 @@ class StreamingDataFrameSource:
 
     @property
     def schema(self) -> pa.Schema:
-        """Columns of the DataFrame."""
+        """Returns the columns of the DataFrame."""
         return self._schema
 
     def stage(self, url: str) -> LogSource:
@@ -432,19 +432,19 @@ class LogLedger:
 
     @property
     def newest(self) -> LogBatch | None:
-        """The newest batch; None for an empty log."""
+        """Returns the newest batch; None for an empty log."""
         with self._changed:
             return self._batches[-1] if self._batches else None
 
     @property
     def batches(self) -> tuple[LogBatch, ...]:
-        """The batches of the log, oldest first."""
+        """Returns the batches of the log, oldest first."""
         with self._changed:
             return tuple(self._batches)
 
     @property
     def uncovered_bytes(self) -> int:
-        """Size in bytes of the batches that the newest checkpoint does not cover."""
+        """Returns the size in bytes of the batches that the newest checkpoint does not cover."""
         with self._changed:
             covered = self._covered
             total = 0

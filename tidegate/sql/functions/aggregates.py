@@ -34,7 +34,9 @@ class AggregateCall:
     def number(self) -> Column:
         """Returns an argument that is a literal number. Raises ConfigurationError otherwise."""
         if not (is_number(self.args[0].type) or self.args[0].is_null):
-            raise refused(self.node, f"{self.name} takes a number, not {named(self.args[0].type)}")
+            raise refused(
+                self.node, f"{self.name} takes a number, not {named(self.args[0].type)}: convert it with CAST"
+            )
         return self.column()
 
 

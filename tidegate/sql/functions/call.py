@@ -48,7 +48,10 @@ class Call:
         if is_time(given.type):
             return given
         if not (given.is_null or isinstance(given.type, pl.String)):
-            raise refused(self.nodes[place], f"{self.name} takes a date or a timestamp, not {named(given.type)}")
+            raise refused(
+                self.nodes[place],
+                f"{self.name} takes a date or a timestamp, not {named(given.type)}: convert it with CAST",
+            )
         return as_type(self.nodes[place], given, pl.Datetime("us"))
 
     def as_(self, place: int, data_type: Any) -> pl.Expr:
@@ -72,7 +75,9 @@ class Call:
     def _check_number(self, place: int) -> None:
         given = self.args[place]
         if not (given.is_null or is_number(given.type)):
-            raise refused(self.nodes[place], f"{self.name} takes a number here, not {named(given.type)}")
+            raise refused(
+                self.nodes[place], f"{self.name} takes a number here, not {named(given.type)}: convert it with CAST"
+            )
 
 
 Make: TypeAlias = Callable[[Call], Typed]

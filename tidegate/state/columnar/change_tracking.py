@@ -61,7 +61,9 @@ class DirtySlots:
         np.bitwise_and.at(self._current, slots >> 6, ~bits)
 
     def close(self, checkpoint_id: CheckpointId, base: CheckpointId | None) -> Bitmaps:
-        """Files the current bitmap under this checkpoint. With a base, returns the changes since that checkpoint."""
+        """Returns the files the current bitmap under this checkpoint. With a base, returns the changes since that
+        checkpoint.
+        """
         if base is not None:
             self._history.drop(base)
         self._history.file(checkpoint_id, self._current)
@@ -73,7 +75,7 @@ class DirtySlots:
         self._history.drop(base)
 
     def changed_since(self, base: CheckpointId, slots: int) -> int:
-        """How many of the first `slots` slots a snapshot on this base would contain. O(slots / 64)."""
+        """Returns how many of the first `slots` slots a snapshot on this base would contain. O(slots / 64)."""
         since = (*self._history.since(base), self._current)
         return int(np.bitwise_count(union(since, 0, slots)).sum())
 
@@ -100,12 +102,12 @@ def live_or_marked(live: NDArray[np.bool_], dirty: DirtySlots | None) -> NDArray
 
 
 def words_for(slots: int) -> int:
-    """How many words a bitmap of this many slots has."""
+    """Returns how many words a bitmap of this many slots has."""
     return slots // 64 + 1
 
 
 def union(bitmaps: Bitmaps, start: int, stop: int) -> Bitmap:
-    """The union of bitmaps, for the slots from `start` to `stop`. `start` is a multiple of 64."""
+    """Returns the union of bitmaps, for the slots from `start` to `stop`. `start` is a multiple of 64."""
     first, last = start // 64, (stop + 63) // 64
     bits = np.zeros(last - first, dtype=np.uint64)
     for bitmap in bitmaps:
@@ -119,13 +121,13 @@ def _merged(oldest: Bitmap, second: Bitmap) -> Bitmap:
 
 
 def flags(bitmaps: Bitmaps, start: int, stop: int) -> NDArray[np.bool_]:
-    """The union of bitmaps as one bool per slot, for the slots from `start` to `stop`."""
+    """Returns the union of bitmaps as one bool per slot, for the slots from `start` to `stop`."""
     bits = np.unpackbits(union(bitmaps, start, stop).view(np.uint8), bitorder="little", count=stop - start)
     return bits.view(np.bool_)
 
 
 def slots_in(bitmaps: Bitmaps, stop: int) -> NDArray[np.int32]:
-    """The marked slots below `stop`, ascending. O(stop / 64 + marked slots)."""
+    """Returns the marked slots below `stop`, ascending. O(stop / 64 + marked slots)."""
     words = union(bitmaps, 0, stop)
     found = np.flatnonzero(words)
     bits = np.unpackbits(words[found].view(np.uint8), bitorder="little").reshape(-1, 64)
@@ -135,7 +137,7 @@ def slots_in(bitmaps: Bitmaps, stop: int) -> NDArray[np.int32]:
 
 
 def marked(bitmaps: Bitmaps) -> int:
-    """How many slots are marked. A slot that is in several bitmaps counts several times."""
+    """Returns how many slots are marked. A slot that is in several bitmaps counts several times."""
     return sum(int(np.bitwise_count(bitmap).sum()) for bitmap in bitmaps)
 
 

@@ -78,7 +78,7 @@ class ColumnarBackend:
             rows.fix_keys(schema)
 
     def table(self, name: str, columns: Sequence[ValueSpec]) -> ColumnarTable:
-        """A vectorised state."""
+        """Returns a vectorised state."""
         if name in self._unbound:
             return self._table_again(name, columns)
         self._check_new(name)
@@ -86,7 +86,7 @@ class ColumnarBackend:
         return table
 
     def rows(self, name: str, values: pa.Schema) -> ColumnarRows:
-        """A state with many rows for each key."""
+        """Returns a state with many rows for each key."""
         if name in self._unbound:
             known = self._rows.get(name)
             if known is None or not known.values.equals(values):
@@ -116,17 +116,19 @@ class ColumnarBackend:
         return table
 
     def values(self, spec: StateDescriptor) -> ColumnarValues | ValueColumns:
-        """A state with one value for each key, in columns if it is used by the batch and its type allows that."""
+        """Returns a state with one value for each key, in columns if it is used by the batch and its type
+        allows that.
+        """
         if spec.by_batch and flat_specs(spec):
             return self._bound(ValueColumns, spec)
         return self._bound(ColumnarValues, spec)
 
     def lists(self, spec: StateDescriptor) -> ColumnarLists:
-        """A state with a list for each key."""
+        """Returns a state with a list for each key."""
         return self._bound(ColumnarLists, spec)
 
     def maps(self, spec: StateDescriptor) -> ColumnarMaps:
-        """A state with a map for each key."""
+        """Returns a state with a map for each key."""
         return self._bound(ColumnarMaps, spec)
 
     def enter(self, keys: pa.RecordBatch) -> list[int]:
@@ -156,20 +158,20 @@ class ColumnarBackend:
             objects.expire_many(np.arange(start, self._swept, dtype=np.int32))
 
     def keys(self, state: str, rows_max: int) -> Iterator[pa.RecordBatch]:
-        """Keys that have this state, in slot order."""
+        """Returns the keys that have this state, in slot order."""
         if state in self._rows:
             return self._rows[state].pieces(rows_max)
         return (keys for keys, _ in key_pieces(self._space, self._state(state).live, rows_max))
 
     @property
     def size(self) -> StateSize:
-        """The exact number of rows and timers. Bytes are unknown."""
+        """Returns the exact number of rows and timers. Bytes are unknown."""
         states: list[ColumnarTable | ObjectState | ColumnarRows]
         states = [*self._tables.values(), *self._objects.values(), *self._rows.values()]
         return StateSize(sum(state.rows for state in states), self.timers.count(sys.maxsize))
 
     def changed_rows(self, base: CheckpointId) -> tuple[int, int]:
-        """Slots of all states that are marked as changed since the base, and rows of all states."""
+        """Returns the slots of all states that are marked as changed since the base, and rows of all states."""
         states: list[ColumnarTable | ObjectState] = [*self._tables.values(), *self._objects.values()]
         marked = sum(s.dirty.changed_since(base, self._space.slots) for s in states if s.dirty is not None)
         apart = [state.changed_rows(base) for state in self._apart]
@@ -195,11 +197,11 @@ class ColumnarBackend:
 
     @property
     def stored_keys(self) -> pa.Schema | None:
-        """The key columns, if the backend has gone back to a checkpoint, else None."""
+        """Returns the key columns, if the backend has gone back to a checkpoint, else None."""
         return self._space.schema if self._gone_back else None
 
     def stored_schema(self, state: str) -> pa.Schema | None:
-        """The columns of a state, if the backend has gone back to a checkpoint, else None."""
+        """Returns the columns of a state, if the backend has gone back to a checkpoint, else None."""
         return self._schema_of(state) if self._gone_back and state in self._names() else None
 
     def keep(self, checkpoint_id: CheckpointId) -> None:
@@ -214,7 +216,7 @@ class ColumnarBackend:
 
     @property
     def goes_back(self) -> bool:
-        """True if there is a checkpoint that the backend can go back to."""
+        """Returns True if there is a checkpoint that the backend can go back to."""
         return not self._space.undo.empty and not any(state.undo.empty for state in self._apart)
 
     def kept(self, checkpoint_id: CheckpointId) -> Sequence[StateTable] | None:
@@ -284,7 +286,7 @@ class ColumnarBackend:
 
     @property
     def _apart(self) -> list[ColumnarTimers | ColumnarRows]:
-        """The states with separate key spaces."""
+        """Returns the states with separate key spaces."""
         return [self.timers, *self._rows.values()]
 
     def _names(self) -> set[str]:

@@ -64,7 +64,7 @@ class ColumnarTimers:
         """True if there has ever been a timer."""
 
     def count(self, limit: int) -> int:
-        """The number of timers, but at most `limit`."""
+        """Returns the number of timers, but at most `limit`."""
         return min(self._table.rows, limit)
 
     def fix_keys(self, schema: pa.Schema) -> None:
@@ -88,11 +88,11 @@ class ColumnarTimers:
         self._space.settle()
 
     def first_ms(self, domain: int) -> int | None:
-        """The moment of a clock's first timer, or None if it has no timers."""
+        """Returns the moment of a clock's first timer, or None if it has no timers."""
         return self._table.queues[domain].first_ms()
 
     def due(self, domain: int, time_ms: int, timers_max: int) -> DueTimers:
-        """A clock's first timers up to a moment."""
+        """Returns a clock's first timers up to a moment."""
         assert self._keys is not None, "timers before their key columns are known"
         moments, slots, more = self._table.queues[domain].due(time_ms, timers_max)
         keys = self._space.keys_of(slots).select(self._keys.names)
@@ -141,7 +141,7 @@ class ColumnarTimers:
         self._space.undo.settle()
 
     def kept(self) -> list[StateTable]:
-        """A table without rows that stands for the timers; empty if there was never a timer."""
+        """Returns a table without rows that stands for the timers; empty if there was never a timer."""
         if not self.used or self._keys is None:
             return []
         rows = pa.RecordBatch.from_pylist([], timers_schema(self._keys))
@@ -245,7 +245,7 @@ class FrozenTimers(FrozenChanged):
 
 
 def _sorted(columns: list[pa.Array]) -> pa.Array:
-    """Positions of rows, sorted by all columns in ascending order. NaN comes last, and null after it."""
+    """Returns the positions of rows, sorted by all columns in ascending order. NaN comes last, and null after it."""
     plain = [comparable(column) for column in columns]
     by = pa.RecordBatch.from_arrays(plain, names=[str(number) for number in range(len(plain))])
     return pc.sort_indices(by, sort_keys=[(name, "ascending") for name in by.schema.names])
@@ -264,7 +264,7 @@ class _Run:
         return len(self.slots) - self.at
 
     def until(self, moment: int) -> int:
-        """The position after the last timer up to a moment."""
+        """Returns the position after the last timer up to a moment."""
         return self.at + int(np.searchsorted(self.moments[self.at :], moment, side="right"))
 
 
@@ -317,7 +317,7 @@ class TimerRuns:
         self._first_known = False
 
     def first_ms(self) -> int | None:
-        """The moment of the first timer, or None if there are no timers."""
+        """Returns the moment of the first timer, or None if there are no timers."""
         if not self._first_known:
             moments = [moment for run in (*self._runs, *self._fronts) if (moment := self._head(run)) is not None]
             self._first, self._first_known = min(moments, default=None), True
@@ -343,11 +343,11 @@ class TimerRuns:
         self._drop_empty()
 
     def slots(self) -> Slots:
-        """The slots of all runs."""
+        """Returns the slots of all runs."""
         return np.concatenate([np.zeros(0, np.int32), *(run.slots[run.at :] for run in (*self._runs, *self._fronts))])
 
     def _head(self, run: _Run) -> int | None:
-        """The moment of a run's first timer, or None if the run is empty. Removes deleted timers before it."""
+        """Returns the moment of a run's first timer, or None if the run is empty. Removes deleted timers before it."""
         width = _LOOK_MIN
         while run.left:
             block = run.slots[run.at : run.at + width]
@@ -361,7 +361,7 @@ class TimerRuns:
         return None
 
     def _from_fronts(self, time_ms: int, timers_max: int) -> tuple[Moments, Slots]:
-        """The first timers of the front."""
+        """Returns the first timers of the front."""
         found = [self._first_of(front, time_ms, timers_max) for front in self._fronts]
         self._drop_empty()
         moments = np.concatenate([np.zeros(0, np.int64), *(part[0] for part in found)])
@@ -464,7 +464,7 @@ class SlotFlags:
         self._flags[slots] = False
 
     def of(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """The flags of these slots."""
+        """Returns the flags of these slots."""
         return self._flags[slots]
 
     def only(self, slots: NDArray[np.int32], total: int) -> None:

@@ -80,7 +80,7 @@ class SlotState(Protocol):
 
     @property
     def rows(self) -> int:
-        """How many slots have the state."""
+        """Returns how many slots have the state."""
         ...
 
     def grow(self, slots: int) -> None:
@@ -136,7 +136,7 @@ class KeySpace:
 
     @property
     def slots(self) -> int:
-        """How many slots are in use. Also the number of the next free slot."""
+        """Returns how many slots are in use. Also the number of the next free slot."""
         return 0 if self._keys is None else self._keys.rows
 
     @property
@@ -161,7 +161,7 @@ class KeySpace:
         self._states.remove(state)
 
     def can_append(self, state: SlotState) -> bool:
-        """True if there are no keys, or this state has appended all of them and no key was looked up yet."""
+        """Returns True if there are no keys, or this state has appended all of them and no key was looked up yet."""
         return self.slots == 0 or self._appended_by is state
 
     def expect(self, keys: int) -> None:
@@ -213,7 +213,7 @@ class KeySpace:
             self._threads.end()
 
     def upsert(self, keys: pa.RecordBatch) -> Upserted:
-        """Slots of a batch of keys (the key columns alone). New keys get new slots."""
+        """Returns the slots of a batch of keys (the key columns alone). New keys get new slots."""
         assert self._keys is not None, "keys before their columns are known"
         assert not self._dropped, "a key space without an index"
         self.build_index()
@@ -225,7 +225,7 @@ class KeySpace:
         return upserted
 
     def keys_of(self, slots: NDArray[np.int32], names: Sequence[str] | None = None) -> pa.RecordBatch:
-        """Keys of these slots, in the given order: all columns, or the named ones."""
+        """Returns the keys of these slots, in the given order: all columns, or the named ones."""
         assert self._keys is not None, "slots before their columns are known"
         return self._keys.freeze().take(slots, names)
 
@@ -235,7 +235,7 @@ class KeySpace:
         return groups
 
     def freeze(self) -> tuple[FrozenKeys, FrozenColumn]:
-        """Keys and key groups of all slots. Takes one reference per page."""
+        """Returns the keys and key groups of all slots. Takes one reference per page."""
         assert self._keys is not None, "a state without keys"
         return self._keys.freeze(), self._groups.freeze()
 
@@ -280,7 +280,7 @@ class KeySpace:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of keys, index and key groups."""
+        """Returns the bytes of keys, index and key groups."""
         keys_bytes = 0 if self._keys is None else self._keys.size_bytes
         return keys_bytes + self._index.size_bytes + 2 * self.slots
 
@@ -369,7 +369,7 @@ class KeyColumns:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all columns."""
+        """Returns the bytes of all columns."""
         return sum(self._bytes)
 
     def pieces(self) -> Iterator[pa.RecordBatch]:
@@ -391,7 +391,7 @@ class KeyColumns:
         return self._frozen
 
     def _mergeable(self) -> int:
-        """How many of the last chunks should be merged, or 1 if none."""
+        """Returns how many of the last chunks should be merged, or 1 if none."""
         count = rows = size_bytes = longest = 0
         for chunk, chunk_bytes in zip(reversed(self._chunks), reversed(self._bytes), strict=True):
             if count and chunk.num_rows > 2 * longest:
@@ -414,7 +414,7 @@ class FrozenKeys:
     bounds: NDArray[np.int64]
 
     def take(self, slots: NDArray[np.int32], names: Sequence[str] | None = None) -> pa.RecordBatch:
-        """Keys of these slots, in the order of `slots`: all columns, or the named ones."""
+        """Returns the keys of these slots, in the order of `slots`: all columns, or the named ones."""
         if bool(np.all(slots[1:] > slots[:-1])):
             return self._put_together(self._ascending(slots, names), names)
         of_chunk = self.chunks_of(slots).astype(np.uint16)
@@ -432,15 +432,15 @@ class FrozenKeys:
         return np.array([chunk.nbytes // max(1, chunk.num_rows) for chunk in self.chunks], dtype=np.int64)
 
     def chunks_of(self, slots: NDArray[np.int32]) -> NDArray[np.intp]:
-        """The position of each slot's chunk."""
+        """Returns the position of each slot's chunk."""
         return np.searchsorted(self.bounds[1:], slots, side="right")
 
     def placed(self, slots: NDArray[np.int32], places: Places) -> pa.RecordBatch:
-        """Keys of these ascending slots, at least one, each at its place."""
+        """Returns the keys of these ascending slots, at least one, each at its place."""
         return placed(self._ascending(slots, None), places, PAGE_MEMORY.buffer)
 
     def _ascending(self, slots: NDArray[np.int32], names: Sequence[str] | None) -> list[pa.RecordBatch]:
-        """Keys of ascending slots, one batch per chunk. Consecutive slots are not copied."""
+        """Returns the keys of ascending slots, one batch per chunk. Consecutive slots are not copied."""
         # Both arrays have one type, so `slots` is not copied.
         edges = np.searchsorted(slots, self.bounds.astype(np.int32)).tolist()
         found = []
@@ -457,7 +457,7 @@ class FrozenKeys:
     def _parts(
         self, slots: NDArray[np.int32], edges: NDArray[np.intp], names: Sequence[str] | None
     ) -> list[pa.RecordBatch]:
-        """Keys of slots that are grouped by chunk: `slots[edges[i]:edges[i + 1]]` are in chunk i."""
+        """Returns the keys of slots that are grouped by chunk: `slots[edges[i]:edges[i + 1]]` are in chunk i."""
         return [
             _picked(chunk if names is None else chunk.select(list(names)), slots[start:stop] - first)
             for chunk, first, start, stop in zip(self.chunks, self.bounds[:-1], edges[:-1], edges[1:], strict=True)
@@ -472,7 +472,7 @@ class FrozenKeys:
 
 
 def _picked(chunk: pa.RecordBatch, rows: NDArray[np.int64]) -> pa.RecordBatch:
-    """Rows of a chunk, as a slice if they are consecutive."""
+    """Returns the rows of a chunk, as a slice if they are consecutive."""
     if int(rows[-1]) - int(rows[0]) == len(rows) - 1 and bool(np.all(rows[1:] > rows[:-1])):
         return chunk.slice(int(rows[0]), len(rows))
     return chunk.take(pa.array(rows))
@@ -493,7 +493,7 @@ class BlockSize:
         self._rows_max = ROWS_AT_FIRST if value_bytes is None else BLOCK_ROWS
 
     def rows(self, slots: NDArray[np.int32]) -> int:
-        """How many of these slots form the next block: at least one, and perhaps more than there are."""
+        """Returns how many of these slots form the next block: at least one, and perhaps more than there are."""
         if self._rows_max * (int(self._key_bytes.max(initial=0)) + self._value_bytes) <= BLOCK_BYTES:
             return self._rows_max
         ends = np.cumsum(self.bytes_of(slots[: self._rows_max]))
@@ -503,7 +503,7 @@ class BlockSize:
         return max(1, rows if rows < PAGE_ROWS else rows // PAGE_ROWS * PAGE_ROWS)
 
     def bytes_of(self, slots: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Estimated bytes of each slot's row."""
+        """Returns the estimated bytes of each slot's row."""
         of_slots: NDArray[np.int64] = self._key_bytes[self._keys.chunks_of(slots)] + self._value_bytes
         return of_slots
 

@@ -82,14 +82,14 @@ class ObjectState(PagedState[ObjectNotes]):
 
     @abstractmethod
     def _loaded(self, stored: Any) -> Any:
-        """The object in memory for a stored value, or None for an empty list or map."""
+        """Returns the object in memory for a stored value, or None for an empty list or map."""
 
     @abstractmethod
     def stored(self, held: Any) -> Any:
-        """The stored value for an object in memory."""
+        """Returns the stored value for an object in memory."""
 
     def stored_in_order(self, held: Any) -> Any:
-        """The stored value, with map entries in the order that all backends share."""
+        """Returns the stored value, with map entries in the order that all backends share."""
         return self.stored(held)
 
     def flush(self) -> None:
@@ -184,7 +184,7 @@ class ObjectState(PagedState[ObjectNotes]):
         self._changed.append(ref)
 
     def _own_page(self, ref: int) -> list[Any]:
-        """The page of a slot, to write to. A copy if a snapshot still reads it."""
+        """Returns the page of a slot, to write to. A copy if a snapshot still reads it."""
         number = ref >> PAGE_BITS
         if self._pins.shared[number]:
             self._pages[number] = list(self._pages[number])
@@ -202,7 +202,7 @@ class ColumnarValues(ObjectState):
     """`InternalValueState` over slots."""
 
     def get(self, ref: int) -> Any:
-        """The value; None if there is none."""
+        """Returns the value; None if there is none."""
         return self._pages[ref >> PAGE_BITS][ref & _IN_PAGE]
 
     def put(self, ref: int, value: Any) -> None:
@@ -218,7 +218,7 @@ class ColumnarValues(ObjectState):
         self._changed.append(ref)
 
     def get_many(self, refs: NDArray[np.int32]) -> pa.Array:
-        """The values of these keys."""
+        """Returns the values of these keys."""
         return pa.array([self._held(ref) for ref in refs.tolist()], type=self.spec.column_type)
 
     def put_many(self, refs: NDArray[np.int32], values: pa.Array) -> None:
@@ -244,7 +244,7 @@ class ColumnarValues(ObjectState):
         return stored
 
     def stored(self, held: Any) -> Any:
-        """The value itself."""
+        """Returns the value itself."""
         return held
 
 
@@ -252,7 +252,7 @@ class ColumnarLists(ObjectState):
     """`InternalListState` over slots."""
 
     def get(self, ref: int) -> Collection[Any]:
-        """The values; empty if there are none."""
+        """Returns the values; empty if there are none."""
         held = self._pages[ref >> PAGE_BITS][ref & _IN_PAGE]
         return () if held is None else held.whole()
 
@@ -287,7 +287,7 @@ class ColumnarLists(ObjectState):
         return SegmentedList(stored, self._epoch) if stored else None
 
     def stored(self, held: Any) -> Any:
-        """The values, in a form that Arrow can convert."""
+        """Returns the values, in a form that Arrow can convert."""
         return list(held.whole()) if held.before else held
 
 
@@ -299,7 +299,7 @@ class ColumnarMaps(ObjectState):
         self._key_codec = map_key_codec(spec.column_type.key_type)
 
     def get(self, ref: int, map_key: Any) -> Any:
-        """The value at a map key; None if there is none."""
+        """Returns the value at a map key; None if there is none."""
         held = self._held(ref)
         return None if held is None else held.get(map_key)
 
@@ -318,7 +318,7 @@ class ColumnarMaps(ObjectState):
             del self._own(ref)[map_key]
 
     def items(self, ref: int) -> Mapping[Any, Any] | Iterable[tuple[Any, Any]]:
-        """The current entries."""
+        """Returns the current entries."""
         held = self._held(ref)
         return () if held is None else list(held.items())
 
@@ -330,7 +330,7 @@ class ColumnarMaps(ObjectState):
                 self.discard(ref, map_key)
 
     def _own(self, ref: int) -> dict[Any, Any]:
-        """The map of a key, to change in place. It is copied or created if necessary."""
+        """Returns the map of a key, to change in place. It is copied or created if necessary."""
         held = self._held(ref)
         if held is not None and held.epoch == self._epoch:
             self._changed.append(ref)
@@ -346,11 +346,11 @@ class ColumnarMaps(ObjectState):
         return _Map(entries, self._epoch) if entries else None
 
     def stored(self, held: Any) -> Any:
-        """The entries, in a form that Arrow can convert."""
+        """Returns the entries, in a form that Arrow can convert."""
         return list(held.items())
 
     def stored_in_order(self, held: Any) -> Any:
-        """The entries, sorted by the bytes of their map keys."""
+        """Returns the entries, sorted by the bytes of their map keys."""
         codec = self._key_codec
         entries = sorted(((codec.encode(key), value) for key, value in held.items()), key=itemgetter(0))
         return [(codec.decode(key), value) for key, value in entries]
@@ -432,7 +432,7 @@ class Parts(Collection[Any]):
 
 
 def flat_specs(spec: StateDescriptor) -> tuple[ValueSpec, ...]:
-    """The columns for values of this type, or an empty tuple if the type does not allow columns."""
+    """Returns the columns for values of this type, or an empty tuple if the type does not allow columns."""
     fields = _leaves(spec.column_type, 1 if spec.has_expired is None else 2)
     kept = [_kept_type(each) for each in fields]
     if not all(storage_dtype(each) is not None for each in kept):
@@ -449,7 +449,7 @@ class ValueColumns(ColumnarTable):
         self.spec = spec
 
     def get(self, ref: int) -> Any:
-        """The value; None if there is none."""
+        """Returns the value; None if there is none."""
         return self.get_many(np.array([ref], dtype=np.int32))[0].as_py()
 
     def put(self, ref: int, value: Any) -> None:
@@ -461,7 +461,7 @@ class ValueColumns(ColumnarTable):
         self.remove_many(np.array([ref], dtype=np.int32))
 
     def get_many(self, refs: NDArray[np.int32]) -> pa.Array:
-        """The values of these keys."""
+        """Returns the values of these keys."""
         live = self.live(refs)
         columns = [column.take(refs) for column in self._columns.values()]
         return _assembled(self.spec.column_type, columns, None if live.all() else live)
@@ -510,7 +510,7 @@ class ValueColumns(ColumnarTable):
         super().load(pa.RecordBatch.from_arrays([*keys, *columns], names=names), layer)
 
     def _flattened(self, values: pa.Array) -> list[pa.Array]:
-        """The columns of values, none of which is null."""
+        """Returns the columns of values, none of which is null."""
         parts = [values]
         for _ in range(1 if self.spec.has_expired is None else 2):
             parts = [leaf for part in parts for leaf in (part.flatten() if _is_struct(part.type) else [part])]
@@ -548,14 +548,14 @@ def _is_struct(data_type: pa.DataType) -> bool:
 
 
 def _leaves(data_type: pa.DataType, depth: int) -> list[pa.DataType]:
-    """The types of a type's columns. Structs are split up to this depth; deeper structs may be null."""
+    """Returns the types of a type's columns. Structs are split up to this depth; deeper structs may be null."""
     if not (depth and _is_struct(data_type)):
         return [data_type]
     return [leaf for field in data_type for leaf in _leaves(field.type, depth - 1)] or [data_type]
 
 
 def _kept_type(data_type: pa.DataType) -> pa.DataType:
-    """The type of a column in memory. Booleans become bytes, because Arrow packs them into bits."""
+    """Returns the type of a column in memory. Booleans become bytes, because Arrow packs them into bits."""
     return pa.uint8() if pa.types.is_boolean(data_type) else data_type
 
 

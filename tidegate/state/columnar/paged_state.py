@@ -66,7 +66,7 @@ class PagedState(ABC, Generic[N]):
 
     @property
     def rows(self) -> int:
-        """Keys that have the state."""
+        """Returns the keys that have the state."""
         return self._rows
 
     @abstractmethod
@@ -104,7 +104,7 @@ class PagedState(ABC, Generic[N]):
         return self._frozen(dirty, False), self._frozen(dirty, True)
 
     def changed_rows(self, base: CheckpointId) -> tuple[int, int]:
-        """Rows that are marked as changed since the base, and all rows."""
+        """Returns the rows that are marked as changed since the base, and all rows."""
         return 0 if self.dirty is None else self.dirty.changed_since(base, self._space.slots), self.rows
 
     @abstractmethod
@@ -121,10 +121,10 @@ class PagedState(ABC, Generic[N]):
 
     @abstractmethod
     def _frozen_values(self, removed: bool) -> FrozenValues:
-        """The current values. With `removed`, the caller only uses `live`."""
+        """Returns the current values. With `removed`, the caller only uses `live`."""
 
     def _sorted_values(self) -> FrozenValues:
-        """The current values in the form of a canonical savepoint."""
+        """Returns the current values in the form of a canonical savepoint."""
         return self._frozen_values(removed=False)
 
     def _went_back(self, rows: int) -> None:
@@ -153,7 +153,7 @@ class FrozenValues(Protocol):
 
     @property
     def row_bytes(self) -> int | None:
-        """Estimated bytes of a row's values, or None if unknown."""
+        """Returns the estimated bytes of a row's values, or None if unknown."""
         ...
 
     def live(self, slots: NDArray[np.int32]) -> NDArray[np.bool_]:
@@ -161,7 +161,9 @@ class FrozenValues(Protocol):
         ...
 
     def columns(self, slots: NDArray[np.int32], places: Places | None = None) -> Sequence[pa.Array]:
-        """The value columns of these slots, which all had the state. They are in order, or each at its place."""
+        """Returns the value columns of these slots, which all had the state. They are in order, or each at its
+        place.
+        """
         ...
 
     def drop_pages(self, start: int, stop: int) -> None:
@@ -240,7 +242,7 @@ class FrozenSlots:
         return slots[~live] if self.removed else slots if live.all() else slots[live]
 
     def _encoded(self, slots: NDArray[np.int32], size: BlockSize) -> StateChunk:
-        """Rows of these ascending slots, sorted by key group. Each value is copied once. Updates `size`."""
+        """Returns the rows of these ascending slots, sorted by key group. Each value is copied once. Updates `size`."""
         places = places_by_group(self.groups.raw_ascending(slots))
         keys = self.keys.placed(slots, places)
         columns = () if self.removed else self.values.columns(slots, places)
@@ -264,7 +266,7 @@ class GatheredSlots:
     kind: StateKind = StateKind.KEYED
 
     def chunks(self) -> Iterator[StateChunk]:
-        """The gathered rows, or removed keys."""
+        """Returns the gathered rows, or removed keys."""
         return iter(self.gathered)
 
 
@@ -327,7 +329,7 @@ class SortedSlots:
         return np.concatenate(found)
 
     def _encoded(self, slots: NDArray[np.int32], size: BlockSize) -> StateChunk:
-        """Rows of these ascending slots, which are all slots of some key groups. Updates `size`."""
+        """Returns the rows of these ascending slots, which are all slots of some key groups. Updates `size`."""
         keys, groups = self.keys.take(slots), self.groups.raw(slots)
         order = self.order(keys, groups)
         keys, sorted_slots = keys.take(order), slots[order.to_numpy()]

@@ -101,12 +101,12 @@ class ColumnarRows:
 
     @property
     def schema(self) -> pa.Schema | None:
-        """The stored columns; None until the key columns are known."""
+        """Returns the stored columns; None until the key columns are known."""
         return self._space.schema
 
     @property
     def rows(self) -> int:
-        """The exact number of rows."""
+        """Returns the exact number of rows."""
         return self._table.rows
 
     def fix_keys(self, schema: pa.Schema) -> None:
@@ -131,7 +131,7 @@ class ColumnarRows:
         return FoundRows(*self._table.find(keys, self._key_names))
 
     def take(self, refs: NDArray[np.int32], columns: Sequence[str] | None = None) -> pa.RecordBatch:
-        """Rows in the order of `refs`."""
+        """Returns the rows in the order of `refs`."""
         return self._space.keys_of(refs, self._stored if columns is None else columns)
 
     def scan(self, columns: Sequence[str], rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[np.int32]]]:
@@ -155,7 +155,7 @@ class ColumnarRows:
         self._space.settle()
 
     def changed_rows(self, base: CheckpointId) -> tuple[int, int]:
-        """Rows that are marked as changed since the base, and all rows."""
+        """Returns the rows that are marked as changed since the base, and all rows."""
         return self._table.changed_rows(base)
 
     def freeze(self, cut: Cut) -> list[FrozenState]:
@@ -193,7 +193,7 @@ class ColumnarRows:
             self.undo.begin(checkpoint_id, (self._table,), after_freeze)
 
     def kept(self) -> list[StateTable]:
-        """A table without rows that stands for this state."""
+        """Returns a table without rows that stands for this state."""
         schema = self._space.schema
         assert schema is not None
         return [StateTable(self.name, StateKind.KEYED, pa.RecordBatch.from_pylist([], schema))]
@@ -272,7 +272,9 @@ class RowIndex:
         self._nexts = np.full(1024, END, dtype=np.int32)
 
     def is_worn(self, rows: int) -> bool:
-        """True if most indexed keys have no rows, so that the index should be rebuilt. `rows` is the number of rows."""
+        """Returns True if most indexed keys have no rows, so that the index should be rebuilt. `rows` is the number of
+        rows.
+        """
         return self._keys.size > _KEYS_MIN + 2 * rows
 
     def add(self, keys: pa.RecordBatch, slots: NDArray[np.int32]) -> None:

@@ -73,7 +73,7 @@ class Notes(Protocol):
 
     @property
     def size_bytes(self) -> int:
-        """Estimated memory of the notes, in bytes."""
+        """Returns the estimated memory of the notes, in bytes."""
         ...
 
     def slots(self) -> NDArray[np.int32]:
@@ -81,7 +81,7 @@ class Notes(Protocol):
         ...
 
     def shared_bytes(self) -> int:
-        """How many of these bytes a snapshot holds in any case at the moment."""
+        """Returns how many of these bytes a snapshot holds in any case at the moment."""
         ...
 
     def shrink(self, shared_too: bool) -> bool:
@@ -146,17 +146,19 @@ class UndoLog:
 
     @property
     def size_bytes(self) -> int:
-        """Estimated memory of all notes, in bytes."""
+        """Returns the estimated memory of all notes, in bytes."""
         return sum(notes.size_bytes for notes in self._notes())
 
     @property
     def own_bytes(self) -> int:
-        """Bytes of all notes except memory that a snapshot holds in any case. The limit applies to these."""
+        """Returns the bytes of all notes except memory that a snapshot holds in any case. The limit applies to
+        these.
+        """
         return sum(notes.size_bytes - notes.shared_bytes() for notes in self._notes())
 
     @property
     def empty(self) -> bool:
-        """True if there is no checkpoint to go back to."""
+        """Returns True if there is no checkpoint to go back to."""
         return not self._parts
 
     def begin(self, checkpoint_id: CheckpointId, states: Iterable[UndoableState], after_freeze: bool = False) -> None:
@@ -181,7 +183,7 @@ class UndoLog:
         self.settle()
 
     def keeps(self, checkpoint_id: CheckpointId) -> bool:
-        """True if the states can go back to this checkpoint."""
+        """Returns True if the states can go back to this checkpoint."""
         return any(part.checkpoint_id == checkpoint_id for part in self._parts)
 
     def completed(self, checkpoint_id: CheckpointId) -> None:
@@ -216,11 +218,13 @@ class UndoLog:
             self._fit(bytes_max, spared=1, shared_too=True)
 
     def has_room(self, size_bytes: int) -> bool:
-        """True if this many more bytes can be kept without shrinking or dropping notes."""
+        """Returns True if this many more bytes can be kept without shrinking or dropping notes."""
         return self.own_bytes + size_bytes <= self._limit_bytes
 
     def has_plenty(self, size_bytes: int) -> bool:
-        """True if `PLENTY` times this many bytes can be kept, and copied, without shrinking or dropping notes."""
+        """Returns True if `PLENTY` times this many bytes can be kept, and copied, without shrinking or dropping
+        notes.
+        """
         return PLENTY * size_bytes <= COPIES_BYTES_MIN and self.has_room(PLENTY * size_bytes)
 
     def clear(self) -> None:
@@ -238,7 +242,7 @@ class UndoLog:
         """Nothing to do: new slots are not noted."""
 
     def needed(self, slots: int) -> NDArray[np.bool_]:
-        """Slots that are noted. They may be empty now, but not after going back."""
+        """Returns the slots that are noted. They may be empty now, but not after going back."""
         flags = np.zeros(slots, dtype=np.bool_)
         for notes in self._notes():
             flags[notes.slots()] = True
@@ -255,7 +259,7 @@ class UndoLog:
 
     @property
     def _is_small(self) -> bool:
-        """True if the limit holds even when shared memory counts. Cheap to compute."""
+        """Returns True if the limit holds even when shared memory counts. Cheap to compute."""
         return self.size_bytes + sum(log.size_bytes for log in self._others) <= self.bytes_max
 
     def _fit(self, bytes_max: int, spared: int, shared_too: bool) -> bool:
@@ -294,13 +298,13 @@ class NotedRows:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the arrays, and an estimate for their objects and values."""
+        """Returns the bytes of the arrays, and an estimate for their objects and values."""
         arrays: list[NDArray[Any]] = [self.slots, self.live, *self.values]
         arrays += [valid for valid in self.valid if valid is not None]
         return self.beyond_bytes + sum(array.nbytes + ENTRY_BYTES for array in arrays)
 
     def part(self, start: int, stop: int) -> NotedRows:
-        """The rows from `start` to `stop`, in the same memory."""
+        """Returns the rows from `start` to `stop`, in the same memory."""
         valid = tuple(None if valid is None else valid[start:stop] for valid in self.valid)
         values = tuple(values[start:stop] for values in self.values)
         beyond = self.beyond_bytes * (stop - start) // max(1, len(self.slots))
@@ -324,17 +328,17 @@ class KeptPage(NamedTuple):
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of the arrays."""
+        """Returns the bytes of the arrays."""
         arrays = (array for former in (self.live, *self.columns) for array in former if array is not None)
         return sum(array.nbytes + ENTRY_BYTES for array in arrays)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the arrays, and of the values to which they refer."""
+        """Returns the bytes of the arrays, and of the values to which they refer."""
         return self.beyond_bytes + self.page_bytes
 
     def rows(self, page: int, slots: NDArray[np.int32]) -> NotedRows:
-        """The former rows of some slots of this page, whose number is `page`."""
+        """Returns the former rows of some slots of this page, whose number is `page`."""
         places = slots - (page << PAGE_BITS)
         valid = (None if valid is None else valid[places] for _, valid in self.columns)
         values = tuple(values[places] for values, _ in self.columns)
@@ -418,11 +422,11 @@ class TableNotes:
 
     @property
     def noted(self) -> list[NotedRows]:
-        """The individually noted rows."""
+        """Returns the individually noted rows."""
         return [*self._packed, *self._loose]
 
     def dense(self, slots: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Pages that would have too many noted slots with these slots, which `first` returned."""
+        """Returns the pages that would have too many noted slots with these slots, which `first` returned."""
         self._noted_in += np.bincount(slots >> PAGE_BITS, minlength=len(self._noted_in)).astype(np.int32)
         return np.flatnonzero((self._noted_in > NOTED_SLOTS_MAX) & ~self._is_kept).astype(np.int32)
 
@@ -456,7 +460,7 @@ class TableNotes:
 
     @property
     def may_mark_all(self) -> bool:
-        """True if all pages are kept, all slots had a row, and changed slots are still marked individually."""
+        """Returns True if all pages are kept, all slots had a row, and changed slots are still marked individually."""
         all_kept = len(self.kept) == len(self._is_kept)
         return all_kept and self.rows == self.slots_below and not self._all_changed
 
@@ -466,7 +470,7 @@ class TableNotes:
         self._all_changed = True
 
     def shared_bytes(self) -> int:
-        """Bytes of the kept pages that a snapshot still reads at the moment. O(pages)."""
+        """Returns the bytes of the kept pages that a snapshot still reads at the moment. O(pages)."""
         pages = np.flatnonzero(self._is_kept).astype(np.int32)
         shared = self._still_read(pages, self._versions[pages])
         self._shared[:] = False

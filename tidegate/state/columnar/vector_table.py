@@ -59,7 +59,7 @@ class ColumnarTable(PagedState[TableNotes]):
         return Upserted(upserted.slots, upserted.first_rows, new_rows)
 
     def column(self, name: str) -> BatchColumn:
-        """A value column."""
+        """Returns a value column."""
         return self._columns[name]
 
     def remove(self, slots: NDArray[Any]) -> None:
@@ -285,7 +285,7 @@ class ColumnarTable(PagedState[TableNotes]):
         self._space.undo.make_room(rows * self._row_bytes, self._space.slots * self._row_bytes)
 
     def _beyond_bytes(self) -> int:
-        """Estimated bytes per row outside the pages, for values of varying width."""
+        """Returns the estimated bytes per row outside the pages, for values of varying width."""
         return sum(column.value_bytes - column.paged.dtype.itemsize for column in self._columns.values())
 
     def _put_back(self, kept: Mapping[int, KeptPage]) -> None:
@@ -417,7 +417,7 @@ class ColumnarNamespaces(ColumnarTable):
         super().rebuild(kept, slots)
 
     def _slots(self, namespace: int) -> NDArray[np.int32]:
-        """Ascending slots of a namespace that have a row."""
+        """Returns the ascending slots of a namespace that have a row."""
         noted = self._found()
         parts = noted.get(namespace)
         if parts is None:
@@ -431,7 +431,9 @@ class ColumnarNamespaces(ColumnarTable):
         return living
 
     def _slots_of(self, namespaces: Sequence[int]) -> NDArray[np.int32]:
-        """Slots of several namespaces that have a row. They are checked together, which costs as much as for one."""
+        """Returns the slots of several namespaces that have a row. They are checked together, which costs as much as
+        for one.
+        """
         if len(namespaces) == 1:
             return self._slots(namespaces[0])
         noted = self._found()

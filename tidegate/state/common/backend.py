@@ -73,7 +73,7 @@ class ValueSpec:
 
     @property
     def field(self) -> pa.Field:
-        """The field of the column in the stored table."""
+        """Returns the field of the column in the stored table."""
         return pa.field(self.name, self.data_type)
 
 
@@ -86,17 +86,19 @@ class ValueColumn(Protocol):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Type of the values in the pages: the `storage_dtype` of the spec's type."""
+        """Returns the type of the values in the pages: the `storage_dtype` of the spec's type."""
         ...
 
     @property
     def pages(self) -> NDArray[np.uintp]:
-        """Addresses of the pages of values, valid until `done`."""
+        """Returns the addresses of the pages of values, valid until `done`."""
         ...
 
     @property
     def valid_pages(self) -> NDArray[np.uintp]:
-        """Addresses of the pages of validity (uint8, 1 for a value). Empty if nothing has ever been null."""
+        """Returns the addresses of the pages of validity (uint8, 1 for a value). Empty if nothing has ever been
+        null.
+        """
         ...
 
     def track_nulls(self) -> NDArray[np.uintp]:
@@ -107,11 +109,11 @@ class ValueColumn(Protocol):
         ...
 
     def take(self, slots: NDArray[Any]) -> pa.Array:
-        """Values of these slots, as an Arrow array of the column's type (a copy)."""
+        """Returns the values of these slots, as an Arrow array of the column's type (a copy)."""
         ...
 
     def raw(self, slots: NDArray[Any]) -> NDArray[Any]:
-        """Values of these slots in `dtype` (a copy). Undefined under a null."""
+        """Returns the values of these slots in `dtype` (a copy). Undefined under a null."""
         ...
 
     def put(self, slots: NDArray[Any], values: pa.Array) -> None:
@@ -120,7 +122,7 @@ class ValueColumn(Protocol):
 
     @property
     def value_bytes(self) -> int:
-        """Estimated bytes per value."""
+        """Returns the estimated bytes per value."""
         ...
 
 
@@ -129,7 +131,7 @@ class VectorTable(Protocol):
 
     @property
     def rows(self) -> int:
-        """Keys that have a row. An estimate if the backend does not count."""
+        """Returns the keys that have a row. An estimate if the backend does not count."""
         ...
 
     def upsert(self, keys: pa.RecordBatch, new_only: bool = False) -> Upserted:
@@ -143,7 +145,7 @@ class VectorTable(Protocol):
         ...
 
     def column(self, name: str) -> ValueColumn:
-        """A value column; always the same object."""
+        """Returns a value column; always the same object."""
         ...
 
     def remove(self, slots: NDArray[Any]) -> None:
@@ -214,11 +216,12 @@ class KeyedBackend(Protocol):
         ...
 
     def table(self, name: str, columns: Sequence[ValueSpec]) -> VectorTable:
-        """A vectorised state. `columns` are its value columns."""
+        """Returns a vectorised state. `columns` are its value columns."""
         ...
 
     def rows(self, name: str, values: pa.Schema) -> RowTable:
-        """A state with many rows for each key. `values` are its value columns, at least one, none named as a key.
+        """Returns a state with many rows for each key. `values` are its value columns, at least one, none named as a
+        key.
 
         The columns of the stored table are the keys, `ROW_SEQUENCE` and `values`.
         """
@@ -232,20 +235,20 @@ class KeyedBackend(Protocol):
         ...
 
     def values(self, spec: StateDescriptor) -> InternalValueState:
-        """A state with one value for each key."""
+        """Returns a state with one value for each key."""
         ...
 
     def lists(self, spec: StateDescriptor) -> InternalListState:
-        """A state with a list for each key."""
+        """Returns a state with a list for each key."""
         ...
 
     def maps(self, spec: StateDescriptor) -> InternalMapState:
-        """A state with a map for each key."""
+        """Returns a state with a map for each key."""
         ...
 
     @property
     def timers(self) -> KeyedTimers:
-        """The timers of this operator. They are stored as a state named `TIMERS_STATE`."""
+        """Returns the timers of this operator. They are stored as a state named `TIMERS_STATE`."""
         ...
 
     def enter(self, keys: pa.RecordBatch) -> Sequence[KeyRef]:
@@ -268,16 +271,18 @@ class KeyedBackend(Protocol):
         ...
 
     def keys(self, state: str, rows_max: int) -> Iterator[pa.RecordBatch]:
-        """Keys that have this state, in batches, for functions that visit all keys."""
+        """Returns the keys that have this state, in batches, for functions that visit all keys."""
         ...
 
     @property
     def size(self) -> StateSize:
-        """Estimated size, read once a second for metrics. Zero after `close`."""
+        """Returns the estimated size, read once a second for metrics. Zero after `close`."""
         ...
 
     def changed_rows(self, base: CheckpointId) -> tuple[int, int]:
-        """Estimated rows of a snapshot with that base, and of a full snapshot. Zeros if files are shared."""
+        """Returns the estimated rows of a snapshot with that base, and of a full snapshot. Zeros if files are
+        shared.
+        """
         ...
 
     def freeze(self, cut: Cut) -> Sequence[FrozenState]:
@@ -302,7 +307,7 @@ class KeyedBackend(Protocol):
 
     @property
     def goes_back(self) -> bool:
-        """True if there is a checkpoint that the backend can go back to."""
+        """Returns True if there is a checkpoint that the backend can go back to."""
         ...
 
     def kept(self, checkpoint_id: CheckpointId) -> Sequence[StateTable] | None:
@@ -318,7 +323,8 @@ class KeyedBackend(Protocol):
 
     @property
     def stored_keys(self) -> pa.Schema | None:
-        """The key columns of the backend's files, or of the checkpoint it went back to; `fix_keys` must get these.
+        """Returns the key columns of the backend's files, or of the checkpoint it went back to; `fix_keys` must get
+        these.
 
         None for a backend that began empty.
         """
@@ -379,7 +385,7 @@ class StateDescriptor:
 
     @property
     def field(self) -> pa.Field:
-        """The field of the column in the stored table."""
+        """Returns the field of the column in the stored table."""
         return pa.field(self.name, self.column_type, metadata=self.metadata)
 
 
@@ -387,7 +393,7 @@ class InternalValueState(Protocol):
     """One Python value for each key. The methods for many keys take refs from `enter_batch`."""
 
     def get(self, ref: KeyRef) -> Any:
-        """The value, or None if the key has none."""
+        """Returns the value, or None if the key has none."""
         ...
 
     def put(self, ref: KeyRef, value: Any) -> None:
@@ -399,7 +405,7 @@ class InternalValueState(Protocol):
         ...
 
     def get_many(self, refs: KeyRefs) -> pa.Array:
-        """The value of each key, null if it has none. A key may be given twice, here and below."""
+        """Returns the value of each key, null if it has none. A key may be given twice, here and below."""
         ...
 
     def put_many(self, refs: KeyRefs, values: pa.Array) -> None:
@@ -418,7 +424,7 @@ class InternalListState(Protocol):
     """A list of Python values for each key. An empty list is the same as none."""
 
     def get(self, ref: KeyRef) -> Collection[Any]:
-        """The values, in order; empty if there are none. They may change with the next call."""
+        """Returns the values, in order; empty if there are none. They may change with the next call."""
         ...
 
     def extend(self, ref: KeyRef, values: Sequence[Any]) -> None:
@@ -438,7 +444,7 @@ class InternalMapState(Protocol):
     """A map of Python values for each key. An empty map is the same as none."""
 
     def get(self, ref: KeyRef, map_key: Any) -> Any:
-        """The value at a map key, or None if there is none."""
+        """Returns the value at a map key, or None if there is none."""
         ...
 
     def put(self, ref: KeyRef, map_key: Any, value: Any) -> None:
@@ -450,7 +456,7 @@ class InternalMapState(Protocol):
         ...
 
     def items(self, ref: KeyRef) -> Mapping[Any, Any] | Iterable[tuple[Any, Any]]:
-        """The current entries, in the backend's own order, which is the same on every run."""
+        """Returns the current entries, in the backend's own order, which is the same on every run."""
         ...
 
     def remove(self, ref: KeyRef) -> None:
@@ -471,7 +477,7 @@ class RowTable(Protocol):
 
     @property
     def rows(self) -> int:
-        """Number of rows. An estimate if the backend does not count."""
+        """Returns the number of rows. An estimate if the backend does not count."""
         ...
 
     def append(self, keys: pa.RecordBatch, values: pa.RecordBatch) -> None:
@@ -483,7 +489,7 @@ class RowTable(Protocol):
         ...
 
     def take(self, refs: NDArray[Any], columns: Sequence[str] | None = None) -> pa.RecordBatch:
-        """Rows in the order of `refs`: all key and value columns, or the named ones."""
+        """Returns the rows in the order of `refs`: all key and value columns, or the named ones."""
         ...
 
     def scan(self, columns: Sequence[str], rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
@@ -517,7 +523,7 @@ class KeyedTimers(Protocol):
     """The timers of one operator in one subtask."""
 
     def count(self, limit: int) -> int:
-        """The number of timers, but at most `limit`: a backend on disk must look at each."""
+        """Returns the number of timers, but at most `limit`: a backend on disk must look at each."""
         ...
 
     def change(
@@ -530,11 +536,11 @@ class KeyedTimers(Protocol):
         ...
 
     def first_ms(self, domain: int) -> int | None:
-        """The moment of a clock's first timer, or None if it has no timers."""
+        """Returns the moment of a clock's first timer, or None if it has no timers."""
         ...
 
     def due(self, domain: int, time_ms: int, timers_max: int) -> DueTimers:
-        """A clock's first timers up to a moment, at least one if any is due. They stay registered."""
+        """Returns a clock's first timers up to a moment, at least one if any is due. They stay registered."""
         ...
 
 
@@ -556,14 +562,14 @@ def duplicate_key(state: str) -> CorruptionError:
 
 
 def not_bound(state: str, bound: Iterable[str]) -> ConfigurationError:
-    """The error for a stored state that the program does not bind."""
+    """Returns the error for a stored state that the program does not bind."""
     return ConfigurationError(
         f"there is no state {state!r}; bound are {sorted(bound)}: bind it, or give the operator a new uid"
     )
 
 
 def unexpected_columns(state: str, found: pa.Schema, expected: pa.Schema) -> CorruptionError:
-    """The error for stored rows whose columns differ from the declared columns of the state."""
+    """Returns the error for stored rows whose columns differ from the declared columns of the state."""
     return CorruptionError(
         f"stored rows of state {state!r} have columns {columns_text(found)}, but the program expects "
         f"{columns_text(expected)}; restore with the program that wrote them, or give the operator a new uid"
@@ -571,7 +577,7 @@ def unexpected_columns(state: str, found: pa.Schema, expected: pa.Schema) -> Cor
 
 
 def unexpected_row_columns(state: str, uid: str, found: pa.Schema, expected: pa.Schema) -> ConfigurationError:
-    """The error for a row table whose value columns in the checkpoint differ from those in the program."""
+    """Returns the error for a row table whose value columns in the checkpoint differ from those in the program."""
     return ConfigurationError(
         f"state {state!r} of operator {uid!r} has rows with columns {columns_text(found)} in the checkpoint, and "
         f"{columns_text(expected)} in the program; give the operator its input columns back, or a new uid"

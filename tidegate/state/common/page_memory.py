@@ -39,12 +39,12 @@ _HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)
 
 
 def singles_max(page_bytes: int) -> int:
-    """How many pages of a size are allocated one by one."""
+    """Returns how many pages of a size are allocated one by one."""
     return min(SINGLE_PAGES_MAX, SINGLE_BYTES_MAX // page_bytes)
 
 
 def address_of(array: NDArray[Any]) -> int:
-    """The memory address of an array's values."""
+    """Returns the memory address of an array's values."""
     # `array.ctypes.data` is the same, but creates three objects to find it.
     address: int = array.__array_interface__["data"][0]
     return address
@@ -147,7 +147,7 @@ class _Pages:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all slabs."""
+        """Returns the bytes of all slabs."""
         return len(self._slabs) * SLAB_BYTES
 
 
@@ -159,7 +159,7 @@ class PageMemory:
         self._sizes: dict[int, _Pages] = {}
 
     def page(self, values: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """An uninitialised array of `values` values."""
+        """Returns an uninitialised array of `values` values."""
         (page,), _ = self.pages(1, values, dtype)
         return page
 
@@ -176,7 +176,7 @@ class PageMemory:
             return pages.take(count, values, dtype)
 
     def buffer(self, values: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """An uninitialised array of `values` values for short use, such as encoding a chunk.
+        """Returns an uninitialised array of `values` values for short use, such as encoding a chunk.
 
         An allocator keeps freed large arrays per thread. Buffers come from pages of a few sizes instead, which all
         threads reuse.
@@ -189,7 +189,7 @@ class PageMemory:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all slabs, after freed pages were returned."""
+        """Returns the bytes of all slabs, after freed pages were returned."""
         with self._lock:
             for pages in self._sizes.values():
                 pages.take_back()

@@ -48,7 +48,7 @@ _PAGES_MIN = 16
 
 
 def pages_for(slots: int) -> int:
-    """How many pages hold this many slots."""
+    """Returns how many pages hold this many slots."""
     return (slots + PAGE_ROWS - 1) >> PAGE_BITS
 
 
@@ -72,12 +72,12 @@ class PagedColumn:
 
     @property
     def pages(self) -> Pages:
-        """Addresses of the pages of values, valid until pages are added or copied."""
+        """Returns the addresses of the pages of values, valid until pages are added or copied."""
         return self._addresses
 
     @property
     def valid_pages(self) -> Pages:
-        """Addresses of the pages of validity; `NO_PAGES` if nothing has ever been null."""
+        """Returns the addresses of the pages of validity; `NO_PAGES` if nothing has ever been null."""
         return self._valid_addresses
 
     def grow(self, pages: int) -> None:
@@ -124,11 +124,11 @@ class PagedColumn:
             self._valid[page], self._valid_addresses[page] = valid, address_of(valid)
 
     def take(self, slots: NDArray[Any]) -> pa.Array:
-        """Values of these slots (a copy)."""
+        """Returns the values of these slots (a copy)."""
         return _taken(self.spec, self.dtype, self._addresses, self._valid_addresses, slots)
 
     def raw(self, slots: NDArray[Any]) -> NDArray[Any]:
-        """Values of these slots (a copy). Undefined under a null."""
+        """Returns the values of these slots (a copy). Undefined under a null."""
         return gathered(self._addresses, slots, self.dtype)
 
     def put(self, slots: NDArray[np.int32], values: pa.Array) -> None:
@@ -159,7 +159,7 @@ class PagedColumn:
         self.begin_extend(first_slot, values)()
 
     def begin_extend(self, first_slot: int, values: pa.Array) -> Callable[[], None]:
-        """The first half of `extend`: add pages. Any thread may call the result, which copies the values."""
+        """Returns the first half of `extend`: add pages. Any thread may call the result, which copies the values."""
         if values.null_count > 0:
             self.start_nulls()
         raw = self._raw_of(values)
@@ -201,7 +201,7 @@ class PagedColumn:
         return column
 
     def _another(self) -> PagedColumn:
-        """An empty column for the same values."""
+        """Returns an empty column for the same values."""
         return PagedColumn(self.spec)
 
     def begin_batch(self) -> None:
@@ -209,11 +209,11 @@ class PagedColumn:
 
     @property
     def value_bytes(self) -> int:
-        """Bytes per value."""
+        """Returns the bytes per value."""
         return self.dtype.itemsize
 
     def freeze(self) -> FrozenColumn:
-        """References to the current pages. The caller pins them."""
+        """Returns the references to the current pages. The caller pins them."""
         addresses = self._addresses.copy(), self._valid_addresses.copy()
         return FrozenColumn(self.spec, self.dtype, [*self._arrays], [*(self._valid or ())], *addresses)
 
@@ -246,14 +246,16 @@ class FrozenColumn:
         return self._dtype, self._arrays, self._valid, self._addresses, self._valid_addresses
 
     def take(self, slots: NDArray[Any], places: Places | None = None) -> pa.Array:
-        """Values of these slots, in their order or each at its place. Their pages must still be held.
+        """Returns the values of these slots, in their order or each at its place. Their pages must still be held.
 
         With `places` the slots ascend, each given once.
         """
         return _taken(self.spec, self._dtype, self._addresses, self._valid_addresses, slots, places)
 
     def raw(self, slots: NDArray[Any], places: Places | None = None) -> NDArray[Any]:
-        """Values of these slots as plain numbers, in their order or each at its place. Undefined under a null."""
+        """Returns the values of these slots as plain numbers, in their order or each at its place. Undefined under a
+        null.
+        """
         return _found(self._addresses, slots, self._dtype, places)
 
     def raw_ascending(self, slots: NDArray[Any]) -> NDArray[Any]:
@@ -296,7 +298,7 @@ def _found(pages: Pages, slots: NDArray[Any], dtype: np.dtype[Any], places: Plac
 
 
 def _is_run(slots: NDArray[Any]) -> bool:
-    """True if distinct ascending slots are consecutive, and there is at least one."""
+    """Returns True if distinct ascending slots are consecutive, and there is at least one."""
     return len(slots) > 0 and int(slots[-1]) - int(slots[0]) == len(slots) - 1
 
 
@@ -362,7 +364,7 @@ class Pins:
                 self.shared = self.counts.data
 
     def any(self) -> bool:
-        """True if any page is pinned."""
+        """Returns True if any page is pinned."""
         self._any = self._any and bool(self.counts[: self._pages].any())
         return self._any
 

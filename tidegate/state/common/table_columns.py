@@ -57,17 +57,17 @@ class BatchColumn:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Type of the values in the pages."""
+        """Returns the type of the values in the pages."""
         return self.paged.dtype
 
     @property
     def pages(self) -> Pages:
-        """Addresses of the pages of values."""
+        """Returns the addresses of the pages of values."""
         return self.paged.pages
 
     @property
     def valid_pages(self) -> Pages:
-        """Addresses of the pages of validity; empty if nothing has ever been null."""
+        """Returns the addresses of the pages of validity; empty if nothing has ever been null."""
         return self.paged.valid_pages
 
     def track_nulls(self) -> Pages:
@@ -78,7 +78,7 @@ class BatchColumn:
         return self.paged.valid_pages
 
     def take(self, slots: NDArray[Any]) -> pa.Array:
-        """Values of these slots (a copy)."""
+        """Returns the values of these slots (a copy)."""
         return self.paged.take(slots)
 
     def put(self, slots: NDArray[Any], values: pa.Array) -> None:
@@ -89,16 +89,16 @@ class BatchColumn:
 
     @property
     def is_fixed(self) -> bool:
-        """True if values have a fixed width, so that kernels may change them."""
+        """Returns True if values have a fixed width, so that kernels may change them."""
         return not isinstance(self.paged, VaryingColumn)
 
     @property
     def value_bytes(self) -> int:
-        """Estimated bytes per value."""
+        """Returns the estimated bytes per value."""
         return self.paged.value_bytes
 
     def raw(self, slots: NDArray[Any]) -> NDArray[Any]:
-        """Values of these slots as plain numbers (a copy). Undefined under a null."""
+        """Returns the values of these slots as plain numbers (a copy). Undefined under a null."""
         return self.paged.raw(slots)
 
 
@@ -110,7 +110,7 @@ class BatchColumns:
         self._columns = {spec.name: BatchColumn(self, spec) for spec in specs}
 
     def column(self, name: str) -> BatchColumn:
-        """A column by name."""
+        """Returns a column by name."""
         return self._columns[name]
 
     def begin(self, slots_end: int) -> None:
@@ -126,7 +126,7 @@ class BatchColumns:
         self.new_slots = self.new_slots[np.searchsorted(self.new_slots, slots_end) :]
 
     def values(self, slots: NDArray[np.int32] | None = None) -> dict[str, pa.Array]:
-        """The values of some groups, by column. `slots` None means all groups."""
+        """Returns the values of some groups, by column. `slots` None means all groups."""
         slots = self.new_slots if slots is None else slots
         return {name: column.take(slots) for name, column in self._columns.items()}
 
@@ -143,16 +143,16 @@ class VaryingColumn(PagedColumn):
 
     @property
     def value_bytes(self) -> int:
-        """Estimated bytes per value, with its number."""
+        """Returns the estimated bytes per value, with its number."""
         return self.dtype.itemsize + self._heap.value_bytes
 
     @property
     def heap_bytes(self) -> int:
-        """Bytes of all values, including garbage."""
+        """Returns the bytes of all values, including garbage."""
         return self._heap.size_bytes
 
     def take(self, slots: NDArray[Any]) -> pa.Array:
-        """Values of these slots (a copy)."""
+        """Returns the values of these slots (a copy)."""
         return self._heap.take(self.raw(slots))
 
     def put(self, slots: NDArray[np.int32], values: pa.Array) -> None:
@@ -160,7 +160,9 @@ class VaryingColumn(PagedColumn):
         scatter(self.pages, slots, self._heap.append(values))
 
     def begin_extend(self, first_slot: int, values: pa.Array) -> Callable[[], None]:
-        """The first half of `extend`: add values and pages. Any thread may call the result, which fills the pages."""
+        """Returns the first half of `extend`: add values and pages. Any thread may call the result, which fills the
+        pages.
+        """
         return super().begin_extend(first_slot, pa.array(self._heap.append(values)))
 
     def begin_batch(self) -> None:
@@ -168,7 +170,7 @@ class VaryingColumn(PagedColumn):
         self._heap.clear()
 
     def freeze(self) -> FrozenColumn:
-        """References to the current pages and values. The caller pins the pages."""
+        """Returns the references to the current pages and values. The caller pins the pages."""
         return _FrozenVarying(super().freeze(), self._heap.chunks, self._value_spec)
 
     @property
@@ -194,12 +196,12 @@ class _FrozenVarying(FrozenColumn):
         self._chunks = chunks
 
     def take(self, slots: NDArray[Any], places: Places | None = None) -> pa.Array:
-        """Values of these slots. Their pages must still be held."""
+        """Returns the values of these slots. Their pages must still be held."""
         return values_of(self._chunks, self.raw(slots, places), self.spec.data_type)
 
 
 def paged_column(spec: ValueSpec) -> PagedColumn:
-    """The column for a spec."""
+    """Returns the column for a spec."""
     return PagedColumn(spec) if storage_dtype(spec.data_type) is not None else VaryingColumn(spec)
 
 
@@ -217,7 +219,7 @@ class HeapChunk:
         return HeapChunk(numbers, values, values.nbytes + numbers.nbytes)
 
     def take(self, numbers: Numbers) -> pa.Array:
-        """The values with these numbers, all of which must be in the chunk."""
+        """Returns the values with these numbers, all of which must be in the chunk."""
         first = self.numbers[0]
         if int(self.numbers[-1]) - int(first) == len(self.numbers) - 1:
             return self.values.take(pa.array(numbers - first))
@@ -237,7 +239,7 @@ HeapChunks = Sequence[HeapChunk]
 
 
 def values_of(chunks: HeapChunks, numbers: Numbers, data_type: pa.DataType) -> pa.Array:
-    """The values with these numbers, in the order of `numbers`. Each number is 0 or in one of the chunks."""
+    """Returns the values with these numbers, in the order of `numbers`. Each number is 0 or in one of the chunks."""
     if not len(numbers):
         return pa.array([], data_type)
     firsts = np.array([0, *(chunk.numbers[0] for chunk in chunks)], dtype=np.int64)
@@ -270,12 +272,12 @@ class ValueHeap:
 
     @property
     def chunks(self) -> HeapChunks:
-        """The current chunks, for a snapshot."""
+        """Returns the current chunks, for a snapshot."""
         return tuple(self._chunks)
 
     @property
     def value_bytes(self) -> int:
-        """Estimated bytes per value."""
+        """Returns the estimated bytes per value."""
         values = sum(len(chunk.numbers) for chunk in self._chunks)
         return self.size_bytes // values if values else 0
 
@@ -296,12 +298,12 @@ class ValueHeap:
         return numbers
 
     def take(self, numbers: Numbers) -> pa.Array:
-        """The values with these numbers, null for 0."""
+        """Returns the values with these numbers, null for 0."""
         return values_of(self._chunks, numbers, self.data_type)
 
     @property
     def is_due(self) -> bool:
-        """True if the heap has doubled since the last collection, so that `collect` pays."""
+        """Returns True if the heap has doubled since the last collection, so that `collect` pays."""
         return self.size_bytes > 2 * self._kept_bytes + GARBAGE_BYTES_MIN
 
     def collect(self, referred: Iterable[Numbers]) -> None:

@@ -108,7 +108,8 @@ class Kernel:
 
     @functools.cached_property
     def program(self) -> bytes:
-        """The compiled program: the bytecode of the kernel and of kernels that it calls, and the globals that it uses.
+        """Returns the compiled program: the bytecode of the kernel and of kernels that it calls, and the globals that
+        it uses.
 
         The source file is not used, because it may have changed since this process imported it.
         """

@@ -66,7 +66,7 @@ class BytesIndex:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the table, bitmap and arena."""
+        """Returns the bytes of the table, bitmap and arena."""
         return self._table.nbytes + self._seen.nbytes + self._arena.nbytes
 
     def upsert(self, keys: Strings, hashes: NDArray[np.uint64]) -> Upserted:

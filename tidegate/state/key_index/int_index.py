@@ -87,7 +87,7 @@ class IntIndex:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the array, table and bitmap."""
+        """Returns the bytes of the array, table and bitmap."""
         return self._dense.slots.nbytes + self._table.nbytes + self._seen.nbytes
 
     def upsert(self, words: NDArray[np.int64], valid: NDArray[np.uint8]) -> Upserted:
@@ -233,7 +233,7 @@ class DenseIntIndex:
 
     @property
     def origin(self) -> np.uint64:
-        """The first word as uint64. Subtracted from a smaller word, it gives a number beyond the array."""
+        """Returns the first word as uint64. Subtracted from a smaller word, it gives a number beyond the array."""
         return np.uint64(self.first & WORD_MASK)
 
     def has(self, least: int, greatest: int) -> bool:

@@ -71,7 +71,7 @@ class IntPairIndex:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the table, bitmap and arrays."""
+        """Returns the bytes of the table, bitmap and arrays."""
         return self._table.nbytes + self._seen.nbytes + self._dense.slots.nbytes
 
     def upsert(self, first: Words, second: Words) -> Upserted:

@@ -34,7 +34,7 @@ class KeyIndex:
 
     @property
     def size(self) -> int:
-        """The number of keys, which is also the next free slot."""
+        """Returns the number of keys, which is also the next free slot."""
         return 0 if self._index is None else self._index.size
 
     @property

@@ -151,7 +151,7 @@ class RocksSession:
 
     @property
     def key_schema(self) -> pa.Schema:
-        """The stored key columns."""
+        """Returns the stored key columns."""
         assert self._keys is not None, "the key columns are not known yet"
         return self._keys
 
@@ -160,7 +160,7 @@ class RocksSession:
         self._keys = schema
 
     def known(self, name: str) -> RocksState | None:
-        """The state of this name, stored or declared, or None."""
+        """Returns the state of this name, stored or declared, or None."""
         return self._states.get(name)
 
     def declare(self, name: str, form: RocksForm, values: pa.Schema) -> RocksState:
@@ -187,12 +187,12 @@ class RocksSession:
                 yield chunk.rows.slice(start, rows_max)
 
     def has(self, key: bytes) -> bool:
-        """True if anything is stored at a key. Raises StorageError."""
+        """Returns True if anything is stored at a key. Raises StorageError."""
         with reported("read RocksDB", self.folder):
             return self.database.get(key) is not None
 
     def fetch(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """The values at some keys, None for missing ones. Raises StorageError or CorruptionError."""
+        """Returns the values at some keys, None for missing ones. Raises StorageError or CorruptionError."""
         return fetch(self.database, keys, self.folder)
 
     def settle(self) -> None:
@@ -240,7 +240,7 @@ class RocksSession:
 
     @property
     def memory_is_empty(self) -> bool:
-        """True if RocksDB has no entries in its active memtable."""
+        """Returns True if RocksDB has no entries in its active memtable."""
         return not self.database.property_int_value(_ACTIVE)
 
     def remove(self, keys: Iterable[bytes]) -> None:
@@ -471,7 +471,7 @@ class PendingWrites:
 
     @property
     def done(self) -> bool:
-        """True if everything is done. If not, another thread may be doing it."""
+        """Returns True if everything is done. If not, another thread may be doing it."""
         return self._rows is None and self._use is None
 
     def take(self) -> None:
@@ -522,7 +522,7 @@ class WriteLimiter:
             self._entries = 0
 
     def accepts(self, batch: rocksdict.WriteBatch) -> bool:
-        """True if there is room for these writes before the files are linked."""
+        """Returns True if there is room for these writes before the files are linked."""
         added_bytes = batch.size_in_bytes() + batch.len() * _ENTRY_BYTES
         return (self._database.property_int_value(_ACTIVE_BYTES) or 0) + added_bytes <= self._room_bytes
 
@@ -535,6 +535,6 @@ class WriteLimiter:
 
     @property
     def is_whole(self) -> bool:
-        """True if all writes since the freeze are only in memory. Thread-safe."""
+        """Returns True if all writes since the freeze are only in memory. Thread-safe."""
         with self._lock:
             return self._database.property_int_value(_ACTIVE_ENTRIES) == self._entries

@@ -232,7 +232,7 @@ class FrozenChanges:
 
 
 def _prefix(state: RocksState, number: int, removed: bool) -> bytes:
-    """The prefix of the marks of a collection that is in the database."""
+    """Returns the prefix of the marks of a collection that is in the database."""
     return HEAD.pack(_NO_GROUP, state.number) + _MARK.pack(number, removed)
 
 

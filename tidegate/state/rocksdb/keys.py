@@ -29,7 +29,7 @@ _WORDS_MAX = 4
 def database_keys(
     keys: pa.RecordBatch, max_parallelism: int, number: int, grouped_by: int | None = None, namespace: bool = False
 ) -> list[bytes]:
-    """The database key of each row of stored key columns, for the state with this number.
+    """Returns the database key of each row of stored key columns, for the state with this number.
 
     The first `grouped_by` columns choose the key group, or all columns if it is None. With `namespace`, all columns
     except the first choose it.
@@ -49,7 +49,7 @@ def ordered_keys(
 
 
 def order_of(strings: Strings) -> NDArray[np.int64]:
-    """The positions of at least one string, without nulls, in the key order of the database."""
+    """Returns the positions of at least one string, without nulls, in the key order of the database."""
     rows, width = len(strings.offsets) - 1, int(strings.offsets[1])
     words = -(-width // _WORD_BYTES)
     if words <= _WORDS_MAX and bool((np.diff(strings.offsets) == width).all()):
@@ -79,28 +79,28 @@ def string_pieces(strings: Strings, order: NDArray[np.int64], rows_max: int) -> 
 
 
 def packed_rows(columns: Sequence[pa.Array], schema: pa.Schema) -> list[bytes]:
-    """Rows of value columns of any types, in the encoding of keys."""
+    """Returns the rows of value columns of any types, in the encoding of keys."""
     return strings_of(encoded_rows(columns, schema))
 
 
 def encoded_rows(columns: Sequence[pa.Array], schema: pa.Schema) -> Strings:
-    """Rows of value columns of any types, in the encoding of keys, as arrays."""
+    """Returns the rows of value columns of any types, in the encoding of keys, as arrays."""
     rows = physical(pa.RecordBatch.from_arrays(list(columns), schema=schema))
     return encode_rows(key_forms(rows, rows.schema.names), rows.num_rows)
 
 
 def number_bytes(number: int) -> bytes:
-    """The bytes of a state's number in a key."""
+    """Returns the bytes of a state's number in a key."""
     return HEAD.pack(0, number)[_GROUP_BYTES:]
 
 
 def key_of_state(key: bytes, number: bytes) -> bytes:
-    """The database key of the same key in another state, whose number is given as `number_bytes`."""
+    """Returns the database key of the same key in another state, whose number is given as `number_bytes`."""
     return key[:_GROUP_BYTES] + number + key[HEAD.size :]
 
 
 def key_group_of(key: bytes) -> int:
-    """The key group in a key."""
+    """Returns the key group in a key."""
     return int.from_bytes(key[:_GROUP_BYTES], "big")
 
 
@@ -119,7 +119,7 @@ def encoded_keys(
 
 
 def _order_of_words(words: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """The sort order of rows of several words, of shape (words, rows).
+    """Returns the sort order of rows of several words, of shape (words, rows).
 
     Usually the first word differs for most rows, so only ties compare all words.
     """

@@ -63,7 +63,7 @@ class RocksObjectState:
         raise NotImplementedError
 
     def has(self, ref: bytes) -> bool:
-        """True if a key has this state. Raises StorageError."""
+        """Returns True if a key has this state. Raises StorageError."""
         prefix = self._key(ref)
         with reported("read RocksDB", self._session.folder):
             cursor = self._session.database.iter()
@@ -103,7 +103,7 @@ class RocksValues(RocksObjectState):
         self._changed: dict[bytes, None] = {}
 
     def get(self, ref: bytes) -> Any:
-        """The value; None if there is none."""
+        """Returns the value; None if there is none."""
         value = self._values.get(ref, _ABSENT)
         if value is _ABSENT:
             if ref not in self._fetched:
@@ -122,7 +122,7 @@ class RocksValues(RocksObjectState):
         self.put(ref, None)
 
     def get_many(self, refs: NDArray[Any]) -> pa.Array:
-        """The values of these keys. Missing ones are fetched with one call."""
+        """Returns the values of these keys. Missing ones are fetched with one call."""
         wanted = refs.tolist()
         unknown = [ref for ref in dict.fromkeys(wanted) if ref not in self._values and ref not in self._fetched]
         if unknown:
@@ -185,7 +185,7 @@ class RocksLists(RocksObjectState):
         self._replaced: dict[bytes, None] = {}
 
     def get(self, ref: bytes) -> Sequence[Any]:
-        """The values."""
+        """Returns the values."""
         values = self._lists.get(ref)
         if values is None:
             values = self._lists[ref] = self._stored(ref)
@@ -256,7 +256,7 @@ class RocksMaps(RocksObjectState):
         self._changed: dict[bytes, dict[bytes, None]] = {}
 
     def get(self, ref: bytes, map_key: Any) -> Any:
-        """The value at a map key; None if there is none."""
+        """Returns the value at a map key; None if there is none."""
         encoded = self._keys.encode(map_key)
         entries = self._entries_of.setdefault(ref, {})
         entry = entries.get(encoded)
@@ -279,7 +279,7 @@ class RocksMaps(RocksObjectState):
         self.put(ref, map_key, None)
 
     def items(self, ref: bytes) -> Iterable[tuple[Any, Any]]:
-        """The current entries."""
+        """Returns the current entries."""
         entries = self._entries_of.setdefault(ref, {})
         if ref not in self._whole:
             for encoded, data in self._entries(self._key(ref)):
@@ -321,7 +321,7 @@ class RocksMaps(RocksObjectState):
         return expired
 
     def _lost(self, ref: bytes) -> bool:
-        """True if this batch has removed an entry of a key's map."""
+        """Returns True if this batch has removed an entry of a key's map."""
         return any(self._entries_of[ref][encoded][1] is None for encoded in self._changed[ref])
 
     def _write(self, batch: rocksdict.WriteBatch, key: bytes, value: Any) -> None:

@@ -101,7 +101,9 @@ class RocksBackend:
 
     @property
     def stored(self) -> RocksDescription | None:
-        """The description of the files that it was opened on: key columns, states and their types. None if empty."""
+        """Returns the description of the files that it was opened on: key columns, states and their types. None if
+        empty.
+        """
         return self._session.stored
 
     def fix_keys(self, schema: pa.Schema) -> None:
@@ -115,7 +117,7 @@ class RocksBackend:
         session.key_schema = schema
 
     def table(self, name: str, columns: Sequence[ValueSpec]) -> RocksTable:
-        """A vectorised state. Raises ConfigurationError if the types in the files cannot become these."""
+        """Returns a vectorised state. Raises ConfigurationError if the types in the files cannot become these."""
         values = pa.schema([spec.field for spec in columns])
         state, older = self._declared(name, RocksForm.TABLE, values)
         table = self._tables[name] = self._new_table(state, columns)
@@ -124,7 +126,9 @@ class RocksBackend:
         return table
 
     def rows(self, name: str, values: pa.Schema) -> RocksRows:
-        """A state with many rows for each key. Raises ConfigurationError if the files have it with other columns."""
+        """Returns a state with many rows for each key. Raises ConfigurationError if the files have it with other
+        columns.
+        """
         state, older = self._declared(name, RocksForm.ROWS, values)
         if older is not None:
             raise unexpected_row_columns(name, self._session.uid, older.values, values)
@@ -145,15 +149,15 @@ class RocksBackend:
         return table
 
     def values(self, spec: StateDescriptor) -> RocksValues:
-        """A state with one value for each key. Raises what `table` raises."""
+        """Returns a state with one value for each key. Raises what `table` raises."""
         return self._bound(RocksValues, RocksForm.VALUE, spec)
 
     def lists(self, spec: StateDescriptor) -> RocksLists:
-        """A state with a list for each key. Raises what `table` raises."""
+        """Returns a state with a list for each key. Raises what `table` raises."""
         return self._bound(RocksLists, RocksForm.LIST, spec)
 
     def maps(self, spec: StateDescriptor) -> RocksMaps:
-        """A state with a map for each key. Raises what `table` raises."""
+        """Returns a state with a map for each key. Raises what `table` raises."""
         return self._bound(RocksMaps, RocksForm.MAP, spec)
 
     def enter(self, keys: pa.RecordBatch) -> list[bytes]:
@@ -485,7 +489,7 @@ class RocksLoader:
         known |= groups
 
     def _ascend(self, name: str, keys: Sequence[bytes], is_first: bool) -> bool:
-        """True if all keys of a state, including these, have ascended so far."""
+        """Returns True if all keys of a state, including these, have ascended so far."""
         last = b"" if is_first else self._last.get(name)
         if last is None or not (last < keys[0] and all(map(lt, keys, islice(keys, 1, None)))):
             self._last.pop(name, None)

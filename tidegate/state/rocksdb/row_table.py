@@ -66,7 +66,7 @@ class RocksRows:
 
     @property
     def rows(self) -> int:
-        """An estimate of how many keys the whole database has, all states together."""
+        """Returns an estimate of how many keys the whole database has, all states together."""
         return self._session.database.property_int_value(_ESTIMATE) or 0
 
     def append(self, keys: pa.RecordBatch, values: pa.RecordBatch) -> None:
@@ -101,7 +101,7 @@ class RocksRows:
         return FoundRows(positions, np.concatenate(refs) if refs else np.zeros(0, dtype=np.int64))
 
     def take(self, refs: NDArray[np.int64], columns: Sequence[str] | None = None) -> pa.RecordBatch:
-        """Rows in the order of `refs`. Raises StorageError or CorruptionError."""
+        """Returns the rows in the order of `refs`. Raises StorageError or CorruptionError."""
         wanted = refs.tolist()
         pieces = [wanted[start : start + _PIECE_ROWS] for start in range(0, len(wanted), _PIECE_ROWS)]
         return _together([self._decoded([self._found[ref] for ref in piece], columns) for piece in pieces or [[]]])
@@ -153,11 +153,11 @@ class RocksRows:
         self._session.remove(keys)
 
     def has(self, key: bytes) -> bool:
-        """True if there is a row under a database key. Raises StorageError."""
+        """Returns True if there is a row under a database key. Raises StorageError."""
         return self._session.has(key)
 
     def database_keys(self, identity: pa.RecordBatch) -> list[bytes]:
-        """The database keys of rows, which are given by key and sequence number."""
+        """Returns the database keys of rows, which are given by key and sequence number."""
         session = self._session
         return database_keys(identity, session.max_parallelism, self.state.number, len(session.key_schema))
 
@@ -223,12 +223,12 @@ class RocksRows:
         self._held_bytes = held_bytes
 
     def _in_order(self, first: int) -> NDArray[np.int64]:
-        """The refs from `first` on, sorted by sequence number."""
+        """Returns the refs from `first` on, sorted by sequence number."""
         numbers = numbers_of([key for key, _ in self._found[first:]])
         return first + np.argsort(numbers, kind="stable")
 
     def _values_of(self, entries: Sequence[tuple[bytes, bytes | None]]) -> list[bytes]:
-        """The values of rows. Raises CorruptionError if a row is missing, and StorageError."""
+        """Returns the values of rows. Raises CorruptionError if a row is missing, and StorageError."""
         missing = [key for key, value in entries if value is None]
         fetched = dict(zip(missing, self._session.fetch(missing), strict=True)) if missing else {}
         values = [fetched[key] if value is None else value for key, value in entries]
@@ -272,12 +272,12 @@ class CachedRows(RocksRows, WriteBack):
 
     @property
     def hot(self) -> RowTableCache:
-        """The cache."""
+        """Returns the cache."""
         return self._hot
 
     @property
     def rows(self) -> int:
-        """An estimate: the rows of the database, or of the cache if these are more."""
+        """Returns an estimate: the rows of the database, or of the cache if these are more."""
         return max(super().rows, self._hot.rows)
 
     def append(self, keys: pa.RecordBatch, values: pa.RecordBatch) -> None:
@@ -303,7 +303,7 @@ class CachedRows(RocksRows, WriteBack):
         return FoundRows(*self._hot.rows_of(numbers, first_rows))
 
     def take(self, refs: NDArray[Any], columns: Sequence[str] | None = None) -> pa.RecordBatch:
-        """Rows in the order of `refs`. Raises StorageError or CorruptionError."""
+        """Returns the rows in the order of `refs`. Raises StorageError or CorruptionError."""
         self._fix()
         stored = refs < 0
         if not stored.any():
@@ -361,7 +361,7 @@ class CachedRows(RocksRows, WriteBack):
         super().put(keys, columns)
 
     def packed(self, columns: Sequence[pa.Array]) -> Strings:
-        """Rows of value columns, in the encoding of the database."""
+        """Returns the rows of value columns, in the encoding of the database."""
         return encoded_rows(columns, self.state.values)
 
     @property
@@ -444,7 +444,7 @@ def _cut(
 
 
 def numbers_of(keys: Sequence[bytes]) -> NDArray[np.int64]:
-    """The sequence numbers of rows: the last 8 bytes of their keys."""
+    """Returns the sequence numbers of rows: the last 8 bytes of their keys."""
     return np.frombuffer(b"".join([key[-8:] for key in keys]), dtype="<i8").astype(np.int64)
 
 

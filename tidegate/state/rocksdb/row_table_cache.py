@@ -85,13 +85,13 @@ class RowTableCache(RowSlots):
 
     @property
     def size_bytes(self) -> int:
-        """Estimated memory of the rows and the filter, in bytes."""
+        """Returns the estimated memory of the rows and the filter, in bytes."""
         of_keys = self._keys.size * _KEY_BYTES + self._keys.size_bytes
         return self._space.slots * _SLOT_BYTES + of_keys + self._space.size_bytes + self.evicted.size_bytes
 
     @property
     def unwritten(self) -> bool:
-        """True if anything has changed since the last snapshot."""
+        """Returns True if anything has changed since the last snapshot."""
         assert self.dirty is not None
         return self.dirty.changed_since(CheckpointId(self._snapshots), self._space.slots) > 0
 
@@ -150,7 +150,7 @@ class RowTableCache(RowSlots):
         return self._chained(numbers, first_rows)
 
     def in_order(self) -> Slots:
-        """The slots of all rows. The rows of each key are in arrival order."""
+        """Returns the slots of all rows. The rows of each key are in arrival order."""
         slots = np.arange(self._space.slots, dtype=np.int32)
         slots = slots[self.live(slots)]
         return slots if self.ascends else self._by_number(slots)
@@ -297,12 +297,12 @@ class EvictedKeysFilter:
         """How many rows this scan, or the last one, has read."""
 
     def __bool__(self) -> bool:
-        """True if any key may be evicted."""
+        """Returns True if any key may be evicted."""
         return self.all or self._known.size_bytes > 0
 
     @property
     def is_crowded(self) -> bool:
-        """True if more keys were added than the filter has room for."""
+        """Returns True if more keys were added than the filter has room for."""
         return self._known.is_crowded
 
     @property
@@ -312,7 +312,7 @@ class EvictedKeysFilter:
 
     @property
     def needs_keys(self) -> bool:
-        """True if a scan of the stored keys is due."""
+        """Returns True if a scan of the stored keys is due."""
         return self._read is None and (self.all or self.is_crowded) and self._left >= self._pause
 
     @property
@@ -388,7 +388,7 @@ class _Filter:
         return found
 
     def _probes(self, hashes: Hashes) -> list[tuple[NDArray[np.uint64], NDArray[np.uint64]]]:
-        """The bits of each key, one array pair per probe: the word, and the bit in it."""
+        """Returns the bits of each key, one array pair per probe: the word, and the bit in it."""
         mask = np.uint64(len(self._words) * _WORD_BITS - 1)
         # The lower bits chose the subtask, so they are similar for all its keys. The product spreads the higher bits.
         mixed = hashes * _ODD

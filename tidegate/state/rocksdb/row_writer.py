@@ -154,7 +154,7 @@ class _Part:
     starts: Sequence[int]
 
     def range_of(self, first: int, stop: int) -> tuple[int, int]:
-        """The bounds of the rows whose key groups are in `range(first, stop)`."""
+        """Returns the bounds of the rows whose key groups are in `range(first, stop)`."""
         last = len(self.starts) - 1
         return self.starts[min(max(first - self.first, 0), last)], self.starts[min(max(stop - self.first, 0), last)]
 
@@ -351,14 +351,14 @@ def _compressed(blocks: NDArray[np.uint8], stops: NDArray[np.int64]) -> tuple[by
 
 
 def _hashes(keys: Strings) -> NDArray[np.uint32]:
-    """The hash of each key for the filter."""
+    """Returns the hash of each key for the filter."""
     hashes = np.empty(len(keys.offsets) - 1, dtype=np.uint32)
     hash_keys(keys.offsets, keys.data, hashes)
     return hashes
 
 
 def _filter(hashes: NDArray[np.uint32]) -> bytes:
-    """A Bloom filter, followed by its parameters. The number of its lines is odd."""
+    """Returns a Bloom filter, followed by its parameters. The number of its lines is odd."""
     lines = -(-len(hashes) * _KEY_BITS // (8 * LINE_BYTES)) | 1
     bits = np.zeros(lines * LINE_BYTES, dtype=np.uint8)
     fill_filter(hashes, lines, bits)
@@ -484,7 +484,7 @@ def fill_filter(hashes: NDArray[np.uint32], lines: int, out: NDArray[np.uint8]) 
 
 @kernel
 def _shared(keys: NDArray[np.uint8], one: np.int64, other: np.int64, bytes_max: np.int64) -> np.int64:
-    """The length of the common prefix of two keys, in bytes."""
+    """Returns the length of the common prefix of two keys, in bytes."""
     shared = np.int64(0)
     while shared < bytes_max:
         differ = load64(keys, one + shared) ^ load64(keys, other + shared)

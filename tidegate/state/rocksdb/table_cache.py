@@ -68,7 +68,7 @@ class TableCache(ColumnarTable):
 
     @property
     def size_bytes(self) -> int:
-        """Estimated memory of the rows, in bytes."""
+        """Returns the estimated memory of the rows, in bytes."""
         columns = [column.paged for column in self._columns.values()]
         row_bytes = _LIVE_BYTES + sum(column.dtype.itemsize + (len(column.valid_pages) > 0) for column in columns)
         heaps_bytes = sum(column.heap_bytes for column in self._varying)
@@ -76,7 +76,7 @@ class TableCache(ColumnarTable):
 
     @property
     def unwritten(self) -> bool:
-        """True if anything has changed since the last snapshot."""
+        """Returns True if anything has changed since the last snapshot."""
         assert self.dirty is not None
         return self.dirty.changed_since(CheckpointId(self._snapshots), self._space.slots) > 0
 
@@ -163,7 +163,7 @@ class TableCache(ColumnarTable):
             column.collect([column.raw(slots[self.live(slots)])])
 
     def _perhaps_stored(self, keys: pa.RecordBatch, upserted: Upserted) -> NDArray[np.int32]:
-        """The rows with new keys that the database may have."""
+        """Returns the rows with new keys that the database may have."""
         return upserted.new_rows[:0] if self.is_whole else upserted.new_rows
 
     def _evicted(self, gone: NDArray[np.int32]) -> None:
@@ -213,12 +213,12 @@ class NamespacedTableCache(TableCache, ColumnarNamespaces):
 
     @property
     def size_bytes(self) -> int:
-        """Estimated memory of the rows, in bytes."""
+        """Returns the estimated memory of the rows, in bytes."""
         return super().size_bytes + 4 * self._space.slots
 
     @property
     def unwritten(self) -> bool:
-        """True if anything has changed since the last snapshot."""
+        """Returns True if anything has changed since the last snapshot."""
         return bool(self._gone) or super().unwritten
 
     def stored(self, found: Mapping[int, Sequence[int]]) -> None:
@@ -254,7 +254,7 @@ class NamespacedTableCache(TableCache, ColumnarNamespaces):
         return super().changed()
 
     def cold_groups(self, namespace: int, groups: range) -> list[int]:
-        """The key groups where the database may have rows of a namespace that are not in the cache."""
+        """Returns the key groups where the database may have rows of a namespace that are not in the cache."""
         marked = self._cold.get(namespace)
         if marked is None:
             return []
@@ -306,7 +306,7 @@ class NamespacedTableCache(TableCache, ColumnarNamespaces):
         self._noted = left
 
     def _perhaps_stored(self, keys: pa.RecordBatch, upserted: Upserted) -> NDArray[np.int32]:
-        """The rows with new keys that the database may have."""
+        """Returns the rows with new keys that the database may have."""
         new = upserted.new_rows
         if not self._cold or not len(new):
             return new[:0]
@@ -343,5 +343,5 @@ class NamespacedTableCache(TableCache, ColumnarNamespaces):
 
 
 def _beyond(upserted: Upserted, known: int) -> NDArray[np.int32]:
-    """The first rows of keys whose slot is `known` or higher."""
+    """Returns the first rows of keys whose slot is `known` or higher."""
     return upserted.first_rows[upserted.slots[upserted.first_rows] >= known]

@@ -54,14 +54,14 @@ class RocksTimers:
 
     @property
     def state(self) -> RocksState:
-        """The state that holds the timers. Declared when it is first needed."""
+        """Returns the state that holds the timers. Declared when it is first needed."""
         if self._state is None:
             self._state = self._session.declare(TIMERS_STATE, RocksForm.TIMERS, TIMER_COLUMNS)
             self._begin(self._state, of_files=False)
         return self._state
 
     def count(self, limit: int) -> int:
-        """The number of timers, but at most `limit`. Raises StorageError."""
+        """Returns the number of timers, but at most `limit`. Raises StorageError."""
         return sum(1 for _, _ in zip(self._all(), range(limit), strict=False))
 
     def change(
@@ -81,14 +81,14 @@ class RocksTimers:
             self.changes.removed(removed)
 
     def first_ms(self, domain: int) -> int | None:
-        """The moment of a clock's first timer, or None if it has no timers. Raises StorageError."""
+        """Returns the moment of a clock's first timer, or None if it has no timers. Raises StorageError."""
         if not self._heads:
             return None
         first = self._heads[domain].first()
         return None if first is None else moment_of(first, 0)[1]
 
     def due(self, domain: int, time_ms: int, timers_max: int) -> DueTimers:
-        """A clock's first timers up to a moment. Raises StorageError."""
+        """Returns a clock's first timers up to a moment. Raises StorageError."""
         timers: list[bytes] = []
         more = False
         if self._heads and self._heads[domain].first() is not None:
@@ -97,7 +97,7 @@ class RocksTimers:
         return DueTimers(moments, self._key_form().decode(timers, MOMENT.size), more)
 
     def database_keys(self, rows: pa.RecordBatch) -> list[bytes]:
-        """The database keys of stored timers. Raises CorruptionError for an unknown clock."""
+        """Returns the database keys of stored timers. Raises CorruptionError for an unknown clock."""
         keys = rows.select(self._session.key_schema.names)
         domains = domain_numbers(rows.column(TIMER_DOMAIN))
         return self._timers(keys, domains.tolist(), rows.column(TIMER_MOMENT).to_pylist())
@@ -118,7 +118,7 @@ class RocksTimers:
             self._heads[timer[HEAD.size]].discard(timer)
 
     def has(self, timer: bytes) -> bool:
-        """True if this timer is stored. Raises StorageError."""
+        """Returns True if this timer is stored. Raises StorageError."""
         return self._session.has(timer)
 
     def _begin(self, state: RocksState, of_files: bool) -> None:
@@ -131,7 +131,7 @@ class RocksTimers:
         return self._keys
 
     def _timers(self, keys: pa.RecordBatch, domains: Sequence[int], moments: Sequence[int]) -> list[bytes]:
-        """The database keys of timers."""
+        """Returns the database keys of timers."""
         number, form = self.state.number, self._key_form()
         hashes = hash_columns(keys, keys.schema.names)
         groups = key_groups_of(hashes, self._session.max_parallelism).tolist()
@@ -190,7 +190,7 @@ class _Head:
             self._heap = sorted(self._there)
 
     def first(self) -> bytes | None:
-        """The first timer of the clock, or None. Raises StorageError."""
+        """Returns the first timer of the clock, or None. Raises StorageError."""
         if not self._skip_gone() and self._end is not None:
             self._read()
             self._skip_gone()
@@ -244,7 +244,7 @@ class _Head:
             self._keep(first[:HEAD_TIMERS])
 
     def _of_group(self, cursor: rocksdict.RdictIter, group: int, bound: bytes, count: int) -> list[bytes]:
-        """The first `count` timers of a key group, from a bound on."""
+        """Returns the first `count` timers of a key group, from a bound on."""
         prefix = HEAD.pack(group, self._number)
         clock = prefix + bytes((self._domain,))
         found: list[bytes] = []

@@ -74,7 +74,7 @@ class RocksTable:
 
     @property
     def rows(self) -> int:
-        """An estimate of how many keys the whole database has, all states together."""
+        """Returns an estimate of how many keys the whole database has, all states together."""
         return self._session.database.property_int_value(_ESTIMATE) or 0
 
     def upsert(self, keys: pa.RecordBatch, new_only: bool = False) -> Upserted:
@@ -97,7 +97,7 @@ class RocksTable:
         return Upserted(ranks[upserted.slots], first_rows, first_rows[missing[ranks]])
 
     def column(self, name: str) -> BatchColumn:
-        """A value column."""
+        """Returns a value column."""
         return self._columns[name]
 
     def remove(self, slots: NDArray[Any]) -> None:
@@ -131,7 +131,7 @@ class RocksTable:
         self._session.write(batch)
 
     def packed(self, columns: Sequence[pa.Array]) -> Strings:
-        """Rows of value columns, in the encoding of the database."""
+        """Returns the rows of value columns, in the encoding of the database."""
         layout = self.layout
         if not isinstance(layout, TableLayout):
             return encoded_rows(columns, layout.schema)
@@ -143,7 +143,7 @@ class RocksTable:
         self._session.remove(keys)
 
     def has(self, key: bytes) -> bool:
-        """True if a key has a row. Raises StorageError."""
+        """Returns True if a key has a row. Raises StorageError."""
         return self._session.has(key)
 
     def scan(self, rows_max: int) -> Iterator[tuple[pa.RecordBatch, NDArray[Any]]]:
@@ -190,7 +190,7 @@ class StoredNamespaces:
         return found
 
     def range_of(self, namespace: int, group: int) -> tuple[bytes, bytes]:
-        """The key range of a namespace in a key group: its first possible key, and a key after all of them."""
+        """Returns the key range of a namespace in a key group: its first possible key, and a key after all of them."""
         prefix = HEAD.pack(group, self._number) + _NAMESPACE.pack(1, namespace)
         return prefix, prefix + _BEHIND
 
@@ -224,7 +224,7 @@ class StoredNamespaces:
             yield keys, values
 
     def key_columns(self, keys: list[bytes]) -> pa.RecordBatch:
-        """The key columns of these database keys."""
+        """Returns the key columns of these database keys."""
         return decode_rows([key[HEAD.size :] for key in keys], self._session.key_schema)
 
 
@@ -311,12 +311,12 @@ class CachedTable(RocksTable, WriteBack):
 
     @property
     def hot(self) -> TableCache:
-        """The cache."""
+        """Returns the cache."""
         return self._hot
 
     @property
     def rows(self) -> int:
-        """An estimate: the rows of the database, or of the cache if these are more."""
+        """Returns an estimate: the rows of the database, or of the cache if these are more."""
         return max(super().rows, self.hot.rows)
 
     def upsert(self, keys: pa.RecordBatch, new_only: bool = False) -> Upserted:
@@ -325,7 +325,7 @@ class CachedTable(RocksTable, WriteBack):
         return self.hot.upsert(keys, new_only)
 
     def column(self, name: str) -> BatchColumn:
-        """A value column."""
+        """Returns a value column."""
         return self.hot.column(name)
 
     def remove(self, slots: NDArray[Any]) -> None:
@@ -420,7 +420,7 @@ class CachedNamespaces(SequentialNamespaces, CachedTable):
 
     @property
     def hot(self) -> NamespacedTableCache:
-        """The cache."""
+        """Returns the cache."""
         return self._hot
 
     def upsert(self, keys: pa.RecordBatch, new_only: bool = False) -> Upserted:

@@ -28,17 +28,17 @@ class WriteBackCache(Protocol):
 
     @property
     def rows(self) -> int:
-        """Number of rows in memory."""
+        """Returns the number of rows in memory."""
         ...
 
     @property
     def size_bytes(self) -> int:
-        """Estimated memory of the rows, in bytes."""
+        """Returns the estimated memory of the rows, in bytes."""
         ...
 
     @property
     def unwritten(self) -> bool:
-        """True if anything has changed since the last snapshot."""
+        """Returns True if anything has changed since the last snapshot."""
         ...
 
     def changed(self) -> Sequence[FrozenState]:
@@ -64,20 +64,20 @@ class WriteBack(ABC):
     @property
     @abstractmethod
     def hot(self) -> WriteBackCache:
-        """The cache of the state."""
+        """Returns the cache of the state."""
 
     @abstractmethod
     def packed(self, columns: Sequence[pa.Array]) -> Strings:
-        """Rows of value columns, in the encoding of the database."""
+        """Returns the rows of value columns, in the encoding of the database."""
 
     @property
     def _identity(self) -> pa.Schema:
-        """The columns that identify a row."""
+        """Returns the columns that identify a row."""
         return self._session.key_schema
 
     @property
     def _grouped_by(self) -> int | None:
-        """How many of the identity columns choose the key group; None for all except a namespace."""
+        """Returns how many of the identity columns choose the key group; None for all except a namespace."""
         return None
 
     def changed(self) -> Iterator[object]:

@@ -131,7 +131,10 @@ class EventLog:
         where = join_url(self._store.url, self._entry_path(index))
         entry = decode(unseal(_ENTRY_MAGIC, LOG_VERSION, data, where))
         if not isinstance(entry, LogEntry) or entry.index != index:
-            raise CorruptionError(f"{where} does not hold entry {index} of the log")
+            raise CorruptionError(
+                f"{where} does not hold entry {index} of the log"
+                "; restore this file from a copy, or start the job again from a checkpoint under another name"
+            )
         return entry
 
     def indices(self) -> list[int]:
@@ -184,6 +187,7 @@ class EventLog:
                 if index < end:
                     raise CorruptionError(
                         f"{self._where()} has a hole: entry {index} is missing, entry {end - 1} is there"
+                        "; restore this file from a copy, or start the job again from a checkpoint under another name"
                     ) from error
                 return
             yield entry
@@ -341,7 +345,10 @@ class EventSegments:
         where = join_url(self._store.url, path)
         segment = decode(unseal(_SEGMENT_MAGIC, _SEGMENT_VERSION, self._store.read(path), where))
         if not isinstance(segment, EventSegment):
-            raise CorruptionError(f"{where} does not hold entries of an event log")
+            raise CorruptionError(
+                f"{where} does not hold entries of an event log"
+                "; restore this file from a copy, or start the job again from a checkpoint under another name"
+            )
         return dict(zip(segment.indices, segment.entries, strict=True))
 
     def _path(self, span: range) -> str:

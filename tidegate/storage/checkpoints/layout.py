@@ -141,7 +141,7 @@ def checkpoint_name(checkpoint_id: CheckpointId) -> str:
 
 
 def parse_checkpoint_name(name: str) -> CheckpointId | None:
-    """Inverse of `checkpoint_name`. Returns None for any other name."""
+    """Returns the inverse of `checkpoint_name`. Returns None for any other name."""
     digits = name.removeprefix(_CHECKPOINT_PREFIX)
     return None if digits == name else _parse_checkpoint_id(digits)
 
@@ -185,7 +185,7 @@ def savepoint_name(job_id: JobId, checkpoint_id: CheckpointId) -> str:
 
 
 def parse_savepoint_name(name: str) -> tuple[JobId, CheckpointId] | None:
-    """Inverse of `savepoint_name`. Returns None for any other name."""
+    """Returns the inverse of `savepoint_name`. Returns None for any other name."""
     rest = name.removeprefix(_SAVEPOINT_PREFIX)
     job, separator, digits = rest.rpartition("-")
     checkpoint_id = _parse_checkpoint_id(digits)
@@ -208,7 +208,7 @@ class CheckpointPointer:
 
     @property
     def metadata(self) -> str:
-        """Path of `_metadata` below `root`."""
+        """Returns the path of `_metadata` below `root`."""
         return METADATA_NAME if self.savepoint else CheckpointLayout(self.job_id).metadata(self.checkpoint_id)
 
     def __str__(self) -> str:
@@ -255,7 +255,7 @@ def escape(text: str) -> str:
 
 
 def unescape(name: str) -> str:
-    """Inverse of `escape`."""
+    """Returns the inverse of `escape`."""
     return unquote(name, errors="surrogatepass")
 
 

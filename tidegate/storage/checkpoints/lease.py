@@ -73,7 +73,7 @@ class Lease:
 
     @property
     def counts_until_ms(self) -> int:
-        """The time when it expires for every reader unless it is renewed, in milliseconds since the epoch."""
+        """Returns the time when it expires for every reader unless it is renewed, in milliseconds since the epoch."""
         return self.renewed_at_ms + self.lease_ms + CLOCKS_DIFFER_MS_MAX
 
     def renewed(self, at_ms: int) -> Lease:
@@ -112,7 +112,9 @@ def read_lease(store: Store, job_id: JobId) -> Lease | None:
     except CodecError as error:
         raise CorruptionError(f"{where} cannot be read: {error}") from error
     if not isinstance(lease, Lease) or lease.job_id != job_id:
-        raise CorruptionError(f"{where} does not hold the lease of {job_id}")
+        raise CorruptionError(
+            f"{where} does not hold the lease of {job_id}; delete the file if you are sure that the job does not run"
+        )
     return lease
 
 

@@ -52,17 +52,17 @@ class SnapshotKind(enum.Enum):
 
     @property
     def is_savepoint(self) -> bool:
-        """True if the snapshot belongs to the user."""
+        """Returns True if the snapshot belongs to the user."""
         return self is not SnapshotKind.CHECKPOINT
 
     @property
     def stops(self) -> bool:
-        """True if the job ends after the snapshot."""
+        """Returns True if the job ends after the snapshot."""
         return self in (SnapshotKind.SUSPEND, SnapshotKind.TERMINATE)
 
     @property
     def words(self) -> str:
-        """The name of this kind of snapshot in messages for users."""
+        """Returns the name of this kind of snapshot in messages for users."""
         match self:
             case SnapshotKind.SUSPEND:
                 return "stop-with-savepoint"
@@ -154,7 +154,7 @@ class NativeState:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all files."""
+        """Returns the bytes of all files."""
         return sum(file.size_bytes for file in self.files)
 
 
@@ -297,22 +297,24 @@ class SubtaskState:
 
     @property
     def state_handles(self) -> tuple[StateHandle, ...]:
-        """The handles with the state of operators, in the order in which a restore applies them."""
+        """Returns the handles with the state of operators, in the order in which a restore applies them."""
         return tuple(handle for _, handle in self.marked_handles)
 
     @property
     def marked_handles(self) -> tuple[tuple[int, StateHandle], ...]:
-        """The `state_handles`, each with the number of the layer that marks its tables."""
+        """Returns the `state_handles`, each with the number of the layer that marks its tables."""
         return (*enumerate(self.layers), *(() if self.handle is None else ((0, self.handle),)))
 
     @property
     def native_files(self) -> tuple[NativeFile, ...]:
-        """The files of all backends that write files of their own."""
+        """Returns the files of all backends that write files of their own."""
         return tuple(file for state in self.native for file in state.files)
 
     @property
     def names(self) -> int:
-        """Number of files, states and splits in the description. It measures roughly what the description costs."""
+        """Returns the number of files, states and splits in the description. It measures roughly what the description
+        costs.
+        """
         states = sum(1 + len(handle.sections) for handle in self.handles)
         files = len(self.native_files) + sum(len(c.files) for c in self.committables)
         parts = sum(len(rows.parts) for rows in self.prepared)
@@ -320,23 +322,23 @@ class SubtaskState:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Paths of all files, relative to the storage root."""
+        """Returns the paths of all files, relative to the storage root."""
         handles = (h.path for h in self.handles if h.path is not None)
         return (*handles, *(file.path for file in self.native_files), *self.sink_paths)
 
     @property
     def shared_paths(self) -> tuple[str, ...]:
-        """Paths of files to which other checkpoints may refer as well."""
+        """Returns the paths of files to which other checkpoints may refer as well."""
         return (*(h.path for h in self.layers if h.path is not None), *(file.path for file in self.native_files))
 
     @property
     def sink_paths(self) -> tuple[str, ...]:
-        """Files of sinks that commit in their tasks. Other checkpoints may refer to them as well."""
+        """Returns the files of sinks that commit in their tasks. Other checkpoints may refer to them as well."""
         return tuple(path for rows in self.prepared for part in rows.parts for path in part.files)
 
     @property
     def size_bytes(self) -> int:
-        """Size in bytes of all state, including inlined state and in-flight data."""
+        """Returns the size in bytes of all state, including inlined state and in-flight data."""
         return sum(h.size_bytes for h in self.handles) + sum(state.size_bytes for state in self.native)
 
     def moved(self, path: Callable[[str], str]) -> SubtaskState:
@@ -457,7 +459,7 @@ class CheckpointMetadata:
 
     @property
     def size_bytes(self) -> int:
-        """Size in bytes of the state of all subtasks, including inlined state and in-flight data."""
+        """Returns the size in bytes of the state of all subtasks, including inlined state and in-flight data."""
         return sum(subtask.size_bytes for subtask in self.subtasks)
 
 
@@ -470,10 +472,12 @@ def encode_metadata(metadata: CheckpointMetadata) -> bytes:
 
 
 def decode_metadata(data: Buffer, where: str = "_metadata") -> CheckpointMetadata:
-    """Inverse of `encode_metadata`. Raises CorruptionError for damage, CodecError for another version."""
+    """Returns the inverse of `encode_metadata`. Raises CorruptionError for damage, CodecError for another version."""
     metadata = decode(unseal(MAGIC, METADATA_VERSION, data, where, version_min=METADATA_VERSION))
     if not isinstance(metadata, CheckpointMetadata):
-        raise CodecError(f"{where} holds a {type(metadata).__name__}, not the metadata of a checkpoint")
+        raise CodecError(
+            f"{where} holds a {type(metadata).__name__}, not the metadata of a checkpoint; choose another checkpoint"
+        )
     return metadata
 
 
@@ -499,6 +503,7 @@ def read_metadata(
     if (metadata.job_id, metadata.checkpoint_id) != (job_id, checkpoint_id):
         raise CorruptionError(
             f"{where} is the metadata of checkpoint {metadata.checkpoint_id} of {metadata.job_id}: it was copied here"
+            "; restore it at its own path, or copy savepoints with `tidegate checkpoints relocate`"
         )
     if metadata.deleted and not deleted:
         raise NotFoundError(f"{where}: the deletion of this checkpoint was interrupted; delete it again")
@@ -551,7 +556,7 @@ class MeaningColumns:
 
     @property
     def arrow_schema(self) -> pa.Schema:
-        """The columns as an Arrow schema."""
+        """Returns the columns as an Arrow schema."""
         return pa.ipc.read_schema(pa.py_buffer(self.schema))
 
 

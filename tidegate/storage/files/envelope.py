@@ -42,19 +42,28 @@ def unseal(magic: bytes, version_max: int, data: Buffer, where: str, *, version_
     """
     view = memoryview(data)
     if len(view) < HEADER_BYTES:
-        raise CorruptionError(f"{where} is damaged: {len(view)} bytes are too few for a header")
+        raise CorruptionError(
+            f"{where} is damaged: {len(view)} bytes are too few for a header; restore the file from a copy"
+        )
     header = view[: _HEADER.size]
     found, version, length = _HEADER.unpack(header)
     (digest,) = _CHECKSUM.unpack(view[_HEADER.size : HEADER_BYTES])
     payload = view[HEADER_BYTES:]
     if found != magic.ljust(8, b"\0"):
-        raise CorruptionError(f"{where} is damaged or another kind of file: it starts with {bytes(found)!r}")
+        raise CorruptionError(
+            f"{where} is damaged or another kind of file: it starts with {bytes(found)!r}; restore the file from a copy"
+        )
     if length != len(payload):
-        raise CorruptionError(f"{where} is damaged: it has {len(payload)} of {length} bytes")
+        raise CorruptionError(
+            f"{where} is damaged: it has {len(payload)} of {length} bytes; restore the file from a copy"
+        )
     if digest != _digest((header, payload)):
-        raise CorruptionError(f"{where} is damaged: its checksum does not match")
+        raise CorruptionError(f"{where} is damaged: its checksum does not match; restore the file from a copy")
     if version > version_max:
-        raise CodecError(f"{where} has format version {version}; this tidegate reads up to {version_max}")
+        raise CodecError(
+            f"{where} has format version {version}; this tidegate reads up to {version_max}"
+            "; read it with the tidegate that wrote it, or a newer one"
+        )
     if version < version_min:
         raise CodecError(
             f"{where} was written by an older tidegate, in format version {version}; this one reads versions from "

@@ -78,7 +78,7 @@ class FileSystemStore:
 
     @property
     def repeats_requests(self) -> bool:
-        """True if passing errors are retried for some seconds before a StorageError is raised."""
+        """Returns True if passing errors are retried for some seconds before a StorageError is raised."""
         return self._files.repeats_requests
 
     def __repr__(self) -> str:

@@ -171,8 +171,8 @@ def _refuse_others(path: str, status: os.stat_result, wanted: str) -> None:
 
 @contextmanager
 def _opened(folder: str, below: Sequence[str]) -> Iterator[int]:
-    """A context with a file descriptor of a folder below a private one, opened through real folders only. Raises
-    OSError.
+    """Returns a context with a file descriptor of a folder below a private one, opened through real folders only.
+    Raises OSError.
     """
     descriptor = os.open(folder, _OPEN_FOLDER)
     try:

@@ -176,7 +176,7 @@ def _write_local(target: str, parts: Iterator[Buffer]) -> None:
 
 @contextmanager
 def _used(folder: str) -> Iterator[None]:
-    """A context that converts errors of the local file system to StorageError."""
+    """Returns a context that converts errors of the local file system to StorageError."""
     try:
         yield
     except OSError as error:

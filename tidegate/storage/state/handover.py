@@ -237,7 +237,7 @@ class _Run:
 
 @contextmanager
 def _used(path: str) -> Iterator[None]:
-    """A context that converts errors of the local file system to StorageError."""
+    """Returns a context that converts errors of the local file system to StorageError."""
     try:
         yield
     except OSError as error:

@@ -58,7 +58,7 @@ class InFlightRows:
         return cls(end, tuple(batches), tuple(watermarks))
 
     def elements(self) -> Iterator[pa.RecordBatch | int]:
-        """Inverse of `of`: yields batches, cut at watermarks between their rows, and watermarks."""
+        """Returns the inverse of `of`: yields batches, cut at watermarks between their rows, and watermarks."""
         return with_watermarks(self.batches, self.watermarks)
 
 

@@ -115,7 +115,7 @@ class LocalCopies:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all copies, unfinished ones included."""
+        """Returns the bytes of all copies, unfinished ones included."""
         with self._lock:
             return self._size_bytes
 
@@ -315,7 +315,7 @@ class LocalFirstStore(WrappedStore):
 
     @property
     def sufficed(self) -> bool:
-        """True if files of the checkpoint were requested, and each of them had a verified copy."""
+        """Returns True if files of the checkpoint were requested, and each of them had a verified copy."""
         return self._used == {True}
 
     def _noted(self, found: F) -> F:
@@ -445,7 +445,7 @@ class NodeFolder(Protocol):
 
     @property
     def name(self) -> str:
-        """Path of the folder, for log lines."""
+        """Returns the path of the folder, for log lines."""
         ...
 
     def usable(self) -> bool:

@@ -88,7 +88,7 @@ class FrozenState(Protocol):
 
     @property
     def removed(self) -> bool:
-        """True if the rows are removed keys."""
+        """Returns True if the rows are removed keys."""
         ...
 
     def chunks(self) -> Iterator[StateChunk]:
@@ -128,7 +128,7 @@ class FrozenChanged(ABC):
 
     @property
     def removed(self) -> bool:
-        """True if the rows are removed keys."""
+        """Returns True if the rows are removed keys."""
         return self.frozen.removed
 
     @abstractmethod
@@ -141,7 +141,7 @@ class FrozenNative(Protocol):
 
     @property
     def uid(self) -> OperatorUid:
-        """The operator."""
+        """Returns the operator."""
         ...
 
     @property

@@ -592,7 +592,8 @@ class _Written:
 
 
 def decode_chunk(data: Buffer, where: str) -> pa.RecordBatch:
-    """Inverse of `encode_chunk`, over the memory of `data` if it is not compressed. `where` names it in errors.
+    """Returns the inverse of `encode_chunk`, over the memory of `data` if it is not compressed. `where` names it in
+    errors.
 
     Raises CodecError for a chunk of a newer serializer, CorruptionError for damaged bytes.
     """
@@ -600,7 +601,9 @@ def decode_chunk(data: Buffer, where: str) -> pa.RecordBatch:
         with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
             rows = reader.read_next_batch()
     except (pa.ArrowException, OSError, StopIteration) as error:
-        raise CorruptionError(f"{where} cannot be decoded: {error}") from error
+        raise CorruptionError(
+            f"{where} cannot be decoded: {error}; restore the file from a copy, or choose another checkpoint"
+        ) from error
     metadata = dict(rows.schema.metadata or {})
     name = metadata.pop(_SERIALIZER_KEY, b"")
     version = name.removeprefix(_SERIALIZER)

@@ -92,7 +92,9 @@ def without_watermarks(elements: Iterable[pa.RecordBatch | int]) -> tuple[list[p
 
 
 def with_watermarks(batches: Iterable[pa.RecordBatch], marks: Iterable[Mark]) -> Iterator[pa.RecordBatch | int]:
-    """Inverse of `without_watermarks`: yields batches, cut at watermarks between their rows, and watermarks."""
+    """Returns the inverse of `without_watermarks`: yields batches, cut at watermarks between their rows, and
+    watermarks.
+    """
     left, before = deque(marks), 0
     for batch in batches:
         start = 0
@@ -115,5 +117,5 @@ def marks_as_rows(marks: Sequence[Mark]) -> pa.RecordBatch:
 
 
 def marks_of(rows: pa.RecordBatch) -> list[Mark]:
-    """Inverse of `marks_as_rows`: returns the marks."""
+    """Returns the inverse of `marks_as_rows`: returns the marks."""
     return [*zip(*(rows.column(name).to_pylist() for name in _MARKS_SCHEMA.names), strict=True)]

@@ -133,14 +133,14 @@ class SubtaskStream:
 
     @property
     def has_any(self) -> bool:
-        """True if the subtask has rows or removed keys of the state."""
+        """Returns True if the subtask has rows or removed keys of the state."""
         if any(self._is_wanted(section) for handle in self.subtask.state_handles for section in handle.sections):
             return True
         return any(t.state == self.state for native in self._natives() for t in tables_of_fetched(native))
 
     @property
     def is_layered(self) -> bool:
-        """True if a key may occur more than once."""
+        """Returns True if a key may occur more than once."""
         sections = [(h, s) for h in self.subtask.state_handles for s in h.sections if self._is_wanted(s)]
         holders = {id(handle) for handle, _ in sections}
         return any(s.removed for _, s in sections) or len(holders) + len(list(self._natives())) > 1

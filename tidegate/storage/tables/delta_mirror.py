@@ -273,6 +273,7 @@ class DeltaMirror:
         raise StorageError(
             f"could not commit to the Delta table at {self._url}: {RACES_MAX} times another writer was faster "
             f"(the last time: {refused})"
+            '. Execute the job again with restore="latest", and let fewer writers write at the same time'
         )
 
     def check_hides(self, change_since: Callable[[int | None], DeltaChange | None]) -> None:
@@ -448,7 +449,7 @@ class DeltaMirror:
 
     @contextmanager
     def _translated_errors(self, what: str) -> Iterator[None]:
-        """A context that converts errors of Delta to errors of tidegate.
+        """Returns a context that converts errors of Delta to errors of tidegate.
 
         After an error the Delta table is loaded again, because it may be half updated.
         """

@@ -69,7 +69,7 @@ class WaitingCommit:
 
     @property
     def rows(self) -> int:
-        """The number of rows in its files."""
+        """Returns the number of rows in its files."""
         return sum(file.rows for file in self.files)
 
 
@@ -94,7 +94,10 @@ def newest_mark(store: Store) -> tuple[int, HandedMark]:
             return max(numbers), _decoded(store.read(path), join_url(store.url, path))
         except NotFoundError:
             continue  # Newer ones were made meanwhile.
-    raise CorruptionError(f"{join_url(store.url, HANDED_FOLDER)} cannot be read: files that it lists are missing")
+    raise CorruptionError(
+        f"{join_url(store.url, HANDED_FOLDER)} cannot be read: files that it lists are missing"
+        "; restore them from a copy"
+    )
 
 
 def encoded_mark(mark: HandedMark) -> bytes:
@@ -141,13 +144,13 @@ class HandedRows:
 
     @property
     def info(self) -> TableInfo:
-        """The columns and settings of the table. Read the log first."""
+        """Returns the columns and settings of the table. Read the log first."""
         assert self._info is not None, "the job creates its table before its rows are handed on"
         return self._info
 
     @property
     def owned(self) -> bool:
-        """True if the job owns the table, according to the entries that were read."""
+        """Returns True if the job owns the table, according to the entries that were read."""
         return self._claim is not None and self._claim.job_id == self._job_id
 
     def refresh(self) -> bool:

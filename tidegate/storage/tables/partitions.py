@@ -45,11 +45,11 @@ class PartitionedTable(Protocol):
 
     @property
     def arrow_schema(self) -> pa.Schema:
-        """The schema of all columns."""
+        """Returns the schema of all columns."""
 
     @property
     def partition_by(self) -> tuple[str, ...]:
-        """Names of the partition columns."""
+        """Returns the names of the partition columns."""
 
 
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
@@ -72,7 +72,9 @@ def check_partitioning(schema: pa.Schema, partition_by: Sequence[str], keys: Seq
     """Raises TableError, naming the column, if a table of these columns cannot be partitioned like this."""
     for name in partition_by:
         if name not in schema.names:
-            raise TableError(f"partition column {name!r} is not among the table's columns {schema.names}")
+            raise TableError(
+                f"partition column {name!r} is not among the table's columns {schema.names}; name one of these"
+            )
         if not _may_partition(schema.field(name).type):
             raise TableError(
                 f"column {name!r} is {schema.field(name).type}, which cannot be a partition: use a column of integers, "
@@ -84,11 +86,14 @@ def check_partitioning(schema: pa.Schema, partition_by: Sequence[str], keys: Seq
                 f"{_ESCAPED_COLUMN_BYTES_MAX} letters and digits (any other character counts for up to 12)"
             )
     if len(set(partition_by)) < len(partition_by):
-        raise TableError(f"partition_by={list(partition_by)} names a column twice")
+        raise TableError(f"partition_by={list(partition_by)} names a column twice; name it once")
     if not schema.names:
-        raise TableError("a table has at least one column, and these rows have none")
+        raise TableError("a table has at least one column, and these rows have none; select at least one")
     if set(partition_by) == set(schema.names):
-        raise TableError(f"partition_by={list(partition_by)} leaves no column for the rows of a partition")
+        raise TableError(
+            f"partition_by={list(partition_by)} leaves no column for the rows of a partition"
+            "; partition by fewer columns"
+        )
     outside = [name for name in partition_by if keys and name not in keys]
     if outside:
         raise TableError(
@@ -231,7 +236,9 @@ def _checked(given: PartitionFilter, data_type: pa.DataType, value: object) -> o
     else:
         fits = isinstance(value, str)
     if not fits and value is not None:
-        raise ConfigurationError(f"filter {given!r}: {value!r} is not a value of a column of type {data_type}")
+        raise ConfigurationError(
+            f"filter {given!r}: {value!r} is not a value of a column of type {data_type}; give a value of this type"
+        )
     return value
 
 

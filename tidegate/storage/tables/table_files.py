@@ -129,11 +129,16 @@ def read_data_file(store: Store, file: DataFile) -> pa.Table:
     where = join_url(store.url, file.path)
     data = store.read(file.path)
     if len(data) != file.size_bytes or checksum_of(data) != file.checksum:
-        raise CorruptionError(f"{where} is damaged: its checksum does not match the table's log")
+        raise CorruptionError(
+            f"{where} is damaged: its checksum does not match the table's log"
+            "; restore the file from a copy of the table"
+        )
     try:
         return _decoded_file(data)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise CorruptionError(f"{where} cannot be decoded: {error}") from error
+        raise CorruptionError(
+            f"{where} cannot be decoded: {error}; restore the file from a copy of the table"
+        ) from error
 
 
 def read_table(store: Store, as_of: AsOf | None = None, filters: Sequence[PartitionFilter] = ()) -> pa.Table:
@@ -301,7 +306,9 @@ def read_rows(store: Store, info: TableInfo, file: DataFile) -> pa.Table:
         return table.select(schema.names).cast(schema)
     except (KeyError, pa.ArrowException, ValueError) as error:
         where = join_url(store.url, file.path)
-        raise CorruptionError(f"{where} does not have the columns of its table: {error}") from error
+        raise CorruptionError(
+            f"{where} does not have the columns of its table: {error}; restore the file from a copy of the table"
+        ) from error
 
 
 def newest_rows(table: pa.Table, info: TableInfo) -> pa.Table:

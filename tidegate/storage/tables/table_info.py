@@ -60,10 +60,12 @@ class TableInfo:
         if (mode == "upsert") != bool(keys):
             raise TableError(f"a table in {mode} mode with keys {keys!r}: give keys for upsert, and only then")
         if len(set(schema.names)) < len(schema.names):
-            raise TableError(f"a table's column names must differ: {schema.names}")
+            raise TableError(f"a table's column names must differ: {schema.names}; rename one")
         missing = [key for key in keys if key not in schema.names]
         if missing:
-            raise TableError(f"key column {missing[0]!r} is not among the table's columns {schema.names}")
+            raise TableError(
+                f"key column {missing[0]!r} is not among the table's columns {schema.names}; name one of these"
+            )
         check_dictionaries(schema)
         check_partitioning(schema, partition_by, keys)
         _check_order(schema, mode, order_by)
@@ -74,12 +76,14 @@ class TableInfo:
 
     @property
     def arrow_schema(self) -> pa.Schema:
-        """The schema as an Arrow schema. Dictionaries are widened, also in a table that is older than that rule."""
+        """Returns the schema as an Arrow schema. Dictionaries are widened, also in a table that is older than that
+        rule.
+        """
         return widened_schema(pa.ipc.read_schema(pa.py_buffer(self.schema)))
 
     @property
     def format(self) -> str:
-        """The readers of the table: "tidegate" alone, or "delta" if it is a Delta Lake table too."""
+        """Returns the readers of the table: "tidegate" alone, or "delta" if it is a Delta Lake table too."""
         return "tidegate" if self.delta_id is None else "delta"
 
     def check_same(self, wanted: TableInfo, url: str) -> None:
@@ -155,7 +159,9 @@ def _check_order(schema: pa.Schema, mode: TableMode, order_by: str | None) -> No
     if mode != "upsert":
         raise TableError(f"order_by={order_by!r} selects the row of a key that counts: use it only in upsert mode")
     if order_by not in schema.names:
-        raise TableError(f"order_by column {order_by!r} is not among the table's columns {schema.names}")
+        raise TableError(
+            f"order_by column {order_by!r} is not among the table's columns {schema.names}; name one of these"
+        )
     found = decoded_type(schema.field(order_by).type)
     kinds = (pa.types.is_primitive, pa.types.is_decimal, pa.types.is_string, pa.types.is_large_string)
     if pa.types.is_nested(found) or not any(kind(found) for kind in kinds):

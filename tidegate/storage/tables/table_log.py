@@ -55,7 +55,7 @@ class TableSnapshot:
 
     @property
     def rows(self) -> int:
-        """Number of rows in the files. In an upsert table several of them may be versions of one row."""
+        """Returns the number of rows in the files. In an upsert table several of them may be versions of one row."""
         return sum(file.rows for file in self.files)
 
 

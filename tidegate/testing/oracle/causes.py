@@ -40,7 +40,7 @@ from tidegate.testing.oracle import InvariantViolated
 ORDERS_MAX = 2 * CHECKPOINTS_MAX
 """Number of remembered orders to tasks, of each kind. It is more than drivers remember."""
 _Told = tuple[str, int]
-"""Kind of an order to tasks, and its attempt, checkpoint or generation."""
+"""The kind of an order to tasks, with its attempt, checkpoint or generation."""
 _WITHOUT = (
     co.JobSubmitted,
     co.CoordinatorStarted,
@@ -50,7 +50,7 @@ _WITHOUT = (
     co.ProcessGivenUp,
     co.StorageWentAway,
 )
-"""Events that do not answer an order."""
+"""Classes of events that do not answer an order."""
 
 
 class CausesOracle:
@@ -170,14 +170,14 @@ class CausesOracle:
 
 
 class Truths:
-    """The causes of the events that one coordinator has received and not yet logged, in order of arrival."""
+    """Keeps the causes of the events that one coordinator has received and not yet logged, in order of arrival."""
 
     def __init__(self) -> None:
         self._heard: deque[tuple[CoordinatorEvent, frozenset[int] | None]] = deque()
 
     def heard(self, event: CoordinatorEvent, causes: frozenset[int] | None) -> None:
-        """Adds an event with its causes. None if its order was not observed, for example because a test breaks the
-        driver.
+        """Adds a received event with its causes. `None` if its order was not observed, for example because a test
+        breaks the driver.
         """
         self._heard.append((event, causes))
 

@@ -3,7 +3,7 @@
 - Only rows that a completed checkpoint stores are committed.
 - At the end of a job that has finished, or was stopped with a savepoint, all of these rows are committed.
 
-What goes back to an older checkpoint, because newer ones are damaged, drops the rows of these.
+A job that restores an older checkpoint, because newer ones are damaged, drops the rows of the newer ones.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ class CommitsOracle:
         """`restored`: the checkpoint that the job starts from, or None."""
         self._coverage = coverage
         self._covered: dict[_Key, int] = {}
-        """Prepared rows of completed checkpoints, with the first of these; 0 for a checkpoint of another job."""
+        """For each sink and bucket, the prepared rows of completed checkpoints, each with the first checkpoint that has
+        them; 0 for a checkpoint of another job.
+        """
         self._confirmed: set[_Key] = set()
         if restored is not None:
             self._add(restored, 0)

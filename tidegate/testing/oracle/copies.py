@@ -156,7 +156,9 @@ class SavepointFoldersOracle:
 
 
 FIRST = CheckpointId(1)
-"""Copies of the changelog from before the first complete checkpoint are stored with it, and outlast it."""
+"""The number of the first checkpoint. Copies of the changelog that were written before it are stored with it, and are
+kept longer than it.
+"""
 
 
 class NodeCopiesOracle:

@@ -72,7 +72,7 @@ class Coverage:
         self.counts: Counter[str] = Counter()
 
     def saw(self, effect: str) -> None:
-        """Counts an effect once more. `effect` is a key of `EFFECTS`."""
+        """Counts one more occurrence of an effect. `effect` is a key of `EFFECTS`."""
         assert effect in EFFECTS
         self.counts[effect] += 1
 

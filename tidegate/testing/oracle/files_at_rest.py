@@ -56,7 +56,7 @@ class FilesOracle:
         """Names of the metadata of voided checkpoints."""
         self._unreadable: set[int] = set()
         self.numbers: set[int] = set()
-        """Numbers of all completed checkpoints."""
+        """The numbers of all completed checkpoints."""
         self.present: dict[int, CheckpointMetadata] = {}
         """Metadata of completed checkpoints whose metadata file exists."""
         self._last_completed = 0

@@ -257,7 +257,7 @@ class Watch:
 
     @property
     def unanswered(self) -> list[str]:
-        """Requests without an answer, sorted."""
+        """Returns the requests without an answer, sorted."""
         return sorted(self._asked.keys() - self.answers.keys())
 
     def ended(self, state: CoordinatorState) -> None:

@@ -47,7 +47,7 @@ from tidegate.testing.world.disk import SimulatedDisk
 COMPLETED_WAITING_MAX = 8
 """Number of completed checkpoints, beyond the retained ones, that may still exist: commits and deletions take time."""
 PROBES_LATE = 3
-"""A task that waits for credit must have requested it after this many times its limit `probe_ms`."""
+"""A task that waits for credit must have requested it before `probe_ms` times this number has passed."""
 
 UNNEEDED_FOLDERS_MAX = 4 * COMPLETED_WAITING_MAX
 """Number of folders of shared files that may wait to be deleted. Layers that are merged are all deleted at once."""
@@ -125,7 +125,7 @@ class Oracle:
 
     @property
     def completed(self) -> int:
-        """Number of completed checkpoints."""
+        """Returns the number of completed checkpoints."""
         return self.files.completed
 
     # --- life of an attempt ---------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from tidegate.testing.world.disk import TABLE_LOG, SimulatedDisk, SimulatedStore
 
 T = TypeVar("T")
 Covered = Mapping[tuple[JobId, CheckpointId], frozenset[str]]
-"""Full names of all data files that a checkpoint covers, including the files that earlier checkpoints cover."""
+"""Full names of all data files that a checkpoint covers, including files that earlier checkpoints cover."""
 
 
 class TablesOracle:
@@ -308,7 +308,7 @@ class MergedFiles:
 REPORT = "has lost entries"
 """Part of the error of a job that has noticed the loss."""
 LOST_MAX = 3
-"""Number of entries that are lost at most at a time."""
+"""The greatest number of entries that are lost at once."""
 _SNAPSHOT = "snapshot-"
 
 
@@ -317,9 +317,9 @@ class TableLosses:
 
     The newest entries vanish before the next commit, or between two jobs. Rules:
 
-    - The next commit or restore reports the loss (`REPORT`), or the table is right all the same, because the missing
-      rows are committed again. `TablesOracle` detects a commit that omits them. The comparison at the end detects a job
-      that finishes without them.
+    - The next commit or restore reports the loss (`REPORT`), or the missing rows are committed again, so that the table
+      is right. `TablesOracle` detects a commit that omits them. The comparison at the end detects a job that finishes
+      without them.
     - An entry that is in a snapshot of the log is not lost by losing its file, so it stays. The first entry stays too,
       because without it there is no table.
     """

@@ -57,21 +57,21 @@ class FailoverOracle:
                 self._neighbours[receiver].add(sender)
         self._attempts: dict[TaskId, int] = {}
         self._tied: set[VertexId] = set()
-        """Vertices with union list state, whose subtasks go back together."""
+        """Vertices with union list state. All their subtasks restart together."""
         self._failed: set[TaskId] = set()
         self._first_is_complete = False
         """True once the coordinator in charge was notified that a checkpoint of this job is complete."""
         self._generation = 0
         """Generation of the newest coordinator."""
         self._whole = True
-        """True if an event has concerned the whole job since it was deployed."""
+        """True if an event since the last deployment has concerned the whole job."""
         self._starting: set[TaskId] = set()
         """Tasks that were deployed and have not received the order to start."""
         self._unanswered: set[TaskId] = set()
         """Tasks that have not answered the newest coordinator."""
         self._stop_was_asked = False
-        """True once a stop was requested. Any later failure may find tasks that have ended their data, because a stop
-        outlives its attempt.
+        """True after a stop was requested. Later failures may happen in tasks that have ended their data, because a
+        stop continues in the next attempt.
         """
 
     def heard(self, event: co.CoordinatorEvent) -> None:
@@ -239,7 +239,7 @@ class TakeoverOracle:
 
 
 class RestartWatch:
-    """Checks that restarts follow the restart strategy of a job: whether the next attempt comes, and when.
+    """Checks that restarts follow the restart strategy of a job: whether there is a next attempt, and when it starts.
 
     The check counts failures itself. A lost coordinator may lose a decision with it, so the check runs only until the
     first coordinator is lost. `put_off` is called for each wait that is longer than the previous one.

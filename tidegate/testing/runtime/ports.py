@@ -43,7 +43,8 @@ CUT_OFF_MS = 1_000
 RECOVERY_MS = 300
 """Time in ms until a successor of a lost coordinator starts."""
 CHANCES_OF_A_COPY = 100
-"""Number of draws for the loss of a coordinator while it copies a savepoint, which takes as long as many other events.
+"""Number of draws for the loss of a coordinator while it copies a savepoint. It is large, because a copy takes as long
+as many other events.
 """
 TAKEOVER_DROP = 0.1
 _UNSURE = (co.CheckpointAcknowledged, co.TaskAnswered)
@@ -52,7 +53,7 @@ COORDINATOR = "coordinator"
 ROUND_MS_MAX = 5
 """A process sends the reports of its subtasks in one message after at most this time."""
 STORAGE = "storage"
-"""The name in the trace for everything besides machines: hooks, and files that are written or deleted."""
+"""The name in the trace for hooks, and for files that are written or deleted."""
 
 
 class JobInTheWorld(Protocol):
@@ -298,7 +299,7 @@ def _cause(job: JobInTheWorld, event: CoordinatorEvent) -> int | None:
 
 
 class _Told(NamedTuple):
-    """A message to a task, with the event of the log from which it follows."""
+    """A message to a task, and the event of the log that caused it."""
 
     task: TaskId
     event: ev.TaskEvent

@@ -128,14 +128,16 @@ class SimulatedProcess(Worker):
             self.guarded(subtask, subtask.host.turn)
 
     def let_go(self, task: TaskId) -> Subtask | None:
-        """Stops a subtask, which leaves its keyed state. Returns it if it was here, finished or not; else None."""
+        """Stops a subtask, and keeps its keyed state for its next attempt. Returns the stopped subtask, also if it had
+        finished; None if it is not in this process.
+        """
         over = self.finished.pop(task, None)
         return self.stop(task) or over
 
     @property
     def unfinished(self) -> dict[TaskId, AttemptNumber]:
-        """Subtasks that would fail if the process ended, with their attempts. Subtasks whose end is not reported yet
-        count.
+        """Returns the subtasks that would fail if the process ended, with their attempts. Subtasks whose end is not
+        reported yet are included.
         """
         silent = {event.task for event in self.unreported if isinstance(event, co.TaskFinished)}
         running = {task: subtask.attempt for task, subtask in self.subtasks.items()}
@@ -196,7 +198,7 @@ class SimulatedProcesses:
 
     @property
     def known(self) -> list[SimulatedProcess]:
-        """The newest process of each slot, in an order that is the same in every run."""
+        """Returns the newest process of each slot, in an order that is the same in every run."""
         return [self._of[slot] for slot in sorted(self._of)]
 
     def staff(self, process: SimulatedProcess, given_up: Collection[str], generation: int) -> SimulatedProcess:

@@ -81,7 +81,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class JobSetting:
-    """Settings of one job of a simulation."""
+    """The settings of one job in a simulation."""
 
     build: Build
     parallelism: int
@@ -108,12 +108,14 @@ class JobSetting:
     (`apart`).
     """
     hurries: bool = False
-    """If True, slow tasks become quick once the last fault is over, because no later checkpoint is restored."""
+    """If True, slow tasks become fast after the last fault, because no later checkpoint is restored. That makes runs
+    shorter.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class JobRun:
-    """Result of one job. `rows` is None if the job did not reach its end."""
+    """The result of one job. `rows` is None if the job did not reach its end."""
 
     job: SimulatedJob
     violation: str | None
@@ -133,7 +135,7 @@ class JobRun:
 
     @property
     def reports_loss(self) -> bool:
-        """True if the job has failed and reports that the log of a table has lost entries."""
+        """Returns True if the job has failed and reports that the log of a table has lost entries."""
         return self.lost_entries and self.status == "failed" and REPORT in (self.reason or "")
 
 

@@ -47,9 +47,9 @@ from tidegate.testing.world.virtual_time import World
 
 ANSWERS_MS_MAX = 10_000
 CHANCES_OF_A_TAKEOVER = 3
-"""Number of draws for the loss of a coordinator during a takeover, so that it is lost as often in this short phase."""
+"""Number of draws for the loss of a coordinator during a takeover. It is large, because this phase is short."""
 GRAVES_MAX = 50
-"""Number of dead coordinators whose I/O may still be in progress."""
+"""Number of dead coordinators that are remembered, because their I/O may still be in progress."""
 TURN_MS_MAX = (5, 20, 200)
 """Longest wait in ms for a turn, drawn for each task. Tasks of different speed cause back-pressure."""
 MakeMachine = Callable[..., TaskMachine]
@@ -107,7 +107,7 @@ class SimulatedJob:
 
     @property
     def deployed(self) -> int:
-        """Number of the newest attempt that was deployed."""
+        """Returns the number of the newest attempt that was deployed."""
         return self._deployed
 
     def open_store(self, url: str) -> Store:

@@ -79,7 +79,7 @@ class SimulatedDisk:
 
     @property
     def size_bytes(self) -> int:
-        """Total size of all files in bytes."""
+        """Returns the total size of all files in bytes."""
         return sum(map(len, self.files.values()))
 
 
@@ -87,7 +87,7 @@ class SimulatedStore:
     """Gives access to the part of the disk under one URL."""
 
     for_one_thread = True
-    """Operations from several threads could not be replayed."""
+    """True, because operations from several threads could not be replayed."""
 
     def __init__(self, disk: SimulatedDisk, url: str) -> None:
         self._disk = disk
@@ -95,7 +95,7 @@ class SimulatedStore:
 
     @property
     def url(self) -> str:
-        """The URL without a slash at the end."""
+        """Returns the URL without a slash at its end."""
         return self._url
 
     def write(self, path: str, chunks: Iterable[Buffer]) -> int:

@@ -121,42 +121,42 @@ class Faults:
 
     @property
     def delay_ms(self) -> tuple[int, int]:
-        """Range of message delays in ms."""
+        """Returns the range of message delays in ms."""
         return _range_ms("delay", self.delay)
 
     @property
     def cut_ms(self) -> tuple[int, int]:
-        """Range of the times for which a node is cut off, in ms."""
+        """Returns the shortest and the longest time in ms for which a node is cut off."""
         return _range_ms("cut_for", self.cut_for)
 
     @property
     def outage_ms(self) -> tuple[int, int]:
-        """Start and end of the outage in ms after the start of the run; (0, 0) if there is none."""
+        """Returns start and end of the outage in ms after the start of the run; (0, 0) if there is none."""
         return (0, 0) if self.outage is None else _range_ms("outage", self.outage)
 
     @property
     def clock_ms(self) -> int:
-        """How far the wall clock is set, in ms; 0 if it is not set."""
+        """Returns how far the wall clock is set, in ms; 0 if it is not set."""
         return 0 if self.clock is None else parse_duration_ms(self.clock)
 
     @property
     def slow_ms(self) -> int:
-        """Longest time of a slow I/O operation in ms."""
+        """Returns the longest time of a slow I/O operation in ms."""
         return parse_duration_ms(self.slow_by)
 
     @property
     def copy_ms(self) -> int:
-        """Longest time for copying a savepoint in ms; 0 if a copy takes as long as any I/O operation."""
+        """Returns the longest time for copying a savepoint in ms; 0 if a copy takes as long as any I/O operation."""
         return 0 if self.slow_copies is None else parse_duration_ms(self.slow_copies)
 
     @property
     def silence_ms(self) -> int:
-        """Time in ms after which a process that does not answer counts as hung; 0 if it never does."""
+        """Returns the time in ms after which a process that does not answer counts as hung; 0 if it never does."""
         return 0 if self.heartbeats is None else parse_duration_ms(self.heartbeats)
 
     @property
     def duration_ms(self) -> int:
-        """For how long faults happen, in ms of virtual time."""
+        """Returns for how many ms of virtual time faults happen."""
         return parse_duration_ms(self.duration)
 
 

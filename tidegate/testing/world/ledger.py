@@ -28,7 +28,7 @@ from tidegate.connectors.committing_sink import (
 from tidegate.testing.world.virtual_time import World
 
 BUCKETS = 5
-"""Few and odd, so that subtasks have different numbers of them."""
+"""Number of buckets. It is small and odd, so that subtasks have different numbers of buckets."""
 
 
 _Lane = tuple[str, int]
@@ -47,7 +47,7 @@ class Ledger:
         """Transactions that were committed and are not visible yet: their tokens and rows."""
         self._answers_lost = 0
         self.repeated = 0
-        """Commits of a bucket that was committed already."""
+        """Number of commits to a bucket that already had the token."""
 
     def __deepcopy__(self, memo: object) -> Ledger:
         return self
@@ -114,7 +114,7 @@ class LedgerSink(CommittingSink):
 
     @property
     def ledger(self) -> Ledger:
-        """The ledger, which outlives the sink."""
+        """Returns the ledger, which is kept when the sink is gone."""
         return self._ledger
 
 

@@ -39,7 +39,7 @@ class Note(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The event and its cause as text, without time and place."""
+        """Returns the event and its cause as text, without time and place."""
         why = "" if self.cause is None else f" (from event {self.cause})"
         return " ".join(map(_text, self.what)) + why
 
@@ -77,33 +77,33 @@ class World:
 
     @property
     def wall_ms(self) -> int:
-        """The wall clock, by which events are timed. Faults may set it; `now_ms` always moves forward."""
+        """Returns the wall clock in ms, which times events. Faults may set it; `now_ms` always moves forward."""
         set_back = self._clock_ms and self.faulty and (self.now_ms - START_MS) // 1_000 % 2
         return self.now_ms - self._clock_ms if set_back else self.now_ms
 
     @property
     def clock_is_set(self) -> bool:
-        """True if the wall clock does not measure how long something takes."""
+        """Returns True if the wall clock cannot measure durations, because faults set it."""
         return self._clock_ms > 0
 
     @property
     def faulty(self) -> bool:
-        """True while faults happen."""
+        """Returns True while faults happen."""
         return self.now_ms < self._faulty_until_ms
 
     @property
     def storage_away(self) -> bool:
-        """True while no storage operation succeeds."""
+        """Returns True while no storage operation succeeds."""
         return self._away_from_ms <= self.now_ms < self._away_until_ms
 
     @property
     def faulty_until_ms(self) -> int:
-        """Virtual time at which the last fault may happen, in ms."""
+        """Returns the virtual time of the last possible fault, in ms."""
         return max(self._faulty_until_ms, self._away_until_ms)
 
     @property
     def calm(self) -> bool:
-        """True when the last fault is over."""
+        """Returns True after the last fault."""
         return self.now_ms >= self.faulty_until_ms
 
     def faults_again(self) -> None:
@@ -145,7 +145,7 @@ class World:
         return bool(self._copy_ms) and self.random.random() < 0.5
 
     def after(self, delay_ms: int, action: Callable[[], object]) -> None:
-        """Runs an action later."""
+        """Runs an action after a delay in ms."""
         self._number += 1
         heapq.heappush(self._queue, (self.now_ms + delay_ms, self._draw(), self._number, action))
 

@@ -75,7 +75,7 @@ def ended_at_ms(job: SeenJob) -> int:
 
 
 def duration_ms(job: SeenJob) -> int:
-    """Returns the age of the job, until its end."""
+    """Returns for how many ms the job has run."""
     until_ms = ended_at_ms(job) if job.over else job.now_ms
     return max(0, until_ms - started_at_ms(job))
 

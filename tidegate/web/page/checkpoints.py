@@ -33,10 +33,10 @@ ROWS = (
 """Flink's names on its page of checkpoints, without data processed during alignment, which is not measured."""
 
 SUBTASKS_MAX = 60
-"""How many subtasks of a vertex are shown; if there are more, the slowest."""
+"""The most subtasks of a vertex that are shown. If there are more, the slowest are shown."""
 
 ROWS_MAX = 600
-"""How many subtasks of all vertices are shown. Each vertex shows at least `SUBTASKS_MIN`."""
+"""The most subtasks of all vertices that are shown. Each vertex shows at least `SUBTASKS_MIN`."""
 
 SUBTASKS_MIN = 4
 VERTICES_MAX = 100
@@ -81,7 +81,7 @@ class Checkpoint:
 
     @property
     def word(self) -> str:
-        """The status in lower case, for people and for CSS classes."""
+        """Returns the status in lower case, for people and for CSS classes."""
         return self.status.lower().replace("_", "-")
 
 
@@ -120,7 +120,7 @@ class Bar:
 
     @property
     def middle(self) -> float:
-        """The place of a mark over the bar, in percent."""
+        """Returns the position of a mark over the bar, in percent."""
         return round(self.x + self.width / 2, 3)
 
     @property
@@ -160,18 +160,18 @@ class Checkpoints:
 
     @property
     def newest(self) -> Checkpoint | None:
-        """The newest completed checkpoint or savepoint."""
+        """Returns the newest completed checkpoint or savepoint."""
         both = [c for c in (self.completed, self.savepoint) if c is not None and c.status == "COMPLETED"]
         return max(both, key=lambda c: c.number, default=None)
 
     @property
     def longest(self) -> float | None:
-        """The duration of the highest bar."""
+        """Returns the duration of the highest bar."""
         return max((texts.number(bar.checkpoint.duration) or 0.0 for bar in self.bars), default=None)
 
     @property
     def strip_words(self) -> str:
-        """A description of the strip, for people who do not see it."""
+        """Returns a description of the strip, for people who do not see it."""
         failed = sum(bar.checkpoint.status == "FAILED" for bar in self.bars)
         return (
             f"The last {len(self.bars)} checkpoints: {failed} failed, the longest took {texts.span(self.longest)}. "
@@ -265,7 +265,7 @@ class VertexPart:
 
     @property
     def hidden(self) -> int:
-        """The number of subtasks that are not shown."""
+        """Returns the number of subtasks that are not shown."""
         return max(0, self.total - len(self.subtasks)) if self.known else 0
 
 
@@ -280,7 +280,7 @@ class Breakdown:
 
     @property
     def ticks(self) -> list[tuple[float, str]]:
-        """The marks of the scale: place in percent, and text."""
+        """Returns the marks of the scale: position in percent, and text."""
         return [(percent, texts.span(self.scale_ms * percent / 100)) for percent in (0.0, 50.0, 100.0)]
 
 

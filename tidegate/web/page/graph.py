@@ -132,7 +132,7 @@ class Vertex:
 
     @property
     def bar(self) -> list[tuple[str, float, float]]:
-        """The mean second as a bar: class, begin and length of each part, in percent."""
+        """Returns the mean second as a bar: class, begin and length of each part, in percent."""
         parts = self.means or (0.0, 0.0, 0.0)
         whole = max(1.0, sum(parts))
         bar = []

@@ -20,7 +20,7 @@ SETTINGS_MAX = 200
 TASKS_MAX = 200
 
 NODE_CHARACTERS = 13
-"""How much of a node id is shown: 12 characters and an ellipsis."""
+"""Number of characters of a node id that are shown: 12 characters and an ellipsis."""
 
 STALE_MS = 5_000
 """The age from which the page shows how old it is. A coordinator answers every second or two."""
@@ -76,7 +76,7 @@ class State:
 
     @property
     def kind(self) -> str:
-        """The class of its colour: good, bad, over or waiting."""
+        """Returns the class of its colour: good, bad, over or waiting."""
         if self.word == "RUNNING":
             return "good"
         if self.word in {"FAILED", "FAILING"}:
@@ -127,7 +127,7 @@ def tasks_text(tasks: Mapping[str, int]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A job at a glance. `note`: a problem that needs attention, or empty."""
+    """The head of a job's page. `note`: a problem that needs attention, or empty."""
 
     jid: str
     name: str

@@ -25,7 +25,7 @@ _TUNING = DatabaseTuning()
 
 @contextmanager
 def reported(what: str, folder: str) -> Iterator[None]:
-    """A context that converts errors of RocksDB to StorageError, and damaged files to CorruptionError.
+    """Returns a context that converts errors of RocksDB to StorageError, and damaged files to CorruptionError.
 
     `what` names the operation, for the error text.
     """

@@ -143,6 +143,7 @@ def describe(native: NativeState) -> RocksDescription:
     if native.backend != ROCKSDB:
         raise CodecError(
             f"state of operator {native.uid!r} is of backend {native.backend!r}, which this tidegate lacks"
+            "; restore with the tidegate that wrote it, or a newer one"
         )
     description = decode(native.description)
     if not isinstance(description, RocksDescription):
@@ -151,6 +152,7 @@ def describe(native: NativeState) -> RocksDescription:
         raise CodecError(
             f"RocksDB state of operator {native.uid!r} has format version {description.version}; "
             f"this tidegate reads up to {FORMAT_VERSION}"
+            "; restore with the tidegate that wrote it, or a newer one"
         )
     return description
 

@@ -181,7 +181,7 @@ class TableEntry:
 
     @property
     def rows(self) -> int:
-        """Number of rows in its files."""
+        """Returns the number of rows in its files."""
         return sum(file.rows for file in self.files)
 
     @property
@@ -327,7 +327,7 @@ class TableFold:
 
     @property
     def switches(self) -> bool:
-        """True if the next commit changes what is shown even if it has no files."""
+        """Returns True if the next commit changes what is shown even if it has no files."""
         return self.shown_next != self.shown
 
     def may_compact(self, job_id: JobId, nonce: str, replaced: Iterable[int]) -> bool:
@@ -345,6 +345,7 @@ class TableFold:
         if checkpoint_id == self.newest_commit and self.newest_files != fingerprint(files):
             raise TableError(
                 f"checkpoint {checkpoint_id} of {self.owner!r} was committed to {url} with other files before"
+                "; write to another url"
             )
         if self.newest_commit is not None and checkpoint_id <= self.newest_commit:
             return True

@@ -125,7 +125,10 @@ class TableTail:
                 self._forget()
                 raise
         where = join_url(self._url, LOG_FOLDER)
-        raise CorruptionError(f"{where} cannot be read: entries that the newest snapshot needs are missing")
+        raise CorruptionError(
+            f"{where} cannot be read: entries that the newest snapshot needs are missing"
+            "; restore these files from a copy of the table"
+        )
 
     def expect(self, seq: int) -> None:
         """Records that entry `seq` was part of the log, as another process of the job has reported."""
@@ -200,7 +203,10 @@ class TableTail:
                         raise _OvertakenError
                     where = join_url(self._url, LOG_FOLDER)
                     name = entry_path(expected).rpartition("/")[2]
-                    raise CorruptionError(f"{where} has lost entries: {name} is missing, and later ones are there")
+                    raise CorruptionError(
+                        f"{where} has lost entries: {name} is missing, and later ones are there"
+                        "; restore these files from a copy of the table"
+                    )
                 expected += 1
             expected += 1
 
@@ -284,11 +290,13 @@ class TableTail:
             except NotFoundError as error:
                 missing = error
                 self._forget()
-        raise CorruptionError(f"a part of the log of {self._url} is missing: {missing}") from missing
+        raise CorruptionError(
+            f"a part of the log of {self._url} is missing: {missing}; restore this file from a copy of the table"
+        ) from missing
 
     @property
     def parts(self) -> tuple[TablePart, ...]:
-        """The parts with the entries before the loose ones, in order."""
+        """Returns the parts with the entries before the loose ones, in order."""
         return () if self._state is None else self._state.parts
 
     def read_part(self, part: TablePart) -> PartColumns:
@@ -375,7 +383,7 @@ class TablePart:
 
     @property
     def path(self) -> str:
-        """The path of its file."""
+        """Returns the path of its file."""
         cut = "" if self.cut is None else f"-{self.cut:0{_DIGITS}d}"
         return f"{PARTS_FOLDER}/{self.first:0{_DIGITS}d}-{self.last:0{_DIGITS}d}{cut}"
 
@@ -509,7 +517,9 @@ class TableParts:
         data = self._store.read(path)
         entry = _decoded(_ENTRY_MAGIC, data, where)
         if not isinstance(entry, TableEntry) or entry.seq != seq:
-            raise CorruptionError(f"{where} does not hold entry {seq} of the table's log")
+            raise CorruptionError(
+                f"{where} does not hold entry {seq} of the table's log; restore this file from a copy of the table"
+            )
         if (entry.kind is TableEntryKind.CREATED) != (seq == 0):
             only = "which only entry 0 may be" if seq else f"and entry 0 must be {TableEntryKind.CREATED.value!r}"
             raise CorruptionError(
@@ -540,7 +550,9 @@ class TableParts:
         where = join_url(self._store.url, path)
         state = _decoded(_SNAPSHOT_MAGIC, self._store.read(path), where)
         if not isinstance(state, TableState) or state.fold.seq != seq:
-            raise CorruptionError(f"{where} does not hold the table's state at entry {seq}")
+            raise CorruptionError(
+                f"{where} does not hold the table's state at entry {seq}; restore this file from a copy of the table"
+            )
         return state
 
     def read_part(self, part: TablePart) -> PartColumns:
@@ -548,7 +560,9 @@ class TableParts:
         where = join_url(self._store.url, part.path)
         columns = _decoded(_PART_MAGIC, self._store.read(part.path), where)
         if not isinstance(columns, PartColumns):
-            raise CorruptionError(f"{where} does not hold a part of the table's log")
+            raise CorruptionError(
+                f"{where} does not hold a part of the table's log; restore this file from a copy of the table"
+            )
         return columns
 
     def compact(self, before: TableState | None, fold: TableFold, entries: Sequence[TableEntry]) -> TableState:
